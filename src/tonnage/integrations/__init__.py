@@ -1,4 +1,4 @@
-"""Tonnage where people already work: pytest, the Trainers of Hugging Face and Lightning, notebooks.
+"""Integrations: pytest, the Trainers of Hugging Face and Lightning, notebooks.
 
     tonnage.integrations.pytest_plugin           @pytest.mark.gpu_memory(limit="2 GiB"); loaded by pytest itself
     tonnage.integrations.transformers_callback   MemoryCallback for the Hugging Face Trainer
@@ -7,5 +7,5 @@
     tonnage.integrations.fit_lightning           FitCallback(budget="40 GiB") for Lightning
     tonnage.integrations.notebook                %load_ext tonnage
 
-Each is imported by who needs it; none is imported here.
+None of them is imported here.
 """

@@ -3,9 +3,8 @@
     trainer = lightning.Trainer(callbacks=[FitCallback(budget="40 GiB")])
     trainer.fit(module, loader)
 
-The training is fitted on its first batch and plain again when training ends. Lightning keeps its loop, loggers, schedulers
-and checkpoints; forward, backward and the optimizer's step of automatic optimization are fit's. Which techniques are in
-place is not known here.
+The training is fitted on its first batch and restored when training ends. Lightning keeps its loop, loggers,
+schedulers and checkpoints; fit takes over forward, backward and the optimizer step of automatic optimization.
 """
 
 import sys
@@ -34,14 +33,14 @@ else:
     from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.utilities.model_helpers import is_overridden
 
-# What a fitted module does otherwise; one of its own would be passed over.
+# Hooks that fit replaces; a module's own version would be ignored.
 _HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 
 
 class FitCallback(Callback):
     """Makes a Lightning training fit a byte budget. The arguments are those of `tonnage.fit`.
 
-    `fitted` is what fit returned, from the first batch on.
+    `fitted` is the result of fit, from the first batch on.
     """
 
     def __init__(
@@ -74,22 +73,22 @@ class FitCallback(Callback):
         self.fitted: Fitted | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before anything is computed: say what cannot work."""
+        """Raise RequestError before training if it cannot be fitted."""
         for problem, hint in _problems(trainer, pl_module):
             raise RequestError(f"This training cannot be fitted: {problem}.", hint=hint)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The first batch is the sample."""
+        """Fit with the first batch as the sample."""
         if not self._active:
             self.fitted = _fit(trainer, pl_module, self._options, batch, batch_idx)
             self._active = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The module and its optimizer as they were, with what they have learnt."""
+        """Restore the module and its optimizer, with what they have learned."""
         self._undo()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """As well where training broke off."""
+        """Restore them also if training fails."""
         self._undo()
 
     def _undo(self) -> None:
@@ -145,7 +144,7 @@ def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx
 
 @contextmanager
 def _silent(module: Any) -> Iterator[None]:
-    """Steps that only measure are not logged."""
+    """Disable logging in steps that only measure."""
     with ExitStack() as stack:
         for name in ("log", "log_dict"):
             stack.callback(_replace(module, name, lambda *_, **__: None))
@@ -181,7 +180,7 @@ class Steps:
         self._begun = False
 
     def training_step(self, batch: Batch, *rest: Any) -> Any:
-        """Forward and backward of a batch, in micro-batches. Extra outputs are passed on where there is one."""
+        """Run forward and backward of a batch in micro-batches. Extra outputs are passed on if there is only one."""
         batches, training = self._trainer.accumulate_grad_batches, self._training
         self._plain_step.rest = rest
         parts = split(batch, -(-batch_rows(batch) // self._rows), training.weighting)
@@ -199,13 +198,13 @@ class Steps:
         return {**(self._plain_step.output if len(parts) == 1 else {}), "loss": loss}
 
     def backward(self, loss: Tensor, *_: Any, **__: Any) -> None:
-        """It is over already."""
+        """Do nothing: training_step has run backward."""
 
     def optimizer_zero_grad(self, *_: Any, **__: Any) -> None:
-        """Lightning asks for it between forward and backward; the stepper does it as a step begins."""
+        """Do nothing: the stepper zeroes gradients at the start of a step."""
 
     def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-        """The stepper clips."""
+        """Do nothing: the stepper clips."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         optimizer_closure()
@@ -215,7 +214,7 @@ class Steps:
 
 
 def _instead_of(plain: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that has the signature of another: Lightning reads it to know what to pass."""
+    """Return a function with the signature of another: Lightning reads it to know what to pass."""
 
     @wraps(plain)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -225,7 +224,6 @@ def _instead_of(plain: Callable[..., Any], function: Callable[..., Any]) -> Call
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> Undo:
-    """A method of this module alone."""
     before = module.__dict__.get(name)
     module.__dict__[name] = function
 

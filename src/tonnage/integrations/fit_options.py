@@ -1,4 +1,4 @@
-"""What a person asks `fit` for where a Trainer drives the loop. It does not know whose loop that is."""
+"""The options of `fit` where a Trainer runs the loop."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,10 +45,10 @@ class FitOptions:
         refused: Mapping[str, str],
         gradients_wait: bool,
     ) -> Fitted:
-        """`refused`: techniques that this loop rules out, each with the reason.
+        """Call `tonnage.fit`. `refused` are techniques that this loop rules out, each with the reason.
 
-        `gradients_wait`: the sample is one of several batches of a step, and the gradients of those before it are there
-        from its beginning. Their bytes are set aside.
+        `gradients_wait` means that the sample is one of several batches of a step, so gradients of earlier ones exist
+        from the start. Their bytes are set aside.
         """
         plan = self._plan(refused)
         waiting_bytes = parameter_bytes(trained_parameters(optimizer)) if gradients_wait and plan is None else 0
@@ -89,7 +89,7 @@ class FitOptions:
 
 
 def _add_waiting(fitted: Fitted, waiting_bytes: int) -> None:
-    """The account shows the budget that was asked for, and the whole peak."""
+    """Add the set-aside bytes, so that the summary shows the requested budget and the whole peak."""
     if not waiting_bytes:
         return
     plan, measured = fitted.plan, fitted.measured
@@ -108,5 +108,5 @@ def _add_waiting(fitted: Fitted, waiting_bytes: int) -> None:
 
 
 def shared_out(parts: Iterable[Part], share: float) -> list[Part]:
-    """Parts of a batch that is this share of a step."""
+    """Scale the weights of parts of a batch that is this share of a step."""
     return [Part(part.batch, part.weight * share) for part in parts]

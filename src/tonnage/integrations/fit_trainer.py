@@ -3,10 +3,9 @@
     tonnage.fit_trainer(trainer, budget="40 GiB")
     trainer.train()
 
-The Trainer keeps its loop: callbacks, schedules, logs and checkpoints are its own. What changes is one optimizer step: its
-batches (`per_device_train_batch_size`, `gradient_accumulation_steps` of them) are computed when the last of them is
-there, in micro-batches as planned, and `optimizer.step()` is the stepper's. Which techniques are in place is not known
-here.
+The Trainer keeps its loop: callbacks, schedules, logs and checkpoints are its own. Only the optimizer step changes:
+its batches (`per_device_train_batch_size`, `gradient_accumulation_steps` of them) are computed when the last one
+arrives, in micro-batches as planned, and `optimizer.step()` is the stepper's.
 """
 
 import random
@@ -53,10 +52,10 @@ def fit_trainer(
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
-    """Make a Trainer's training fit a byte budget. Its arguments count: batch, accumulation, clipping, precision.
+    """Make a Trainer's training fit a byte budget. Its own arguments apply: batch, accumulation, clipping, precision.
 
-    `sample` is a batch as the data loader gives it; where batches differ in length, the longest. Without it, those of
-    the first step are looked at. The other arguments are those of `tonnage.fit`.
+    `sample` is a batch from the data loader; if batches differ in length, the longest. Without it, the batches of the
+    first step are used. The other arguments are those of `tonnage.fit`.
     """
     options = FitOptions(
         budget=budget,
@@ -116,7 +115,7 @@ def _problems(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _without_checkpointing(trainer: Any) -> Undo:
-    """fit chooses itself what is recomputed."""
+    """Turn gradient checkpointing off: fit chooses what is recomputed."""
     args, on = trainer.args, trainer.args.gradient_checkpointing
     modules = [module for module in trainer.model.modules() if getattr(module, "gradient_checkpointing", False)]
     if on or modules:
@@ -134,10 +133,10 @@ def _without_checkpointing(trainer: Any) -> Undo:
 
 
 def _prepare_model(trainer: Any) -> None:
-    """As the Trainer would when training begins, so that fit sees the model under its autocast."""
+    """Prepare the model as the Trainer does when training begins, so that fit sees it under autocast."""
     accelerator = trainer.accelerator
     if _mixed(trainer) and accelerator.autocast_handler is None:
-        # The cache would keep a narrow copy of every weight, and hand on copies that were made without gradients.
+        # The cache would keep a half-precision copy of every weight, and reuse copies made without gradients.
         accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
     accelerator.prepare(trainer.model)
     trainer.model.train()
@@ -149,7 +148,7 @@ def _mixed(trainer: Any) -> bool:
 
 @contextmanager
 def _made_optimizer(trainer: Any) -> Iterator[Optimizer]:
-    """The Trainer makes its optimizer when training begins; it keeps this one unless fit fails."""
+    """Create the Trainer's optimizer, which it normally does when training begins; undo that if fit fails."""
     before = trainer.optimizer
     optimizer = trainer.create_optimizer()
     try:
@@ -203,7 +202,7 @@ def _refused(trainer: Any, *, one_backward: bool) -> Iterator[tuple[str, str]]:
 
 
 def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], Tensor | int | None]:
-    """Those of one optimizer step. The run's random numbers and its data loader are left where they are."""
+    """Return the batches of one optimizer step, without advancing the random state or the data loader."""
     count = trainer.args.gradient_accumulation_steps
     if sample is not None:
         batches, items = trainer.get_batch_samples(iter([sample] * count), count, trainer.args.device)
@@ -213,7 +212,7 @@ def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], T
     with _same_randomness(trainer.args.device):
         loader = trainer.get_train_dataloader()
         batches, items = trainer.get_batch_samples(iter(loader), count, trainer.args.device)
-    if loader in trainer.accelerator._dataloaders:  # not where a subclass makes one of its own
+    if loader in trainer.accelerator._dataloaders:  # not if a subclass creates its own
         trainer.accelerator._dataloaders.remove(loader)
         loader.end()
     if not batches:
@@ -233,7 +232,7 @@ def _same_randomness(device: torch.device) -> Iterator[None]:
 
 
 def _losses_add_up(training: Training) -> bool:
-    """Whether the batches of a step may be computed as one: rows do not mix, and losses are parts of one sum."""
+    """Whether the batches of a step may be computed as one: rows are independent, and losses add up."""
     try:
         return MicroBatches(count=2).why_not(training) is None and find_weighting(training) == "sum"
     except NotApplicable:
@@ -264,7 +263,7 @@ class FittedOptimizer(AcceleratedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         if self.gradient_state.sync_gradients:
-            self._is_overflow = True  # unless it is taken: a scaler leaves out steps whose gradients overflow
+            self._is_overflow = True  # until the step is taken: a scaler skips steps whose gradients overflow
             self._finish()
 
     def _was_taken(self, *_: Any) -> None:
@@ -276,10 +275,10 @@ class FittedOptimizer(AcceleratedOptimizer):
 
 
 class FittedSteps(Trainer):
-    """What a fitted Trainer does otherwise.
+    """The overridden methods of a fitted Trainer.
 
-    It stands between the Trainer's own class and `transformers.Trainer`: `super().training_step` of a subclass leads
-    here.
+    This class goes between the Trainer's own class and `transformers.Trainer`, so that `super().training_step` of a
+    subclass leads here.
     """
 
     fitted_step: Step
@@ -298,12 +297,11 @@ class FittedSteps(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Any:
         if grad_norm is None and not self.fitted_step.keeps_gradients:
-            return None  # they are stepped and gone, so that none is logged
+            return None  # they are freed after the step, so no norm is logged
         return super()._get_grad_norm(model, grad_norm)
 
 
 def _drive(trainer: Any, fitted: Fitted, step: Step) -> Undo:
-    """Let the Trainer take its steps by fit."""
     plain_class = type(trainer)
     bases = (FittedSteps,) if plain_class is Trainer else (plain_class, FittedSteps)
     with ExitStack() as stack:
@@ -313,7 +311,7 @@ def _drive(trainer: Any, fitted: Fitted, step: Step) -> Undo:
             stepper.scaler = trainer.accelerator.scaler
             stack.callback(fitted.training.replace_stepper(stepper))
         if _mixed(trainer):
-            fitted.training.applied.insert(0, "autocast")  # the Trainer's: a proof allows for its rounding
+            fitted.training.applied.insert(0, "autocast")  # the Trainer's own: a proof allows for its rounding
             stack.callback(fitted.training.applied.remove, "autocast")
         trainer.fitted_step = step
         stack.callback(trainer.__dict__.pop, "fitted_step")

@@ -1,4 +1,4 @@
-"""A limit on the GPU memory of one test, and the words where it is passed. It does not know pytest."""
+"""A limit on the GPU memory of one test, and the message when it is exceeded. Independent of pytest."""
 
 import linecache
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tonnage.units import GIB, MIB, format_bytes
 
 
 class Gate:
-    """Opened before a test's fixtures, asked after the test, closed after its fixtures."""
+    """Opened before a test's fixtures, checked after the test, closed after its fixtures."""
 
     def __init__(self, meter: Meter, limit_bytes: int, script: Path) -> None:
         self._meter = meter
@@ -22,12 +22,12 @@ class Gate:
         meter.open()
 
     def close(self) -> None:
-        """The test is over."""
+        """Stop measuring."""
         self._meter.close()
 
     @property
     def needed_bytes(self) -> int:
-        """The most that the test allocated."""
+        """The most bytes that the test allocated."""
         return self._meter.peak_bytes()
 
     @property
@@ -36,14 +36,14 @@ class Gate:
         return self.needed_bytes <= self.limit_bytes
 
     def words(self, error: BaseException | None = None) -> str:
-        """Needed, limit, the largest terms, the line, and one change."""
+        """Return the report: needed bytes, limit, the largest terms, the line, and one change."""
         recording = self._meter.recording(error)
         recording.header.script = str(self._script)
         return "\n".join(_words(recording, self.needed_bytes, self.limit_bytes))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """By name: a test that ran out has imported torch, others need not."""
+    """Check by name, because a test without torch should not import it."""
     return type(error).__name__ == "OutOfMemoryError"
 
 
@@ -66,7 +66,7 @@ def _words(recording: Recording, needed_bytes: int, limit_bytes: int) -> Iterato
 
 
 def _peak(recording: Recording) -> str:
-    """The phase and line of the peak; where the test died, of the request that failed."""
+    """Return the phase and line of the peak or, if the test died, of the failed request."""
     at = recording.oom or recording.peak_allocation
     if at is None:
         return "nothing was allocated"
@@ -80,9 +80,9 @@ def _peak(recording: Recording) -> str:
 
 
 def _change(recording: Recording, needed_bytes: int, excess_bytes: int, unit: str) -> Iterator[str]:
-    """The change that is enough, else the one that saves most; or the limit that it would take."""
+    """Yield the change that is enough, else the one that saves most, and the limit that would be needed."""
     fixes = advise(recording).fixes
-    # Of those that are enough the first is the one that `advise` ranks best.
+    # Of those that are enough, the first is the one that `advise` ranks best.
     largest_fix = max(fixes, key=lambda fix: fix.saves_bytes, default=None)
     fix = next((fix for fix in fixes if fix.saves_bytes >= excess_bytes), largest_fix)
     if fix:

@@ -1,8 +1,8 @@
-"""GPU memory per step for Lightning, in every logger that the Trainer has.
+"""Logs GPU memory per step in Lightning, to every logger of the Trainer.
 
     trainer = lightning.Trainer(callbacks=[MemoryCallback()])
 
-Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`); without either it stays silent.
+Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`); without either it logs nothing.
 """
 
 import sys
@@ -19,7 +19,7 @@ else:
 class MemoryCallback(Callback):
     """Logs the step with the highest peak since the last log, every `log_every_n_steps` of the Trainer.
 
-    Straight to the loggers: `log_dict` would move each number to the GPU and back, which costs a synchronisation.
+    It writes to the loggers directly: `log_dict` would move each number to the GPU and back, which synchronizes.
     """
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class MemoryCallback(Callback):
         self.latest: StepMemory | None = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A step begins."""
+        """Start measuring a step."""
         self._meter.begin()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Gradients are complete."""
+        """Measure the gradients, which are complete."""
         self._meter.before_optimizer(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A step is over."""
+        """Finish measuring a step."""
         self.latest = self._meter.end(pl_module, trainer.optimizers)
         if self.latest is None:
             return

@@ -1,6 +1,6 @@
-"""The memory of a stretch of code: on the GPU that is there, else on a virtual one.
+"""Measures the memory of a block of code, on the real GPU if there is one, else on a virtual one.
 
-A meter is opened, code runs, and it is asked for the peak and for a recording of it. It does not know what the code was.
+A meter is opened, code runs, and then it returns the peak and a recording.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from typing import Protocol
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.recording import Recording
 
-# A test that allocates more often than this keeps its last events; its peak is counted all the same.
+# A test with more events keeps only the last ones; its peak is still exact.
 _EVENTS_KEPT = 1_000_000
 
 
@@ -22,26 +22,26 @@ class Meter(Protocol):
     """Measures from `open` to `close`."""
 
     def open(self) -> None:
-        """Begin."""
+        """Start measuring."""
 
     def close(self) -> None:
-        """End."""
+        """Stop measuring."""
 
     def peak_bytes(self) -> int:
-        """The most that was allocated, beside what was there before."""
+        """Return the most bytes allocated, beyond what was allocated before."""
 
     def recording(self, error: BaseException | None = None) -> Recording:
-        """What happened so far; `error` is what ended it, if something did."""
+        """Return the recording so far; `error` is what ended the code, if anything."""
 
 
 def meter(card: str) -> Meter:
-    """A meter of the real GPU where there is one, else of a virtual card."""
+    """Return a meter of the real GPU if there is one, else of a virtual card."""
     gpu = find_cuda_gpu(card)
     return CudaMeter() if gpu_is_there() else VirtualMeter(gpu)
 
 
 def gpu_is_there() -> bool:
-    """Whether torch has a GPU. It is not imported for the answer: it is best loaded after the virtual GPU."""
+    """Whether torch has a GPU. Torch is not imported for that, because it must be loaded after the virtual GPU."""
     if "tonnage.virtual.driver.loading" in sys.modules and sys.modules["tonnage.virtual.driver.loading"].is_loaded():
         return False
     if "torch" in sys.modules:
@@ -50,7 +50,7 @@ def gpu_is_there() -> bool:
 
 
 def expect_virtual(gpu: Gpu) -> None:
-    """Let a CUDA build of torch find the virtual card when it is imported, where there is no real one."""
+    """Make a CUDA build of torch find the virtual card when it is imported, if there is no real one."""
     if "torch" in sys.modules or not _is_built_for_cuda() or _driver_has_devices():
         return
     from tonnage.virtual.driver import loading
@@ -64,7 +64,6 @@ def _is_built_for_cuda() -> bool:
 
 
 def _driver_has_devices() -> bool:
-    """What NVIDIA's driver says, if there is one."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -74,7 +73,7 @@ def _driver_has_devices() -> bool:
 
 
 class VirtualMeter:
-    """A virtual card for this stretch alone."""
+    """Measures on a virtual card, which exists only meanwhile."""
 
     def __init__(self, gpu: Gpu) -> None:
         from tonnage.virtual.builds import new_session
@@ -82,21 +81,21 @@ class VirtualMeter:
         self._session = new_session(gpu)
 
     def open(self) -> None:
-        """From here on, `cuda` is the card."""
+        """Make `cuda` the virtual card."""
         self._session.open()
 
     def close(self) -> None:
-        """The card is gone."""
+        """Remove the virtual card."""
         self._session.close()
 
     def peak_bytes(self) -> int:
-        """The most that was allocated, a request that failed included."""
+        """Return the most bytes allocated, including a failed request."""
         peak = self._session.device.memory_stats()["allocated_bytes.all.peak"]
         asked = [oom.allocated_bytes + oom.requested_bytes for oom in self._session.device.ooms]
         return max(peak, *asked) if asked else peak
 
     def recording(self, error: BaseException | None = None) -> Recording:
-        """What the card held."""
+        """Return the recording of the card."""
         session = self._session
         session.device.attribution.finish()
         ran_out = isinstance(error, session.torch.OutOfMemoryError)
@@ -108,7 +107,7 @@ class VirtualMeter:
 
 
 class CudaMeter:
-    """The GPU that is there, through PyTorch's own counters and its memory history."""
+    """Measures on the real GPU, with PyTorch's own counters and memory history."""
 
     def __init__(self) -> None:
         import torch
@@ -117,21 +116,21 @@ class CudaMeter:
         self._before_bytes: list[int] = []
 
     def open(self) -> None:
-        """Peaks and history start over."""
+        """Reset peaks and history."""
         gc.collect()
         cuda = self._torch.cuda
-        cuda.init()  # counters of a card that nobody used yet cannot be reset
+        cuda.init()  # counters of an unused card cannot be reset
         for index in range(cuda.device_count()):
             cuda.reset_peak_memory_stats(index)
             self._before_bytes.append(cuda.memory_allocated(index))
         cuda.memory._record_memory_history("all", max_entries=_EVENTS_KEPT, clear_history=True)
 
     def close(self) -> None:
-        """No more history."""
+        """Stop recording history."""
         self._torch.cuda.memory._record_memory_history(None)
 
     def peak_bytes(self) -> int:
-        """Of the GPU that grew most."""
+        """Return the peak of the GPU whose memory grew most."""
         return self._grown_bytes(self._busiest())
 
     def _grown_bytes(self, index: int) -> int:
@@ -141,7 +140,7 @@ class CudaMeter:
         return max(range(len(self._before_bytes)), key=self._grown_bytes)
 
     def recording(self, error: BaseException | None = None) -> Recording:
-        """The history of the GPU that grew most."""
+        """Return the recording of the GPU whose memory grew most."""
         from tonnage.recording.snapshot import read_snapshot
 
         index = self._busiest()

@@ -1,10 +1,10 @@
-"""`%load_ext tonnage`: cells on a GPU that is not there, and reports as rich output.
+"""`%load_ext tonnage`: runs cells on a virtual GPU and shows reports as rich output.
 
     %%tonnage --gpu h200        run this cell on a virtual GPU, then show where its memory went
     %tonnage --gpu h200 f(x)    the same for one statement
     %tonnage                    show the last report again
 
-A cell has a card of its own: what it makes there is gone with it, so a cell builds what it trains.
+Each cell has its own card, and tensors on it do not outlive the cell, so a cell must build what it trains.
 """
 
 from argparse import ArgumentParser
@@ -34,7 +34,7 @@ def _parser() -> _Parser:
 
 
 class Report:
-    """What a cell took, for the notebook to show; `recording` for whoever wants more."""
+    """The memory report of a cell, for display in the notebook; `recording` has the details."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -45,7 +45,7 @@ class Report:
 
 @magics_class
 class TonnageMagics(Magics):
-    """The magic, and the last report."""
+    """The `%tonnage` magic, which remembers the last report."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -74,7 +74,7 @@ class TonnageMagics(Magics):
 
 
 def _split(line: str, cell: str | None) -> tuple[Any, str]:
-    """The options, and the code: the cell, or of a line what follows its options."""
+    """Return the options and the code: the cell, or what follows the options on a line."""
     if cell is not None:
         return _parser().parse_args(line.split()), cell
     words = line.split(" ")
@@ -85,14 +85,14 @@ def _split(line: str, cell: str | None) -> tuple[Any, str]:
 
 
 def _recorded(shell: InteractiveShell, code: str, card: str) -> Recording:
-    """The cell runs as any cell does: its output, its last value and its error are shown by the shell itself."""
+    """Run the cell as usual: the shell itself shows its output, last value and error."""
     from tonnage.hardware import find_cuda_gpu
     from tonnage.integrations.meter import VirtualMeter
 
     meter = VirtualMeter(find_cuda_gpu(card))
     name = f"In[{shell.execution_count}]"
     named = shell.compile.get_code_name
-    # A name that is no path says which cell a line is in; the shell's own ("<ipython-input-…>") says nothing.
+    # A name that tells the cell of a line; the shell's own ("<ipython-input-…>") does not.
     shell.compile.get_code_name = lambda *_: name
     meter.open()
     try:
@@ -104,7 +104,7 @@ def _recorded(shell: InteractiveShell, code: str, card: str) -> Recording:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """The magic; and any recording that a cell returns is shown as a report."""
+    """Register the magic, and show any recording that a cell returns as a report."""
     shell.register_magics(TonnageMagics)
     shell.display_formatter.formatters["text/html"].for_type(Recording, cell_html)
     shell.display_formatter.formatters["text/plain"].for_type(

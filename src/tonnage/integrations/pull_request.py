@@ -1,10 +1,10 @@
-"""What the GitHub Action does: run a script at the base and at the head of a pull request, compare, and comment.
+"""The GitHub Action: runs a script at the base and at the head of a pull request, compares them, and comments.
 
     python -m tonnage.integrations.pull_request measure    two virtual runs, their difference, the job's summary
-    python -m tonnage.integrations.pull_request report     a comment, which later pushes change; then the verdict
+    python -m tonnage.integrations.pull_request report     a comment, which later pushes update; then the verdict
 
-These are two steps so that the script, which is whatever the pull request made of it, never sees the token of the second.
-Inputs come in the environment, as action.yml names them; what lies between the steps is in RUNNER_TEMP.
+These are two steps so that the script, which the pull request may have changed, never sees the token of the second.
+Inputs come from the environment, as named in action.yml; files between the steps are in RUNNER_TEMP.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from tonnage.untrusted import clipped
 
 _TIMEOUT_S = 30
 _MOST_PAGES = 30  # of a hundred comments each
-_LONGEST_COMMENT = 60_000  # characters; GitHub takes 65,536
-# What a script is not told: where to write what later steps read, and who it could be on GitHub.
+_LONGEST_COMMENT = 60_000  # characters; GitHub's limit is 65,536
+# Hidden from scripts: files that later steps read, and the token.
 _KEPT_FROM_SCRIPTS = (
     "GITHUB_ENV",
     "GITHUB_PATH",
@@ -40,7 +40,7 @@ _KEPT_FROM_SCRIPTS = (
 
 
 def main() -> int:
-    """One of the two steps; the exit status."""
+    """Run one of the two steps and return the exit status."""
     step = {"measure": measure, "report": report}.get(" ".join(sys.argv[1:]))
     if step is None:
         print("usage: python -m tonnage.integrations.pull_request measure | report", file=sys.stderr)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def measure(given: Mapping[str, str]) -> int:
-    """Run both, compare them, and write the table and the verdict for the next step."""
+    """Run both commits, compare them, and write the table and the verdict for the next step."""
     folder = _folder(given)
     base = _commit(given.get("BASE_REF", ""))
     runs: dict[str, dict[str, Any] | None] = {}
@@ -87,7 +87,7 @@ def measure(given: Mapping[str, str]) -> int:
 
 
 def report(given: Mapping[str, str]) -> int:
-    """Comment, or change the comment of an earlier push; 1 where memory grew too much and that is to fail the job."""
+    """Create or update the comment; return 1 if memory grew too much and the job is to fail then."""
     folder = _folder(given)
     key = hashlib.sha256("\0".join(given.get(name, "") for name in ("SCRIPT", "GPU", "ARGUMENTS")).encode()).hexdigest()
     marker = f"<!-- tonnage memory-diff {key[:12]} -->"
@@ -107,7 +107,7 @@ def report(given: Mapping[str, str]) -> int:
 
 
 def _run(given: Mapping[str, str], tree: Path, recording: Path) -> dict[str, Any] | None:
-    """The figures of a virtual run in a worktree; None where there is no such script."""
+    """Return the figures of a virtual run in a worktree, or None if the script does not exist there."""
     script = Path(given["SCRIPT"])
     if script.is_absolute() or ".." in script.parts:
         raise RequestError(
@@ -133,7 +133,7 @@ def _run(given: Mapping[str, str], tree: Path, recording: Path) -> dict[str, Any
 
 
 def _compare(given: Mapping[str, str], folder: Path) -> bool:
-    """Write the difference as Markdown; whether a peak grew past the limit."""
+    """Write the difference as Markdown; return whether a peak grew beyond the limit."""
     limit = [f"--fail-above={_limit(given)}"] if _limit(given) else []
     words = ["diff", "base.tonnage", "head.tonnage", "--markdown", "diff.md", *limit]
     done = subprocess.run([sys.executable, "-m", "tonnage", *words], cwd=folder, check=False)
@@ -147,7 +147,7 @@ def _limit(given: Mapping[str, str]) -> str:
 
 
 def _commit(ref: str) -> str:
-    """The commit of a ref, fetched where the checkout is too shallow to have it."""
+    """Return the commit of a ref, fetching it if the checkout is too shallow."""
     if not ref or ref.startswith("-"):
         hint = "Run the action on pull_request, or give base-ref."
         raise RequestError(
@@ -187,7 +187,6 @@ def _git(*words: str) -> None:
 
 
 def _comment(given: Mapping[str, str], marker: str, body: str) -> str:
-    """Make the comment, or change the one that is there; what was done."""
     event = Path(given.get("GITHUB_EVENT_PATH", ""))
     number = json.loads(event.read_text()).get("pull_request", {}).get("number") if event.is_file() else None
     if not number or not given.get("TOKEN"):
@@ -234,7 +233,7 @@ def _is_true(given: Mapping[str, str], name: str) -> bool:
 
 
 def _annotation(text: str) -> str:
-    """On one line, as GitHub's commands take it."""
+    """Escape text for GitHub's workflow commands, on one line."""
     return clipped(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

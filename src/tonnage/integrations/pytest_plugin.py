@@ -1,7 +1,7 @@
-"""`@pytest.mark.gpu_memory(limit="2 GiB")`: a test that needs more GPU memory than that fails, and says where it went.
+"""`@pytest.mark.gpu_memory(limit="2 GiB")`: fails a test that needs more GPU memory, and reports where it went.
 
-On a machine with a GPU it is measured there; elsewhere, in plain CI, the test runs on a virtual one. Pytest loads this
-module in every run, so it imports nothing of Tonnage or torch until a test has a limit.
+On a machine with a GPU it is measured there; elsewhere, as in CI, the test runs on a virtual one. Pytest loads this
+module in every run, so it imports neither Tonnage nor torch until a test has a limit.
 """
 
 from collections.abc import Generator
@@ -22,7 +22,7 @@ _GATE = pytest.StashKey["Gate"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two options."""
+    """Add the two options."""
     group = parser.getgroup("gpu memory (tonnage)")
     group.addoption(
         "--gpu-memory-fail-above",
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The mark is known; sizes and names that make no sense are refused before any test runs."""
+    """Register the mark, and reject invalid sizes and names before any test runs."""
     config.addinivalue_line("markers", _MARK_WORDS)
     above, card = config.getoption("--gpu-memory-fail-above"), config.getoption("--gpu-memory-card")
     if above is None and card is None:
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before its fixtures: what they allocate is the test's."""
+    """Start measuring before the fixtures, so that their allocations count."""
     limit, card = _asked(item)
     if limit is not None:
         item.stash[_GATE] = _open(item, limit, card)
@@ -67,14 +67,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """After the test: does it stay within its limit?"""
+    """Check the limit after the test."""
     gate = item.stash.get(_GATE, None)
     if gate is None:
         return (yield)
     try:
         result = yield
     except BaseException as error:
-        # A test that ran out keeps its own error; where the memory went is a section of its report.
+        # A test that ran out of memory keeps its own error; the report is added as a section.
         from tonnage.integrations.gate import is_out_of_memory
 
         if is_out_of_memory(error):
@@ -88,7 +88,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """After its fixtures: the virtual card goes."""
+    """Stop measuring after the fixtures are torn down."""
     try:
         return (yield)
     finally:
@@ -99,7 +99,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _asked(item: pytest.Item) -> tuple[str | None, str]:
-    """The limit and the card: the nearest mark's, else the options'."""
+    """Return the limit and the card, from the nearest mark or else the options."""
     card: str = item.config.getoption("--gpu-memory-card") or _CARD
     mark = item.get_closest_marker(_MARK)
     if mark is None:

@@ -1,8 +1,8 @@
-"""The memory of one training step after the other: peak, categories, and what grows from step to step.
+"""Measures the memory of each training step: the peak, categories, and growth from step to step.
 
-On the virtual GPU every block is known, so the categories are those of the step's peak and a leak has its line. On a real
-GPU the counters of PyTorch give the peak, and the live model and optimizers give parameters, gradients and states exactly;
-what the peak holds beside them is counted as activations. It does not know whose training loop it is.
+On the virtual GPU every block is known, so categories are those of the step's peak, and a leak has its line. On a
+real GPU the peak comes from PyTorch's counters, and parameters, gradients and states exactly from the live model and
+optimizers; the rest of the peak counts as activations.
 """
 
 import warnings
@@ -19,13 +19,13 @@ from tonnage.units import GIB, MIB, format_bytes
 if TYPE_CHECKING:
     from tonnage.virtual.session import Session
 
-# Growth in as many steps on end is a leak; caches that fill once are not.
+# Growth in this many steps in a row is a leak; caches that fill once are not.
 _STEPS_OF_A_LEAK = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """One step. `leak_bytes` is what every one of the last steps left behind, `leak_line` the line that made most of it."""
+    """One step. `leak_bytes` is what each of the last steps left behind, `leak_line` the line that allocated most of it."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -35,7 +35,7 @@ class StepMemory:
     leak_line: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Numbers for a logger; the unit is in the name."""
+        """Return numbers for a logger; the unit is in the name."""
         return {
             "memory/peak_allocated_gib": self.peak_allocated_bytes / GIB,
             "memory/peak_reserved_gib": self.peak_reserved_bytes / GIB,
@@ -45,7 +45,7 @@ class StepMemory:
 
     @property
     def leak_words(self) -> str:
-        """A sentence for the person who trains."""
+        """The leak in words; "" if there is none."""
         if not self.leak_bytes:
             return ""
         kept = f", kept from {self.leak_line}" if self.leak_line else ""
@@ -53,21 +53,21 @@ class StepMemory:
 
 
 class _Source(Protocol):
-    """One kind of GPU."""
+    """A kind of GPU to measure on."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
 
     def end(self, model: Any, optimizers: Iterable[Any], gradient_bytes: int) -> StepMemory:
-        """It ends."""
+        """End a step and return its memory."""
 
     def leaking_line(self) -> str:
-        """The line that left most behind in each of the last steps, where it is known."""
+        """Return the line that left most behind in each of the last steps, if known."""
 
 
 @dataclass
 class StepMeter:
-    """Told where steps begin and end; answers what each took. None where there is no GPU."""
+    """Measures steps between `begin` and `end`."""
 
     _levels: list[int] = field(default_factory=list)
     _source: _Source | None = None
@@ -77,18 +77,18 @@ class StepMeter:
     _warned: bool = False
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._source = self._source or _source()
         if self._source is not None:
             self._source.begin()
             self._begun = True
 
     def before_optimizer(self, model: Any) -> None:
-        """Gradients are complete, and not yet dropped."""
+        """Measure the gradients, when they are complete and not yet freed."""
         self._gradient_bytes = _storage_bytes(parameter.grad for parameter in model.parameters())
 
     def end(self, model: Any, optimizers: Iterable[Any]) -> StepMemory | None:
-        """A step is over."""
+        """End a step and return its memory; None if there is no GPU."""
         if self._source is None or not self._begun:
             return None
         self._begun = False
@@ -101,26 +101,26 @@ class StepMeter:
         return taken
 
     def warn_of_leak(self, step: StepMemory) -> None:
-        """Warn once of memory that grows, in the name of whoever called the callback that calls this."""
+        """Warn once of growing memory, attributed to the caller of the calling callback."""
         if step.leak_words and not self._warned:
             self._warned = True
             warnings.warn(step.leak_words, stacklevel=3)
 
     def take_highest(self) -> StepMemory:
-        """The step with the highest peak since this was last asked for."""
+        """Return the step with the highest peak since the last call."""
         assert self._highest is not None
         highest, self._highest = self._highest, None
         return highest
 
 
 def steady_growth_bytes(levels: list[int]) -> int:
-    """The least that each of the last steps added, if every one of them did."""
+    """Return the least that each of the last steps added, or 0 if one of them added nothing."""
     growths = [after - before for before, after in pairwise(levels[-_STEPS_OF_A_LEAK - 1 :])]
     return max(0, min(growths)) if len(growths) == _STEPS_OF_A_LEAK else 0
 
 
 def larger(one: StepMemory | None, other: StepMemory) -> StepMemory:
-    """The step with the higher peak: what a logger that is not told of every step should hear of."""
+    """Return the step with the higher peak, with the leak of the later one, for loggers that skip steps."""
     if one is None or other.peak_allocated_bytes >= one.peak_allocated_bytes:
         return other
     return replace(one, leak_bytes=other.leak_bytes, leak_line=other.leak_line)
@@ -138,7 +138,7 @@ def _source() -> _Source | None:
 
 
 class _VirtualSteps:
-    """Steps on the virtual GPU: every block since the step began, and those that were alive then."""
+    """Measures steps on the virtual GPU, from all blocks since a step began and those live then."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
@@ -159,7 +159,7 @@ class _VirtualSteps:
         return StepMemory(step.peak_allocated_bytes, step.peak_reserved_bytes, allocated, step.ledger())
 
     def _window(self) -> Recording:
-        """The step as a recording of its own, which begins with what was there."""
+        """Return the step as its own recording, which begins with what was allocated."""
         device, start = self._device, self._starts[-1]
         blocks = [
             replace(a, born=max(0, a.born - start), died=None if a.died is None else a.died - start)
@@ -184,7 +184,7 @@ class _VirtualSteps:
 
 
 class _CudaSteps:
-    """Steps on the GPU that is there. PyTorch's own peaks start over with each of them."""
+    """Measures steps on the real GPU, resetting PyTorch's peaks for each."""
 
     def __init__(self) -> None:
         import torch
@@ -206,7 +206,7 @@ class _CudaSteps:
         return StepMemory(peak, reserved, allocated, Ledger.of(held.items(), measured=True))
 
     def leaking_line(self) -> str:
-        return ""  # counters do not know
+        return ""  # unknown from counters
 
 
 def _states(optimizers: Iterable[Any]) -> Iterable[Any]:
@@ -216,7 +216,7 @@ def _states(optimizers: Iterable[Any]) -> Iterable[Any]:
 
 
 def _storage_bytes(tensors: Iterable[Any]) -> int:
-    """Bytes on the GPU, each storage once: tied weights and views share one."""
+    """Return the bytes on the GPU, counting each storage once: tied weights and views share one."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
         if getattr(tensor, "is_cuda", False):

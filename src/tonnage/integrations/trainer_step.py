@@ -1,4 +1,4 @@
-"""One optimizer step of a fitted Hugging Face Trainer: its batches in one, in micro-batches. It does not know how fit chose."""
+"""One optimizer step of a fitted Hugging Face Trainer: its batches are combined and computed in micro-batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,14 +18,14 @@ ITEMS = "num_items_in_batch"  # what the Trainer divides a sum of losses by
 
 
 class Step:
-    """One optimizer step of a fitted Trainer: batches wait until the last is there, then all are computed."""
+    """Collects the batches of an optimizer step until the last one arrives, then computes all of them."""
 
     def __init__(self, trainer: Any, training: Training, *, joins: bool) -> None:
         self._trainer, self._training, self._joins = trainer, training, joins
         self._rows = -(-batch_rows(training.sample) // training.micro_batches)
         self._waiting: list[Inputs] = []
         self._computed = False
-        # The Trainer takes the norm before the step and reads it after: it is filled in between.
+        # The Trainer takes the norm before the step and reads it afterwards, so it is filled in between.
         self.gradient_norm = torch.zeros((), device=trainer.args.device)
 
     @property
@@ -33,11 +33,11 @@ class Step:
         return not isinstance(self._training.stepper, BackwardStepper)
 
     def take(self, inputs: Inputs, items: Tensor | int | None) -> Tensor:
-        """The loss of a step with its last batch, zero before."""
+        """Add a batch; return the step's loss with the last batch, zero before."""
         self._waiting.append(inputs)
         if not self._trainer.accelerator.sync_gradients:
             return torch.zeros((), device=self._trainer.args.device)
-        # Batches of a step that was broken off do not count.
+        # Batches of an interrupted step do not count.
         batches = self._waiting[-self._trainer.current_gradient_accumulation_steps :]
         self._waiting = []
         parts = self._parts(batches, items)
@@ -63,7 +63,7 @@ class Step:
     def _parts(self, batches: list[Inputs], items: Tensor | int | None) -> list[Part]:
         joined = join(batches) if self._joins else None
         groups = batches if joined is None else [joined]
-        # Of one batch in the step's loss, as the Trainer has it: a loss that was told of all items is a share already.
+        # One batch's share of the step's loss, as in the Trainer: a loss that got the item count is already scaled.
         told = self._trainer.model_accepts_loss_kwargs and items is not None
         share = 1.0 if told or self._trainer.compute_loss_func is not None else 1 / len(batches)
         parts: list[Part] = []
@@ -82,7 +82,7 @@ class Step:
 
 
 def join(batches: Sequence[Inputs]) -> dict[str, Any] | None:
-    """The rows of several batches as one batch, or None where they differ in more than their number of rows."""
+    """Concatenate batches, or return None if they differ in more than their number of rows."""
     if any(set(batch) != set(batches[0]) for batch in batches):
         return None
     columns = {name: [batch[name] for batch in batches] for name in batches[0]}

@@ -1,9 +1,9 @@
-"""GPU memory per step for the Hugging Face Trainer, logged wherever it logs.
+"""Logs GPU memory per step in the Hugging Face Trainer, wherever that logs.
 
     trainer = Trainer(...)
     trainer.add_callback(MemoryCallback(trainer))
 
-Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`); without either it stays silent.
+Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`); without either it logs nothing.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from tonnage.integrations.steps import StepMemory, StepMeter
 class MemoryCallback(TrainerCallback):
     """Logs the step with the highest peak since the last log, at the Trainer's own logging steps.
 
-    It needs the Trainer because a callback is not told of it, and only `Trainer.log` reaches every logger.
+    It needs the Trainer because callbacks do not receive it, and only `Trainer.log` reaches every logger.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -25,13 +25,13 @@ class MemoryCallback(TrainerCallback):
         self.latest: StepMemory | None = None
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """A step begins, before its first micro-batch."""
+        """Start measuring a step, before its first micro-batch."""
         self._meter.begin()
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **_: Any
     ) -> None:
-        """Gradients are complete."""
+        """Measure the gradients, which are complete."""
         self._meter.before_optimizer(model)
 
     def on_step_end(
@@ -44,11 +44,11 @@ class MemoryCallback(TrainerCallback):
         optimizer: Any = None,
         **_: Any,
     ) -> None:
-        """A step is over, its gradients dropped."""
+        """Finish measuring a step, after its gradients were freed."""
         self.latest = self._meter.end(model, [optimizer] if optimizer is not None else [])
         if self.latest is None:
             return
         self._meter.warn_of_leak(self.latest)
         if control.should_log:
             self._trainer.log(self._meter.take_highest().metrics())
-            control.should_log = True  # to log is to have logged: the Trainer would leave out its own
+            control.should_log = True  # Trainer.log resets it, and the Trainer would skip its own log

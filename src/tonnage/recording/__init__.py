@@ -1,4 +1,4 @@
-"""The ordered memory events of one run: the records, the questions, the file."""
+"""Recordings of a run's memory events: the records, queries on them, and the file format."""
 
 from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary

@@ -1,7 +1,7 @@
-"""A run that ran out of memory and went on without a limit: what the card saw of it, and the whole.
+"""A run that ran out of memory and continued without a limit: the part up to the failure, and the whole.
 
-`Recording.whole` is the run with all its events. The recording itself ends with the last event before the request that failed,
-as that of a run which died there. In a file the events are kept once, with a mark "beyond" where the two part.
+`Recording.whole` is the run with all its events. The recording itself ends with the last event before the failed
+request, as if the run had died there. A file stores the events once, with a mark "beyond" between the two parts.
 """
 
 from dataclasses import replace
@@ -10,13 +10,13 @@ from itertools import accumulate
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Mark, OutOfMemory
 
-# How a run ended that went on; anything else is the error that ended it.
+# How a continued run ended; any other value is the error that ended it.
 TO_ITS_END, REPEATS, PATIENCE = "ended", "repeats", "patience"
 
 
 def parted(whole: Recording, oom: OutOfMemory, since: int, ending: str) -> Recording:
-    """What the card saw of a run, up to the event `since`; its `whole` is all of it."""
-    # Libraries that were first used later held nothing yet.
+    """Split a run at the event `since`: returns the part up to it, whose `whole` is the complete run."""
+    # Libraries first used later held nothing yet.
     outside_bytes = max(0, whole.header.capacity_bytes - oom.free_bytes - oom.reserved_bytes)
     sums = accumulate(whole.header.overhead_parts.values())
     parts = dict(
@@ -51,7 +51,7 @@ def parted(whole: Recording, oom: OutOfMemory, since: int, ending: str) -> Recor
 
 
 def as_kept(recording: Recording) -> Recording:
-    """The one sequence of events that a file holds."""
+    """Return the single sequence of events that a file stores."""
     whole = recording.whole
     if whole is None:
         return recording
@@ -59,7 +59,7 @@ def as_kept(recording: Recording) -> Recording:
 
 
 def demand_of(recording: Recording) -> Recording:
-    """All requests of a run that went on, and what it held outside the allocator, as a run of the card that it died on."""
+    """Return all requests of a continued run, with its memory outside the allocator, as a run on its own card."""
     whole = recording.whole
     assert whole is not None
     outside = {key: getattr(whole.header, key) for key in ("overhead_bytes", "overhead_parts")}
@@ -68,7 +68,7 @@ def demand_of(recording: Recording) -> Recording:
 
 
 def as_read(kept: Recording) -> Recording:
-    """The recording of a file, parted where its run went on."""
+    """Split the recording of a file where its run continued past the failure."""
     beyond = next((mark for mark in kept.marks if mark.kind == "beyond"), None)
     if beyond is None or kept.oom is None:
         return kept
@@ -78,6 +78,6 @@ def as_read(kept: Recording) -> Recording:
 
 
 def ending_of(recording: Recording) -> str:
-    """How the whole of it ended."""
+    """Return how the whole run ended."""
     marks = recording.whole.marks if recording.whole else ()
     return next((mark.name for mark in marks if mark.kind == "beyond"), TO_ITS_END)

@@ -1,7 +1,6 @@
-"""What every reader of a recording may rely on: each value is of its kind. Held against a file as it is read.
+"""Validates a recording's file as it is read, so that readers can rely on the type of each value.
 
-Columns are checked by SQLite itself, in one pass over a table; values that are kept as JSON by the annotations of the record
-that they make up.
+SQLite checks columns in one pass over each table; JSON values are checked by the annotations of their record.
 """
 
 import math
@@ -17,52 +16,52 @@ Kinds = Mapping[str, Callable[[Any], bool]]
 _MOST_BYTES = 2**50
 _MOST_WORDS = 10_000
 _MOST_EXTENTS = 64
-# Sequence numbers that a file may have left out.
+# Sequence numbers that a file may skip.
 _SKIPPED = 100_000
 
 
 def is_words(value: Any) -> bool:
-    """A text."""
+    """Whether the value is a string."""
     return isinstance(value, str)
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number of 64 bits."""
+    """Whether the value is a 64-bit integer."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 
 def is_count(value: Any) -> bool:
-    """A whole number, 0 or more."""
+    """Whether the value is an integer that is not negative."""
     return is_whole(value) and value >= 0
 
 
 def is_sizes(value: Any) -> bool:
-    """Counts by name."""
+    """Whether the value maps names to counts."""
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
 def is_facts(value: Any) -> bool:
-    """Texts by name, of a number within reason."""
+    """Whether the value maps names to strings, within the size limit."""
     return isinstance(value, dict) and len(value) <= _MOST_WORDS and all(map(is_words, value.values()))
 
 
 def is_outcome(value: Any) -> bool:
-    """How a run may end."""
+    """Whether the value is an outcome of a run."""
     return value in get_args(Outcome)
 
 
 def is_word_list(value: Any) -> bool:
-    """A list of texts, of a length within reason."""
+    """Whether the value is a list of strings, within the size limit."""
     return isinstance(value, list) and len(value) <= _MOST_WORDS and all(map(is_words, value))
 
 
 def is_shape(value: Any) -> bool:
-    """A tensor's extents, or None."""
+    """Whether the value is a tensor's shape, or None."""
     return value is None or (isinstance(value, list) and len(value) <= _MOST_EXTENTS and all(map(is_count, value)))
 
 
 def is_seconds(value: Any) -> bool:
-    """A time, 0 or more."""
+    """Whether the value is a finite time that is not negative."""
     return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 2**63
 
 
@@ -80,7 +79,7 @@ _BY_ANNOTATION: dict[Any, Callable[[Any], bool]] = {
 
 
 def _kinds_of(record: type) -> Kinds:
-    """Those of a record's fields; sizes in bytes are never negative."""
+    """Return the check for each field of a record; sizes in bytes are never negative."""
     return {
         field.name: is_count if field.name.endswith("_bytes") else _BY_ANNOTATION[field.type]
         for field in fields(record)
@@ -92,7 +91,7 @@ OOM_KINDS = _kinds_of(OutOfMemory)
 
 
 def check_values(values: Any, kinds: Kinds, what: str) -> None:
-    """Refuse values that are not exactly those of `kinds`."""
+    """Raise ValueError unless the values have exactly the keys of `kinds` and pass their checks."""
     if not isinstance(values, dict) or set(values) != set(kinds):
         raise ValueError(f"its {what} is incomplete")
     for key, value in values.items():
@@ -128,7 +127,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
 
 
 def check_columns(database: sqlite3.Connection) -> None:
-    """Refuse rows that no run can have written: a size of nothing, a block that dies before it is born."""
+    """Raise ValueError for rows that no run can have written, such as a block that dies before it is born."""
     for table, columns in _COLUMNS.items():
         rules = {column: f"coalesce({rule.format(column)}, 0)" for column, rule in columns.items()}
         if _first(database, table, " AND ".join(rules.values())) is None:
@@ -141,12 +140,11 @@ def check_columns(database: sqlite3.Connection) -> None:
 
 
 def _first(database: sqlite3.Connection, table: str, rule: str, column: str = "1") -> Any:
-    """The first row that breaks a rule."""
     return database.execute(f"SELECT {column} FROM {table} WHERE NOT ({rule}) LIMIT 1").fetchone()
 
 
 def _check_sequence(database: sqlite3.Connection) -> None:
-    """Numbers are dense: none is past the count of events, but for what a writer of another version may have skipped."""
+    """Check that sequence numbers do not exceed the number of events by much; other versions may have skipped some."""
     (events,) = database.execute(
         "SELECT 2 * (SELECT count(*) FROM allocation) + (SELECT count(*) FROM segment)"
     ).fetchone()

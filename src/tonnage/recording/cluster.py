@@ -1,7 +1,4 @@
-"""A cluster's run: what each rank that ran held at its peak, and its recording, which is read when it is asked for.
-
-Nothing here knows who ran the ranks, how they are stored or how they are shown.
-"""
+"""The recording of a cluster's run: a summary of each rank that ran, and its events, which are read on demand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +11,7 @@ COMMUNICATORS = "communicators"
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """A model that an engine (DDP, FSDP, DeepSpeed) got whole, and how many ranks of a host gave it the same one."""
+    """A model that an engine (DDP, FSDP, DeepSpeed) got unsharded, and how many ranks of a host passed the same one."""
 
     engine: str = ""
     size_bytes: int = 0
@@ -23,31 +20,31 @@ class WholeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """A rank that ran, and the ranks that it stands for (itself among them)."""
+    """A rank that ran, and the ranks it represents (including itself)."""
 
     rank: int
     stands_for: tuple[int, ...]
     outcome: Outcome
-    stopped: bool = False  # it did not fail itself: another rank did
+    stopped: bool = False  # ended because another rank failed
     error: str = ""
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
     peak_process_bytes: int = 0
     ledger: dict[str, int] = field(default_factory=dict)
-    engine_bytes: dict[str, int] = field(default_factory=dict)  # what FSDP and DDP hold for themselves, by name
+    engine_bytes: dict[str, int] = field(default_factory=dict)  # bytes that FSDP and DDP hold for themselves, by name
     stream_bytes: dict[str, int] = field(default_factory=dict)
     overhead_parts: dict[str, int] = field(default_factory=dict)
-    host_bytes: int = 0  # that the host must have for it
-    host_mapped_bytes: int = 0  # pages of files, which all ranks of a host share
+    host_bytes: int = 0  # host memory that the rank needs
+    host_mapped_bytes: int = 0  # pages of files, shared by all ranks of a host
     host_parts: dict[str, int] = field(
         default_factory=dict
-    )  # of `host_bytes`, and mapped files: parts of `recording.host`
+    )  # of `host_bytes` and mapped files: parts of `recording.host`
     whole_model: WholeModel = WholeModel()
-    step_time_s: float | None = None  # None: it does not fit, or no step was captured
+    step_time_s: float | None = None  # None if it does not fit, or no step was captured
 
     @property
     def held_by_engines(self) -> dict[str, int]:
-        """What FSDP, DDP and NCCL hold for themselves; communicators, which lie beside the allocator, last."""
+        """Bytes that FSDP, DDP and NCCL hold for themselves; communicators, which are outside the allocator, come last."""
         outside = sum(size for name, size in self.overhead_parts.items() if name.startswith("NCCL"))
         return self.engine_bytes | ({COMMUNICATORS: outside} if outside else {})
 
@@ -61,7 +58,7 @@ class RankSummary:
         stopped: bool,
         whole_model: WholeModel = WholeModel(),
     ) -> "RankSummary":
-        """What a recording says of its rank."""
+        """Summarize a rank's recording."""
         by_stream: dict[str, int] = {}
         for block in recording.live_at_peak:
             by_stream[str(block.stream)] = by_stream.get(str(block.stream), 0) + block.block_bytes
@@ -88,7 +85,7 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSummary:
-    """What a cluster's run was: the cards, the script, how it ended, and every rank that ran."""
+    """A cluster's run: the cards, the script, how it ended, and every rank that ran."""
 
     words: str  # "16 × h100 in 2 hosts (HGX H100)"
     gpu: str
@@ -99,20 +96,20 @@ class ClusterSummary:
     gpus_per_host: int
     outcome: Outcome
     exit_status: int
-    trouble: str = ""  # between ranks: a mismatch, a peer that never comes; or the error that ended them all
+    trouble: str = ""  # a problem between ranks (a mismatch, a missing peer), or the error that ended them all
     dies_first: int | None = None
-    worst: int | None = None  # the rank that dies first or, where none does, the one that needs most
+    worst: int | None = None  # the rank that runs out of memory first or, if none does, the one with the highest peak
     script: str = ""
     arguments: tuple[str, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
 
     def ran_for(self, rank: int) -> RankSummary | None:
-        """The rank that ran in the place of a rank: itself or one like it."""
+        """Return the rank that ran as the representative of a rank."""
         return next((each for each in self.ranks if rank in each.stands_for), None)
 
     @property
     def slowest(self) -> RankSummary | None:
-        """The rank whose step takes longest, for which all others wait; None where not every rank has a time."""
+        """The rank with the longest step, for which all others wait; None if some rank has no time."""
         times = [rank.step_time_s for rank in self.ranks]
         if None in times or self.outcome == "oom":
             return None
@@ -120,7 +117,7 @@ class ClusterSummary:
 
     @property
     def fullest_host(self) -> dict[int, RankSummary]:
-        """The ranks of the host that needs most memory, each with the one that ran for it; none where that is not known."""
+        """The ranks of the host that needs most memory, each with its representative; empty if unknown."""
         ran = {number: rank for rank in self.ranks for number in rank.stands_for}
         by_host: dict[int, dict[int, RankSummary]] = {}
         for number, rank in sorted(ran.items()):
@@ -130,18 +127,18 @@ class ClusterSummary:
 
     @property
     def host_ranks(self) -> tuple[RankSummary, ...]:
-        """Those that ran for the ranks of that host, each as often as it stands for one."""
+        """The representatives of the ranks of that host, repeated for each rank."""
         return tuple(self.fullest_host.values())
 
     @property
     def worst_rank(self) -> RankSummary | None:
-        """The summary of that rank."""
+        """The summary of the `worst` rank."""
         return next((rank for rank in self.ranks if rank.rank == self.worst), None)
 
 
 @dataclass(frozen=True)
 class ClusterRecording:
-    """The summary, and a rank's recording on demand: a cluster's may be too many to hold at once."""
+    """The summary, and a rank's recording on demand: all of them may be too many to hold at once."""
 
     summary: ClusterSummary
     recording_of: Callable[[int], Recording]

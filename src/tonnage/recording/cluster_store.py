@@ -1,4 +1,4 @@
-"""A cluster's run as one file: a summary of every rank that ran, and the events of each that is not like another.
+"""A cluster's run as one file: a summary of every rank that ran, and the events of each distinct one.
 
 Ranks are written and read one at a time, so that a file takes no more memory than its largest rank.
 """
@@ -27,11 +27,11 @@ from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, open
 from tonnage.recording.recording import Recording
 from tonnage.recording.store import Contexts, decoded, insert_contexts, insert_run, read_recording
 
-_MOST_RANKS = 1_000_000  # as many as a cluster may have
+_MOST_RANKS = 1_000_000  # the largest supported cluster
 
 
 def write_cluster(path: Path, cluster: ClusterRecording, *, force: bool = False) -> None:
-    """Write all or nothing; an existing file stays as it is unless `force`."""
+    """Write the file atomically; raise OutputExists if it exists, unless `force`."""
     summary = cluster.summary
     with written(path, CLUSTER_LAYOUT_VERSION, force=force) as database:
         contexts: Contexts = {}
@@ -51,17 +51,17 @@ def write_cluster(path: Path, cluster: ClusterRecording, *, force: bool = False)
 
 
 def read_cluster(path: Path) -> ClusterRecording | None:
-    """What `write_cluster` wrote; None of a file of ours that holds one GPU's run."""
+    """Read what `write_cluster` wrote; return None for a recording of one GPU."""
     with opened(path) as (database, version):
         if not is_of_cluster(version):
             return None
-        # A report asks several questions of one rank before it goes on to the next.
+        # A report asks several questions about one rank before it moves to the next.
         return ClusterRecording(_summary(database), lru_cache(maxsize=1)(partial(read_recording, path)))
 
 
 def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, recording: Recording) -> bool:
-    """Whether a rank did the very same as one that is kept. Most that differ do so in their figures already."""
-    # Python's own memory is never quite the same in two processes.
+    """Whether a rank did exactly the same as a stored one. Most that differ already do in their summary."""
+    # Python's own memory differs slightly between processes.
     names = ("rank", "stands_for", "host_bytes", "host_mapped_bytes", "host_parts")
     own = {name: getattr(rank, name) for name in names}
     if replace(other, **own) != rank:
@@ -72,7 +72,7 @@ def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, reco
 
 
 def _spans(ranks: tuple[int, ...]) -> list[tuple[int, int]]:
-    """First and last of each stretch of neighbours: a thousand ranks are a few numbers."""
+    """Return the first and last rank of each contiguous range, so that a thousand ranks take a few numbers."""
     ordered = sorted(ranks)
     gaps = [(before, after) for before, after in pairwise(ordered) if after != before + 1]
     starts, ends = [*ordered[:1], *(after for _, after in gaps)], [*(before for before, _ in gaps), *ordered[-1:]]
@@ -95,7 +95,7 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
     absent: dict[str, Any] = {"step_time_s": None, "host_bytes": 0, "host_mapped_bytes": 0, "host_parts": {}}
-    values = absent | {"whole_model": asdict(WholeModel())} | values  # which older files do not have
+    values = absent | {"whole_model": asdict(WholeModel())} | values  # which older files lack
     check_values(values, _RANK_KINDS, f"summary of rank {number}")
     if values["rank"] != number:
         raise ValueError(f"its summary of rank {number} is that of {values['rank']}")
@@ -108,7 +108,7 @@ def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
     return RankSummary(**values | {"stands_for": stands_for, "whole_model": WholeModel(**values["whole_model"])})
 
 
-# What reports rely on: each value is of its kind
+# The expected kind of each value
 
 
 _CLUSTER_KINDS: Kinds = {

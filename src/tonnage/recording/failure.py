@@ -1,4 +1,4 @@
-"""The moment at which a run died, and the run up to it. What follows are frees, as the script unwinds."""
+"""The moment at which a run died, and the run up to it, without the frees as the script unwinds."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from tonnage.recording.recording import Recording
 
 
 def moment_of_failure(recording: Recording) -> int | None:
-    """The last event before the request that failed; None where none did, or where its levels are not to be found."""
+    """Return the last event before the failed request; None if none failed, or if the event cannot be found."""
     oom = recording.oom
     if oom is None:
         return None
@@ -17,7 +17,7 @@ def moment_of_failure(recording: Recording) -> int | None:
 
 
 def until_failure(recording: Recording) -> Recording:
-    """The run without its unwinding: what was alive when it died stays alive."""
+    """Return the run without its unwinding: what was live when it died stays live."""
     moment = moment_of_failure(recording)
     if moment is None:
         return recording

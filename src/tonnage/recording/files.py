@@ -1,4 +1,4 @@
-"""A file as a recording, whoever wrote it: ours, of one GPU or of a cluster, or a memory snapshot of PyTorch."""
+"""Opens any supported file as a recording: ours, of one GPU or of a cluster, or a memory snapshot of PyTorch."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from tonnage.recording.store import read_recording
 
 
 def open_recording(path: Path, rank: int | None = None) -> Recording:
-    """Read a file by what is in it, not by its name; of a cluster one rank (None: the one that needs most)."""
-    # Loaded where it is used: a recording of ours does not need it.
+    """Read a file by its contents, not by its name; for a cluster, one rank (None: the worst)."""
+    # Imported late: our own recordings do not need it.
     from tonnage.recording.snapshot import is_snapshot, read_snapshot
 
     if not is_snapshot(path):
@@ -24,17 +24,14 @@ def open_recording(path: Path, rank: int | None = None) -> Recording:
 
 
 def open_cluster(path: Path) -> ClusterRecording | None:
-    """All ranks of a cluster's file; None where the file is of one GPU."""
+    """Return all ranks of a cluster's file, or None if the file is of one GPU."""
     from tonnage.recording.snapshot import is_snapshot
 
     return None if is_snapshot(path) else read_cluster(path)
 
 
 def ended_in_error(path: Path) -> bool:
-    """Whether a file is our recording of a run that failed for reasons of its own: no answer, and no loss to replace it.
-
-    One that ran out of memory is an answer.
-    """
+    """Whether a file is our recording of a run that failed with an error other than running out of memory."""
     try:
         with opened(path) as (database, version):
             table = "cluster" if is_of_cluster(version) else "header"

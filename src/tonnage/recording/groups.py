@@ -1,4 +1,4 @@
-"""Tensors that are alike (the same in every layer) as one row. This module does not know what is worth showing."""
+"""Groups tensors that are alike (the same in every layer)."""
 
 import re
 from collections import Counter
@@ -30,7 +30,7 @@ class Group:
 
     @property
     def what(self) -> str:
-        """ "48 × bfloat16 [8, 2048, 8192]": how many tensors of which type and shape, or of shapes up to which."""
+        """The tensors in words: "48 × bfloat16 [8, 2048, 8192]", or "up to" the largest shape if they differ."""
         shape = "" if self.shape is None else f"{'up to ' * (self.shapes > 1)}{list(self.shape)}"
         count = f"{self.count:,} ×" if self.count > 1 else ""
         return " ".join(filter(None, [count, self.dtype, shape]))
@@ -38,17 +38,17 @@ class Group:
 
 @lru_cache(maxsize=65536)
 def module_pattern(module: str) -> str:
-    """ "layers.17.mlp" → "layers.*.mlp": what the layers of a model have in common."""
+    """Replace layer indices: "layers.17.mlp" becomes "layers.*.mlp"."""
     return _INDEX.sub("*", module)
 
 
 def group_alike(allocations: Iterable[Allocation]) -> list[Group]:
-    """Group by all but the layer's number; of a cache, whose tensors grow, by all but their shapes. Largest sum first."""
+    """Group blocks that differ only in the layer index or, in a growing KV cache, in shape. Largest total first."""
     return [group for group, _ in alike_with_members(allocations)]
 
 
 def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[Group, list[Allocation]]]:
-    """The same, each with the blocks that it stands for."""
+    """Return the groups with their members."""
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for a in allocations:
         extent = None if a.category is Category.KV_CACHE else a.shape or a.block_bytes
@@ -77,10 +77,11 @@ def _group(members: list[Allocation]) -> Group:
 
 
 def telling_lines(places: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """For each (line, stack) one line: the script's own or, where others share it, the deepest that tells them apart.
+    """Return one line for each (line, stack): the script's own or, if others share it, the deepest distinguishing
+    one.
 
-    Under a framework everything happens at `trainer.train()`. Then the innermost line of the script's or a library's that
-    no other stack has is shown, by its file alone ("modeling_llama.py:254"), or else the one that fewest others have.
+    Under a framework everything happens at `trainer.train()`. Then the innermost line that no other stack has is
+    shown, by its file name ("modeling_llama.py:254"), or else the one that the fewest others have.
     """
     places = list(places)
     stacks: dict[str, set[tuple[str, ...]]] = {}

@@ -1,7 +1,7 @@
-"""Where a recording's memory lay at one moment: segments, the blocks in them and the holes between.
+"""The layout of a recording's memory at one moment: segments, their blocks and the holes between.
 
-It goes by the addresses of a recording alone, whoever made it. A block that waits for a stream's work to end counts as a
-hole, for a recording does not say how long it waits.
+It uses the recorded addresses only. A block that waits for a stream counts as a hole, because a recording does not
+say how long it waits.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,7 +20,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """Memory that lay in one piece, and what of it was in no block."""
+    """Contiguous reserved memory, and its unused parts."""
 
     address: int
     size_bytes: int
@@ -28,7 +28,7 @@ class SegmentState:
 
     @property
     def unused_bytes(self) -> int:
-        """The sum of the holes."""
+        """The total size of the holes."""
         return sum(hole.size_bytes for hole in self.holes)
 
     @property
@@ -38,7 +38,7 @@ class SegmentState:
 
 
 def segments_at(recording: Recording, sequence: int | None = None) -> list[SegmentState]:
-    """The segments after an event (None: at the end), by address; pages that touch are one piece."""
+    """Return the segments after an event (None: at the end), by address; adjacent pages are merged."""
     moment = len(recording.timeline.allocated_bytes) if sequence is None else sequence
     live = (a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment))
     blocks = sorted((a.address, a.address + a.block_bytes) for a in live)
@@ -53,7 +53,7 @@ def segments_at(recording: Recording, sequence: int | None = None) -> list[Segme
 
 
 def _pieces(recording: Recording, moment: int) -> list[tuple[int, int]]:
-    """Segments as they are, which never merge; pages as the ranges that they make up."""
+    """Return fixed segments, which never merge, and mapped pages as merged ranges."""
     fixed: dict[int, int] = {}
     mapped = Ranges()
     for event in recording.segments:
@@ -73,7 +73,7 @@ def _pieces(recording: Recording, moment: int) -> list[tuple[int, int]]:
 
 
 class Ranges:
-    """Addresses as ranges that do not touch."""
+    """A set of addresses as ranges that do not touch."""
 
     def __init__(self) -> None:
         self._lows: list[int] = []
@@ -83,11 +83,11 @@ class Ranges:
         return len(self._lows)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(first address, address after the last) of each."""
+        """Return (first address, address after the last) of each range."""
         return list(zip(self._lows, self._highs, strict=True))
 
     def add(self, low: int, high: int) -> None:
-        """These addresses too."""
+        """Add a range."""
         first = bisect_left(self._highs, low)
         last = bisect_left(self._lows, high + 1)
         if first < last:
@@ -95,7 +95,7 @@ class Ranges:
         self._put(first, last, [(low, high)] if low < high else [])
 
     def remove(self, low: int, high: int) -> None:
-        """These addresses no more."""
+        """Remove a range."""
         first = bisect_left(self._highs, low + 1)
         last = bisect_left(self._lows, high)
         if first >= last or low >= high:

@@ -1,19 +1,17 @@
-"""What a run holds in the host's memory: its height over the run, and in each phase, by what the bytes are for.
+"""Host memory of a run: its peak overall and in each phase, by purpose.
 
-| part            | what is in it                                                                   |
+| part            | contents                                                                        |
 |-----------------|---------------------------------------------------------------------------------|
-| a `Category`    | tensors of the CPU of 1 MiB or more, as if all of each were written             |
-| `checkpoint`    | such tensors that `torch.load` made and that no module took over                |
+| a `Category`    | CPU tensors of 1 MiB or more, counted in full                                   |
+| `checkpoint`    | such tensors from `torch.load` that no module has taken over                    |
 | `pinned`        | page-locked blocks, rounded up and kept as PyTorch's host allocator does        |
 | `python`        | the interpreter's objects, those of libraries, and small tensors                |
-| `libraries`     | code of the process that is in memory                                           |
-| `cuda`          | what CUDA's context and libraries hold on the host of a real card               |
-| `workers`       | what data loader workers and other children hold for themselves                 |
-| `shared_memory` | segments of /dev/shm, by which workers hand over batches                        |
-| `rounding`      | what torch's CPU allocator takes beyond the tensors (on ARM, whole huge pages)  |
-| `mapped_files`  | pages of mapped files that were read: the host may drop them and read them again |
-
-Nothing here knows how they were counted.
+| `libraries`     | resident code of the process                                                    |
+| `cuda`          | host memory of CUDA's context and libraries with a real card                    |
+| `workers`       | private memory of data loader workers and other child processes                 |
+| `shared_memory` | segments of /dev/shm, through which workers pass batches                        |
+| `rounding`      | what torch's CPU allocator takes in addition (on ARM, whole huge pages)         |
+| `mapped_files`  | pages of mapped files that were read; the host may drop and reread them         |
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,13 +24,13 @@ CHECKPOINT, PINNED, PYTHON, LIBRARIES, CUDA, WORKERS, SHARED, ROUNDING, MAPPED =
     "checkpoint", "pinned", "python", "libraries", "cuda", "workers", "shared_memory", "rounding", "mapped_files",
 )  # fmt: skip
 LARGEST = 8
-HOST_KEY = "host"  # of the header's table
+HOST_KEY = "host"  # key in the header's table
 _MOST_PHASES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Tensors of one part that one line made."""
+    """Tensors of one part that were allocated at one line."""
 
     part: str
     line: str
@@ -43,7 +41,7 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMoment:
-    """The height of a phase: where it was, and what was there."""
+    """The peak of a phase: where it was, and what was held."""
 
     phase: str
     step: int = 0
@@ -54,33 +52,33 @@ class HostMoment:
 
     @property
     def needed_bytes(self) -> int:
-        """What the host must have: all but pages of files, which it may drop."""
+        """Bytes that the host must have: all but pages of files, which it may drop."""
         return sum(size for part, size in self.parts.items() if part != MAPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """The heights of a run. `resident_peak_bytes` counts pages of files, and need not be where most was needed."""
+    """The peaks of a run. `resident_peak_bytes` includes pages of files, and may occur at another moment."""
 
     phases: tuple[HostMoment, ...]
     mapped_peak_bytes: int = 0
-    mapped_file_bytes: int = 0  # the size of the files that were mapped at that moment
+    mapped_file_bytes: int = 0  # total size of the files mapped at that moment
     resident_peak_bytes: int = 0
     machine_bytes: int = 0  # memory of the machine that ran this
 
     @property
     def peak(self) -> HostMoment:
-        """The moment when most was needed."""
+        """The moment with the highest need."""
         return max(self.phases, key=lambda moment: moment.needed_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """The most that the host must have."""
+        """The most bytes that the host must have."""
         return self.peak.needed_bytes
 
 
 def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...]:
-    """The largest groups of (part, line, operator, bytes)."""
+    """Return the largest groups of (part, line, operator, bytes)."""
     sums: dict[tuple[str, str, str], list[int]] = {}
     for part, line, operator, size in rows:
         sums.setdefault((part, line, operator), []).append(size)
@@ -89,7 +87,7 @@ def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...
 
 
 def host_memory(values: Any) -> HostMemory:
-    """What a file says, which is not trusted."""
+    """Validate and convert what a file says."""
     kinds = {field.name: is_count for field in fields(HostMemory)} | {"phases": _is_rows}
     check_values(values, kinds, "host's memory")
     if not values["phases"]:

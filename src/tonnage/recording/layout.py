@@ -1,23 +1,23 @@
-"""The layout of a recording's file, and how such a file is opened: nothing in it is trusted.
+"""The layout of a recording's file, and how it is opened. Nothing in a file is trusted.
 
-The file says that it is ours (`application_id`) and which layout it has (`user_version`): 5 is the run of one GPU, 6 that of
-a cluster; 3 and 4 are the same from before captured steps knew streams and collectives, 1 and 2 from before steps were captured.
-A file whose tables are not exactly those of its layout is refused before any of its rows is looked at.
+`application_id` marks the file as ours, and `user_version` gives its layout: 5 is the run of one GPU, 6 that of a
+cluster; 3 and 4 lack streams and collectives in captured steps, 1 and 2 lack captured steps. A file whose tables are
+not exactly those of its layout is refused before any row is read.
 
 | table      | a row is                                             |
 |------------|------------------------------------------------------|
-| header     | one key of the header, its value as JSON             |
+| header     | one key of the header, with its value as JSON        |
 | context    | what many blocks have in common: operator, line, ... |
-| allocation | a block, with the number of its context              |
+| allocation | a block, with the id of its context                  |
 | segment, mark, stand_in, note, oom | the record of that name      |
-| captured   | what a typical step called, compressed JSON          |
+| captured   | the calls of a typical step, as compressed JSON      |
 
-In a cluster's file each row of these but of `context` begins with the rank that it is of, and there are two tables more:
+In a cluster's file each row of these, except of `context`, begins with its rank, and there are two more tables:
 
 | table      | a row is                                                                          |
 |------------|-----------------------------------------------------------------------------------|
-| cluster    | one key of the cluster's summary, its value as JSON                               |
-| rank       | a rank that ran: its summary as JSON, and the rank under which its events are kept |
+| cluster    | one key of the cluster's summary, with its value as JSON                          |
+| rank       | a rank that ran: its summary as JSON, and the rank that its events are stored for  |
 """
 
 import os
@@ -89,7 +89,7 @@ SCHEMAS = {version: _schema(version) for version in (1, 2, 3, 4, LAYOUT_VERSION,
 
 @contextmanager
 def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connection]:
-    """A new file with empty tables, in place when the block ends well; an existing one stays as it is unless `force`."""
+    """Create a file with empty tables, moved into place if the block succeeds; an existing one is kept unless `force`."""
     if path.exists() and not force:
         raise OutputExists(f"{path} exists already.", hint="Choose another name, or pass --force to replace it.")
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -119,10 +119,10 @@ def _begin(database: sqlite3.Connection, version: int) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
-    """A file that was written so, and its layout; anything else is refused with the reason."""
+    """Open a recording and return it with its layout; raise BadRecording if it is not valid."""
     if not path.is_file():
         raise BadRecording(f"There is no recording at {path}.", hint="Make one with: tonnage run -o FILE SCRIPT")
-    if not path.stat().st_size:  # which is a database to SQLite
+    if not path.stat().st_size:  # an empty file is a valid database to SQLite
         raise BadRecording(f"{path} is empty.", hint=REMAKE)
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
@@ -151,7 +151,7 @@ def _layout_of(database: sqlite3.Connection, path: Path) -> int:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file begins as SQLite's do."""
+    """Whether a file starts with SQLite's magic bytes."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Where the turns of a loop begin, by the lines of stacks.
+"""Finds the iterations of a loop from the lines of stacks.
 
-A line that jumps back, called from the same lines as before, is at the head of a loop again. Whose loop it is, the lines
-do not say: whoever asks chooses which of them count.
+A line that jumps back, called from the same lines as before, starts the next iteration. The caller chooses which
+lines count.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ ENOUGH = 3
 
 
 def loop_starts(stacks: Sequence[tuple[int, tuple[str, ...]]], *, goes_deeper: bool) -> list[int]:
-    """The first event of each turn of the outermost loop of enough turns; the stacks are by event, outermost line first.
+    """Return the first event of each iteration of the outermost loop with enough iterations.
 
-    Unless it `goes_deeper`, a line that moves without a loop ends the search.
+    Stacks are (event, lines with the outermost first). Unless `goes_deeper`, a line that moves without a loop ends
+    the search.
     """
     stacks = [(born, stack) for born, stack in stacks if stack]
     depths = (max if goes_deeper else min)((len(stack) for _, stack in stacks), default=0)
@@ -28,7 +29,7 @@ def loop_starts(stacks: Sequence[tuple[int, tuple[str, ...]]], *, goes_deeper: b
 
 
 def _is_back(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
-    """The innermost of these lines is further up than it was, in the same file and called from the same lines."""
+    """Whether the innermost line is further up than before, in the same file and with the same callers."""
     (file_before, _, number_before), (file, _, number) = before[-1].rpartition(":"), now[-1].rpartition(":")
     if file != file_before or before[:-1] != now[:-1]:
         return False

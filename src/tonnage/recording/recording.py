@@ -1,7 +1,7 @@
-"""One run's memory events, and the questions that everything which shows or explains memory asks of them.
+"""One run's memory events, and the queries that reports and explanations make on them.
 
-A recording is complete when it is asked its first question: answers are computed once and kept. It does not know the
-allocator; `recording.replay` runs its events through one again.
+A recording must be complete before the first query, because results are cached. It does not use the allocator;
+`recording.replay` runs its events through one again.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tonnage.clock.step import StepTime
     from tonnage.clock.streams import CollectiveSeconds
 
-# Settings of a step that a rank of a cluster called: "2x8" for hosts × cards, and the kind of host.
+# Settings of a step on a cluster: "2x8" for hosts × cards, and the kind of host.
 HOSTS, HOST = "hosts", "host"
 _COPIES = ("_to_copy", "to", "copy_", "empty_strided")
 _ACQUIRING = ("segment_alloc", "segment_map")
@@ -35,13 +35,13 @@ Event = tuple[int, Literal["alloc", "free", "empty_cache"], Allocation | None]
 
 
 def is_copied_batch(a: Allocation) -> bool:
-    """Whether a block is an input of a model that came from the host."""
+    """Whether a block is a model input that was copied from the host."""
     return a.category is Category.INPUTS and a.operator.removeprefix("aten::") in _COPIES
 
 
 @dataclass
 class Recording:
-    """One run. Every byte count is of blocks, as the allocator's own statistics count them."""
+    """One run. All byte counts are of blocks, as in the allocator's own statistics."""
 
     header: Header
     allocations: list[Allocation] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Recording:
     notes: list[Note] = field(default_factory=list)
     oom: OutOfMemory | None = None
     captured: CapturedStep | None = None
-    # Of a run that ran out of memory, all of it on a card without a limit, where that is known (`recording.beyond`).
+    # For a run that ran out of memory and continued, the whole run without a limit (`recording.beyond`).
     whole: "Recording | None" = None
     host: HostMemory | None = None
 
     @cached_property
     def step_time(self) -> "StepTime | None":
-        """How long the captured step takes on the card; None where it does not fit, or no step that makes sense was captured."""
+        """The duration of the captured step; None if the run does not fit, or no plausible step was captured."""
         if self.captured is None or self.fits is False:
             return None
         from tonnage.clock.step import step_time
@@ -67,15 +67,14 @@ class Recording:
             with no_collection():
                 found = step_time(self.captured, gpu, self._collective_s(gpu))
         except (UnknownGpu, ArithmeticError, LookupError, TypeError, ValueError):
-            return None  # a file may hold any numbers
+            return None  # a file may contain any numbers
         return found if isfinite(found.high_s) and found.step_s > 0 else None
 
     def _collective_s(self, gpu: Gpu) -> "CollectiveSeconds | None":
-        """How long collectives take on the cluster that a rank ran on."""
         settings = self.captured.settings if self.captured else {}
         if HOSTS not in settings:
             return None
-        from tonnage.budget.links import collective_seconds  # with numpy behind it
+        from tonnage.budget.links import collective_seconds  # imports numpy
 
         hosts, cards = (int(number) for number in settings[HOSTS].split("x"))
         return collective_seconds(Cluster(gpu, cards, hosts, read_host(settings[HOST])))
@@ -87,7 +86,7 @@ class Recording:
 
     @cached_property
     def begins_at(self) -> int:
-        """The first event that was recorded. Of what stands before it only the result is known, not how it came to be."""
+        """The first recorded event. Earlier ones only describe the state at the start."""
         return next((mark.sequence for mark in self.marks if mark.kind == "begin"), 0)
 
     @property
@@ -97,14 +96,14 @@ class Recording:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most bytes that the allocator held from the device at once."""
+        """The most bytes that the allocator reserved at once."""
         return self.timeline.peak_reserved_bytes
 
     @cached_property
     def own_peak_reserved_bytes(self) -> int:
-        """The most that was reserved when this recording's own requests took memory.
+        """The reserved peak at this recording's own requests.
 
-        What was held before it began may be the cache of an older and higher peak, which nobody knows.
+        What was reserved before it began may be cached memory of an unknown earlier peak.
         """
         if not self.begins_at:
             return self.peak_reserved_bytes
@@ -113,23 +112,23 @@ class Recording:
 
     @property
     def peak_process_bytes(self) -> int:
-        """Reserved bytes and what the process holds beside them (context, libraries)."""
+        """Reserved bytes plus what the process holds outside the allocator (context, libraries)."""
         return self.peak_reserved_bytes + self.header.overhead_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run fitted; None where the script failed for reasons of its own, so nobody knows."""
+        """Whether the run fitted; None if the script failed with another error."""
         return {"ok": True, "oom": False, "error": None}[self.header.outcome]
 
     @property
     def unused_at_peak_bytes(self) -> int:
-        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache."""
+        """Bytes reserved but in no block at the reserved peak: fragmentation and cache."""
         moment, timeline = self.reserved_peak_sequence, self.timeline
         return 0 if moment is None else timeline.reserved_bytes[moment] - timeline.allocated_bytes[moment]
 
     @property
     def reserved_peak_sequence(self) -> int | None:
-        """The event at which most was reserved; of a recording that began in mid-run, by its own requests."""
+        """The event of the reserved peak; for a recording that began mid-run, of its own requests."""
         peak = self.own_peak_reserved_bytes or self.peak_reserved_bytes
         return self.timeline.best_used(peak, since=max(self.begins_at - 1, 0))
 
@@ -141,21 +140,21 @@ class Recording:
 
     @property
     def peak_allocation(self) -> Allocation | None:
-        """The allocation that made the peak: its phase, step and line are the peak's."""
+        """The allocation that reached the peak: its phase, step and line are the peak's."""
         return max(self.live_at_peak, key=lambda a: a.born, default=None)
 
     def ledger(self) -> Ledger:
-        """Bytes by category at the peak. They sum to `peak_allocated_bytes` exactly."""
+        """Return the bytes by category at the peak. They sum to `peak_allocated_bytes` exactly."""
         entries = ((a.category, a.block_bytes) for a in self.live_at_peak)
         return Ledger.of(entries, measured=self.header.source != "virtual")
 
     def largest(self, count: int = 10) -> list[Group]:
-        """The largest tensors at the peak; alike ones (the same in every layer) are one group."""
+        """Return the largest tensors at the peak; those alike (the same in every layer) are one group."""
         return group_alike(self.live_at_peak)[:count]
 
     @cached_property
     def phases(self) -> list[PhasePeak]:
-        """The peak of each phase over the whole run, in order of first appearance; last, of batches on their way."""
+        """The peak of each phase over the whole run, in order of first appearance; the arrival of batches comes last."""
         arriving = [self.timeline.allocated_bytes[a.born] for a in self.allocations if is_copied_batch(a)]
         data = [PhasePeak("data", max(arriving))] if arriving else []
         return [*peaks_by_phase(self.timeline, self.marks), *data]
@@ -166,7 +165,7 @@ class Recording:
         return peaks_by_step(self.timeline, self.marks)
 
     def events(self) -> Iterator[Event]:
-        """Allocations, frees and emptyings of the cache in order: what an allocator needs to live it again."""
+        """Return allocations, frees and cache emptyings in order, as needed for a replay."""
         born: Iterator[Event] = ((a.born, "alloc", a) for a in sorted(self.allocations, key=lambda a: a.born))
         dead = sorted((a.died, a.index, a) for a in self.allocations if a.died is not None)
         died: Iterator[Event] = ((moment, "free", a) for moment, _, a in dead)

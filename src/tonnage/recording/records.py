@@ -1,6 +1,4 @@
-"""The ordered memory events of one run: plain records, whoever made them.
-
-Nothing here knows where a recording came from, how it is stored or how it is shown.
+"""The plain records of one run's memory events, independent of their source, storage and display.
 
 Sequence numbers order everything. Each allocation, free and segment event takes the next number; a mark takes the
 number of the event that follows it, so that a phase begins with the first event after its mark.
@@ -20,7 +18,7 @@ NoteKind = Literal["not_modelled", "assumption"]
 
 @dataclass(slots=True)
 class Allocation:
-    """One block of the caching allocator, from `born` until `died` (None: alive at the end)."""
+    """One block of the caching allocator, from `born` until `died` (None: live at the end)."""
 
     index: int
     address: int
@@ -42,10 +40,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """From `sequence` on, this phase or step runs; or, at it, the cache was emptied. Steps are named "1", "2", ...
+    """A phase or step that starts at `sequence`, or an emptied cache. Steps are named "1", "2", ...
 
-    "begin": the recording began here, in mid-run; what stands before it is what there was already. "beyond": the request that
-    follows did not fit, and was granted all the same; the name says how what follows ended (`recording.beyond`).
+    "begin": the recording began here, mid-run; earlier events describe what existed already. "beyond": the next
+    request did not fit but was granted; the name says how the run ended then (`recording.beyond`).
     """
 
     sequence: int
@@ -66,7 +64,7 @@ class SegmentEvent:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A value that was read from the virtual GPU, and what stood in for it."""
+    """A value that was read from the virtual GPU, and its placeholder."""
 
     what: str
     line: str
@@ -76,7 +74,7 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is not modelled, or what was assumed about data."""
+    """Something that is not modelled, or an assumption about data."""
 
     kind: NoteKind
     operator: str
@@ -86,7 +84,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The request that failed, if one ended the run: by the device's count at that moment."""
+    """The failed request that ended a run, with the device's figures at that moment."""
 
     line: str
     requested_bytes: int
@@ -105,7 +103,7 @@ class OutOfMemory:
 
 @dataclass(slots=True, kw_only=True)
 class Header:
-    """What a run was: the card, the versions, the script and how it ended."""
+    """The metadata of a run: the card, the versions, the script and how it ended."""
 
     gpu: str
     gpu_name: str
@@ -115,8 +113,8 @@ class Header:
     outcome: Outcome = "ok"
     source: Source = "virtual"
     settings: str = ""
-    script: str = ""  # the absolute path of its text
-    command: tuple[str, ...] = ()  # what named it after `tonnage run`, without its own arguments
+    script: str = ""  # the script's absolute path
+    command: tuple[str, ...] = ()  # what named the script after `tonnage run`, without its own arguments
     folder: str = ""  # the working directory
     arguments: tuple[str, ...] = ()
     exit_status: int = 0
@@ -126,10 +124,12 @@ class Header:
     overhead_parts: dict[str, int] = field(default_factory=dict)
     pinned_host_bytes: int = 0
     ooms_caught: int = 0
-    training: dict[str, str] = field(default_factory=dict)  # who drives the steps, and how: `script.training` says what
+    training: dict[str, str] = field(
+        default_factory=dict
+    )  # the training framework and its settings, see `script.training`
 
     @property
     def program(self) -> str:
-        """What ran, in a few words: the script's path as seen from the folder that it ran in, or a launcher's command."""
+        """The script's path relative to the working directory, or a launcher's command."""
         shown = " ".join(self.command) or self.script
         return shown.removeprefix(self.folder.rstrip("/") + "/") if self.folder else shown

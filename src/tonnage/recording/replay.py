@@ -1,8 +1,8 @@
-"""A recording's events through the allocator again: on another card, or with other settings.
+"""Replays a recording's events through the allocator, on another card or with other settings.
 
-The requests stay as they were, so this answers for the script that ran, not for one that looks at the card it is on or
-catches the error and halves its batch; workspaces that kernels would choose otherwise on the other card are unchanged.
-What the process holds beside the allocator counts from the start.
+The requests stay the same, so the result does not hold for a script that adapts to its card or catches the error and
+halves its batch; workspaces that kernels would choose differently on another card are unchanged. Memory outside the
+allocator counts from the start.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _CATEGORY_BY_PHASE = {
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What came of a replay: the most that was reserved, and the request that failed, if one did."""
+    """The result of a replay: the reserved peak, and the request that failed, if any."""
 
     peak_reserved_bytes: int
     failed: Allocation | None = None
@@ -37,18 +37,18 @@ class Outcomes:
 
 
 def demand(recording: Recording) -> Recording:
-    """All that the run is known to need: where it died and did not go on, it ends with the request that failed."""
+    """Return all known requests of the run; if it died and did not continue, the failed request is the last."""
     if recording.whole is not None:
         return demand_of(recording)
     return until_refused(recording)
 
 
 def until_refused(recording: Recording) -> Recording:
-    """What the card saw, and the request that failed as its last."""
+    """Return the run up to its failure, with the failed request as the last."""
     oom = recording.oom
     if oom is None:
         return recording
-    # The last event before the request failed. What follows are frees, as the script unwinds.
+    # The last event before the failed request. After it are frees, as the script unwinds.
     levels = recording.timeline.allocated_bytes
     moment = next((i for i in range(len(levels) - 1, -1, -1) if levels[i] == oom.allocated_bytes), len(levels) - 1)
     kept = [
@@ -80,13 +80,13 @@ def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
 
 
 def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Outcomes:
-    """Whether all that the run is known to need fits a card, and what it reserves there."""
+    """Replay all known requests on a card."""
     asked = demand(recording)
     return _play(asked, _allocator(_header_on(asked.header, gpu, settings)))
 
 
 def least_bytes(recording: Recording) -> int:
-    """The memory of the smallest card that would hold all of it, to 1 part in 200: found by replays at ever closer limits."""
+    """Return the memory of the smallest card that holds the run, within 0.5 %, by bisection over replays."""
     asked = demand(recording)
     header = asked.header
 
@@ -106,25 +106,25 @@ def least_bytes(recording: Recording) -> int:
 
 
 def outside_on(recording: Recording, gpu: Gpu) -> int:
-    """What the process holds on a card beside the allocator."""
+    """Return the bytes that the process holds outside the allocator on a card."""
     return _header_on(demand(recording).header, gpu, None).overhead_bytes
 
 
 def as_its_card_saw_it(recording: Recording) -> Recording:
-    """A run that was made without a limit, up to the request that its card refuses; its `whole` is all of it."""
+    """Split a run recorded without a limit at the request that its card refuses; its `whole` is the complete run."""
     outcomes = outcome_on(recording)
     oom = refused(outcomes)
     if oom is None or outcomes.failed is None:
         return recording
     acquired = {event.sequence for event in recording.segments if event.action in ("segment_alloc", "segment_map")}
     since = outcomes.failed.born - 1
-    while since in acquired:  # for that very request
+    while since in acquired:  # segments taken for that request
         since -= 1
     return parted(recording, oom, since, recording.header.error or TO_ITS_END)
 
 
 def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Recording:
-    """The recording as it would have been on a card (None: its own), up to the request that fails there."""
+    """Return the recording as it would be on a card (None: its own), up to the request that fails there."""
     asked = demand(recording)
     header = _header_on(asked.header, gpu, settings)
     tape = _Tape(asked)
@@ -161,13 +161,12 @@ def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
 
 def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | None = None) -> CachingAllocator:
     settings = AllocatorSettings.parse(header.settings)
-    # A snapshot does not say how large its card was.
+    # A snapshot does not include the size of its card.
     capacity_bytes = header.capacity_bytes or BOUNDLESS_BYTES
     return CachingAllocator(capacity_bytes, settings, header.overhead_bytes, observer)
 
 
 def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None" = None) -> Outcomes:
-    """Every event in order, until a request fails."""
     blocks: dict[tuple[int, int], Block] = {}
     failed = shortage = None
     for sequence, action, allocation in recording.events():
@@ -193,7 +192,7 @@ def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None
 
 
 class _Tape:
-    """Writes a replay down, with sequence numbers of its own."""
+    """Records a replay, with its own sequence numbers."""
 
     def __init__(self, recording: Recording) -> None:
         self.allocations: list[Allocation] = []
@@ -208,12 +207,12 @@ class _Tape:
         return self._next - 1
 
     def reach(self, sequence: int) -> None:
-        """The marks that stand before this event take the number of the next one."""
+        """Add marks from before this event, with the number of the next one."""
         while self._waiting and self._waiting[-1].sequence <= sequence:
             self.marks.append(replace(self._waiting.pop(), sequence=self._next))
 
     def marks_after(self, failed: Allocation | None) -> list[Mark]:
-        """What was marked after the last event; nothing where the run died before."""
+        """Return the marks after the last event; none if the run died before."""
         return [] if failed else [replace(mark, sequence=self._next) for mark in reversed(self._waiting)]
 
     def on_segment(self, action: str, address: int, size_bytes: int, stream: int) -> None:
@@ -231,7 +230,7 @@ class _Tape:
 
 
 def refused(outcomes: Outcomes) -> OutOfMemory | None:
-    """The request that failed in a replay, as that of a run."""
+    """Convert the failed request of a replay to a run's record."""
     failed, shortage = outcomes.failed, outcomes.shortage
     if failed is None or shortage is None:
         return None

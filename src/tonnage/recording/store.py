@@ -1,6 +1,6 @@
-"""A recording as one SQLite file: safe to open, quick to query. `layout` says what is in it.
+"""A recording as one SQLite file: safe to open, fast to query. See `layout` for its tables.
 
-The rows of a run are the same in a file of its own and in that of a cluster, where each begins with the number of its rank.
+The rows of a run are the same in its own file and in that of a cluster, where each begins with its rank.
 """
 
 import json
@@ -36,7 +36,7 @@ _NUMBERS = ("sequence", "depths", "threads")
 
 
 def write_recording(path: str | Path, recording: Recording, *, force: bool = False) -> None:
-    """Write all or nothing; an existing file stays as it is unless `force`."""
+    """Write the file atomically; raise OutputExists if it exists, unless `force`."""
     recording = as_kept(recording)
     with written(Path(path), LAYOUT_VERSION, force=force) as database:
         contexts: Contexts = {}
@@ -45,9 +45,9 @@ def write_recording(path: str | Path, recording: Recording, *, force: bool = Fal
 
 
 def read_recording(path: str | Path, rank: int | None = None) -> Recording:
-    """Read a file of ours; anything else is refused with the reason.
+    """Read one of our files; raise BadRecording with the reason if it is not valid.
 
-    Of a cluster's file this is one rank (None: the one that dies first or, where none does, needs most).
+    From a cluster's file, read one rank (None: the one that runs out of memory first or, if none does, needs most).
     """
     path = Path(path)
     with opened(path) as (database, version):
@@ -59,7 +59,7 @@ def read_recording(path: str | Path, rank: int | None = None) -> Recording:
 
 
 def _kept_under(database: sqlite3.Connection, path: Path, rank: int | None) -> int:
-    """The rank under which the events of a rank are kept: a like one, or one that ran in its place."""
+    """Return the rank under which a rank's events are stored: an identical one, or its representative."""
     ranks = [(kept, decoded(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
     if not ranks:
         raise BadRecording(f"{path} is of a cluster of which no rank reported.", hint="See why with: tonnage show FILE")
@@ -74,7 +74,7 @@ def _kept_under(database: sqlite3.Connection, path: Path, rank: int | None) -> i
 
 
 def decoded(value: str) -> Any:
-    """A cell that holds JSON."""
+    """Decode a cell that contains JSON."""
     try:
         return parse_json(value.encode())
     except Unreadable as error:
@@ -88,7 +88,7 @@ Contexts = dict[_Context, int]
 def insert_run(
     database: sqlite3.Connection, recording: Recording, contexts: Contexts, of_rank: tuple[int, ...] = ()
 ) -> None:
-    """The rows of one run but for its contexts, which many runs may share; each row begins with `of_rank`."""
+    """Insert the rows of one run except its contexts, which runs may share; each row begins with `of_rank`."""
 
     def insert(table: str, width: int, rows: Iterable[tuple[Any, ...]]) -> None:
         values = ", ".join("?" * (len(of_rank) + width))
@@ -106,7 +106,7 @@ def insert_run(
 
 
 def insert_contexts(database: sqlite3.Connection, contexts: Contexts) -> None:
-    """What blocks have in common, each once."""
+    """Insert each context (what many blocks have in common) once."""
     rows = []
     for (category, operator, module, phase, line, stack, shape, dtype), number in contexts.items():
         encoded = (json.dumps(stack), json.dumps(shape))
@@ -115,7 +115,7 @@ def insert_contexts(database: sqlite3.Connection, contexts: Contexts) -> None:
 
 
 def _allocation_rows(allocations: Iterable[Allocation], contexts: Contexts) -> Iterator[tuple[Any, ...]]:
-    """Rows of blocks; each new context gets the next number."""
+    """Return rows of blocks; each new context gets the next number."""
     for a in allocations:
         context = (a.category, a.operator, a.module, a.phase, a.line, a.stack, a.shape, a.dtype)
         number = contexts.setdefault(context, len(contexts))
@@ -123,7 +123,7 @@ def _allocation_rows(allocations: Iterable[Allocation], contexts: Contexts) -> I
 
 
 def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Recording:
-    """The rows of one run (None: of a file that holds no other) as a recording."""
+    """Read the rows of one run (None: the only one in the file) as a recording."""
 
     def rows(table: str, order: str = "rowid") -> Iterator[tuple[Any, ...]]:
         if of_rank is None:
@@ -132,13 +132,13 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
         return (row[1:] for row in found)
 
     header = dict(rows("header"))
-    host = header.pop(HOST_KEY, None)  # older files have none
-    lacking = {"command": [], "folder": "", "training": {}}  # in older files
+    host = header.pop(HOST_KEY, None)  # missing in older files
+    lacking = {"command": [], "folder": "", "training": {}}  # missing in older files
     values = lacking | {key: decoded(value) for key, value in header.items()}
     check_values(values, HEADER_KINDS, "header")
-    # Each context is decoded once, however many blocks have it.
+    # Decode each context once, however many blocks share it.
     contexts = {row[0]: _context(*row[1:]) for row in database.execute("SELECT * FROM context")}
-    # Older files have no such table.
+    # Older files lack this table.
     is_captured = database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'captured'").fetchone() is not None
     marks = [Mark(*row) for row in rows("mark", "sequence, rowid")]
     for mark in marks:
@@ -184,14 +184,14 @@ def _context(
 
 
 def packed(step: CapturedStep) -> bytes:
-    """A step as it is kept in a file."""
+    """Encode a step for a file."""
     values = {field.name: getattr(step, field.name) for field in fields(step)}
     values["calls"] = [asdict(call) for call in step.calls]
     return zlib.compress(json.dumps(values, separators=(",", ":")).encode())
 
 
 def unpacked(data: bytes) -> CapturedStep:
-    """The step that was packed so; `ValueError` of anything else."""
+    """Decode a packed step; raise ValueError if it is not valid."""
     inflater = zlib.decompressobj()
     try:
         values = parse_json(inflater.decompress(data, _MOST_BYTES))
@@ -217,7 +217,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _is_extents(value: Any) -> bool:
-    """Numbers, in lists no deeper than a list of tensors for each argument."""
+    """Whether the value is a list of counts, nested no deeper than a list of tensors per argument."""
     return isinstance(value, list) and all(
         isinstance(entry, list) and all(is_count(n) or (isinstance(n, list) and all(map(is_count, n))) for n in entry)
         for entry in value

@@ -1,6 +1,6 @@
 """Allocated and reserved bytes after each event, and their peaks by phase and step.
 
-Sequence numbers are dense, so a list indexed by them replaces any sorting. Nothing here knows what the bytes are for.
+Sequence numbers are dense, so lists are indexed by them and need no sorting.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentEvent
 
-# Phases that count where they allocate nothing themselves: what is there while they run is their peak.
+# Phases that count even if they allocate nothing: their peak is what exists while they run.
 _EVEN_IF_EMPTY = ("saving", "loading", "model loading")
 _SIGN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
@@ -23,7 +23,7 @@ class Timeline:
 
     @classmethod
     def of(cls, allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> "Timeline":
-        """Sum the events up."""
+        """Sum up the events."""
         born = max((a.born for a in allocations), default=0)
         died = max((a.died for a in allocations if a.died is not None), default=0)
         length = 1 + max(born, died, max((e.sequence for e in segments), default=0))
@@ -38,34 +38,34 @@ class Timeline:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The most that was allocated."""
+        """The most bytes allocated."""
         return max(self.allocated_bytes)
 
     @property
     def peak_sequence(self) -> int:
-        """The event at which the most was allocated, first of equals."""
+        """The first event at which the most was allocated."""
         return self.allocated_bytes.index(self.peak_allocated_bytes)
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that was reserved."""
+        """The most bytes reserved."""
         return max(self.reserved_bytes)
 
     def best_used(self, reserved_bytes: int, since: int = 0) -> int | None:
-        """The first event from `since` on at which so much was reserved and most of it allocated."""
+        """Return the first event from `since` on with this much reserved and the most of it allocated."""
         moments = (
             moment for moment in range(since, len(self.reserved_bytes)) if self.reserved_bytes[moment] == reserved_bytes
         )
         return max(moments, key=self.allocated_bytes.__getitem__, default=None)
 
     def peak_between(self, start: int, end: int) -> int:
-        """The most that was allocated from just before event `start` until before event `end`."""
+        """Return the most bytes allocated from just before event `start` until before event `end`."""
         return max(self.allocated_bytes[max(start - 1, 0) : max(end, 1)], default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class PhasePeak:
-    """The most that was allocated in a phase."""
+    """The most bytes allocated in a phase."""
 
     name: str
     peak_allocated_bytes: int
@@ -73,7 +73,7 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True)
 class StepPeak:
-    """The most that was allocated in a step, and in each of its phases."""
+    """The most bytes allocated in a step, and in each of its phases."""
 
     step: int
     peak_allocated_bytes: int
@@ -81,12 +81,12 @@ class StepPeak:
 
 
 def peaks_by_phase(timeline: Timeline, marks: Sequence[Mark]) -> list[PhasePeak]:
-    """The peak of each phase, all its turns together."""
+    """Return the peak of each phase, over all its occurrences."""
     return _phase_peaks(timeline, marks, 0, len(timeline.allocated_bytes))
 
 
 def peaks_by_step(timeline: Timeline, marks: Sequence[Mark]) -> list[StepPeak]:
-    """The peak of each step, in order; a step that comes back (0 after an evaluation, say) is one step."""
+    """Return the peak of each step, in order; a step that recurs (such as 0 after an evaluation) counts as one."""
     found: dict[int, StepPeak] = {}
     for name, start, end in spans(marks, "step", len(timeline.allocated_bytes)):
         step = int(name or 0)
@@ -111,7 +111,7 @@ def _phase_peaks(timeline: Timeline, marks: Sequence[Mark], start: int, end: int
 
 
 def spans(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[str, int, int]]:
-    """(name, first event, event after the last) of each stretch between marks of a kind; before the first it is ""."""
+    """Return (name, first event, event after the last) of each span between marks of a kind; "" before the first."""
     return (stretch for stretch in _stretches(marks, kind, length) if stretch[1] < stretch[2])
 
 
@@ -124,5 +124,5 @@ def _stretches(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[t
 
 
 def name_at(marks: Sequence[Mark], kind: MarkKind, sequence: int) -> str:
-    """The phase or the step that runs at an event; "" before the first."""
+    """Return the phase or step that runs at an event; "" before the first."""
     return next((name for name, start, end in spans(marks, kind, sequence + 1) if start <= sequence < end), "")

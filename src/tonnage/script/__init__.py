@@ -1,1 +1,1 @@
-"""A user's script: run as it is, and what it does while memory is taken; on real and virtual GPUs alike."""
+"""Runs a user's script unchanged and observes what it does while memory is allocated, on real and virtual GPUs alike."""

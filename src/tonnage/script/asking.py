@@ -1,6 +1,7 @@
-"""Started as `python -m tonnage.script.asking`: runs a launcher up to where it would start processes, and writes what it would.
+"""Run as `python -m tonnage.script.asking`: executes a launcher up to where it would start processes, and reports
+these.
 
-The machine is as the launcher would find it on a host with the GPUs that were asked for: PyTorch says how many there are.
+The launcher sees a host with the requested GPUs: PyTorch reports that many.
 """
 
 import argparse
@@ -17,7 +18,7 @@ _BEFORE = dict(os.environ)
 
 
 def main() -> None:
-    """The answer's file, the launcher's package, its name, the GPUs of a host, and the launcher's own words."""
+    """Run a launcher; arguments: the answer's file, its package, its name, GPUs per host, its own arguments."""
     answer, package, launcher, gpus, *words = sys.argv[1:]
     sys.argv = [launcher, *words]
     try:
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 class _Answer(BaseException):
-    """Ends a launcher where it would start processes: no `except Exception` of its own catches it."""
+    """Stops a launcher where it would start processes; its own `except Exception` does not catch this."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ def _write(answer: str, **values: Any) -> None:
 def _claim_gpus(count: int) -> None:
     from tonnage.virtual.driver import loading
 
-    if loading.is_cuda_build(loading.torch_root()):  # it may be here without CUDA's own libraries
+    if loading.is_cuda_build(loading.torch_root()):  # it may be installed without CUDA's own libraries
         loading.load(loading.installed_cuda())
     import torch
 
@@ -66,14 +67,14 @@ def _torchrun(launcher: str, words: list[str], gpus: int) -> None:
     )
     _stop_at_run(gpus)
     if launcher == "torch.distributed.launch":
-        own.run = sys.modules["torch.distributed.run"].run  # which it has imported by its name
+        own.run = sys.modules["torch.distributed.run"].run  # which it has imported by name
         own.launch(own.parse_args(words))
     else:
         own.main(words)
 
 
 def _stop_at_run(gpus: int) -> None:
-    """torchrun parses its words and calls this with them; so does accelerate."""
+    """Replace torchrun's `run`, which torchrun and accelerate call with parsed arguments."""
     runner: Any = import_module("torch.distributed.run")
 
     def run(args: argparse.Namespace) -> NoReturn:
@@ -99,7 +100,7 @@ def _accelerate(launcher: str, words: list[str], gpus: int) -> None:
     _stop_at_run(gpus)
 
     def start(command: list[str], env: dict[str, str], **_: Any) -> NoReturn:
-        """One process, which gets no rank: its command begins with Python."""
+        """Answer for a single process, which gets no rank: its command begins with Python."""
         os.environ.update(env)
         if command[0] != sys.executable:
             raise ValueError(f"it would start {command[0]}, and a virtual GPU is one of Python")
@@ -116,7 +117,7 @@ def _deepspeed(launcher: str, words: list[str], gpus: int) -> None:
     parse, parsed = runner.parse_args, []
 
     def parse_args(args: list[str] | None = None) -> Any:
-        # Nothing is looked for on other hosts.
+        # Do not contact other hosts.
         parsed.append(parse(["--no_ssh_check", "--master_addr", "127.0.0.1", *(args or words)]))
         return parsed[-1]
 

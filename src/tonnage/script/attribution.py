@@ -1,8 +1,8 @@
-"""What a block is for: its category, module, phase, step and the script's own line.
+"""Finds out what a block is for: its category, module, phase, step and the script's own line.
 
-Hooks on modules, optimizers and the autograd engine keep the present state; a block takes it when it is made. What only
-shows later (this block is a gradient, that one an optimizer's state) is told to the sink then. It does not know how
-blocks are allocated, nor whether the GPU is virtual.
+Hooks on modules, optimizers and the autograd engine maintain the current state, which a block takes when it is
+allocated. What only shows later (that a block is a gradient or an optimizer state) is reported to the sink then. It
+does not depend on how blocks are allocated, or whether the GPU is virtual.
 """
 
 import sys
@@ -25,74 +25,74 @@ _BY_PHASE = {
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.WORKSPACE,
 }
-# Whatever function they run in, a backward pass and an optimizer's step are told as such.
+# Backward passes and optimizer steps keep their phase, whatever function they run in.
 _PLAIN = ("backward", "optimizer")
 
 
 class Sink(Protocol):
-    """Whoever keeps the record of blocks; it is told the line that backward was called from before backward begins."""
+    """Keeps the record of blocks. `held_line`, the line that called backward, is set before backward begins."""
 
     held_line: str
 
     def mark(self, kind: MarkKind, name: str) -> None:
-        """From the next block on, this phase or step runs."""
+        """Record that this phase or step starts with the next block."""
 
     def at_module(self, context: int) -> None:
-        """From now on the module of this number is at work; 0 is none."""
+        """Set the current module by number; 0 is none."""
 
     def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
-        """The blocks at these addresses belong to the category (with `only`: if they belonged to that one so far)."""
+        """Set the category of the blocks at these addresses (with `only`: if they have that category so far)."""
 
 
 class HostLedger(Protocol):
-    """Whoever counts tensors of the host."""
+    """Counts tensors on the host."""
 
     def categorise(self, category: Category, addresses: Iterable[int]) -> None:
-        """The tensors at these addresses belong to the category."""
+        """Set the category of the tensors at these addresses."""
 
     def tick(self) -> None:
-        """Some time may have passed."""
+        """Called regularly, to allow periodic work."""
 
     def event(self, kind: int, address: int, size: int, operator: str) -> None:
-        """A large block of the host was made, dropped, pinned or read."""
+        """Record that a large host block was allocated, freed, pinned or read."""
 
     def card_used(self) -> None:
-        """The card's context is there, and maybe another library of CUDA."""
+        """Record that CUDA's context, and possibly another CUDA library, is loaded."""
 
 
 class Observer(Protocol):
-    """Whoever wants to know where steps begin and end."""
+    """Is notified where steps begin and end."""
 
     def root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """An outermost module is called; the phase and step are those of the call."""
 
     def root_ends(self, output: Any) -> None:
-        """Its call is over; without an output where it failed."""
+        """The outermost module's call has ended; `output` is None if it failed."""
 
     def module_starts(self) -> None:
         """Any module is called."""
 
     def phase_begins(self, phase: str) -> None:
-        """From here on, this phase runs."""
+        """A phase begins."""
 
     def optimizer_starts(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
 
     def optimizer_ends(self) -> None:
-        """It has; told when no backward runs any more, if it stepped within one."""
+        """The optimizer has stepped; if that was within backward, this is called after it."""
 
     def goes_on(self) -> None:
-        """Another thousand blocks, or so, were made or dropped."""
+        """About another thousand blocks were allocated or freed."""
 
     def finish(self) -> None:
         """The run ends."""
 
 
 class Attribution:
-    """The present state of the script, as seen through PyTorch's hooks."""
+    """The current state of the script, as seen through PyTorch's hooks."""
 
     def __init__(self, sink: Sink, *, frugal: bool = False) -> None:
-        """Frugal: a model and its optimizer's states are looked at once, not at every step."""
+        """With `frugal`, a model and its optimizer states are examined once, not at every step."""
         self.sink = sink
         self.observer: Observer | None = None
         self.host: HostLedger | None = None
@@ -100,22 +100,22 @@ class Attribution:
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self.phase = "setup"
         self._base = "setup"  # by hooks alone
-        self._region = ""  # by the functions that are at work: saving, generation, ...
+        self._region = ""  # by functions on the stack: saving, generation, ...
         self._is_marking = False
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()  # outermost modules that ran in training mode
         self.step = 0
         self.category = Category.OTHER
         self.lines = LineFinder()
         self.modules: list[str] = []
-        self.keywords: dict[str, Any] = {}  # what the outermost module was given by name
+        self.keywords: dict[str, Any] = {}  # the outermost module's keyword arguments
         self.contexts: list[str] = [""]
         self._context_numbers: dict[str, int] = {"": 0}
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._known: dict[int, weakref.ref[Any]] = {}  # parameters by id: a WeakSet would compare tensors
         self.trains = False  # whether there is an optimizer
         self._stepped = True
-        self.stepping = False  # whether an optimizer is at it
-        self._stepped_within = False  # a backward that still runs
+        self.stepping = False  # whether an optimizer step is running
+        self._stepped_within = False  # stepped within a backward that still runs
         self._backward_depth = 0
         self.main_thread = threading.main_thread().ident or 0
         self._held = NOWHERE
@@ -123,32 +123,32 @@ class Attribution:
         self._asked_driver: set[str] = set()
         self._steppers: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    # The present state
+    # The current state
 
     def module_of(self, context: int) -> str:
-        """The module at work: in backward, the one whose forward made the node."""
+        """Return the current module; in backward, the one whose forward created the node."""
         if context >= 0:
             return self.contexts[context]
         return self.modules[-1] if self.modules else ""
 
     def line(self) -> str:
-        """The script's line at work; on PyTorch's own threads, the one that the main thread waits in."""
+        """Return the script's current line; on PyTorch's own threads, the line where the main thread waits."""
         return self.place().line
 
     def place(self) -> Place:
-        """The script's line at work, and what called it."""
+        """Return the script's current line and its callers."""
         found = self.lines.find(sys._getframe().f_back)
         if found.line:
             return found
         return Place(self._held.line or self.lines.last, found.stack + self._held.stack, found.phase or self._region)
 
     def enter(self, phase: str) -> None:
-        """From here on, this phase runs, unless a function that is at work says more."""
+        """Start a phase, unless a function on the stack determines another."""
         self._base = phase
         self._settle()
 
     def at(self, place: Place) -> None:
-        """A block is asked for here: functions on its stack may say what for."""
+        """Update the phase from the functions on the stack of an allocation."""
         if place.phase != self._region and not self._is_marking:
             self._leave(self._region)
             self._region = place.phase
@@ -156,7 +156,7 @@ class Attribution:
 
     @contextmanager
     def within(self, region: str) -> Iterator[None]:
-        """What runs inside is this phase, unless a function further out says more, or it runs beside the script."""
+        """Run the body in this phase, unless an outer function determines another or this is not the main thread."""
         if threading.get_ident() != self.main_thread:
             yield
             return
@@ -171,7 +171,7 @@ class Attribution:
             self._settle()
 
     def _leave(self, region: str) -> None:
-        """A function that evaluated has ended, or what it evaluated was saved: the evaluation is over."""
+        """End the evaluation phase after a function that evaluates or saves."""
         if region in ("evaluation", "saving") and self._base == "evaluation":
             self._base = "other"
 
@@ -189,7 +189,7 @@ class Attribution:
     # Modules
 
     def module_starts(self, module: Any, arguments: tuple[Any, ...]) -> None:
-        """A module's forward begins; the outermost one begins a forward phase, and maybe a step."""
+        """Handle the start of a module's forward; the outermost one starts a forward phase, and maybe a step."""
         if self.host:
             self.host.tick()
         if not self.modules and self._base != "backward":
@@ -206,7 +206,7 @@ class Attribution:
         self.sink.at_module(self._context(path))
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """A module's forward is over."""
+        """Handle the end of a module's forward."""
         if self.modules:
             self.modules.pop()
         self.sink.at_module(self._context(self.modules[-1]) if self.modules else 0)
@@ -221,11 +221,11 @@ class Attribution:
 
         self.at(self.place())
         infers = not torch.is_grad_enabled()
-        # Without gradients, or (as people forget `no_grad`) in the evaluation mode of a module that also trains.
+        # Without gradients, or (since people forget `no_grad`) in the evaluation mode of a module that also trains.
         evaluates = not module.training and (infers or module in self._trained)
         self._ask_driver("evaluation" if infers else "training", module)
         if self.trains and (evaluates or (infers and self._region == "generation")):
-            # Between the steps of a training: no step of its own.
+            # Between training steps: not a step of its own.
             self.enter(self._base if self._base == "forward" else "evaluation")
         else:
             if module.training and not infers:
@@ -253,10 +253,10 @@ class Attribution:
             self.contexts.append(path)
         return number
 
-    # Who drives it
+    # The training framework
 
     def _ask_driver(self, of: str, model: Any) -> None:
-        """Once in training, and once before: what is at work on the stack, and what the model can do."""
+        """Examine the stack and the model, once in training and once before."""
         if of in self._asked_driver or "training" in self._asked_driver:
             return
         self._asked_driver.add(of)
@@ -264,12 +264,12 @@ class Attribution:
             facts, whole = facts_of_driver(sys._getframe())
             self.training |= facts | facts_of_model(model)
         except (AttributeError, TypeError, RuntimeError, LookupError):
-            return  # a library of another version: the advice is in plain words then
+            return  # another version of a library: advice is generic then
         if whole is not None:
             self._name(whole)
 
     def optimizer_made(self, optimizer: Any) -> None:
-        """A script that makes an optimizer trains, with that one."""
+        """Note that the script trains, with this optimizer."""
         self.trains = True
         known = self.training.get("optimizers", "").split()
         if (name := name_of_optimizer(optimizer)) and name not in known:
@@ -278,7 +278,7 @@ class Attribution:
     # Backward and optimizers
 
     def backward_starts(self) -> None:
-        """The autograd engine runs; its threads have no Python frames of the script, so the line is held."""
+        """Handle the start of backward. Its threads have no Python frames of the script, so the line is kept."""
         if not self._backward_depth:
             self._held = self.place()
             self.at(self._held)
@@ -287,7 +287,7 @@ class Attribution:
         self._backward_depth += 1
 
     def backward_ends(self) -> None:
-        """The engine is done: what now hangs on the parameters are gradients."""
+        """Handle the end of backward: the parameters now have gradients."""
         self._backward_depth -= 1
         if not self._backward_depth:
             if not self._frugal:
@@ -296,11 +296,11 @@ class Attribution:
             if self._stepped_within and self.observer:
                 self.observer.optimizer_ends()
             self._stepped_within = False
-            # Backward in the closure of an optimizer's step: the step itself follows.
+            # Backward in the closure of an optimizer step: the step itself follows.
             self.enter("optimizer" if self.stepping else "other")
 
     def step_starts(self, optimizer: Any) -> None:
-        """An optimizer steps, perhaps inside backward."""
+        """Handle the start of an optimizer step, possibly inside backward."""
         self.trains = self.stepping = True
         self.at(self.place())
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -315,7 +315,7 @@ class Attribution:
             self.observer.optimizer_starts(optimizer)
 
     def step_ends(self, optimizer: Any) -> None:
-        """What the optimizer keeps are its states."""
+        """Handle the end of an optimizer step, and mark its states."""
         self._stepped, self.stepping = True, False
         if self._is_new(optimizer):
             self.mark(Category.OPTIMIZER_STATES, _tensors(optimizer.state.values()))
@@ -325,17 +325,17 @@ class Attribution:
             self.observer.optimizer_ends()
 
     def _is_new(self, thing: Any) -> bool:
-        """Whether it is worth looking at: always, unless frugal and seen before."""
+        """Whether to examine it: always, unless frugal and seen before."""
         if not self._frugal:
             return True
         known = thing in self._seen
         self._seen.add(thing)
         return not known
 
-    # Marks on blocks
+    # Categories of blocks
 
     def mark(self, category: Category, tensors: Iterable[Any], *, only: Category | None = None) -> None:
-        """These tensors' blocks belong to the category (with `only`: if they belonged to that one so far)."""
+        """Set the category of these tensors' blocks (with `only`: if they have that category so far)."""
         own = [part for tensor in tensors if tensor is not None for part in _parts(tensor)]
         found = [address_of(t) for t in own if t.is_cuda and _has_storage(t)]
         if found:
@@ -344,14 +344,14 @@ class Attribution:
             self.host.categorise(category, [address_of(t) for t in own if t.is_cpu and _has_storage(t)])
 
     def mark_model(self, module: Any) -> None:
-        """A module's parameters and buffers are the model."""
+        """Mark a module's parameters and buffers."""
         parameters = list(module.parameters())
         self._remember(parameters)
         self.mark(Category.PARAMETERS, parameters)
         self.mark(Category.PARAMETERS, module.buffers(), only=Category.OTHER)
 
     def mark_gradients(self, parameters: Iterable[Any]) -> None:
-        """What hangs on these parameters are gradients."""
+        """Mark the gradients of these parameters."""
         self.mark(Category.GRADIENTS, [p.grad for p in parameters])
 
     def _remember(self, parameters: Iterable[Any]) -> None:
@@ -364,7 +364,7 @@ class Attribution:
         return [parameter for parameter in found if parameter is not None]
 
     def finish(self) -> None:
-        """At the end, or where the script died: what is still undecided."""
+        """Mark remaining gradients at the end, or where the script died."""
         self.mark_gradients(self._parameters())
         if self.observer:
             self.observer.finish()
@@ -378,10 +378,10 @@ class Attribution:
 
 
 def _parts(tensor: Any) -> list[Any]:
-    """The plain tensors that hold a tensor's bytes.
+    """Return the plain tensors that hold a tensor's data.
 
-    A sharded tensor keeps some on this rank, a sparse one indices and values, and a subclass that wraps others
-    (quantised and float8 weights, jagged tensors) says which: it has a storage of its own, of which nothing may be asked.
+    A sharded tensor has a local part, a sparse one indices and values, and a wrapper subclass (quantized and float8
+    weights, jagged tensors) lists its parts; the wrapper's own storage must not be accessed.
     """
     torch = sys.modules["torch"]
     tensor = getattr(tensor, "_local_tensor", tensor)
@@ -394,7 +394,7 @@ def _parts(tensor: Any) -> list[Any]:
 
 
 def _has_storage(tensor: Any) -> bool:
-    """Tensors that torch.func wraps for a transform, and subclasses that only wrap others, have none to be asked for."""
+    """Whether the storage is accessible: not for tensors wrapped by torch.func or for wrapper subclasses."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
@@ -402,22 +402,27 @@ def _has_storage(tensor: Any) -> bool:
 
 
 def address_of(tensor: Any) -> int:
-    """Where the storage begins. Asking for the storage itself would leave a reference to it, and autograd adds gradients in
-    place only where it holds the one reference."""
+    """Return the address of the storage.
+
+    Accessing the storage itself would leave a reference to it, and autograd accumulates gradients in place only if it
+    holds the only reference.
+    """
     return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
 
 
 def _has_address(tensor: Any) -> bool:
-    """Whether a subclass has bytes of its own."""
     try:
         address_of(tensor)
-    except (RuntimeError, NotImplementedError, ValueError):  # the last of a lazy module's, before its first call
+    except (
+        RuntimeError,
+        NotImplementedError,
+        ValueError,
+    ):  # the last for a lazy module's parameters before its first call
         return False
     return True
 
 
 def _tensors(values: Iterable[Any], depth: int = 4) -> list[Any]:
-    """The tensors in nested containers and dataclass-like mappings."""
     found: list[Any] = []
     tensor = sys.modules["torch"].Tensor
     for value in values:

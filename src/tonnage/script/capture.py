@@ -1,15 +1,15 @@
-"""Captures what a typical step calls, by torch's own profiler: it is on for the first steps of a run and then never again.
+"""Captures the calls of a typical step with torch's profiler, which runs only during the first steps of a run.
 
 | the script         | a step is                                                                                    |
 |--------------------|----------------------------------------------------------------------------------------------|
 | has an optimizer   | from the end of one optimizer's step to the end of the next, the first from its first forward |
 | has none           | from one call of an outermost module to the next, the last one to the end of the run          |
 
-The last of them is kept, without what makes an optimizer's states where it is the first: others find them. One that calls a great
-many operators is enough, since each of them costs time. A step in which something is compiled or that is interrupted by
-an evaluation is not typical, and another one takes its place. The profiler is begun once (again only after it was stopped for a
-compilation), and where a step begins is a mark among its events: to begin it anew within a region that it has seen begin would
-have torch write to memory that is gone. A script that profiles itself is left alone.
+The last one is kept; if it is also the first, without the calls that create optimizer states. If a step calls very many
+operators, one is enough, because profiling each costs time. A step in which something is compiled, or that is interrupted
+by an evaluation, is not typical and is replaced by another. The profiler is started once (again only after a
+compilation), and a mark among its events shows where a step begins: restarting it within an open region would make torch
+write to freed memory. If the script profiles itself, nothing is captured.
 """
 
 import os
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tonnage.script.attribution import Attribution
 
 STEPS = 2
-# Steps that are tried where some compile or evaluate.
+# Steps to try if some compile or evaluate.
 _MOST_STEPS = 6
-# Of blocks; with about four operators for each, and about a kilobyte for every operator.
+# In blocks, with about four operators for each, and about a kilobyte per operator.
 _MOST_THOUSANDS = 256
 _ENOUGH_THOUSANDS = 4
 _TOO_LONG = "Its steps call too many operators to capture one, so nothing is known of its time."
@@ -40,7 +40,7 @@ _NOTE = "The script profiles itself, so its operators were not captured, and not
 
 
 def _harmless(method: Any) -> Any:
-    """Whatever goes wrong here, the script must not notice."""
+    """Catch all errors, so that the script is not affected."""
 
     @wraps(method)
     def guarded(self: "StepCapture", *arguments: Any) -> None:
@@ -53,25 +53,25 @@ def _harmless(method: Any) -> Any:
 
 
 class StepCapture:
-    """Between `install` and `finish` the steps of a script are watched; `captured` is the one that was kept."""
+    """Observes the steps of a script between `install` and `finish`; `captured` is the one that was kept."""
 
     def __init__(self, who: "Attribution", tell: Callable[[str, str], None]) -> None:
-        """Whom to ask for phases and steps, and whom to tell what was assumed."""
+        """Take phases and steps from `who`, and report assumptions to `tell`."""
         self._who = who
         self._tell = tell
         self.captured: CapturedStep | None = None
         self._process = os.getpid()
         self._torch: Any = None
         self._profiling = self._over = self._asks_dynamo = False
-        self._spoiled = False  # by a compilation; not to be kept
+        self._spoiled = False  # by a compilation, so not to be kept
         self._paused = 0
-        self._has_streams = False  # of the script's own
+        self._has_streams = False  # streams created by the script
         self._steps: list[_Step] = []
         self._tried = 0
         self._thousands = 0
 
     def install(self) -> Callable[[], None]:
-        """Watch from here on; the result undoes it."""
+        """Start observing; the returned function undoes it."""
         import torch
 
         self._torch = torch
@@ -88,7 +88,7 @@ class StepCapture:
         self._has_streams = True
 
     def give_up(self, why: str) -> None:
-        """Capture nothing more."""
+        """Stop capturing and report why."""
         self._over = True
         self._tell("profiler", f"The operators of a step could not be captured: {why[:160]}")
         if self._profiling:
@@ -98,7 +98,7 @@ class StepCapture:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs here is no step of the script's: it is left out, and what began before it is dropped."""
+        """Exclude what runs in this context from steps, and drop the step in progress."""
         self._drop()
         self._paused += 1
         try:
@@ -116,12 +116,12 @@ class StepCapture:
 
     @_harmless
     def root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """An outermost module is called."""
+        """Start or continue a step when an outermost module is called."""
         if self._over or self._paused or not self._is_mine():
             return
         who = self._who
         if self._profiling and self._steps[-1].training != who.trains:
-            self._stop()  # what ran before there was an optimizer is no step of a training
+            self._stop()  # what ran before there was an optimizer is not a training step
         if not self._profiling:
             self._start()
         elif not who.trains and self._steps[-1].called:
@@ -133,19 +133,19 @@ class StepCapture:
 
     @_harmless
     def root_ends(self, output: Any) -> None:
-        """Its call is over; without an output where it failed."""
+        """Note whether the call failed, which is when there is no output."""
         if self._profiling and self._is_mine():
             self._steps[-1].failed |= output is None
 
     @_harmless
     def phase_begins(self, phase: str) -> None:
-        """Another phase of the step."""
+        """Mark another phase of the step."""
         if self._profiling and self._is_mine():
             profiler.mark(f"phase {phase}")
 
     @_harmless
     def module_starts(self) -> None:
-        """Any module is called."""
+        """Count module calls, and mark recomputation."""
         if self._profiling:
             self._steps[-1].module_calls += 1
             if threading.get_ident() != self._who.main_thread:
@@ -156,25 +156,25 @@ class StepCapture:
                 self._tell("profiler", _TOO_LONG)
 
     def goes_on(self) -> None:
-        """Another thousand blocks were made or dropped: what the profiler keeps takes memory, too."""
+        """Count blocks, in thousands: what the profiler keeps takes memory, too."""
         self._thousands += self._profiling
 
     @_harmless
     def optimizer_starts(self, optimizer: Any) -> None:
-        """An optimizer is about to step."""
+        """Count the parameters of the optimizer that is about to step."""
         if self._profiling:
             groups = optimizer.param_groups
             self._steps[-1].parameters += sum(p.grad is not None for group in groups for p in group["params"])
 
     @_harmless
     def optimizer_ends(self) -> None:
-        """It has: with it a step ends, if a forward went before. Others that follow belong to the next one."""
+        """End a step after an optimizer step, if a forward came before. Further optimizer steps belong to the next one."""
         if self._profiling and self._is_mine() and self._steps[-1].called:
             self._next_step()
 
     @_harmless
     def finish(self) -> None:
-        """The run ends."""
+        """End the capture with the run."""
         if self._profiling and self._is_mine():
             if not self._who.trains and self._steps[-1].called and not self._steps[-1].failed:
                 self._next_step()
@@ -184,14 +184,14 @@ class StepCapture:
     # The profiler
 
     def _is_mine(self) -> bool:
-        """The profiler is on in the main thread alone, and not in forked children."""
+        """Whether this is the main thread of the original process, the only one that is profiled."""
         return threading.get_ident() == self._who.main_thread and os.getpid() == self._process
 
     def _start(self) -> None:
         if profiler.is_on() or self._tried >= _MOST_STEPS:
             self._over = True
             return
-        # A compilation runs every operator many times over, on tensors without memory.
+        # Compilation runs every operator many times, on tensors without memory.
         callbacks = sys.modules.get("torch._dynamo.callback")
         if callbacks is not None and not self._asks_dynamo:
             self._asks_dynamo = True
@@ -203,7 +203,6 @@ class StepCapture:
         profiler.mark(f"phase {self._who.phase}")
 
     def _next_step(self) -> None:
-        """A step is complete. Is that enough?"""
         done = self._steps[-1]
         done.complete, done.settings = True, profiler.settings()
         self._tried += 1
@@ -222,13 +221,13 @@ class StepCapture:
         self._profiling = False
         with no_collection():
             results = profiler.end()
-            # Keep the last complete step; one without an evaluation in it, if there is one.
+            # Keep the last complete step, preferably one without an evaluation.
             complete = [(at, step) for at, step in enumerate(self._steps) if step.complete]
             if complete and not self._spoiled:
                 at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
                 self.captured = step.read(Profile(results), at)
 
-    # Others that come in between
+    # Interruptions
 
     @_harmless
     def _compilation_starts(self, *_: Any) -> None:
@@ -249,7 +248,7 @@ class StepCapture:
             self._tell("profiler", _NOTE)
 
     def _make_way(self) -> Callable[[], None]:
-        """Let a profiler of the script's own begin in our place."""
+        """Stop our profiler when the script starts its own."""
         undo: list[Callable[[], None]] = []
         for owner in (self._torch.autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy")):
             for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
@@ -274,23 +273,24 @@ class StepCapture:
 
 
 class _Step:
-    """One step as it goes on."""
+    """One step in progress."""
 
     def __init__(self, training: bool) -> None:
         self.number, self.training = 0, training
         self.complete = self.called = self.evaluates = self.failed = False
         self.module_calls = self.parameters = 0
         self.settings: dict[str, str] = {}
-        self._model: Callable[[], Any] | None = None  # not kept: the script may drop it, and its memory with it
+        self._model: Callable[[], Any] | None = None  # weak, because the script may drop it to free its memory
         self.samples: int | None = 0
         self.tokens: int | None = 0
 
     def call(
         self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], *, evaluates: bool, again: bool
     ) -> None:
-        """An outermost module is called. Of the first of the step all calls count: gradients may be accumulated.
+        """Count a call of an outermost module. All calls of the step's first module count: gradients may be
+        accumulated.
 
-        An optimizer that calls it again, as L-BFGS does, has no other samples for it.
+        An optimizer that calls it again, as L-BFGS does, uses the same samples.
         """
         self.evaluates |= evaluates
         if evaluates:
@@ -306,7 +306,7 @@ class _Step:
             self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens
 
     def read(self, profile: Profile, at: int) -> CapturedStep:
-        """What the profiler saw from the mark at which this step began to the next."""
+        """Read what the profiler recorded from this step's mark to the next."""
         return read_step(
             profile,
             at,
@@ -321,7 +321,7 @@ class _Step:
 
 
 def _batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Samples and tokens of one call: of `input_ids`, or of the tensor that comes first."""
+    """Return the samples and tokens of one call, by `input_ids` or the first tensor."""
     torch = sys.modules["torch"]
     tensors = [value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor)]
     first = keywords.get("input_ids", tensors[0] if tensors else None)

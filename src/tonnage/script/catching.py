@@ -1,9 +1,10 @@
-"""Whether a program would catch an error that is about to be raised: read from the source of the frames on its stack.
+"""Predicts whether a program would catch an error that is about to be raised, from the source of the frames on its
+stack.
 
-A handler counts where it may match and may go on afterwards. One that always raises again or exits ends the program all the
-same, and does not count. `with suppress(...)` counts, as does any `with` that is given a matching type, and a context manager
-made of a generator whose `yield` stands in such a `try`. Classes with an `__exit__` of their own are taken to pass errors on.
-A file without source cannot be read: its frames are taken to catch nothing.
+A handler counts if it may match and may continue afterwards. One that always reraises or exits ends the program
+anyway, and does not count. `with suppress(...)` counts, as does any `with` that is given a matching type, and a
+generator-based context manager whose `yield` is in such a `try`. Classes with their own `__exit__` are assumed to
+propagate errors. Frames without source are assumed to catch nothing.
 """
 
 import ast
@@ -23,7 +24,7 @@ _trees: dict[str, ast.Module | None] = {}
 
 
 def stacks(of: FrameType | None, waiting: int) -> Iterator[FrameType]:
-    """The frames of this thread, innermost first, then those of the thread that waits for it (of backward, the main one)."""
+    """Return this thread's frames, innermost first, then those of the thread that waits for it."""
     seen = set()
     for frame in (of, sys._current_frames().get(waiting)):
         while frame is not None and id(frame) not in seen:
@@ -33,7 +34,7 @@ def stacks(of: FrameType | None, waiting: int) -> Iterator[FrameType]:
 
 
 def is_caught(error: type[BaseException], frames: Iterable[FrameType]) -> bool:
-    """Whether one of these frames, innermost first, would catch an error of this type and go on."""
+    """Whether one of these frames, innermost first, would catch an error of this type and continue."""
     kinds: tuple[type[BaseException], ...] = (error,)
     for frame in frames:
         for block in _around(frame):
@@ -43,22 +44,22 @@ def is_caught(error: type[BaseException], frames: Iterable[FrameType]) -> bool:
                     continue
                 if not _ends(handler.body):
                     return True
-                # Whether what it raises is an error of its own, not the one that it caught.
+                # Whether it raises an error of its own, not the one that it caught.
                 raised = [node.exc for node in ast.walk(handler) if isinstance(node, ast.Raise)]
                 if any(exc and not (isinstance(exc, ast.Name) and exc.id == handler.name) for exc in raised):
-                    kinds = (Exception,)  # of whatever type it is now
+                    kinds = (Exception,)  # of an unknown type
             elif any(_item_catches(item.context_expr, kinds, frame) for item in block.items):
                 return True
     return False
 
 
 def _around(frame: FrameType) -> list[_Block]:
-    """The `try` and `with` blocks of a frame's own function around the line that it is at, innermost first."""
+    """Return the `try` and `with` blocks of a frame's function around its current line, innermost first."""
     node: ast.AST | None = _tree(frame.f_code.co_filename, frame.f_globals)
     blocks: list[_Block] = []
     while node is not None:
         if isinstance(node, _FUNCTIONS):
-            blocks = []  # what stands around a function is not around its calls
+            blocks = []  # blocks around a function's definition are not around its calls
         elif isinstance(node, (ast.With, ast.AsyncWith)) or (
             isinstance(node, ast.Try) and any(_covers(statement, frame.f_lineno) for statement in node.body)
         ):
@@ -83,7 +84,7 @@ def _tree(file: str, variables: dict[str, Any]) -> ast.Module | None:
 
 
 def _matches(kind: ast.expr | None, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
-    """Whether `except kind` may take one of these errors; what cannot be told may."""
+    """Whether `except kind` may match one of these errors; True if unknown."""
     if kind is None:
         return True
     found = _value(kind, frame)
@@ -97,7 +98,7 @@ def _matches(kind: ast.expr | None, errors: tuple[type[BaseException], ...], fra
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """What a name or a dotted name stands for in a frame; None where it is anything else."""
+    """Return what a name or dotted name refers to in a frame; None for anything else."""
     if isinstance(node, ast.Name):
         for names in (frame.f_locals, frame.f_globals, vars(builtins)):
             if node.id in names:
@@ -110,7 +111,6 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _ends(body: list[ast.stmt]) -> bool:
-    """Whether a handler always raises or exits."""
     last = body[-1]
     if isinstance(last, ast.If):
         ends = bool(last.orelse) and _ends(last.body) and _ends(last.orelse)
@@ -125,7 +125,7 @@ def _ends(body: list[ast.stmt]) -> bool:
 
 
 def _leaves(node: ast.AST, in_loop: bool = False) -> bool:
-    """Whether a statement may leave the handler otherwise than by an error."""
+    """Whether a statement may leave the handler without an error."""
     if isinstance(node, ast.Return) or (isinstance(node, (ast.Break, ast.Continue)) and not in_loop):
         return True
     if isinstance(node, _FUNCTIONS):
@@ -135,7 +135,7 @@ def _leaves(node: ast.AST, in_loop: bool = False) -> bool:
 
 
 def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
-    """Whether a `with` of this context manager goes on after such an error."""
+    """Whether a `with` of this context manager continues after such an error."""
     if not isinstance(item, ast.Call):
         return False
     given = [value for argument in item.args if (value := _value(argument, frame)) is not None]
@@ -148,7 +148,7 @@ def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame
 
 
 def _generator_catches(made: Any, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
-    """Whether the `yield` of a context manager that is a generator stands in a `try` that catches them."""
+    """Whether the `yield` of a generator-based context manager is in a `try` that catches the errors."""
     code = getattr(made, "__code__", None)
     if code is None or not inspect.isgeneratorfunction(made):
         return False

@@ -1,4 +1,4 @@
-"""PyTorch's own hooks, wired to the attribution: modules, the autograd engine, optimizers, and models on the move."""
+"""Connects PyTorch's hooks to the attribution: modules, the autograd engine, optimizers, and moved models."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tonnage.script.attribution import Attribution
 
 
 def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], None]:
-    """Hook everything (without `modules`: of modules only the outermost); the result unhooks it."""
+    """Install all hooks (without `modules`: only on outermost modules); the returned function removes them."""
     handles = [
         optim.register_optimizer_step_pre_hook(_outside_graphs(who.step_starts)),
         optim.register_optimizer_step_post_hook(_outside_graphs(who.step_ends)),
@@ -41,7 +41,7 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
 
 
 def _outside_graphs(act: Callable[[Any], None]) -> Callable[..., None]:
-    """Let a compiled step break off its graph for the hook: PyTorch's own steps break off there anyway."""
+    """Make a compiled step break its graph for the hook: PyTorch's own steps break there anyway."""
 
     def hook(optimizer: Any, *_: Any) -> None:
         act(optimizer)
@@ -51,7 +51,6 @@ def _outside_graphs(act: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def _wrap_engine(who: Attribution) -> Callable[[], None]:
-    """Every backward goes through this one function of torch.autograd."""
     from torch.autograd import graph
 
     plain = graph._engine_run_backward
@@ -74,7 +73,7 @@ def _wrap_engine(who: Attribution) -> Callable[[], None]:
 
 
 def _wrap_apply(who: Attribution) -> Callable[[], None]:
-    """`Module.to` and kin: what is on the device afterwards is the model, even if it did not all fit."""
+    """Wrap `Module.to` and similar: what is on the device afterwards is the model, even if not all of it fitted."""
     plain = torch.nn.Module._apply
     depth = 0
 
@@ -97,7 +96,7 @@ def _wrap_apply(who: Attribution) -> Callable[[], None]:
 
 
 def _wrap_optimizer(who: Attribution) -> Callable[[], None]:
-    """A script that makes an optimizer trains: what it runs without gradients is no step, not even before the first one."""
+    """Wrap optimizers' creation: a script with one trains, so what it runs without gradients is not a step."""
     plain = optim.Optimizer.__init__
 
     @wraps(plain)
@@ -114,13 +113,15 @@ def _wrap_optimizer(who: Attribution) -> Callable[[], None]:
 
 
 def _wrap_phase(who: Attribution, owner: Any, name: str, phase: str) -> Callable[[], None]:
-    """Checkpoints come and go without a block of their own: that they do is worth a mark all the same."""
+    """Wrap saving and loading, which may allocate no block but are marked as a phase."""
     plain = getattr(owner, name)
 
     @wraps(plain)
     def within(*arguments: Any, **keywords: Any) -> Any:
         if any(isinstance(given, dict) and given.get("state") == {} for given in arguments):
-            return plain(*arguments, **keywords)  # of an optimizer that has not stepped: accelerate moves each so
+            return plain(
+                *arguments, **keywords
+            )  # the state of an optimizer that has not stepped: accelerate moves optimizers this way
         with who.within(phase):
             return plain(*arguments, **keywords)
 
@@ -129,7 +130,7 @@ def _wrap_phase(who: Attribution, owner: Any, name: str, phase: str) -> Callable
 
 
 def _wrap_call(who: Attribution, *, outermost_only: bool) -> Callable[[], None]:
-    """Every module's call: hooks on all modules at once would change what torch.compile captures, and it warns of them."""
+    """Wrap module calls: global module hooks would change what torch.compile captures and cause warnings."""
     plain = torch.nn.Module._call_impl
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -137,7 +138,7 @@ def _wrap_call(who: Attribution, *, outermost_only: bool) -> Callable[[], None]:
             return plain(self, *arguments, **keywords)
         if not who.modules:
             who.keywords = keywords
-        who.module_starts(getattr(self, "_orig_mod", self), arguments)  # what torch.compile returns wraps it
+        who.module_starts(getattr(self, "_orig_mod", self), arguments)  # torch.compile returns a wrapper
         output = None
         try:
             output = plain(self, *arguments, **keywords)
@@ -146,7 +147,7 @@ def _wrap_call(who: Attribution, *, outermost_only: bool) -> Callable[[], None]:
             who.module_ends(self, output)
 
     call.__name__ = plain.__name__
-    # Let Dynamo take a function for one of PyTorch's: by its file it decides what to inline and what to leave alone.
+    # Make Dynamo treat the function as one of PyTorch's: it decides by file what to inline and what to skip.
     call.__code__ = call.__code__.replace(co_filename=nn_module.__file__)
     _set_call(call)
     return lambda: _set_call(plain)
@@ -160,12 +161,12 @@ def _set_call(function: Callable[..., Any]) -> None:
 
 
 def _is_traced() -> bool:
-    """Whether a graph is being made of what runs now: AOTAutograd runs backward too, on tensors without memory."""
+    """Whether a graph is being traced now: AOTAutograd also runs backward, on tensors without memory."""
     return torch._guards.TracingContext.try_get() is not None
 
 
 def _leave_to_python(*methods: Any) -> None:
-    """Keep Dynamo out of what a compiled module's caller calls, and out of all that these call in turn."""
+    """Keep Dynamo out of what a compiled module's caller calls, and everything called from there."""
     native = torch._C._dynamo.eval_frame
     if not hasattr(native, "_FrameExecStrategy"):  # before 2.7
         return

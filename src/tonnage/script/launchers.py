@@ -1,7 +1,9 @@
-"""Reads a command line that starts a training: `python`, `torchrun`, `accelerate launch`, `deepspeed`, or a script alone.
+"""Parses a command line that starts a training: `python`, `torchrun`, `accelerate launch`, `deepspeed`, or a script
+alone.
 
-A launcher reads its own flags, environment and files: it is started in a process of its own, up to where it would start the
-ranks (`asking` stops it there), and says what it would have started. So a word means what the installed launcher takes it for.
+A launcher reads its own flags, environment and files: it runs in a separate process up to where it would start the
+ranks (`asking` stops it there), and reports what it would have started. So arguments are interpreted by the installed
+launcher itself.
 """
 
 import json
@@ -16,7 +18,7 @@ from tonnage.errors import BadLayout, MissingPart, RequestError, ScriptNotFound
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
 from tonnage.script.program import WHAT_RUNS, Program
 
-# What a launcher is called, as a command and as a module, and the package that it comes with.
+# Launchers by command and by module, with their package.
 _LAUNCHERS = {
     "torchrun": "torch", "torch.distributed.run": "torch", "torch.distributed.launch": "torch",
     "accelerate": "accelerate", "accelerate-launch": "accelerate", "accelerate.commands.launch": "accelerate",
@@ -38,15 +40,15 @@ _OTHERS = (
 )
 _FLAGS_OF_PYTHON = frozenset("bBdEiIOPqRsSuvx")
 _FLAGS_WITH_A_VALUE = ("-W", "-X")
-LOCAL_RANK = "${local_rank}"  # as torchrun writes it
+LOCAL_RANK = "${local_rank}"  # torchrun's syntax
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to run, with what words, and on how many processes: none where it is a program of one process."""
+    """What to run, with which arguments, and with how many processes (0: a single process without ranks)."""
 
     program: Program
-    arguments: tuple[str, ...] = ()  # of its own; LOCAL_RANK in them is each rank's
+    arguments: tuple[str, ...] = ()  # the program's own; LOCAL_RANK in them is replaced for each rank
     hosts: int = 0
     per_host: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class Launch:
         return self.per_host > 0
 
     def cluster(self, gpu: str, cluster: Cluster | None) -> Cluster:
-        """The cards that it needs: as many as the launcher starts processes, of that kind or of that cluster."""
+        """Return the cluster it needs: as many cards as the launcher starts processes, of that kind or from that cluster."""
         if cluster is None:
             return find_cuda_cluster(f"{self.hosts}x{self.per_host}x{gpu}")
         if self.hosts > cluster.hosts or self.per_host > cluster.gpus_per_host:
@@ -70,7 +72,7 @@ class Launch:
 
 
 def read_launch(words: Sequence[str], *, is_module: bool = False, gpus: int = 1) -> Launch:
-    """What these words start on a host with so many GPUs; what cannot be run is refused with the reason."""
+    """Parse a command for a host with `gpus` GPUs; raise an error with the reason if it cannot be run."""
     first, *rest = words
     if is_module:
         return _of_python(["-m", *words], ("-m", first), gpus)
@@ -88,7 +90,6 @@ def read_launch(words: Sequence[str], *, is_module: bool = False, gpus: int = 1)
 
 
 def _of_python(words: Sequence[str], command: tuple[str, ...], gpus: int) -> Launch:
-    """The words after `python`."""
     words = list(words)
     while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
         word = words.pop(0)
@@ -107,7 +108,7 @@ def _of_python(words: Sequence[str], command: tuple[str, ...], gpus: int) -> Lau
 
 
 def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: int) -> Launch:
-    """What a launcher would start; its own complaints are printed by itself."""
+    """Return what a launcher would start; it prints its own errors itself."""
     if launcher == "accelerate":
         if words[:1] != ["launch"]:
             raise ScriptNotFound(
@@ -119,7 +120,7 @@ def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: 
         ask = [sys.executable, "-m", "tonnage.script.asking", str(answer), _LAUNCHERS[launcher], launcher, str(gpus)]
         done = subprocess.run([*ask, *words], check=False)
         if not answer.exists():
-            if done.returncode == 0:  # it was asked for its help
+            if done.returncode == 0:  # it was called with --help
                 raise SystemExit(0)
             raise RequestError(f"{launcher} did not take its words; what it says is above.", hint="Mend them.")
         said = json.loads(answer.read_text())

@@ -1,6 +1,6 @@
-"""Finds the script's own line in a stack of frames: not a library's, not Python's, not ours.
+"""Finds the script's own line in a stack of frames, as opposed to lines of libraries, Python and Tonnage.
 
-Frames of some functions also say what the program is about (`torch.save`, `generate`): `data/phases.toml` lists them.
+Frames of some functions also determine the phase (`torch.save`, `generate`); they are listed in `data/phases.toml`.
 """
 
 import os
@@ -15,25 +15,25 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_RUNNER = os.path.join(_OURS, "script", "running.py")  # what is below it started us, and not the script
+_RUNNER = os.path.join(_OURS, "script", "running.py")  # frames below it started us, and are not the script's
 _OF_TORCH = ("torch", "functorch", "triton")
 _PHASES = Path(__file__).parent / "data" / "phases.toml"
 
 
 class Place(NamedTuple):
-    """Where a program is: the script's innermost line, and what called it."""
+    """Where a program is: the script's innermost line, and its callers."""
 
     line: str
-    # Lines of the script ("train.py:88") and of libraries ("transformers/trainer.py:1894"), innermost first. PyTorch's own,
-    # dozens deep for every module, are left out.
+    # Lines of the script ("train.py:88") and of libraries ("transformers/trainer.py:1894"), innermost first.
+    # PyTorch's own, dozens deep for every module, are left out.
     stack: tuple[str, ...]
-    # What a function on the stack says that it is about: "saving", "generation", ...
+    # The phase that a function on the stack determines: "saving", "generation", ...
     phase: str = ""
 
 
 @cache
 def telling_functions() -> dict[str, dict[str, str]]:
-    """The phase that a function's frame stands for, by file and name."""
+    """Return the phases determined by functions, by file and name."""
     found: dict[str, dict[str, str]] = {}
     for phase, files in _phases().items():
         for file, names in files.items():
@@ -50,26 +50,25 @@ NOWHERE = Place("", ())
 
 
 class LineFinder:
-    """Remembers files and stacks that it has seen, so that finding a line costs a few microseconds."""
+    """Caches files and stacks, so that finding a line takes a few microseconds."""
 
     def __init__(self) -> None:
         self.last = ""
-        # For code that torch.compile generated: the script's line behind a line of it; None for any other file.
+        # Returns the script's line behind a line of code that torch.compile generated; None for any other file.
         self.source_of: Callable[[str, int], tuple[str, str] | None] | None = None
         paths = sysconfig.get_paths()
         self._packages = _roots(paths["purelib"], paths["platlib"], *site.getsitepackages())
         torch = sys.modules.get("torch")
         torch_folder = [os.path.dirname(torch.__file__)] if torch is not None and torch.__file__ else []
         self._foreign = (*self._packages, *_roots(paths["stdlib"], paths["platstdlib"], _OURS, *torch_folder))
-        # What a file is called, whether it is the script's, and which of its functions tell a phase; the name is empty where
-        # its lines are left out. Files are the keys and not code objects, some of which have no hash: torch.compile makes code
-        # with dictionaries in it.
+        # A file's name ("" if its lines are left out), whether it is the script's, and its functions that determine a
+        # phase. Keyed by file instead of code object, because some code objects of torch.compile are not hashable.
         self._files: dict[str, tuple[str, bool, dict[str, str] | None]] = {}
         self._ranks = {phase: rank for rank, phase in enumerate(_phases())}
         self._places: dict[tuple[str | int, ...], Place] = {}
 
     def find(self, frame: FrameType | None) -> Place:
-        """The place that this stack of frames is at."""
+        """Return the place of this stack of frames."""
         files = self._files
         seen: list[Any] = []
         phase = ""
@@ -90,7 +89,7 @@ class LineFinder:
         return place
 
     def _place(self, files: list[str], numbers: list[int], phase: str) -> Place:
-        """Of code that a compiler generated, the script's own line behind it counts, if there is one."""
+        """Build a place; for generated code, the script's line behind it counts, if there is one."""
         line, stack = "", []
         for file, number in zip(files, numbers, strict=True):
             name, is_own, _ = self._files[file]

@@ -1,16 +1,16 @@
 """Runs the cells of a notebook in order, in one namespace, as "Run all" would. Jupyter is not needed.
 
-A cell's file is called "train.ipynb cell 3", its place among the cells with code, so that tables and tracebacks name cell and
-line. What IPython adds to Python is told apart by IPython itself, which is asked only about cells that are not plain Python:
+A cell's file is named "train.ipynb cell 3", counting code cells, so that tables and tracebacks show cell and line.
+IPython itself translates its own syntax, and is needed only for cells that are not plain Python:
 
 | in a cell                                  | here                                             |
 |--------------------------------------------|--------------------------------------------------|
-| `%%time`, `%%timeit`, `%%capture`, `%time` | what they measure or catch is run once           |
+| `%%time`, `%%timeit`, `%%capture`, `%time` | the code they measure or capture runs once       |
 | `%env A=b`, `%cd folder`, `%run file.py`   | done                                             |
 | `%%writefile file`                         | written                                          |
-| `!pip …`, `%pip …`, any other command      | not run, with a word                             |
-| `%matplotlib inline`, any other magic      | left out, with a word                            |
-| the value of a last line                   | printed, and kept in `_`, `Out` as in IPython    |
+| `!pip …`, `%pip …`, any other command      | not run, with a message                          |
+| `%matplotlib inline`, any other magic      | skipped, with a message                          |
+| the value of a last line                   | printed, and kept in `_` and `Out` as in IPython |
 """
 
 import ast
@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 from tonnage.errors import MissingPart, ScriptNotFound
 
 _RUN_ONCE = {"time", "timeit", "capture", "prun", "tonnage"}
-_OPTIONS = re.compile(r"^(?:-\w+\s+(?:\d+\s+)?)+")  # of `%timeit -n 10 step()`
+_OPTIONS = re.compile(r"^(?:-\w+\s+(?:\d+\s+)?)+")  # such as in `%timeit -n 10 step()`
 
 
 class Cell(NamedTuple):
-    """One cell with code: its number, what its file is called, and its text."""
+    """One code cell: its number, its file name, and its text."""
 
     number: int
     file: str
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
 
 def read_cells(notebook: Path) -> list[Cell]:
-    """The cells with code, in order."""
+    """Return the code cells, in order."""
     try:
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
         texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -57,7 +57,7 @@ def read_cells(notebook: Path) -> list[Cell]:
 
 
 def source_line(script: str, line: str) -> str:
-    """The text of "train.py:88", or of "train.ipynb cell 3:8"; "" where the script is not at hand, or another file."""
+    """Return the text of "train.py:88" or "train.ipynb cell 3:8"; "" if the script is missing or is another file."""
     name, _, number = line.rpartition(":")
     if not number.isdigit():
         return ""
@@ -74,7 +74,7 @@ def source_line(script: str, line: str) -> str:
 
 
 def run_notebook(notebook: Path) -> None:
-    """Run every cell; an error ends it, as in Jupyter."""
+    """Run every cell; an error ends the run, as in Jupyter."""
     main = ModuleType("__main__")
     shell = _Shell(main.__dict__)
     main.__dict__.update(get_ipython=lambda: shell, display=_display, In=shell.inputs, Out=shell.outputs)
@@ -89,7 +89,7 @@ def run_notebook(notebook: Path) -> None:
 
 
 class _Shell:
-    """What `get_ipython()` is to a cell: the namespace, its outputs, and those magics that have a meaning here."""
+    """What `get_ipython()` returns in a cell: the namespace, its outputs, and the supported magics."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.user_ns = namespace
@@ -119,7 +119,7 @@ class _Shell:
         return asyncio.run(value) if code.co_flags & inspect.CO_COROUTINE else value
 
     def _without_cell_magics(self, text: str) -> str:
-        """The cell without `%%` in its first lines; "" where they give it another meaning than Python's."""
+        """Remove leading `%%` lines; return "" if they make the cell something other than Python."""
         lines = text.split("\n")
         for place, line in enumerate(lines):
             if not line.strip():
@@ -127,7 +127,7 @@ class _Shell:
             if not line.startswith("%%"):
                 break
             name, _, rest = line[2:].strip().partition(" ")
-            lines[place] = ""  # the numbers of the lines stay
+            lines[place] = ""  # keeps the line numbers
             if name == "writefile":
                 Path(rest.replace("-a", "").strip()).write_text("\n".join(lines[place + 1 :]).rstrip("\n") + "\n")
                 return ""
@@ -136,10 +136,10 @@ class _Shell:
                 return ""
         return "\n".join(lines)
 
-    # What IPython turns its own syntax into
+    # What IPython translates its own syntax to
 
     def run_line_magic(self, name: str, line: str, *_depth: Any, **__: Any) -> Any:
-        """`%name line`."""
+        """Run `%name line`."""
         if name in _RUN_ONCE:
             self._evaluate(_compiled(ast.parse(_OPTIONS.sub("", line), self._cell.file), self._cell.file, "exec"))
         elif name in ("env", "set_env") and "=" in line:
@@ -158,11 +158,11 @@ class _Shell:
     magic = run_line_magic
 
     def system(self, command: str, *_: Any, **__: Any) -> None:
-        """`!command`."""
+        """Report that `!command` is not run."""
         self._skip(f"!{command}", "commands of the shell are not run")
 
     def getoutput(self, command: str, *_: Any, **__: Any) -> list[str]:
-        """`lines = !command`."""
+        """Report that the command in `lines = !command` is not run, and return no lines."""
         self._skip(f"!{command}", "commands of the shell are not run")
         return []
 
@@ -176,7 +176,7 @@ def _compiled(tree: ast.AST, file: str, mode: str) -> CodeType:
 
 
 def _plain_python(text: str, cell: Cell) -> str:
-    """The text as Python, with calls in place of IPython's own syntax."""
+    """Return the text as Python, with calls in place of IPython's syntax."""
     try:
         ast.parse(text)
         return text
@@ -187,7 +187,7 @@ def _plain_python(text: str, cell: Cell) -> str:
         from IPython.core.inputtransformer2 import TransformerManager
     except ImportError:
         if not special:
-            return text  # an error of the cell's own, which compiling it will tell
+            return text  # the cell's own syntax error, raised when it is compiled
         raise MissingPart(
             f"Cell {cell.number} has IPython's own syntax ({special}), and IPython is not installed.",
             hint="Install it: pip install ipython",

@@ -1,6 +1,6 @@
-"""Notes about streams, events and collectives, as they come from the profiler and as a captured step has them.
+"""Notes about streams, events and collectives, as the profiler records them and as a captured step stores them.
 
-What they mean is told in `clock.streams`; who makes them, in `script.streams` and by the groups of a virtual cluster.
+`clock.streams` interprets them; `script.streams` and the groups of a virtual cluster write them.
 """
 
 from collections import Counter
@@ -14,14 +14,14 @@ _FIRST_OWN = 1_000_000  # events that autograd's engine records
 
 
 class Notes:
-    """Reads notes, in whose place of raw ids small numbers come.
+    """Reads notes and replaces raw ids by small numbers.
 
-    Streams are numbered as they appear. Events and collectives are numbered from the beginning of each step, so that one which
-    is waited for in the step after it has the same number there.
+    Streams are numbered as they appear. Events and collectives are numbered from the start of each step, so that one
+    waited for in the next step has the same number there.
     """
 
     def __init__(self, earlier: Iterable[str] = ()) -> None:
-        """After those of the step before."""
+        """Start after the notes of the previous step."""
         self._streams = {"0": 0}
         self._numbers: dict[tuple[str, str], int] = {}
         self._counts: Counter[str] = Counter()
@@ -30,7 +30,7 @@ class Notes:
         self._counts.clear()
 
     def read(self, words: str) -> Note | None:
-        """Kind, name and numbers; None where it is about something that nobody saw begin."""
+        """Return kind, name and numbers; None if the event or collective was never seen."""
         kind, name, *numbers = words.split()
         if name in _STREAM_AT:
             at = _STREAM_AT[name]
@@ -48,38 +48,36 @@ class Notes:
 
 
 class BackwardStreams:
-    """Where autograd's engine runs a node: on the stream of the operator that made it, after what ran before it.
+    """Tracks on which stream autograd's engine runs a node: that of the operator that created it, after earlier work.
 
-    The engine switches streams natively, so nobody notes it; the profiler must follow nodes. When backward is over, the caller's
-    stream waits for the last one.
+    The engine switches streams natively, so that is not noted, and the profiler must record nodes. After backward,
+    the caller's stream waits for the last one.
     """
 
     def __init__(self, main: int) -> None:
-        """In a step of this thread."""
+        """Track a step of this thread."""
         self._main = main
         self._current: dict[int, int] = {}  # by thread
-        self._makers: dict[
-            int, int
-        ] = {}  # streams of operators, by the numbers that their nodes have; mostly 0, and left out
+        self._makers: dict[int, int] = {}  # streams of operators, by sequence number; stream 0 is left out
         self._ahead: set[int] = set()  # streams of nodes that the main thread has not waited for
         self._events = _FIRST_OWN
 
     @property
     def are_used(self) -> bool:
-        """Whether anything has run elsewhere than on the first stream; before, there is nothing to follow."""
+        """Whether anything has run on a stream other than the first; until then, there is nothing to track."""
         return bool(self._current)
 
     def noted(self, thread: int, note: Note) -> None:
-        """A note of the script's own."""
+        """Process a note of the script."""
         if note[1] == "set_stream":
             self._current[thread] = int(note[2][0])
 
     def runs(self, thread: int, made_by: int, *, is_node: bool) -> Iterator[Note]:
-        """What is to be noted before a call; `made_by` is the number that ties an operator to its node."""
+        """Return the notes to add before a call; `made_by` is the sequence number that links an operator to its node."""
         current = self._current.get(thread, 0)
         if not is_node:
             if made_by >= 0 and (current or made_by in self._makers):
-                self._makers[made_by] = current  # of the last one before the number is taken
+                self._makers[made_by] = current  # the last operator with this number counts
             if thread == self._main:
                 ahead, self._ahead = self._ahead - {current}, set()
                 for stream in sorted(ahead):

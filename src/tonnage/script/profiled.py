@@ -1,8 +1,8 @@
-"""What torch's profiler recorded, as calls in the order in which they began.
+"""Converts what torch's profiler recorded to calls in the order in which they began.
 
-The profiler's tree has tensors with shapes, strides, types and devices, also those in lists; its events beside it have numbers,
-flags and lists of numbers. A virtual GPU computes some small values on the host, within the operator that asks for them: such
-calls are left out. Notes of ours tell of streams and collectives.
+The profiler's tree has tensors with shapes, strides, types and devices, also those in lists; its flat events have
+numbers, flags and lists of numbers. A virtual GPU computes some small values on the host within an operator; such
+calls are left out. Our own notes describe streams and collectives.
 """
 
 import ctypes
@@ -37,10 +37,10 @@ _NOTHING: _Told = ((), (), "", "", "")
 
 @dataclass(slots=True)
 class Event:
-    """A call as the profiler has it; a mark of ours has the rest of its name in `mark`."""
+    """A call as the profiler recorded it; `mark` has the rest of the name of our own marks."""
 
     call: Any
-    name: str  # which the profiler writes anew each time that it is asked
+    name: str  # cached, because the profiler builds it on each access
     depth: int
     began_ns: int
     thread: int
@@ -48,16 +48,16 @@ class Event:
 
     @property
     def is_note(self) -> bool:
-        """Whether it tells of a stream or a collective."""
+        """Whether it is a note about a stream or collective."""
         return self.mark.startswith(_NOTES)
 
 
 class Profile:
-    """What the profiler found."""
+    """The profiler's results."""
 
     def __init__(self, results: Any) -> None:
         self._roots = results.experimental_event_tree()
-        # Its flat events alone hold lists of numbers, and are quick to look through.
+        # Only the flat events have lists of numbers, and they are fast to scan.
         self.flat: dict[int, Any] = {}
         self._marks: list[int] = []
         self._notes: list[tuple[int, str]] = []
@@ -74,12 +74,12 @@ class Profile:
         self._notes.sort()
 
     def notes_before(self, step: int) -> list[str]:
-        """Those of the step before it."""
+        """Return the notes of the step before this one."""
         first_ns, end_ns = self._marks[max(step - 1, 0)], self._marks[step]
         return [words for began_ns, words in self._notes if first_ns <= began_ns < end_ns]
 
     def events(self, step: int) -> list[Event]:
-        """Calls and marks of one step by the time at which they began. Threads that wait for each other do not overlap."""
+        """Return the calls and marks of one step by start time. Threads that wait for each other do not overlap."""
         first_ns, end_ns = self._marks[step : step + 2]
         found: list[Event] = []
         todo = [(root, 0) for root in reversed(self._roots)]
@@ -114,8 +114,8 @@ class Calls:
         self._tensor = sys.modules["torch"]._C._profiler._TensorMetadata
 
     def sequence(self, events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-        """The number of each call that the script made, marks and the virtual GPU's own work left out."""
-        within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
+        """Yield the number of each call of the script, without marks and the virtual GPU's own work."""
+        within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, for each open call: on the card, left out
         streams = BackwardStreams(events[0].thread)
         for event in events:
             if event.mark:
@@ -167,7 +167,7 @@ class Calls:
             return name, (), (), (), (), ()
         given = getattr(event.call.extra_fields, "inputs", ())
         tensor = self._tensor
-        if name in _shapeless():  # most calls are such
+        if name in _shapeless():  # the most frequent case
             for value in given:
                 if isinstance(value, tensor):
                     return name, (), (), (), (), (_device(value.device),)
@@ -178,7 +178,7 @@ class Calls:
             if isinstance(value, tensor):
                 told = tuple(value.sizes), tuple(value.strides), _type(value.dtype), "", _device(value.device)
             elif isinstance(value, list):
-                # What is known of an argument that is a list of tensors.
+                # An argument that is a list of tensors.
                 kinds = {t.dtype for t in value}
                 kind = f"{_type(kinds.pop())}[]" if len(kinds) == 1 else "TensorList"
                 device = "cuda" if any(t.device.type == "cuda" for t in value) else "cpu" if value else ""
@@ -205,12 +205,12 @@ class Calls:
 
 
 def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
-    """What the profiler saw from the mark at which this step began to the next; `facts` are those that no call shows."""
+    """Read what the profiler recorded from this step's mark to the next; `facts` are values that no call shows."""
     own = profile.events(at)
     calls = Calls(profile.flat, Notes(profile.notes_before(at)))
     states = set(_states(own)) if at == 0 else set()
     kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
-    threads = {own[0].thread: 0}  # our mark's, which is the main one
+    threads = {own[0].thread: 0}  # the thread of our mark is the main one
     unknown = {
         "number": 0,
         "training": True,
@@ -231,7 +231,6 @@ def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: A
 
 
 def _states(events: Iterable[Event]) -> Iterator[int]:
-    """Which events make an optimizer's states, by identity."""
     phase, above = "", -1
     for event in events:
         if event.mark.startswith("phase "):
@@ -244,10 +243,10 @@ def _states(events: Iterable[Event]) -> Iterator[int]:
 
 
 def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]:
-    """From which of the kept calls on each phase runs."""
+    """Return the index of the kept call at which each phase begins."""
     found: list[tuple[int, str]] = []
     place = 0
-    recomputing: Event | None = None  # the first module that is called again, until what called it goes on
+    recomputing: Event | None = None  # the first recomputed module, until its caller continues
 
     def begin(phase: str) -> None:
         if found and found[-1][0] == place:
@@ -275,7 +274,7 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
 
 
 def _is_pinned(address: int | None) -> bool:
-    """Torch gives pinned memory back only to itself: what was pinned when it was copied still is."""
+    """Whether the address is pinned. PyTorch caches pinned memory, so what was pinned when it was copied still is."""
     if not address:
         return False
     there = (ctypes.c_byte * 1).from_address(address)

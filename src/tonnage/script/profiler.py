@@ -1,6 +1,6 @@
-"""Torch's profiler, begun and ended by hand: what the operators between were called with, and marks of our own among them.
+"""Starts and stops torch's profiler directly, with our own marks among the recorded calls.
 
-It was made for one process that measures time; here nothing runs on a card, and only its list of calls is wanted.
+Only the list of calls is used, not the times.
 """
 
 import os
@@ -18,15 +18,12 @@ _watching: list[Callable[[], None]] = []  # how to stop it, while we profile
 
 
 def is_on() -> bool:
-    """Whether somebody profiles."""
+    """Whether any profiler is running."""
     return bool(sys.modules["torch"]._C._autograd._profiler_enabled())
 
 
 def begin(*, follows_nodes: bool = False) -> None:
-    """From here on, calls of this thread and of the backward passes that it runs are noted.
-
-    With `follows_nodes`, nodes of autograd say which operator made them.
-    """
+    """Start recording this thread's calls and backward passes; `follows_nodes` links autograd nodes to operators."""
     torch = sys.modules["torch"]
     native = torch._C._profiler
     config = native.ProfilerConfig(
@@ -34,7 +31,7 @@ def begin(*, follows_nodes: bool = False) -> None:
     )
     with _quiet():
         torch._C._autograd._prepare_profiler(config, {native.ProfilerActivity.CPU})
-        # What a node of autograd runs says its name again in a scope of its own: as many events more.
+        # Nodes of autograd repeat their name in this scope, which doubles the number of events.
         scopes = {native.RecordScope.FUNCTION, native.RecordScope.USER_SCOPE}
         scopes |= {native.RecordScope.BACKWARD_FUNCTION} if follows_nodes else set()
         torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU}, scopes)
@@ -43,19 +40,19 @@ def begin(*, follows_nodes: bool = False) -> None:
 
 
 def note(kind: str, name: str, *numbers: int) -> None:
-    """A note about streams or collectives, where it is we who profile."""
+    """Add a note about streams or collectives, if we are profiling."""
     if _watching:
         mark(" ".join(map(str, (kind, name, *numbers))))
 
 
 def mark(words: str) -> None:
-    """An entry of ours among the calls."""
+    """Add our own entry among the calls."""
     with sys.modules["torch"]._C._profiler._RecordFunctionFast(MARK + words):
         pass
 
 
 def end() -> Any:
-    """What was noted, as torch has it."""
+    """Stop the profiler and return torch's results."""
     torch = sys.modules["torch"]
     while _watching:
         _watching.pop()()
@@ -66,7 +63,7 @@ def end() -> Any:
 
 
 def calls_of(run: Callable[[], object]) -> CapturedStep:
-    """What a function calls. Nobody else may profile meanwhile."""
+    """Return what a function calls. No other profiler may run meanwhile."""
     with no_collection():
         begin()
         try:
@@ -79,19 +76,19 @@ def calls_of(run: Callable[[], object]) -> CapturedStep:
 
 
 def settings() -> dict[str, str]:
-    """What the time of arithmetic depends on beside its operands."""
+    """Return the settings that affect the speed of arithmetic."""
     torch = sys.modules["torch"]
     found: dict[str, str] = {}
     for name, owner in (("matmul_tf32", torch.backends.cuda.matmul), ("cudnn_tf32", torch.backends.cudnn)):
         try:
             found[name] = str(bool(owner.allow_tf32))
-        except RuntimeError:  # a script that uses torch's newer settings may not be asked for the older
+        except RuntimeError:  # a script that uses torch's newer settings may not read the older ones
             found[name] = str(owner.fp32_precision == "tf32")
     return found | {"cudnn_benchmark": str(bool(torch.backends.cudnn.benchmark))}
 
 
 class _quiet:
-    """Silences the profiler's library, which says that it begins, and that it found no card to trace."""
+    """Silences Kineto's messages that it starts and found no GPU to trace."""
 
     _NAME = "KINETO_LOG_LEVEL"
 

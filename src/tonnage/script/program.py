@@ -1,7 +1,7 @@
-"""What is run as the main program: a script, a module (`-m package.module`) or a notebook.
+"""The main program to run: a script, a module (`-m package.module`) or a notebook.
 
-Whether it exists is found without importing anything: a module's package may import torch, which must come after what stands
-in for CUDA.
+Files are located without importing anything: a module's package may import torch, which must come after the stand-ins
+for CUDA.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ WHAT_RUNS = (
 
 @dataclass(frozen=True)
 class Program:
-    """One of them, by the name that it was given, in the folder that it was asked for in."""
+    """A program, by its given name and working directory."""
 
     name: str
     kind: Kind = "script"
@@ -34,13 +34,13 @@ class Program:
 
     @classmethod
     def of_file(cls, path: str | Path, command: tuple[str, ...] = ()) -> "Program":
-        """A file, which is a notebook by its name or else a script."""
+        """Make a program from a file: a notebook by its suffix, or else a script."""
         kind: Kind = "notebook" if Path(path).suffix == ".ipynb" else "script"
         return cls(str(path), kind, command or (os.path.abspath(path),))
 
     @property
     def file(self) -> Path | None:
-        """Where its text is, whatever the folder is now; None where that cannot be found."""
+        """The path of its text, independent of the current directory; None if it cannot be found."""
         if self.kind == "module":
             found = _module_file(self.name, self.folder)
             return Path(found) if found else None
@@ -48,11 +48,11 @@ class Program:
 
     @property
     def header(self) -> dict[str, Any]:
-        """What a recording's header says of it."""
+        """The fields of a recording's header that describe it."""
         return {"script": str(self.file or ""), "command": self.command, "folder": self.folder}
 
     def check(self) -> "Program":
-        """The program, if it is there and can be run."""
+        """Return the program if it exists and can be run; raise ScriptNotFound otherwise."""
         file = self.file
         if self.kind == "module":
             if file is None:
@@ -70,12 +70,12 @@ class Program:
         if self.kind == "notebook":
             from tonnage.script.notebook import read_cells
 
-            read_cells(file)  # one that is damaged is refused before a card is made for it
+            read_cells(file)  # refuse a damaged one before a card is created
         return self
 
     @contextmanager
     def as_main(self, arguments: list[str]) -> Iterator[None]:
-        """While it runs: `sys.argv`, `sys.path` and, for a notebook, the folder are as it expects."""
+        """Set `sys.argv`, `sys.path` and, for a notebook, the working directory while it runs."""
         saved, folder = (sys.argv, list(sys.path)), os.getcwd()
         sys.argv = [self.name, *arguments]
         sys.path.insert(0, self.folder if self.kind == "module" else str(Path(self.folder, self.name).resolve().parent))
@@ -88,7 +88,7 @@ class Program:
             os.chdir(folder)
 
     def run(self) -> None:
-        """Run it to its end."""
+        """Run the program to its end."""
         if self.kind == "module":
             runpy.run_module(self.name, run_name="__main__", alter_sys=True)
         elif self.kind == "notebook":
@@ -100,12 +100,12 @@ class Program:
 
 
 def _module_file(name: str, folder: str) -> str | None:
-    """The file that `python -m name` would run."""
+    """Return the file that `python -m name` would run."""
     first, *rest = name.split(".")
     spec = PathFinder.find_spec(first, [folder])
     if spec is None:
         with suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(first)  # of a name without a dot: nothing is imported
+            spec = importlib.util.find_spec(first)  # for a name without a dot nothing is imported
     for part in rest:
         places = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(part, list(places)) if places else None

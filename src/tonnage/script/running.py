@@ -1,4 +1,4 @@
-"""Runs a program as Python would, and keeps its own output, traceback and exit status."""
+"""Runs a program as Python would, with its own output, traceback and exit status."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ _NO_TRITON = (
     "virtual one its kernels are counted and not run."
 )
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_INTERRUPTED = "interrupted inside the virtual GPU"  # a KeyboardInterrupt that came through C++ (native/bridge.h)
+_INTERRUPTED = "interrupted inside the virtual GPU"  # a KeyboardInterrupt that went through C++ (native/bridge.h)
 _DEVICE = _OWN + "virtual" + os.sep
 _SOON_S, _LONGEST_S = 0.005, 2.0
 RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
@@ -44,7 +44,7 @@ def run_as_main(
     around: AbstractContextManager[Any] | None = None,
     told_elsewhere: tuple[type[BaseException], ...] = (),
 ) -> Ending:
-    """Run it to its end, whatever that is; `around` is entered for its time. Errors told elsewhere print nothing."""
+    """Run a program to its end, however it ends, inside `around`. Errors in `told_elsewhere` are not printed."""
     program = program if isinstance(program, Program) else Program.of_file(program)
     try:
         with program.as_main(arguments), around or nullcontext(), _interrupts_outside_the_device():
@@ -62,7 +62,7 @@ def run_as_main(
             return Ending("error", 130, "interrupted")
         if not isinstance(error, told_elsewhere):
             _show(error)
-        # The error of this kind that it was raised from: a pipeline's schedule, say, wraps what its stages raise.
+        # An out-of-memory error that caused this one: a pipeline's schedule, for example, wraps its stages' errors.
         shortage = error.__cause__
         while shortage is not None and not isinstance(shortage, torch.OutOfMemoryError):
             shortage = shortage.__cause__
@@ -73,7 +73,7 @@ def run_as_main(
 
 @contextmanager
 def _interrupts_outside_the_device() -> Iterator[None]:
-    """Let a KeyboardInterrupt wait, for seconds at most, while the virtual GPU works: it would leave half of an event there."""
+    """Delay KeyboardInterrupt, for seconds at most, while the virtual GPU works: it would leave an event half recorded."""
     plain, since = signal.getsignal(signal.SIGINT), 0.0
     if plain is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
@@ -112,7 +112,7 @@ def _words(error: BaseException) -> str:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback as Python would print it, without our own frames and those that ran the script."""
+    """Print the traceback as Python would, without our own frames and those that ran the script."""
     shown = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = shown
     while part is not None:
@@ -124,5 +124,5 @@ def _show(error: BaseException) -> None:
 
 
 def is_ours(path: str) -> bool:
-    """Whether frames of this file are none of the script's."""
+    """Whether frames of this file are ours or runpy's, not the script's."""
     return path.startswith(_OWN) or path == "<frozen runpy>" or os.path.basename(path) == "runpy.py"

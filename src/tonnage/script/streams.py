@@ -1,7 +1,7 @@
-"""Notes among the profiler's calls that it would not make itself: which stream is current, and who waits for whom.
+"""Adds notes to the profiler's calls that it lacks: the current stream, and which stream waits for what.
 
-They are made where torch's Python does it; of native code only autograd's engine is followed (`notes.BackwardStreams`). What they
-mean is told in `clock.streams`.
+They are taken from torch's Python; of native code only autograd's engine is tracked (`notes.BackwardStreams`).
+`clock.streams` interprets them.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def watch(torch: Any, note: Callable[..., None]) -> Callable[[], None]:
-    """From here on streams and events are noted; the result undoes it."""
+    """Start noting streams and events; the returned function undoes it."""
     cuda = torch.cuda
     undo: list[Callable[[], None]] = []
 
@@ -46,7 +46,7 @@ def watch(torch: Any, note: Callable[..., None]) -> Callable[[], None]:
 
 
 def on_making(torch: Any, act: Callable[[], None]) -> Callable[[], None]:
-    """From here on somebody is told when a stream is made; the result undoes it."""
+    """Call `act` whenever a stream is created; the returned function undoes it."""
     owner, plain = torch.cuda.Stream, torch.cuda.Stream.__new__
 
     def make(*arguments: Any, **keywords: Any) -> Any:

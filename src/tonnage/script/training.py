@@ -1,17 +1,17 @@
-"""Who drives a script's steps, and how: facts that a recording keeps so that advice can speak the user's words.
+"""Which framework runs a script's training steps, and how: facts that a recording keeps to give specific advice.
 
-They are read from the frames on the stack, the outermost model and the optimizer, never from names that only look right:
+They are read from the frames on the stack, the outermost model and the optimizer, not guessed from names:
 
 | fact | means |
 |---|---|
-| `trainer` | "transformers", "trl", "lightning" or "accelerate"; missing for a loop of the script's own |
+| `trainer` | "transformers", "trl", "lightning" or "accelerate"; missing for the script's own loop |
 | `arguments` | the class of the trainer's settings, such as "SFTConfig" |
-| `batch`, `eval_batch`, `accumulation` | samples of one forward on one GPU in training and evaluation; forwards a step |
-| `library` | where the model's class is from: "timm", "transformers", "diffusers" |
-| `checkpointing` | the model's own method that turns recomputation on |
-| `recomputed` | modules that it then recomputes, one name a line |
-| `sdpa` | "yes" where a transformers model can use fused attention |
-| `optimizers`, `stepping` | the full names of the classes that were made; how many optimizers have stepped |
+| `batch`, `eval_batch`, `accumulation` | samples per forward and GPU in training and evaluation; forwards per step |
+| `library` | the library of the model's class: "timm", "transformers", "diffusers" |
+| `checkpointing` | the model's method that turns recomputation on |
+| `recomputed` | modules that it then recomputes, one name per line |
+| `sdpa` | "yes" if a transformers model supports fused attention |
+| `optimizers`, `stepping` | full names of the classes created; how many optimizers have stepped |
 | `embeddings` | shapes of the embedding tables, such as "50257x768" |
 """
 
@@ -30,7 +30,7 @@ _SUPPORT = {"diffusers": "_supports_gradient_checkpointing", "transformers": "su
 
 
 def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
-    """What the frames say, and Lightning's module: its parts are called one by one, as if they were models."""
+    """Return facts from the frames, and Lightning's module, whose parts are called as if they were models."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         driver: Any = frame.f_locals.get("self") if name.startswith(_DRIVERS) else None
@@ -40,7 +40,7 @@ def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
         if name == _OF_TRANSFORMERS and hasattr(driver, "args"):
             return _transformers_facts(driver), None
         frame = frame.f_back
-    # A loop of the script's own, which may have made an Accelerator.
+    # The script's own loop, which may use an Accelerator.
     state = sys.modules.get("accelerate.state")
     if state is None or not state.AcceleratorState._shared_state:
         return {}, None
@@ -60,7 +60,7 @@ def _transformers_facts(driver: Any) -> dict[str, str]:
 
 
 def facts_of_model(model: Any) -> dict[str, str]:
-    """What a model can do by itself: beneath wrappers (DDP, peft), the first that is a library's."""
+    """Return a model's capabilities, from the first library class beneath wrappers (DDP, peft)."""
     torch = sys.modules["torch"]
     facts = {}
     for module in _unwrapped(model):
@@ -83,7 +83,6 @@ def facts_of_model(model: Any) -> dict[str, str]:
 
 
 def _unwrapped(model: Any) -> list[Any]:
-    """A model and what it wraps, outermost first."""
     torch = sys.modules["torch"]
     found = [model]
     while len(found) < 8:
@@ -97,14 +96,14 @@ def _unwrapped(model: Any) -> list[Any]:
 
 
 def _is_recomputed(module: Any) -> bool:
-    """By its class in transformers; diffusers recomputes these two kinds of blocks, and leaves plain attention alone."""
+    """Whether a module is recomputed: by its class in transformers; in diffusers, these two kinds of blocks."""
     if type(module).__module__.startswith("diffusers."):
         return type(module).__name__.endswith(("ResnetBlock2D", "TransformerBlock"))
     return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 
 
 def name_of_optimizer(optimizer: Any) -> str:
-    """ "torch.optim.AdamW": the class, from where a script would import it; nothing for one that wraps another."""
+    """Return the class name as a script would import it ("torch.optim.AdamW"); "" for a wrapper of another optimizer."""
     kind = type(optimizer)
     if kind.__module__.startswith(("accelerate.", "lightning.", "pytorch_lightning.")):
         return ""

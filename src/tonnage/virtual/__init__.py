@@ -1,4 +1,4 @@
-"""The virtual GPU: PyTorch on a card that is not there."""
+"""The virtual GPU: runs PyTorch as if on a given GPU, without the hardware."""
 
 from tonnage.virtual.context import VirtualGpu, virtual_gpu
 from tonnage.virtual.script import run_script

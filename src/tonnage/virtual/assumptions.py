@@ -1,10 +1,10 @@
-"""What may be assumed of values that nobody computed: how much of a random mask is true, how many integers are distinct.
+"""Estimates properties of tensor values that were never computed: the true share of a random mask, the number of
+distinct integers.
 
-A tensor filled with random numbers keeps its distribution, and what is compared with it becomes a mask with the share
-that the comparison gives: of `torch.rand(n) > 0.2` four fifths are true. Masks of one sampled tensor are kept as
-intervals of its quantiles, so that `(x > 0.2) & (x < 0.5)` is exact; masks of different ones count as independent.
-
-This module knows no tensors and no operators of PyTorch beyond their names.
+A tensor filled with random numbers keeps its distribution, and a comparison with it gives a mask with the resulting
+share: `torch.rand(n) > 0.2` is true for four fifths of the elements. Masks of one sampled tensor are stored as
+intervals of its quantiles, so that `(x > 0.2) & (x < 0.5)` is exact; masks of different tensors count as independent.
+This module handles neither tensors nor PyTorch operators, only operator names.
 """
 
 import math
@@ -14,7 +14,7 @@ from itertools import count
 
 _sources = count(1)
 MOST_RECORDS = 1 << 16
-# A number compared with a tolerance as small as this lies beyond it, so that loops that wait for convergence go on.
+# An unknown number compared with a tolerance this small counts as beyond it, so that convergence loops keep running.
 LARGEST_TOLERANCE = 1e-4
 
 
@@ -23,13 +23,13 @@ LARGEST_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Real numbers from `low` to `high`, each as likely as any other."""
+    """Uniformly distributed real numbers from `low` to `high`."""
 
     low: float = 0.0
     high: float = 1.0
 
     def below(self, x: float, inclusive: bool) -> float:
-        """The probability of a number less than `x` (or equal to it)."""
+        """Return the probability of a number less than `x` (or equal to it, if `inclusive`)."""
         if self.low == self.high:
             return float(self.low < x or (inclusive and self.low == x))
         return min(max((x - self.low) / (self.high - self.low), 0.0), 1.0)
@@ -37,29 +37,29 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Normally distributed numbers of mean 0 and deviation 1."""
+    """Standard normal numbers (mean 0, standard deviation 1)."""
 
     def below(self, x: float, inclusive: bool) -> float:
-        """The probability of a number less than `x`."""
+        """Return the probability of a number less than `x`."""
         return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Whole numbers from `low` up to, and without, `high`, each as likely as any other."""
+    """Uniformly distributed integers in `[low, high)`."""
 
     low: int
     high: int
 
     def below(self, x: float, inclusive: bool) -> float:
-        """The probability of a number less than `x` (or equal to it)."""
+        """Return the probability of a number less than `x` (or equal to it, if `inclusive`)."""
         smaller = math.floor(x) + 1 - self.low if inclusive else math.ceil(x) - self.low
         return min(max(smaller / max(self.high - self.low, 1), 0.0), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Every element is `scale * b + shift`, where b follows the distribution. Equal sources are one sampled tensor."""
+    """Elements `scale * b + shift`, where b follows `base`. Equal sources mean the same sampled tensor."""
 
     source: int
     base: Uniform | Normal | Integers
@@ -68,7 +68,7 @@ class Sample:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all elements are the same number."""
+        """Whether all elements are equal."""
         return not self.scale or (isinstance(self.base, Uniform) and self.base.low == self.base.high)
 
     @property
@@ -77,7 +77,7 @@ class Sample:
         return self.scale * (middle - 0.5 * isinstance(self.base, Integers)) + self.shift
 
     def below(self, x: float, inclusive: bool) -> float:
-        """The probability of an element less than `x` (or equal to it)."""
+        """Return the probability of an element less than `x` (or equal to it, if `inclusive`)."""
         if not self.scale:
             return float(self.shift < x or (inclusive and self.shift == x))
         at = (x - self.shift) / self.scale
@@ -89,7 +89,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """True (or 1) where the quantile of the source lies in one of the intervals, which are in order and disjoint."""
+    """True (or 1) where the quantile of the source lies in one of the intervals, which are sorted and disjoint."""
 
     source: int
     intervals: tuple[Interval, ...]
@@ -99,7 +99,7 @@ class Mask:
         return sum(end - start for start, end in self.intervals)
 
     def count(self, elements: int) -> int:
-        """How many of so many elements are true. A mask and its complement add up to all of them."""
+        """Return how many of `elements` are true. A mask and its complement add up to `elements`."""
         return sum(round(end * elements) - round(start * elements) for start, end in self.intervals)
 
 
@@ -107,7 +107,7 @@ Law = Sample | Mask
 
 
 def mask_of_share(share: float) -> Mask:
-    """A mask of its own, of which this share is true."""
+    """Return a mask of a new source with this share of true elements."""
     return Mask(next(_sources), ((0.0, share),) if share > 0 else ())
 
 
@@ -115,7 +115,7 @@ def mask_of_share(share: float) -> Mask:
 
 
 def sample(operator: str, numbers: Sequence[float | None]) -> Law | None:
-    """What an operator that samples leaves in its tensor; `numbers` are its arguments after the tensor."""
+    """Return the law of a tensor that a sampling operator filled; `numbers` are the arguments after the tensor."""
     first, second = (*numbers, None, None)[:2]
     if operator == "uniform_":
         return Sample(next(_sources), Uniform(first or 0.0, 1.0 if second is None else second))
@@ -143,7 +143,7 @@ _MIRRORED = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "
 
 
 def compare(operator: str, law: Law, number: float) -> Mask:
-    """`law > number` and kin."""
+    """Return the law of a comparison such as `law > number`."""
     if isinstance(law, Mask):
         if_true, if_false = (_COMPARE[operator](value, number) for value in (1.0, 0.0))
         inside = law.intervals if if_true else ()
@@ -154,7 +154,7 @@ def compare(operator: str, law: Law, number: float) -> Mask:
         "lt": [(0.0, under)], "le": [(0.0, up_to)], "gt": [(up_to, 1.0)], "ge": [(under, 1.0)],
         "eq": [(under, up_to)], "ne": [(0.0, under), (up_to, 1.0)],
     }[operator]  # fmt: skip
-    if law.scale < 0:  # its large elements are the source's small ones
+    if law.scale < 0:  # negative scale reverses the order of the source's quantiles
         intervals = [(1 - end, 1 - start) for start, end in reversed(intervals)]
     return Mask(law.source, _joined(intervals, ()))
 
@@ -185,7 +185,7 @@ def _complement(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
 
 
 def _joined(first: Sequence[Interval], second: Sequence[Interval]) -> tuple[Interval, ...]:
-    """Disjoint intervals of both in order, those that touch made one."""
+    """Merge both into sorted, disjoint intervals."""
     result: list[Interval] = []
     for start, end in sorted([*first, *second]):
         if start >= end:
@@ -201,14 +201,14 @@ def _joined(first: Sequence[Interval], second: Sequence[Interval]) -> tuple[Inte
 
 
 def scaled(law: Law, factor: float, summand: float) -> Law | None:
-    """`law * factor + summand`."""
+    """Return the law of `law * factor + summand`, or None if it is unknown."""
     if isinstance(law, Mask):
         return law if (factor, summand) == (1, 0) else None
     return replace(law, scale=law.scale * factor, shift=law.shift * factor + summand)
 
 
 def as_integers(law: Law) -> Law | None:
-    """The law of what is left when decimals are cut off."""
+    """Return the law after truncation to integers, or None if it is unknown."""
     if isinstance(law, Mask) or isinstance(law.base, Integers):
         return law
     if isinstance(law.base, Normal):
@@ -220,12 +220,12 @@ def as_integers(law: Law) -> Law | None:
 
 
 def as_mask(law: Law) -> Mask:
-    """True where an element is not zero."""
+    """Return a mask that is true where an element is not zero."""
     return compare("ne", law, 0.0)
 
 
 def distinct_values(law: Law | None, elements: int) -> int:
-    """The expected number of distinct values among so many elements; all of them where nothing is known."""
+    """Return the expected number of distinct values; `elements` if the law is unknown."""
     if law is None or not elements:
         return elements
     if isinstance(law, Mask):
@@ -239,7 +239,7 @@ def distinct_values(law: Law | None, elements: int) -> int:
 
 
 def beyond_tolerance(operator: str, tolerance: float) -> bool | None:
-    """The answer to `x > tolerance` for an x that nobody knows: x is beyond it, on its side of zero. It equals no number."""
+    """Compare an unknown x, which lies beyond small tolerances and equals no number; None if undecided."""
     if operator in ("eq", "ne") and math.isfinite(tolerance):
         return operator == "ne"
     if not 0 < abs(tolerance) <= LARGEST_TOLERANCE:
@@ -253,7 +253,7 @@ Operand = Law | float | None
 
 
 def derive(operator: str, operands: Sequence[Operand]) -> Law | None:
-    """The law of what an operator returns, from those of its operands; numbers are given as they are."""
+    """Return the law of an operator's result from the laws of its operands, or None if it is unknown."""
     first, second = (*operands, None, None)[:2]
     second = second.mean if isinstance(second, Sample) and second.is_constant else second
     if operator in _COMPARE:
@@ -286,7 +286,6 @@ _LOGIC: dict[str, Callable[[Mask, Operand], Mask | None]] = {
 
 
 def _arithmetic(operator: str, first: Operand, second: Operand, alpha: Operand) -> Law | None:
-    """Sums and products with a number."""
     step = alpha if isinstance(alpha, float) else 1.0
     if isinstance(first, Sample | Mask) and operator == "neg":
         return scaled(first, -1.0, 0.0)
@@ -303,21 +302,21 @@ def _arithmetic(operator: str, first: Operand, second: Operand, alpha: Operand) 
 
 
 def reduced(operator: str, law: Mask, elements: int) -> float | None:
-    """The value of a reduction of so many elements of a mask, where it follows from the share."""
+    """Return the result of reducing a mask of `elements`, if the share determines it."""
     number = law.count(elements)
     answers = {"sum": number, "mean": law.share, "any": number > 0, "all": number == elements, "count_nonzero": number}
     return float(answers[operator]) if operator in answers else None
 
 
 class Records:
-    """The laws of a session's tensors by number; 0 is none, and the oldest of very many are forgotten."""
+    """The laws of a session's tensors, by number. 0 means no law; beyond `MOST_RECORDS` the oldest are dropped."""
 
     def __init__(self) -> None:
         self._laws: dict[int, Law] = {}
         self._numbers = count(1)
 
     def add(self, law: Law | None) -> int:
-        """The number of a law."""
+        """Store a law and return its number (0 for None)."""
         if law is None:
             return 0
         number = next(self._numbers)
@@ -327,5 +326,5 @@ class Records:
         return number
 
     def find(self, number: int) -> Law | None:
-        """The law of a number."""
+        """Return the law stored under this number, if any."""
         return self._laws.get(number)

@@ -1,6 +1,6 @@
-"""Builds the native half of the virtual GPU once for each torch, Python and compiler, and keeps it.
+"""Builds and caches the virtual GPU's native library, once for each combination of torch, Python and compiler.
 
-It knows where the sources are and how to call a C++ compiler; what the sources do is told in `native/`.
+The sources are in `native/`.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from tonnage.virtual.cache import built_once, cache_folder, make_safe
 
 NATIVE = Path(__file__).parent / "native"
 UNITS = tuple(path.name for path in sorted(NATIVE.glob("*.cpp")))
-# The one source that the stand-ins for CUDA's libraries share with it.
+# Shared with the stand-ins for CUDA's libraries.
 SHARED = NATIVE.parent / "driver" / "native" / "draws.c"
 
 
 def native_library(torch_root: Path) -> Path:
-    """The built library for this torch; builds it if it is not there yet."""
+    """Return the path of the native library for this torch, building it on first use."""
     target = cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
     return built_once(target, lambda: _build(torch_root, target))
 

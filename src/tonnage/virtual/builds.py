@@ -1,4 +1,4 @@
-"""Chooses the virtual GPU that fits the installed torch: a CUDA build gets the empty driver, a CPU build our own device."""
+"""Chooses the virtual GPU for the installed torch: stub CUDA libraries for a CUDA build, our own device for a CPU build."""
 
 from tonnage.hardware import Gpu
 from tonnage.virtual.driver import loading as driver
@@ -6,7 +6,7 @@ from tonnage.virtual.session import Session
 
 
 def new_session(gpu: Gpu, torch_version: str | None = None, cards: int = 1) -> Session:
-    """A virtual GPU that is not open yet. `torch_version` names the version whose kernels are modelled, where they are."""
+    """Create a virtual GPU that is not open yet. `torch_version` is the version whose kernels are modelled (CPU builds)."""
     if driver.is_cuda_build(driver.torch_root()):
         from tonnage.virtual.driver.session import DriverSession
 
@@ -17,7 +17,7 @@ def new_session(gpu: Gpu, torch_version: str | None = None, cards: int = 1) -> S
 
 
 def preload() -> None:
-    """Load torch with what takes CUDA's place, so that forks of this process have both."""
+    """Load torch together with its CUDA replacement, so that forked processes inherit both."""
     if driver.is_cuda_build(driver.torch_root()):
         driver.load(driver.installed_cuda())
         import torch  # noqa: F401

@@ -1,6 +1,6 @@
-"""The folder in which what was built or looked up once is kept. Code is loaded from it, so nobody else may write there.
+"""The cache folder for built libraries and lookups. Code is loaded from it, so no other user may write there.
 
-A folder or a file is safe that belongs to this user or to root, and that neither a group nor everybody can write.
+A path is safe if it belongs to this user or root and neither the group nor others can write it.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from tonnage.errors import MissingPart
 
 
 def cache_folder() -> Path:
-    """The folder that TONNAGE_CACHE names, which must be safe, or else the first of the usual ones that is."""
+    """Return the folder in TONNAGE_CACHE, or the first safe default; raise MissingPart if there is none."""
     if named := os.environ.get("TONNAGE_CACHE"):
         folder = _made(Path(named))
         if why := _why_unsafe(folder):
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def check_code(path: Path) -> Path:
-    """A library, or a folder of libraries, that may be loaded; anything else is refused."""
+    """Return the path of a library, or folder of libraries, if it is safe to load; raise MissingPart otherwise."""
     for each in (path, *path.iterdir()) if path.is_dir() else (path,):
         if why := _why_unsafe(each):
             raise MissingPart(
@@ -47,23 +47,23 @@ def check_code(path: Path) -> Path:
 
 
 def built_once(target: Path, build: Callable[[], None]) -> Path:
-    """Compiled code, built if it is not there yet and checked before it is loaded."""
+    """Return the target, building it if it does not exist, after checking that it is safe to load."""
     if not target.exists():
         with target.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a concurrent run waits here until the first has built it
             if not target.exists():
                 build()
     return check_code(target)
 
 
 def make_safe(path: Path) -> None:
-    """Take from others the right to write what was just built, whatever the umask gave them."""
+    """Remove group and other write permission from what was just built, whatever the umask."""
     for each in (path, *path.iterdir()) if path.is_dir() else (path,):
         each.chmod(each.stat().st_mode & 0o755)
 
 
 def _usual_folders() -> Iterator[Path]:
-    with suppress(RuntimeError):  # a user without a home
+    with suppress(RuntimeError):  # no home directory
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         yield home / "tonnage"
         yield home / "tonnage-private"
@@ -76,8 +76,8 @@ def _made(folder: Path) -> Path:
 
 
 def _why_unsafe(path: Path) -> str:
-    """Why others could have put something there; "" where they could not."""
-    for status in (path.lstat(), path.stat()):  # a link belongs to somebody, too
+    """Return why another user could have changed the path, or "" if none could."""
+    for status in (path.lstat(), path.stat()):  # check the symlink itself, too
         if status.st_uid not in (os.geteuid(), 0):
             try:
                 return f"belongs to the user {pwd.getpwuid(status.st_uid).pw_name}"

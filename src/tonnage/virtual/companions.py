@@ -1,10 +1,10 @@
-"""Other libraries on a GPU that is not there: what must import, and what cannot run and is said so.
+"""Makes other libraries work on a virtual GPU: what must import, and what cannot run and is reported.
 
-- torchvision built for CUDA cannot load its operators beside a CPU torch and then refuses to import, and with it half
-  of timm and transformers. Its operators are declared by name instead.
-- torch.compile and Triton have a package of their own, `compiling`; it is told here when their modules are imported.
+- torchvision built for CUDA cannot load its operators beside a CPU torch and refuses to import, which breaks much of
+  timm and transformers. Its operators are declared by name instead.
+- torch.compile and Triton are handled in `compiling`, which is notified here when their modules are imported.
 - Packages that need a GPU to be built, and are not installed, have stand-ins: see `packages`.
-- CUDA extensions are refused: nobody knows what they allocate.
+- CUDA extensions are refused: their allocations are unknown.
 """
 
 import ctypes
@@ -35,12 +35,12 @@ _DECLARED = (
 _libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
 
 
-# Parts of Dynamo that ask its package for nothing, and that light scripts import: torchvision for `utils`.
+# Parts of Dynamo that need nothing of its package, and that light scripts import (torchvision imports `utils`).
 _BESIDE_DYNAMO = ("_trace_wrapped_higher_order_op", "config", "graph_utils", "metrics_context", "utils")
 
 
 class _Present(importlib.abc.Loader):
-    """Loads a module that has been imported since it was looked for: its code must not run a second time."""
+    """Loads a module that was imported after it was looked up: its code must not run a second time."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._own_spec = module, module.__spec__
@@ -49,12 +49,11 @@ class _Present(importlib.abc.Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing but give the module its own spec back."""
         module.__spec__ = self._own_spec
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Acts just before or after the code of another library runs."""
+    """Acts just before or after another library's code runs."""
 
     def __init__(self, actions: "dict[str, Act]") -> None:
         self._actions = {**actions, "transformers.utils.import_utils": keep_index}
@@ -62,12 +61,12 @@ class _Watcher(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        # These count on the code of torch._dynamo having run: they import each other, and only in this order.
+        # These need the code of torch._dynamo to have run: they import each other, and only in this order.
         package, _, part = name.rpartition(".")
         if name == "torch._inductor.utils" or (package == "torch._dynamo" and part not in _BESIDE_DYNAMO):
             wake("torch._dynamo")
             if target is None and (module := sys.modules.get(name)):
-                module.__spec__ = importlib.machinery.ModuleSpec(name, _Present(module))  # importlib goes by this one
+                module.__spec__ = importlib.machinery.ModuleSpec(name, _Present(module))  # importlib uses this spec
                 return module.__spec__
         if act := self._actions.get(name):
             return self._and_then(name, act)
@@ -95,7 +94,7 @@ class _Watcher(importlib.abc.MetaPathFinder):
         library = torch.library.Library("torchvision", "FRAGMENT")
         _libraries.append(library)
         for schema in _DECLARED:
-            if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):  # somebody may have named them before
+            if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):  # they may be defined already
                 library.define(schema)
 
     def _and_then(self, name: str, act: Callable[[ModuleType], None]) -> importlib.machinery.ModuleSpec | None:
@@ -116,7 +115,7 @@ _BUILDERS = ("load", "load_inline", "CUDAExtension")
 
 
 def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
-    """Watch imports and patch what only a GPU could do; the result undoes it."""
+    """Watch imports and patch functions that need a GPU; the returned function undoes it."""
     from tonnage.virtual import compiling  # imports torch, which must come after the native library
     from tonnage.virtual.cuda.patches import Patches
 
@@ -126,7 +125,7 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
         for name in _BUILDERS:
             patches.set(cpp_extension, name, _refuse(name, stand_ins))
 
-    # Not imported here: it asks for the card, and a child forked by the script could not use the card any more.
+    # Not imported here: it initialises CUDA, and a child forked by the script could not use the card any more.
     if cpp_extension := sys.modules.get(_EXTENSIONS):
         refuse_builders(cpp_extension)
     actions, undo_compiling = compiling.install(gpu, stand_ins)

@@ -10,7 +10,7 @@ from tonnage.virtual.session import Session
 
 
 class VirtualGpu:
-    """A card that is there inside the `with` block, and what it has held so far."""
+    """A card that is available inside the `with` block, and statistics of its memory."""
 
     def __init__(self, gpu: str | Gpu, *, torch: str | None = None) -> None:
         self.gpu = find_cuda_gpu(gpu) if isinstance(gpu, str) else gpu
@@ -36,30 +36,30 @@ class VirtualGpu:
 
     @property
     def recording(self) -> Recording:
-        """Everything so far; ask again later for more."""
+        """Everything recorded so far; each access gives an up-to-date recording."""
         self._entered.device.attribution.finish()
         return self._entered.recording()
 
     @property
     def allocated_bytes(self) -> int:
-        """What tensors hold now."""
+        """Bytes that tensors hold now."""
         return self._entered.device.memory_stats()["allocated_bytes.all.current"]
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The most that tensors held at once."""
+        """The most bytes that tensors held at once."""
         return self._entered.device.memory_stats()["allocated_bytes.all.peak"]
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that the allocator took from the card."""
+        """The most bytes that the allocator reserved."""
         return self._entered.device.memory_stats()["reserved_bytes.all.peak"]
 
     def ledger(self) -> Ledger:
-        """Bytes by category at the peak."""
+        """Return the bytes by category at the peak."""
         return self.recording.ledger()
 
 
 def virtual_gpu(gpu: str | Gpu, *, torch: str | None = None) -> VirtualGpu:
-    """A context in which `cuda` is the named card; `torch` names the version whose kernels are modelled."""
+    """Return a context manager in which `cuda` is the named card; `torch` is the version whose kernels are modelled."""
     return VirtualGpu(gpu, torch=torch)

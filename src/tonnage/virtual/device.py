@@ -1,7 +1,7 @@
-"""One virtual GPU on a CPU build of torch: the allocator behind it, and what the native half tells of blocks.
+"""One virtual GPU on a CPU build of torch: its allocator, and the blocks that the native library reports.
 
-The native half calls `malloc` and `free` for each storage on the device, on whatever thread makes or drops it, always
-with the GIL. What a block is for is the business of `attribution`; what PyTorch is told about the card, of `cuda`.
+The native library calls `malloc` and `free` for each storage on the device, on the thread that creates or drops it,
+always holding the GIL. `attribution` finds out what a block is for; `cuda` is what PyTorch sees of the card.
 """
 
 import ctypes
@@ -25,17 +25,17 @@ DTYPES = {
 }  # fmt: skip
 
 
-# What moves or reserves memory without launching one of torch's kernels.
+# Operators that move or reserve memory without launching a kernel of torch.
 _WITHOUT_KERNELS = frozenset(
     ("", "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::to", "aten::_to_copy", "aten::copy_")
 )
 
 
-_FIRST_COPY = 1 << 40  # no script's stream has such a number
+_FIRST_COPY = 1 << 40  # larger than any stream id of a script
 
 
 class OutOfDeviceMemory(Exception):
-    """Raised out of `malloc`; the native half turns it into torch.OutOfMemoryError."""
+    """Raised by `malloc`; the native library turns it into torch.OutOfMemoryError."""
 
     is_out_of_memory = True
 
@@ -46,9 +46,9 @@ class Device(RecordedDevice):
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], settings: AllocatorSettings) -> None:
         super().__init__(gpu, torch_version)
         self.allocator = CachingAllocator(gpu.memory_bytes, settings, observer=self._on_segment)
-        self._outside: dict[str, int] = {}  # what the process holds beside the allocator, by part
+        self._outside: dict[str, int] = {}  # bytes that the process holds outside the allocator, by part
         self.use("context")
-        self.native_context = ctypes.c_int32()  # what autograd's nodes remember of the module that made them
+        self.native_context = ctypes.c_int32()  # the module id that autograd nodes created now are tagged with
         self._no_kernel_yet = True
         self._copies = count(_FIRST_COPY)
         self.history: History | None = None
@@ -64,12 +64,12 @@ class Device(RecordedDevice):
     def overhead_parts(self) -> dict[str, int]:
         return dict(self._outside)
 
-    # Called by the native half
+    # Called by the native library
 
     def malloc(
         self, size: int, index: int, stream: int, operator: str, context: int, serial: int, shape: Shape, dtype: str
     ) -> int:
-        """The address of a new block, or OutOfDeviceMemory."""
+        """Return the address of a new block, or raise OutOfDeviceMemory."""
         if self.on_request is not None:
             self.on_request()
         self.cards.add(index)
@@ -93,7 +93,7 @@ class Device(RecordedDevice):
         return block.address
 
     def free(self, address: int, serial: int) -> None:
-        """A storage was dropped."""
+        """Free the block of a dropped storage."""
         allocation = self.freed(address, serial)
         assert allocation is not None
         block = self.allocator.block_at(address)
@@ -124,16 +124,16 @@ class Device(RecordedDevice):
     # Called by the patches of torch.cuda
 
     def empty_cache(self) -> None:
-        """Give cached segments back, and remember when."""
+        """Free cached segments and mark the event in the recording."""
         self.mark("empty_cache")
         self.allocator.empty_cache()
 
     def use(self, library: str, handle: int = 1) -> None:
-        """Count a library (its `handle`-th handle) from now on, by the catalogue's figures for this card."""
+        """Count a library's memory (for its `handle`-th handle) from now on, by the catalogue's figures for this card."""
         part = library if handle == 1 else f"{library} {handle}"
         if part in self._outside or library not in self.gpu.overheads:
             return
-        # Since 1.13 a kernel is loaded when it is first launched; before, all of torch's were.
+        # Since 1.13 a kernel is loaded at its first launch; before, all of torch's kernels were loaded at once.
         held = "all kernels" if library == "kernels" and self.torch_version < (1, 13) else library
         self.hold({part: self.gpu.overheads[held].size_bytes})
 

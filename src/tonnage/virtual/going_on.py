@@ -1,8 +1,8 @@
-"""Goes on beyond the request that a card cannot hold, so that the whole run is known and not only its beginning.
+"""Continues a run after the request that the card cannot hold, so that the memory of the whole run is known.
 
-The first request that fails is granted, and the card has no limit from there on, unless the script would catch the error: then
-it sees it as on a real card. Where the script would have died, its traceback is shown. A training that has no end is stopped
-once its steps repeat, and anything after a while.
+The first request that fails is granted, and the card has no limit from then on, unless the script would catch the
+error: then it gets the error as on a real card. Where the script would have died, its traceback is printed. Endless
+training is stopped once its steps repeat, and any run after a while.
 """
 
 import sys
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from tonnage.virtual.recorded import RecordedDevice
 
 _ALIKE_STEPS = 3
-_REPEATING_S = 20  # that steps which repeat may go on: what comes after them (evaluation, saving) counts too
+_REPEATING_S = 20  # how long repeating steps may continue: what follows them (evaluation, saving) counts too
 _PATIENCE_S = 300
 _HERE = "tonnage: here it runs out of memory. It goes on without a limit, to see how much it needs in all."
 
 
 class Stopped(BaseException):
-    """Ends a script that went on long enough. No handler for `Exception` takes it."""
+    """Ends a script that continued long enough. Handlers for `Exception` do not catch it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What tells two steps apart: how many blocks one made, their bytes, and what was held at its end."""
+    """What distinguishes two steps: the number of blocks allocated, their bytes, and the bytes held at the end."""
 
     blocks: int
     made_bytes: int
@@ -41,20 +41,20 @@ class _Step:
 
 
 class GoingOn:
-    """Whether a run goes on, since when, and how it ended."""
+    """Whether a run continues past its memory limit, since when, and how it ended."""
 
     def __init__(self, device: "RecordedDevice", error: type[BaseException]) -> None:
         self._device = device
         self._error = error
-        self.since: int | None = None  # the last event before the request that was granted
-        self.at_oom = 0  # its place among the requests that failed
+        self.since: int | None = None  # the last event before the granted request
+        self.at_oom = 0  # number of failed requests up to it
         self.stopped_by = ""
         self._began = 0.0
         self._steps: list[_Step] = []
         self._seen = 0
 
     def grants(self, shortage: Shortage) -> bool:
-        """Whether this request, which failed, is granted and the limit lifted; the script's traceback is shown if so."""
+        """Whether to grant this failed request and lift the limit; if so, print the script's traceback."""
         device = self._device
         if self.since is not None or shortage.reserved_bytes + shortage.requested_bytes > UNLIMITED_BYTES:
             return False
@@ -74,7 +74,7 @@ class GoingOn:
         return True
 
     def check(self, kind: MarkKind) -> None:
-        """At the start of a phase or step: stop the script if it has gone on long enough."""
+        """At the start of a phase or step, stop the script if it has continued long enough."""
         if self.since is None:
             return
         gone_on_s = time.monotonic() - self._began

@@ -1,8 +1,8 @@
-"""Counts what a run holds in the host's memory, as a real run would.
+"""Counts the host memory of a run, as a real run would need it.
 
-Large tensors of the CPU are counted whole when they are made, though here they may be mapped and never written; pages of mapped
-files when a copy reads them, though nothing is read that goes to a virtual card. What else the process holds (the interpreter,
-libraries, Python's objects) is real, so it is looked at from time to time, less what the virtual GPU takes for itself.
+Large CPU tensors count in full when they are allocated, although here they may never be written; pages of mapped
+files when a copy reads them, although nothing is read for a virtual card. The rest of the process (interpreter,
+libraries, Python objects) is real, so it is measured from time to time, minus what the virtual GPU itself takes.
 """
 
 import time
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 ALLOCATED, FREED, PINS, READ, SENT, TICK = range(6)  # as in native/bridge.h
 LARGE_BYTES = 1 << 20
-# A look at the process takes milliseconds: at most this share of the time goes into it.
+# Measuring the process takes milliseconds: at most this share of the time is spent on it.
 _SHARE = 0.02
 _SHORTEST_S = 0.1
 _GLANCE_S = 0.02  # a tenth of a millisecond each
-# About what Python takes for one record of a block on the card.
+# Approximate size of one Python record of a block on the card
 _RECORD_BYTES = 400
 
 
@@ -51,7 +51,7 @@ class _Block:
     """A large tensor's storage, or a pinned block."""
 
     size: int
-    rounding: int  # what the allocator takes beyond it
+    rounding: int  # what the allocator takes in addition
     part: str
     operator: str
     line: str
@@ -59,7 +59,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Height:
-    """The most that a phase needed. What was there is written down when the first of it goes."""
+    """The peak of a phase. Its blocks are saved when the first of them is freed."""
 
     needed: int = -1
     step: int = 0
@@ -69,7 +69,7 @@ class _Height:
 
 
 class HostMeter:
-    """The ledger of the host while a script runs."""
+    """The host's memory ledger while a script runs."""
 
     def __init__(self, device: "RecordedDevice") -> None:
         self._device = device
@@ -78,25 +78,25 @@ class HostMeter:
         self._files = _Files()
         self._beside: dict[str, int] = {}
         self._heights: dict[str, _Height] = {}
-        self._open: _Height | None = None  # the height that the next free ends
+        self._open: _Height | None = None  # the peak whose blocks the next free saves
         self._mapped_peak = (0, 0)
         self._resident_peak = 0
         self._own = Resident()
-        self._kept: dict[int, int] = {}  # freed blocks that torch's allocator has not given back to the system
-        self._cuda_bytes = 0  # none in a process that never uses the card
-        self._import_bytes = 0  # what importing a CUDA build takes beyond the torch that is installed
+        self._kept: dict[int, int] = {}  # freed blocks that torch's allocator has not returned to the system
+        self._cuda_bytes = 0  # 0 in a process that never uses the card
+        self._import_bytes = 0  # what importing a CUDA build takes in addition to the installed torch
         self._place = NOWHERE
         self._reading_checkpoint = 0
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
         self._next_look = self._next_glance = 0.0
         self._rounds = takes_huge_pages(torch_root())
 
-    # From start to end
+    # Start and end
 
     def install(self, torch: Any) -> Callable[[], None]:
-        """Count from here on; the result undoes it."""
+        """Start counting; the returned function stops it."""
         plain, now = process_memory.plain_process(torch_root()), process_memory.resident()
-        # Below nothing where stand-ins take the place of larger libraries.
+        # May be negative where stand-ins replace larger libraries.
         self._own = Resident(now.anonymous_bytes - plain.anonymous_bytes, now.file_bytes - plain.file_bytes)
         if not is_cuda_build(torch_root()):
             imported = self._device.gpu.overheads["torch"].host_bytes
@@ -130,7 +130,7 @@ class HostMeter:
         return undo
 
     def memory(self) -> HostMemory | None:
-        """The heights so far."""
+        """Return the peaks so far."""
         if self._open:
             self._write_down(self._open)
         moments = (_moment(phase, height) for phase, height in self._heights.items())
@@ -145,7 +145,7 @@ class HostMeter:
     # Events
 
     def event(self, kind: int, address: int, size: int, operator: str) -> None:
-        """What the allocators and copies of the host tell, of 1 MiB or more."""
+        """Handle an event of the host's allocators and copies, of 1 MiB or more."""
         if kind == FREED:
             block = self._live.get(address)
             if block is None:
@@ -162,7 +162,7 @@ class HostMeter:
             return
         place = self._place = self._device.attribution.place()
         if kind == ALLOCATED and not operator and process_memory.is_shared(address):
-            return  # a file or shared memory that was mapped, which torch tells of as of its own blocks
+            return  # a mapped file or shared memory, which torch reports like its own blocks
         if kind in (READ, SENT):
             if not self._files.read(address, size, really=kind == READ):
                 return
@@ -172,11 +172,11 @@ class HostMeter:
             self._kept.pop(address, None)
             self._live[address] = _Block(size, rounding, part, operator.removeprefix("aten::"), place.line)
             self._tensor_bytes += size + rounding
-        self.tick()  # with the block in its place: a CUDA build may have written it when it is told
+        self.tick()  # after the block is recorded: a CUDA build may have written it before the event
         self._rises(place)
 
     def tick(self) -> None:
-        """Look at the process, if that is due, or at least at what it has read of files."""
+        """Measure the process if that is due, or at least the file pages it has read."""
         now = time.perf_counter()
         if now >= self._next_look:
             self._look()
@@ -185,7 +185,7 @@ class HostMeter:
             self._rises(self._device.attribution.place())
 
     def card_used(self) -> None:
-        """Count what CUDA holds on the host by now."""
+        """Update what CUDA holds on the host."""
         known = self._device.gpu.overheads
         held = self._import_bytes + sum(known[part].host_bytes for part in self._device.overhead_parts if part in known)
         if held != self._cuda_bytes:
@@ -194,7 +194,7 @@ class HostMeter:
             self._rises(self._device.attribution.place())
 
     def categorise(self, category: Category, addresses: Iterable[int]) -> None:
-        """What these tensors turned out to be for."""
+        """Set the category of these tensors."""
         for address in addresses:
             block = self._live.get(address)
             if block and block.part != PINNED:
@@ -203,13 +203,13 @@ class HostMeter:
     def _mark(self, parameter: Any) -> None:
         try:
             address = parameter.data_ptr() - parameter.storage_offset() * parameter.element_size()
-        except (RuntimeError, ValueError):  # a subclass without bytes of its own, a lazy one without a shape
+        except (RuntimeError, ValueError):  # a subclass without its own storage, or a lazy parameter without a shape
             return
         block = self._live.get(address)
         if block and block.part in (CHECKPOINT, Category.OTHER):
             block.part = Category.PARAMETERS.value
 
-    # Heights
+    # Peaks
 
     def _rises(self, place: Place) -> None:
         who = self._device.attribution
@@ -239,7 +239,7 @@ class HostMeter:
         now = process_memory.resident()
         self._files.look(now.file_bytes)
         tensors = _Stretches()
-        # Copies: threads that load a model make blocks meanwhile.
+        # Copy: threads that load a model allocate blocks meanwhile.
         live = [(address, block.size) for address, block in list(self._live.items())]
         for address, size in [*list(self._kept.items()), *live]:
             tensors.add(address, address + size)
@@ -278,19 +278,19 @@ def _moment(phase: str, height: _Height) -> HostMoment:
 
 
 class _Files:
-    """Mapped files, and which of their bytes were read: in truth, or by a copy to the card that only here reads nothing."""
+    """Mapped files, and which of their bytes were read, really or by a copy to the virtual card."""
 
     def __init__(self) -> None:
         self._mapped: list[MappedFile] = []
         self._resident: dict[MappedFile, int] = {}
         self._copied: dict[MappedFile, _Stretches] = {}
         self._sent: dict[MappedFile, _Stretches] = {}
-        self._no_files: set[int] = set()  # addresses of storages that are no files
-        self._read_since = 0  # bytes of files that the process has read since the last look
-        self._process_bytes = 0  # of files, at that look
+        self._no_files: set[int] = set()  # addresses of storages that are not in files
+        self._read_since = 0  # file bytes that the process has read since the last look
+        self._process_bytes = 0  # file bytes in memory at that look
 
     def read(self, address: int, size: int, *, really: bool) -> bool:
-        """A copy reads these bytes; False where they are no file's."""
+        """Count these bytes as read by a copy; return False if they are not in a file."""
         file = self._find(address)
         if file is None:
             return False
@@ -299,15 +299,15 @@ class _Files:
         return True
 
     def grow(self, process_bytes: int) -> None:
-        """The process has this much of files in memory: what came since the last look was read from those that are mapped."""
+        """Attribute the growth of the process's file pages since the last look to the mapped files."""
         self._read_since = max(process_bytes - self._process_bytes, 0)
         unread = sum(file.end - file.start for file in self._resident) - self.resident_bytes
-        if self._read_since >= max(unread, LARGE_BYTES):  # of a file that was mapped since
+        if self._read_since >= max(unread, LARGE_BYTES):  # from a file mapped since then
             self.look(process_bytes)
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Pages that were read and are still mapped, and the size of all of their files."""
+        """Bytes that were read and are still mapped, and the total size of their files."""
         files = {*self._resident, *self._copied, *self._sent}
         if not all(process_memory.is_mapped(file.start) for file in files):
             self.look(process_memory.resident().file_bytes)
@@ -318,11 +318,11 @@ class _Files:
 
     @property
     def resident_bytes(self) -> int:
-        """What of them is really in memory."""
+        """Bytes of the files that are really in memory."""
         return sum(self._resident.values())
 
     def look(self, process_bytes: int) -> None:
-        """Which files are mapped now, and how many of their pages are in memory, of all that the process has of files."""
+        """Update which files are mapped and how many of their pages are in memory."""
         self._process_bytes, self._read_since = process_bytes, 0
         self._mapped = process_memory.mapped_files()
         self._no_files.clear()
@@ -345,7 +345,7 @@ class _Files:
 
 
 class _Stretches:
-    """Stretches of addresses, each counted once."""
+    """Address ranges, each byte counted once."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -353,11 +353,10 @@ class _Stretches:
         self.total = 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Each stretch as its address and size."""
         return ((start, end - start) for start, end in zip(self._starts, self._ends, strict=True))
 
     def add(self, start: int, end: int) -> None:
-        """Add from `start` to before `end`, joined with what it touches."""
+        """Add the range [start, end), merged with ranges that it touches."""
         first = bisect_right(self._ends, start - 1)
         last = bisect_right(self._starts, end)
         if first < last:

@@ -1,8 +1,8 @@
-"""Imports that take less time: most of a virtual run is importing, and half of that for nothing.
+"""Speeds up imports, which take most of the time of a virtual run.
 
-- Without garbage collection: imports make a million objects, and looking for garbage takes a fifth of the time. A
-  script's own collections are left as they are: cycles that hold tensors die when they would.
-- A package can wait until it is needed: its submodules import, and its own code runs when somebody asks it for a name.
+- Garbage collection is off: imports create a million objects, and collection takes a fifth of the time. The script's
+  own collections are unchanged, so cycles that hold tensors die when they would.
+- A package can be lazy: its submodules import, and its own code runs when an attribute is accessed.
 """
 
 import builtins
@@ -22,7 +22,7 @@ from tonnage.garbage import no_collection
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Every `import` statement inside runs without collection; what was imported before is not looked at again."""
+    """Disable garbage collection during `import` statements, and exclude objects that exist already from it."""
     plain = builtins.__import__
 
     def quick_import(*arguments: Any, **keywords: Any) -> Any:
@@ -63,10 +63,10 @@ class _LazyLoader(Loader):
         return _Waiting(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Not yet."""
+        """Do nothing: the code runs when an attribute is accessed."""
 
     def answer(self, module: ModuleType, name: str) -> Any:
-        """An attribute of the package: one known beforehand, the submodule `config`, or else its code runs."""
+        """Return an attribute of the package: a prepared answer, the submodule `config`, or else run its code."""
         if name in self._answers:
             return self._answers[name]
         if name == "config" and find_spec(f"{module.__name__}.config"):
@@ -88,16 +88,16 @@ class _LazyLoader(Loader):
             self._run(module)
 
     def release(self) -> None:
-        """From now on every answer is the package's own."""
+        """Drop the prepared answers."""
         self._answers = {}
 
 
 def lazily(
     spec: ModuleSpec | None, answers: dict[str, Any], on_wake: Callable[[ModuleType], None] = lambda module: None
 ) -> ModuleSpec | None:
-    """The spec of a package whose code waits until it is asked for an attribute that is not in `answers`.
+    """Make a package's spec lazy: its code runs when an attribute is accessed that is not in `answers`.
 
-    `on_wake` is called with the package when its code has run, before anybody sees it.
+    `on_wake` is called with the package when its code has run, before its attributes are used.
     """
     if spec and spec.loader:
         spec.loader = _LazyLoader(spec.loader, answers, on_wake)
@@ -105,7 +105,7 @@ def lazily(
 
 
 def wake(name: str) -> None:
-    """Import a package and, where it was to wait, run its code now: what comes next counts on the usual order."""
+    """Import a package and, if it is lazy, run its code now."""
     module = import_module(name)
     loader = module.__spec__.loader if module.__spec__ else None
     if isinstance(loader, _LazyLoader):
@@ -113,7 +113,7 @@ def wake(name: str) -> None:
 
 
 def release(name: str) -> None:
-    """End the answers given in the place of a package that was imported lazily."""
+    """Drop the answers prepared for a package that was imported lazily."""
     module = sys.modules.get(name)
     loader = module.__spec__.loader if module and module.__spec__ else None
     if isinstance(loader, _LazyLoader):

@@ -1,7 +1,7 @@
-"""Keeps transformers' index of itself between runs.
+"""Caches transformers' index of its own modules between runs.
 
-At every import transformers reads its 3,100 files to learn which name lives where: a second, and always the same answer
-for one installed version. A checkout that somebody edits is read afresh: nothing there says that it changed.
+At every import transformers reads its 3,100 files to find where each name is defined: a second, with the same result
+for an installed version. An editable checkout is always read, because changes there are not detected.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tonnage.virtual.cache import cache_folder
 
 
 def keep_index(module: ModuleType) -> None:
-    """Let `transformers.utils.import_utils` look the index of all models up instead of making it."""
+    """Make `transformers.utils.import_utils` read the index of all models from the cache."""
     models = Path(str(module.__file__)).parents[1] / "models"
     if not {"site-packages", "dist-packages"} & set(models.parts):
         return
@@ -31,7 +31,7 @@ def keep_index(module: ModuleType) -> None:
             if index := marshal.loads(kept.read_bytes()):
                 return index
         index, scratch = make(str(models)), kept.with_suffix(f".{os.getpid()}")
-        with contextlib.suppress(OSError):  # a full or read-only disk costs a second the next time, and nothing else
+        with contextlib.suppress(OSError):  # with a full or read-only disk, the next run just takes a second longer
             scratch.write_bytes(marshal.dumps(index))
             scratch.replace(kept)
         return index

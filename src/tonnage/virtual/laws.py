@@ -1,6 +1,7 @@
-"""The laws of a session's tensors: which operators sample, compare and copy, told by the native half one call at a time.
+"""The laws of a session's tensors. The native library reports operators that sample, compare and copy, one call at a
+time.
 
-How laws follow from each other is written in `assumptions`; here they have the numbers that blocks carry.
+`assumptions` has the rules; here laws get the numbers that blocks carry.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ _WHOLE = frozenset("Byte Char Short Int Long".split())
 
 
 class Laws:
-    """What is assumed of the tensors of one session."""
+    """What is assumed about the tensors of one session."""
 
     def __init__(self) -> None:
         self.records = Records()
@@ -33,9 +34,9 @@ class Laws:
     def follow(
         self, name: str, operands: Sequence[Any], elements: int, results: int, dtype: str
     ) -> tuple[int, float | None]:
-        """The law of an operator's result, by its number, and its value where all its elements are that.
+        """Return the number of the law of an operator's result, and its value if all elements are equal.
 
-        An operand is a law (its number), a number, the mean of known values (a tuple), or None.
+        An operand is a law's number (int), a number (float), the mean of known values (a tuple), or None.
         """
         operator = name.partition("::")[2]
         if operator == "share":
@@ -43,7 +44,7 @@ class Laws:
         if operator in _SAMPLERS:
             numbers: list[float | None] = []
             for operand in operands[1:]:
-                # The probabilities of `bernoulli` are the mean of what a tensor holds.
+                # The probability of `bernoulli` is the mean of a tensor's values.
                 value = self.records.find(operand) if isinstance(operand, int) else operand
                 value = value.share if isinstance(value, Mask) else value.mean if isinstance(value, Sample) else value
                 numbers.append(value[0] if isinstance(value, tuple) else value)
@@ -63,12 +64,11 @@ class Laws:
         return self.records.add(derive(operator, known)), None
 
     def of(self, number: int) -> Law | None:
-        """The law of this number."""
+        """Return the law with this number."""
         return self.records.find(number)
 
 
 def _converted(law: Operand, dtype: str) -> Law | None:
-    """The law of a copy in another type."""
     if law is None or isinstance(law, float):
         return None
     if dtype == "Bool":

@@ -1,7 +1,7 @@
-"""Loads the native half into the process and puts our kernels on the CUDA key, once.
+"""Loads the native library and registers our kernels on the CUDA key, once per process.
 
-The library must be in the process before torch asks for CUDA's hooks for the first time, so it is loaded before `import
-torch` where it can be. What the kernels do is not known here.
+The library must be loaded before torch first asks for CUDA's hooks, so it is loaded before `import torch` if
+possible.
 """
 
 import ctypes
@@ -18,25 +18,25 @@ from tonnage.garbage import no_collection
 from tonnage.virtual.build import native_library
 from tonnage.virtual.driver.loading import torch_root
 
-# Implemented in native/kernels.cpp itself.
+# Implemented in the native library.
 NATIVE = frozenset(
     "empty.memory_format empty_strided resize_ copy_ _local_scalar_dense native_dropout record_stream set_ "
     "set_.source_Storage set_.source_Tensor set_.source_Storage_storage_offset".split()
 )
-# Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
+# The first do not fill large host tensors, and the second leave results of unfilled tensors unfilled.
 HOST_FILLS = "normal_ uniform_ exponential_ log_normal_ cauchy_ bernoulli_.float".split()
 HOST_DERIVES = (
     "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ "
     "clamp_min clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
 ).split()
 
-# Nested tensors: CUDA has kernels of its own for these, which allocate what the host's code does.
+# Nested tensors: CUDA has its own kernels for these, which allocate what the host's code does.
 NESTED_LIKE_HOST = ("bmm", "to_padded_tensor", "_nested_tensor_softmax_with_shape")
 
 
 @cache
 def load() -> ctypes.PyDLL:
-    """The native library, loaded, with every kernel registered."""
+    """Load the native library and register every kernel."""
     root = torch_root()
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(root / "lib" / name), mode=ctypes.RTLD_GLOBAL)
@@ -112,7 +112,7 @@ def _register_python(torch: Any) -> None:
 
 
 def _refuse_other_layouts(torch: Any) -> None:
-    """Much of what CUDA has for sparse and nested tensors runs in kernels and libraries that are not modelled."""
+    """Make other operators on sparse and nested tensors raise NotModelled."""
     everything = torch.library.Library("_", "IMPL")
     _libraries.append(everything)
 
@@ -129,8 +129,8 @@ def _refuse_other_layouts(torch: Any) -> None:
         everything.fallback(refuse, key)
 
 
-# Which of PyTorch's operators CUDA implements itself, read from the list that ships with the installed torch: on a build without
-# CUDA those would fall through to composites that the card never runs, so each of them gets a kernel of ours on the CUDA key.
+# Operators with their own CUDA kernel, read from the list that ships with torch: in a build without CUDA they would
+# fall through to composites that the card never runs, so each gets a kernel of ours on the CUDA key.
 
 
 @dataclass
@@ -146,18 +146,18 @@ class _Entry:
 
 
 def cuda_operators() -> list[str]:
-    """Names with overloads ("add.Tensor") of every operator with a CUDA kernel of its own, in the list's order."""
+    """Return the names ("add.Tensor") of all operators with their own CUDA kernel, in the list's order."""
     entries = {entry.name: entry for entry in _operators()}
     return [e.name for e in entries.values() if e.runs_on_cuda() or (e.delegate and entries[e.delegate].runs_on_cuda())]
 
 
 def shared_operators(layout: str) -> list[str]:
-    """Operators on "Sparse" or "NestedTensor" tensors whose code is the same for host and CUDA."""
+    """Return operators on "Sparse" or "NestedTensor" tensors whose code is the same for host and CUDA."""
     return [entry.name for entry in _operators() if layout in entry.shared]
 
 
 def _operators() -> list[_Entry]:
-    """The few fields needed, without a YAML parser: the file is regular, and this is thirty times as fast."""
+    """Read the few fields needed without a YAML parser: the file is regular, and this is thirty times as fast."""
     spec = importlib.util.find_spec("torchgen")
     assert spec and spec.submodule_search_locations, "torchgen ships with torch"
     path = Path(spec.submodule_search_locations[0]) / "packaged/ATen/native/native_functions.yaml"

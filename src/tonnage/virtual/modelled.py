@@ -1,4 +1,4 @@
-"""The virtual GPU of a CPU build of torch: a device on the CUDA key, host code of operators, our model of the allocator."""
+"""The virtual GPU of a CPU build of torch: a device on the CUDA key, host code of operators, a model of the allocator."""
 
 import atexit
 import ctypes
@@ -17,7 +17,7 @@ from tonnage.virtual.workspaces import Workspaces
 
 
 class ModelledSession(Session):
-    """What kernels of ours ask through `session.active()`."""
+    """The session that our kernels access through `session.active()`."""
 
     device: Device
 

@@ -1,6 +1,6 @@
-"""What Linux says of this process's memory, and of a plain process that has only imported torch.
+"""Memory of this process as Linux reports it, and of a plain process that has only imported torch.
 
-The virtual GPU takes memory of the host itself; the plain process tells how much of it a real run would not have.
+The virtual GPU itself takes host memory; the plain process shows how much of it a real run would not need.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 _SMALLEST_FILE = 1 << 20
 _PROBES = (
     "import torch",
-    # NVIDIA's libraries may be missing, whose place stand-ins take.
+    # NVIDIA's libraries may be missing; the stand-ins replace them.
     "from tonnage.virtual.builds import preload; preload()",
 )
 _TELL = """
@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Resident:
-    """Pages of a process, in bytes, by what is behind them."""
+    """Resident pages of a process, in bytes, by type."""
 
     anonymous_bytes: int = 0
     file_bytes: int = 0
@@ -43,7 +43,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A stretch of a file that is mapped as data: no library."""
+    """A range of a file that is mapped as data, not a library."""
 
     start: int
     end: int
@@ -51,19 +51,19 @@ class MappedFile:
 
 
 def is_known() -> bool:
-    """Whether this system has what is read here."""
+    """Whether this system has the /proc files that are read here."""
     return os.path.exists("/proc/self/smaps")
 
 
 def resident() -> Resident:
-    """The pages of this process that are in memory."""
+    """Return the resident memory of this process."""
     with open("/proc/self/status") as status:
         found = dict(line.split(":", 1) for line in status if line.startswith("Rss"))
     return Resident(*(int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem")))
 
 
 def resident_bytes(blocks: Iterable[tuple[int, int]]) -> int:
-    """Of anonymous stretches (address, size): what is in memory."""
+    """Return the resident bytes of anonymous ranges (address, size)."""
     pages = 0
     for address, size in blocks:
         start = address - address % PAGE
@@ -75,13 +75,13 @@ def resident_bytes(blocks: Iterable[tuple[int, int]]) -> int:
 
 
 def is_mapped(address: int) -> bool:
-    """Whether there is memory of any kind at an address."""
+    """Whether any memory is mapped at an address."""
     page = ctypes.c_void_p(address - address % PAGE)
     return not _libc.mincore(page, ctypes.c_size_t(PAGE), ctypes.create_string_buffer(1))
 
 
 def is_shared(address: int) -> bool:
-    """Whether a file is mapped at an address, or memory that other processes may share."""
+    """Whether a file or shared memory is mapped at an address."""
     with open("/proc/self/maps") as maps:
         for row in maps:
             stretch, _, _, _, inode, *_ = row.split(maxsplit=5)
@@ -92,7 +92,7 @@ def is_shared(address: int) -> bool:
 
 
 def mapped_files() -> list[MappedFile]:
-    """Files of a megabyte or more that are mapped and of which nothing is code."""
+    """Return mapped files of 1 MiB or more that are not libraries."""
     code: set[str] = set()
     found: list[MappedFile] = []
     with open("/proc/self/maps") as maps:
@@ -110,7 +110,7 @@ def mapped_files() -> list[MappedFile]:
 
 
 def read_pages(files: Iterable[MappedFile]) -> dict[MappedFile, int]:
-    """Of these, the bytes that are in this process's memory and still the file's."""
+    """Return the resident bytes of each file that are unmodified."""
     wanted = {f"{file.start:08x}-{file.end:08x}": file for file in files}
     found: dict[MappedFile, int] = {}
     at: MappedFile | None = None
@@ -123,13 +123,13 @@ def read_pages(files: Iterable[MappedFile]) -> dict[MappedFile, int]:
                 at = wanted.get(name)
             elif at and name == "Rss:":
                 found[at] = int(row.split()[1]) << 10
-            elif at and name == "Anonymous:":  # written to, and so no longer the file's
+            elif at and name == "Anonymous:":  # written to, so no longer the file's
                 found[at] -= int(row.split()[1]) << 10
     return found
 
 
 def of_children() -> int:
-    """What processes that this one started hold for themselves."""
+    """Return the private memory of child processes, in bytes."""
     total = 0
     for task in os.listdir("/proc/self/task"):
         with suppress(OSError):
@@ -145,7 +145,7 @@ def machine_bytes() -> int:
 
 
 def plain_process(torch_root: Path) -> Resident:
-    """A process that has imported this torch and nothing else: looked at once, and kept."""
+    """Return the memory of a process that has only imported this torch; measured once and cached."""
     facts = f"{torch_root} {(torch_root / 'version.py').read_text()} {sys.version}"
     kept = cache_folder() / f"plain-{sha256(facts.encode()).hexdigest()[:20]}.json"
     with suppress(OSError, ValueError, TypeError):
@@ -162,20 +162,20 @@ def plain_process(torch_root: Path) -> Resident:
     return found
 
 
-# What torch's CPU allocator takes from the system for a large tensor. Wheels for x86 use the system's own `posix_memalign`, which
-# maps large blocks as they are. Those for ARM come with mimalloc, which places them in segments and asks for huge pages, of which
-# the system gives whole ones. Where things lie was seen by filling tensors of many sizes (tests/virtual/test_process_memory.py).
+# What torch's CPU allocator takes from the system for a large tensor. Wheels for x86 use `posix_memalign`, which maps
+# large blocks directly. Those for ARM use mimalloc, which places them in segments and requests huge pages. The layout
+# was found by filling tensors of many sizes (tests/virtual/test_process_memory.py).
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _HUGE_PAGE = 2 * MIB
 _SEGMENT = 32 * MIB
 _SLOT = MIB // 2
-_BEFORE = 64 * KIB  # a segment's own bytes come first
+_BEFORE = 64 * KIB  # a segment's header
 
 
 @cache
 def takes_huge_pages(torch_root: Path) -> bool:
-    """Whether this torch allocates by mimalloc, on a system that gives it huge pages."""
+    """Whether this torch allocates with mimalloc, on a system that gives it huge pages."""
     library = torch_root / "lib" / "libc10.so"
     if not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text() or not library.exists():
         return False
@@ -184,7 +184,7 @@ def takes_huge_pages(torch_root: Path) -> bool:
 
 
 def footprint_bytes(size: int) -> int:
-    """Of a large tensor under mimalloc: its share of the huge pages of a segment that is full of such tensors."""
+    """Return the bytes of a large tensor under mimalloc: its share of the huge pages of a segment full of such tensors."""
     slot = _rounded(size + 1, _SLOT)
     held = max((_SEGMENT - _BEFORE) // slot, 1)
     return _rounded(_BEFORE + (held - 1) * slot + size, _HUGE_PAGE) // held

@@ -1,7 +1,7 @@
-"""The record of one virtual card: every block that was handed out, what it is for, and when it went.
+"""The record of one virtual card: every block allocated, what it is for, and when it was freed.
 
-It is the sink of the attribution. Where blocks come from is the business of its subclasses: our model of the allocator on a
-CPU build of torch, torch's own allocator on a CUDA build.
+The attribution reports to it. Its subclasses provide the blocks: our model of the allocator on a CPU build of torch,
+torch's own allocator on a CUDA build.
 """
 
 from abc import ABC, abstractmethod
@@ -32,41 +32,41 @@ class RecordedDevice(ABC):
         self.segments: list[SegmentEvent] = []
         self.marks: list[Mark] = []
         self.sequence = 0
-        self.cards: set[int] = set()  # that have blocks
+        self.cards: set[int] = set()  # cards that have blocks
         self.serials: dict[int, int] = {}
         self.ooms: list[OutOfMemoryRecord] = []
         self.on_progress: Callable[[], None] | None = None
         self.on_request: Callable[[], None] | None = None
-        self.going_on: GoingOn | None = None  # beyond a request that the card cannot hold
+        self.going_on: GoingOn | None = None  # set if the run continues past its memory limit
 
     @abstractmethod
     def memory_stats(self) -> dict[str, int]:
-        """The allocator's figures, as `torch.cuda.memory_stats` names them."""
+        """Return the allocator's statistics, by the names of `torch.cuda.memory_stats`."""
 
     @property
     @abstractmethod
     def overhead_parts(self) -> dict[str, int]:
-        """What the process holds beside the allocator, by part."""
+        """Bytes that the process holds outside the allocator, by part."""
 
     @abstractmethod
     def lift_limit(self) -> None:
-        """From now on the card holds whatever is asked for, within reason."""
+        """Lift the card's memory limit."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """The device caught up with the host."""
+        """Synchronize the device with the host."""
 
     @abstractmethod
     def hold(self, parts: dict[str, int]) -> None:
-        """The process holds this much more beside the allocator, by part (a communicator's buffers, say)."""
+        """Count more bytes outside the allocator, by part (such as a communicator's buffers)."""
 
     @abstractmethod
     def begin_copy(self, tensors: Iterable[Any]) -> Any:
-        """A copy on a stream of its own writes these tensors: dropped ones are not reused before it is done. Its handle."""
+        """Begin a copy to these tensors on its own stream; blocks freed meanwhile are not reused. Returns its handle."""
 
     @abstractmethod
     def end_copy(self, copy: Any) -> None:
-        """That copy is done."""
+        """End that copy."""
 
     # Called by subclasses
 
@@ -74,7 +74,7 @@ class RecordedDevice(ABC):
         self, address: int, size: int, block_size: int, stream: int, operator: str, module: str, serial: int, shape: Shape | None,
         dtype: str, place: Place,
     ) -> Allocation:  # fmt: skip
-        """A block was handed out; `serial` numbers the outermost operator that asked for it."""
+        """Record a new block; `serial` numbers the outermost operator that requested it."""
         who = self.attribution
         who.at(place)
         self.sequence += 1
@@ -93,7 +93,7 @@ class RecordedDevice(ABC):
         return allocation
 
     def freed(self, address: int, serial: int) -> Allocation | None:
-        """A block came back; None where it is older than the record."""
+        """Record that a block was freed; return None if it is older than the record."""
         allocation = self.live.pop(address, None)
         if allocation is None:
             return None
@@ -101,33 +101,33 @@ class RecordedDevice(ABC):
         allocation.died = self.sequence
         born_in = self.serials.pop(address)
         if born_in == serial and born_in:
-            allocation.category = Category.WORKSPACE  # made and dropped inside one operator
+            allocation.category = Category.WORKSPACE  # allocated and freed inside one operator
         return allocation
 
     def segment_changed(self, action: SegmentAction, address: int, size: int, stream: int) -> None:
-        """The allocator took memory from the card, or gave some back."""
+        """Record that the allocator took memory from the card or gave some back."""
         self.sequence += 1
         self.segments.append(SegmentEvent(self.sequence, action, address, size, stream))
         if self.attribution.host:
             self.attribution.host.card_used()
 
     def drain(self) -> None:  # noqa: B027 - only a device that keeps a log has something to do
-        """Count everything that has happened until now."""
+        """Process all pending events."""
 
     # Called by the attribution
 
     def mark(self, kind: MarkKind, name: str = "") -> None:
-        """A phase or step begins with the next event, or the cache was emptied."""
+        """Record that a phase or step begins with the next event, or that the cache was emptied."""
         self.marks.append(Mark(self.sequence + 1, kind, name))
         if self.going_on is not None:
             self.going_on.check(kind)
 
     @abstractmethod
     def at_module(self, context: int) -> None:
-        """The module at work, for nodes that autograd makes."""
+        """Set the current module, for autograd nodes created from now on."""
 
     def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
-        """What these blocks turned out to be for."""
+        """Set the category of these blocks, if they are live."""
         for address in addresses:
             allocation = self.live.get(address)
             if allocation and (only is None or allocation.category is only):

@@ -1,4 +1,4 @@
-"""Runs a script on a virtual GPU and returns what was recorded."""
+"""Runs a script on a virtual GPU and returns the recording."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +25,9 @@ def run_script(
     progress: Any = None,
     unlimited: bool = False,
 ) -> Recording:
-    """Run the script to its end, whatever that is, and return what was recorded.
+    """Run the script to its end, however it ends, and return the recording.
 
-    A run that the card cannot hold goes on without its limit; where it is `unlimited`, there is none from the start.
+    A run that exceeds the card continues without a limit; if `unlimited`, there is none from the start.
     """
     program = script if isinstance(script, Program) else Program.of_file(script)
     session = new_session(gpu, torch_version)
@@ -39,7 +39,7 @@ def run_script(
         progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)
 
     device.on_progress = tell if progress is not None else None
-    from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
+    from tonnage.virtual.cluster import alone  # imports torch, so not before the session is open
 
     if unlimited:
         device.lift_limit()
@@ -56,14 +56,14 @@ def run_script(
 
 
 def recorded(session: Session, ending: Ending, program: Program, arguments: Sequence[str]) -> Recording:
-    """What happened until a script ended, with how it ended."""
+    """Return the recording of a script, with how it ended."""
     going_on, ooms, header = (
         session.device.going_on,
         session.device.ooms,
         {**program.header, "arguments": tuple(arguments)},
     )
     if going_on is not None and going_on.since is not None:
-        # It went on beyond the request that failed: what the card saw of it, and the whole.
+        # It continued after the failed request: record the part up to it, and the whole.
         failed = bool(ending.error) and not going_on.stopped_by
         whole = session.recording(outcome="error" if failed else "ok", **header, ooms_caught=going_on.at_oom - 1)
         ended = going_on.stopped_by or (ending.error.partition("\n")[0] if failed else TO_ITS_END)

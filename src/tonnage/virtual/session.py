@@ -1,6 +1,6 @@
-"""A virtual GPU from start to end: takes CUDA's place in the process, hooks PyTorch, and hands over what was recorded.
+"""A virtual GPU session: replaces CUDA in the process, hooks PyTorch, and returns the recording.
 
-What takes CUDA's place depends on the build of torch: `modelled` for CPU builds, `driver` for CUDA builds. `builds` chooses.
+What replaces CUDA depends on the build of torch: `modelled` for CPU builds, `driver` for CUDA builds (see `builds`).
 """
 
 import os
@@ -31,7 +31,7 @@ _ONE_CARD = "One process has tensors on {} cards. They are taken as one card, an
 class Session(ABC):
     """One virtual GPU in this process. Only one can be open at a time.
 
-    Of several `cards` a rank of a cluster uses its own one; all of them are this one here.
+    With several `cards`, a rank of a cluster uses its own one; here they are all this one.
     """
 
     device: RecordedDevice
@@ -46,20 +46,20 @@ class Session(ABC):
         self._undo: list[Callable[[], None]] = []
         self._capture: StepCapture | None = None
         self.host: HostMeter | None = None
-        self.cluster: Cluster | None = None  # that this card is a rank of
+        self.cluster: Cluster | None = None  # the cluster that this card is a rank of
         self._started = time.perf_counter()
 
     @property
     @abstractmethod
     def pinned_peak_bytes(self) -> int:
-        """The most host memory that was pinned."""
+        """Peak of pinned host memory, in bytes."""
 
     def open(self, *, capture: bool = False) -> None:
-        """From here on, `cuda` is this card; with `capture`, what a typical step calls is captured."""
+        """Make `cuda` this card; with `capture`, record the calls of a typical step."""
         if not _open.acquire(blocking=False):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         current(self)
-        # It imports torch, which must come after what stands in for CUDA.
+        # Imports torch, which must come after what replaces CUDA.
         from tonnage.virtual.compiling.sources import source_of
 
         self.device.attribution.lines.source_of = source_of
@@ -75,7 +75,7 @@ class Session(ABC):
             self._undo.append(self._capture.install())
 
     def close(self) -> None:
-        """Leave the card; tensors still on it are dropped silently from now on."""
+        """Close the card; tensors still on it are dropped silently from now on."""
         self.device.attribution.finish()
         for undo in reversed(self._undo):
             undo()
@@ -87,27 +87,27 @@ class Session(ABC):
         _open.release()
 
     def uncaptured(self) -> AbstractContextManager[None]:
-        """What runs inside is no step of the script's."""
+        """Return a context whose contents do not count as a step of the script."""
         return self._capture.paused() if self._capture else nullcontext()
 
     @abstractmethod
     def _install(self) -> None:
-        """Take CUDA's place."""
+        """Replace CUDA."""
 
     @abstractmethod
     def _uninstall(self) -> None:
-        """Leave it."""
+        """Restore CUDA."""
 
     @abstractmethod
     def forget(self, tensor: Any) -> None:
-        """From now on nobody knows the values of a tensor on the card."""
+        """Mark the values of a tensor on the card as unknown."""
 
     @abstractmethod
     def is_known(self, tensor: Any) -> bool:
         """Whether the values of a tensor on the card are known."""
 
     def recording(self, **header: Any) -> Recording:
-        """What happened so far."""
+        """Return the recording so far."""
         device, parts = self.device, self.device.overhead_parts
         described = Header(
             gpu=self.gpu.key,
@@ -135,18 +135,18 @@ _current: Session | None = None
 
 
 def current(session: Session | None) -> None:
-    """Make this the session that kernels ask."""
+    """Set the session that kernels use."""
     global _current
     _current = session
 
 
 def active() -> "ModelledSession":
-    """The open session, as kernels of a CPU build ask for it."""
+    """Return the open session, for kernels of a CPU build."""
     assert _current is not None, "no virtual GPU is open"
     return cast("ModelledSession", _current)
 
 
 def version_pair(version: str) -> tuple[int, int]:
-    """ "2.11.0" -> (2, 11)."""
+    """Return the major and minor version: "2.11.0" -> (2, 11)."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)

@@ -1,7 +1,7 @@
-"""What a script reads from a GPU that computes nothing: stand-ins that keep it on its normal path, counted and listed.
+"""Placeholder values for what a script reads from a GPU that computes nothing; they are counted and reported.
 
-A loss is finite and falls, a gradient's norm is about 1, no flag is raised. A loop that waits for a flag would never
-end, so a line that has read the same flag very often gets the other answer.
+They keep the script on its normal path: a loss is finite and falls, a gradient's norm is about 1, no flag is set. A
+loop that waits for a flag would never end, so a line that has read the same flag very often gets the other answer.
 """
 
 from collections import Counter
@@ -10,14 +10,15 @@ from collections.abc import Callable
 from tonnage.recording.records import Note, NoteKind, StandIn
 
 PATIENCE = 20_000
-# A number that is read again at the same line falls towards 1 from so much above it: whoever waits until a loss no
-# longer changes, as L-BFGS does, waits on. It never falls below 1, so that a size that is made from it stays one.
+# A number read repeatedly at the same line falls towards 1 from this much above it, so that code that waits until a
+# loss no longer changes, such as L-BFGS, continues. It never falls below 1, so that sizes computed from it stay
+# valid.
 FALL = 1e-3
 _FLOATS = {"Float", "Double", "Half", "BFloat16"}
 
 
 class StandIns:
-    """Counts what was read, by kind and line."""
+    """Counts values that were read, by kind and line."""
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
@@ -25,7 +26,7 @@ class StandIns:
         self._notes: Counter[tuple[NoteKind, str, str]] = Counter()
 
     def read(self, dtype: str, count: int) -> float:
-        """A value of this type was read (`count` elements of a tensor, or -1 for one scalar)."""
+        """Return a value for a read (`count` elements of a tensor, or -1 for one scalar), and count it."""
         line = self._line()
         what = "scalar" if count < 0 else f"tensor of {count:,}"
         before = self._reads[what, dtype, line]
@@ -39,15 +40,15 @@ class StandIns:
         return value
 
     def unmodelled(self, operator: str, why: str) -> None:
-        """An operator without a shape rule was met."""
+        """Note an operator that is not modelled."""
         self._notes["not_modelled", operator, why.split("\n")[0][:160]] += 1
 
     def assume(self, operator: str, text: str) -> None:
-        """Something about data had to be assumed."""
+        """Note an assumption about data."""
         self._notes["assumption", operator, text] += 1
 
     def records(self) -> list[StandIn]:
-        """One row for each kind and line, most frequent first."""
+        """Return one row for each kind and line, most frequent first."""
         rows = []
         for (what, dtype, line), count in self._reads.most_common():
             shown = "1" if dtype in _FLOATS or what != "scalar" else "False" if dtype == "Bool" else "0"
@@ -55,5 +56,5 @@ class StandIns:
         return rows
 
     def notes(self) -> list[Note]:
-        """What is not modelled and what was assumed."""
+        """Return what is not modelled and what was assumed."""
         return [Note(kind, operator, count, text) for (kind, operator, text), count in self._notes.most_common()]

@@ -1,6 +1,6 @@
-"""Workspaces that libraries take from the caching allocator and keep: cuBLAS and cuBLASLt, by host thread and stream.
+"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator and keep, by host thread and stream.
 
-The figures are data (`data/workspaces.toml`), by compute capability and torch version.
+The sizes are in `data/workspaces.toml`, by compute capability and torch version.
 """
 
 import os
@@ -19,7 +19,7 @@ _DATA = Path(__file__).parent / "data" / "workspaces.toml"
 
 
 class Workspaces:
-    """What each (library, thread, stream) holds."""
+    """The workspace of each (library, thread, stream)."""
 
     def __init__(self, device: "Device") -> None:
         self._device = device
@@ -28,7 +28,7 @@ class Workspaces:
         self._rows = [row for row in rows if tuple(row["torch"]) <= device.torch_version]
 
     def use(self, library: str) -> None:
-        """The calling thread uses the library on its current stream."""
+        """Allocate the library's workspace for the calling thread and its current stream, if it has none."""
         import torch
 
         key = (library, threading.get_ident(), torch.cuda.current_stream().stream_id)
@@ -47,14 +47,14 @@ class Workspaces:
         self._held.clear()
 
     def size_bytes(self, library: str) -> int:
-        """By the environment where it says so, else by the newest row that fits card and version."""
+        """Return the workspace size: from the environment if set, else for this card and version."""
         size = int(self._row(library).get("bytes", 0))
         if library == "cublas":
             # ":4096:2:16:8" means two buffers of 4096 KiB and eight of 16.
             pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
             return sum(int(kib) * 1024 * int(count) for kib, count in pairs) if pairs else size
         if library == "cublaslt":
-            # Never more than cuBLAS has, and none of its own where the environment makes them one.
+            # Never more than cuBLAS has, and 0 if the environment unifies them.
             if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
                 return 0
             kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
@@ -62,7 +62,6 @@ class Workspaces:
         return size
 
     def _row(self, library: str) -> dict[str, Any]:
-        """The newest row that fits card and version."""
         major = self._device.gpu.compute_capability[0]
         fitting = [
             row for row in self._rows if row["library"] == library and major in row.get("capability_majors", [major])

@@ -1,6 +1,6 @@
-"""What hooks saw, with the time: PyTorch's events carry times too, so the two can be laid side by side afterwards.
+"""A timed log of what hooks saw. PyTorch's events also have times, so the two are matched afterwards.
 
-Writing an entry costs a third of a microsecond. The log is bounded; its oldest entries go first, as PyTorch's events do.
+Writing an entry costs a third of a microsecond. The log is bounded and drops its oldest entries, like PyTorch's.
 """
 
 import time
@@ -15,7 +15,7 @@ Kind = MarkKind | Literal["module", "category"]
 
 
 class Entry(NamedTuple):
-    """At `time_us` (of the clock on the wall) this began: a phase or step, a module's number, or blocks got a category."""
+    """A change at `time_us` (wall clock): a phase or step began, another module ran, or blocks got a category."""
 
     time_us: float
     kind: Kind
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 class Log:
-    """A sink of the attribution; `held_line` is what backward was called from, while it runs."""
+    """Receives events of the attribution; `held_line` is the line that called backward, while it runs."""
 
     def __init__(self, most_entries: int = MOST_ENTRIES) -> None:
         self.entries: deque[Entry] = deque(maxlen=most_entries)
@@ -36,19 +36,19 @@ class Log:
         self._last: dict[Category, tuple[int, ...]] = {}
 
     def mark(self, kind: MarkKind, name: str) -> None:
-        """A phase or step begins."""
+        """Record that a phase or step begins."""
         self.entries.append(Entry(_now_us(), kind, name, line=self.held_line if name == "backward" else ""))
 
     def at_module(self, context: int) -> None:
-        """Another module is at work."""
+        """Record that another module runs."""
         self.entries.append(Entry(_now_us(), "module", context=context))
 
     def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
-        """What these blocks turned out to be for."""
+        """Record the category of these blocks."""
         found = tuple(addresses)
         last = self._last.get(category)
         if found == last:
-            found = last  # steps repeat themselves: one tuple serves them all
+            found = last  # steps repeat, so they share one tuple
         self._last[category] = found
         self.entries.append(Entry(_now_us(), "category", category=category, addresses=found, only=only))
 

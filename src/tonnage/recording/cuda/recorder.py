@@ -1,7 +1,7 @@
 """Records a script on the real GPU: PyTorch's memory history for events and stacks, hooks for what they are for.
 
-The history is PyTorch's own and bounded; stacks are taken at allocations only, of Python alone. NVML is asked now and then
-for what the process holds beside PyTorch. The conversion is that of snapshots: an event is an event.
+The history is PyTorch's own and bounded; stacks are recorded for allocations only, with Python frames only. NVML is
+polled for what the process holds outside PyTorch. The conversion is the same as for snapshots.
 """
 
 import io
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tonnage.script.program import Program
 
 MOST_EVENTS = 1_000_000
-_INTERVAL_S = 0.5  # between two questions to NVML
+_INTERVAL_S = 0.5  # between two NVML samples
 
 
 class Outside:
-    """Asks NVML, between `start` and `stop`, what this process holds beside PyTorch and what others hold."""
+    """Polls NVML between `start` and `stop` for memory that this process holds outside PyTorch, and that others hold."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -46,18 +46,18 @@ class Outside:
         self.process_bytes = 0
 
     def start(self) -> None:
-        """Ask from now on."""
+        """Start polling."""
         self._thread = threading.Thread(target=self._follow, name="tonnage-nvml", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no longer."""
+        """Stop polling."""
         self._ended.set()
         if self._thread:
             self._thread.join()
 
     def ask(self, reserved_bytes: int) -> tuple[int, dict[str, int]]:
-        """What this process holds beyond what PyTorch reserved, and what others held at most."""
+        """Return the bytes that this process holds beyond PyTorch's reserved bytes, and the peak of other processes."""
         try:
             with open_nvml() as nvml:
                 self._look(nvml.sample())
@@ -82,9 +82,9 @@ class Outside:
 
 
 class Recorder:
-    """Between `start` and `stop` everything on one device is recorded.
+    """Records everything on one device between `start` and `stop`.
 
-    `modules=False` leaves out the hooks on modules: it costs next to nothing then, and blocks have no module.
+    `modules=False` leaves out hooks on modules: that costs almost nothing, but blocks have no module.
     """
 
     def __init__(self, *, most_events: int = MOST_EVENTS, modules: bool = True, device: int = 0) -> None:
@@ -98,7 +98,7 @@ class Recorder:
         self.outside = Outside(device)
 
     def start(self) -> None:
-        """Record from here on."""
+        """Start recording."""
         torch = _torch_with_cuda()
         from tonnage.script.hooks import install_hooks
 
@@ -113,7 +113,7 @@ class Recorder:
         self._started = time.perf_counter()
 
     def stop(self, **header: Any) -> Recording:
-        """Record no longer; what was recorded."""
+        """Stop recording and return the recording."""
         torch = _torch_with_cuda()
         self.attribution.finish()
         self._unhook()
@@ -123,10 +123,10 @@ class Recorder:
         return recording
 
     def recording(self, **header: Any) -> Recording:
-        """What was recorded so far."""
+        """Return the recording so far."""
         torch = _torch_with_cuda()
         torch.cuda.synchronize(self._device)
-        # By way of a pickle, which the reader of snapshots turns into compact columns.
+        # Through a pickle, which the snapshot reader turns into compact columns.
         limits = Limits()
         pickled = pickle.dumps(torch.cuda.memory._snapshot(self._device), protocol=4)
         snapshot = snapshot_of(load(Stream(io.BytesIO(pickled), limits), limits), limits)
@@ -161,7 +161,7 @@ class Recorder:
 
 
 def record_script(script: "Program | Path", arguments: list[str], *, most_events: int = MOST_EVENTS) -> Recording:
-    """Run the script to its end, whatever that is, and return what was recorded."""
+    """Run the script to its end, however it ends, and return the recording."""
     from tonnage.script.program import Program
     from tonnage.script.running import run_as_main
 

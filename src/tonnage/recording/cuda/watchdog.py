@@ -1,8 +1,9 @@
-"""Always on: the last events are kept, and written when the process runs out of memory. The error goes its way.
+"""Keeps the last memory events at all times, and writes them when the process runs out of memory.
 
     tonnage.record_on_oom("oom.tonnage")        # at the top of a training script
 
-Stacks are taken, modules are not looked at: what remains is PyTorch's own recording of its last events.
+The error is raised as usual. Stacks are recorded but modules are not hooked, so the only cost is PyTorch's own
+history.
 """
 
 import sys
@@ -18,10 +19,10 @@ LAST_EVENTS = 100_000
 
 
 def record_on_oom(path: str | Path, *, last_events: int = LAST_EVENTS) -> Callable[[], None]:
-    """Keep the last events; at an out-of-memory error write them to `path`, once. The result stops it."""
+    """Keep the last events and write them to `path` at the first out-of-memory error. The returned function stops it."""
     recorder = Recorder(most_events=last_events, modules=False)
     recorder.start()
-    import torch  # after what says so where there is none
+    import torch  # after the check that it is installed
 
     target, written = Path(path), False
 
@@ -42,7 +43,7 @@ def record_on_oom(path: str | Path, *, last_events: int = LAST_EVENTS) -> Callab
 
 
 def _write(recorder: Recorder, target: Path, requested_bytes: int, free_bytes: int) -> None:
-    """Whatever goes wrong here must not hide the error that is on its way."""
+    """Write the recording. A failure here must not hide the original error."""
     try:
         recording = recorder.recording(outcome="oom", script=sys.argv[0], arguments=tuple(sys.argv[1:]), exit_status=1)
         recording.oom = recording.oom or _refused(recording, requested_bytes, free_bytes)

@@ -1,6 +1,6 @@
-"""Lays the log of the hooks beside PyTorch's events: phases, steps, modules and categories of every block.
+"""Matches the hooks' log with PyTorch's events: phases, steps, modules and categories of every block.
 
-It stands where a snapshot's own guesses stand (`recording.snapshot.phases` and `categories`) and knows instead.
+It replaces the inference for snapshots (`recording.snapshot.phases` and `categories`) with observed values.
 """
 
 from bisect import bisect_right
@@ -24,7 +24,7 @@ BY_PHASE = {
 
 
 class LoggedPhases:
-    """Follows the events; `phase` and `step` are the present ones, by the log."""
+    """Follows the events; `phase` and `step` are the current ones, by the log."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.phase = "setup"
@@ -37,17 +37,17 @@ class LoggedPhases:
 
     @property
     def line(self) -> str:
-        """The script's line that backward was called from, while it runs."""
+        """The script's line that called backward, while it runs."""
         return self.stack[0] if self.stack else ""
 
     def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
-        """An event comes next: what the log holds from before it has happened."""
-        # Times of events are cut to whole microseconds.
+        """Process log entries from before the next event."""
+        # Times of events are truncated to microseconds.
         while self._ahead and self._ahead[0].time_us < time_us + 1:
             self._take(self._ahead.popleft(), sequence)
 
     def finish(self, sequence: int) -> None:
-        """No event follows: the rest of the log."""
+        """Process the rest of the log after the last event."""
         while self._ahead:
             self._take(self._ahead.popleft(), sequence)
 
@@ -65,12 +65,12 @@ class LoggedPhases:
             self.marks.append(Mark(sequence, "phase", entry.name))
 
 
-# What cuBLAS takes once for each thread that multiplies matrices: on Hopper and later, and before.
+# cuBLAS's workspace for each thread that multiplies matrices: on Hopper and later, and before.
 CUBLAS_BYTES = (32 << 20, 8519680)
 
 
 def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts: Sequence[str]) -> None:
-    """Give every block its module and category."""
+    """Set the module and category of every block."""
     starts = [sequence for sequence, _ in phases.modules]
     by_address: dict[int, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
@@ -78,7 +78,7 @@ def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts:
         allocation.module = contexts[context] if allocation.phase != "backward" else ""
         allocation.category = BY_PHASE.get(allocation.phase, Category.OTHER)
         if allocation.died == allocation.born + 1:
-            allocation.category = Category.WORKSPACE  # nothing else happened between: inside one operator
+            allocation.category = Category.WORKSPACE  # no event in between: inside one operator
         by_address[allocation.address].append(allocation)
     for sequence, entry in phases.found:
         for address in entry.addresses:
@@ -90,7 +90,7 @@ def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts:
 
 
 def _cublas(allocations: Sequence[Allocation]) -> list[Allocation]:
-    """The first block of that size in forward and in backward that was never given back."""
+    """Return the first block of that size in forward and in backward that was never freed."""
     first: dict[str, Allocation] = {}
     for block in allocations:
         if block.died is None and block.requested_bytes in CUBLAS_BYTES and block.category is Category.ACTIVATIONS:
@@ -99,7 +99,7 @@ def _cublas(allocations: Sequence[Allocation]) -> list[Allocation]:
 
 
 def _live_at(blocks: Sequence[Allocation], sequence: int) -> Allocation | None:
-    """The block of one address that was alive then; blocks are in the order of their births."""
+    """Return the block at one address that was live then; blocks are in order of birth."""
     place = bisect_right(blocks, sequence - 1, key=lambda block: block.born) - 1
     if place < 0:
         return None

@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots, read without executing a byte of them: `torch.cuda.memory._dump_snapshot(FILE)`."""
+"""Reads PyTorch's memory snapshots (`torch.cuda.memory._dump_snapshot(FILE)`) without executing the pickle."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,18 +22,18 @@ _PICKLE_MAGIC = 0x80
 
 
 def is_snapshot(path: Path) -> bool:
-    """Whether a file begins as a pickle does, gzipped or not; its name does not matter."""
+    """Whether a file starts like a pickle, gzipped or not, whatever its name."""
     return opening(path, 1)[:1] == bytes([_PICKLE_MAGIC])
 
 
 def read_snapshot(path: Path, *, device: int | None = None, limits: Limits | None = None) -> Recording:
-    """One device's events as a recording (None: the busiest device's), or `BadSnapshot` with the reason."""
+    """Read one device's events as a recording (None: the busiest device's); raise BadSnapshot with the reason."""
     with _named(path), no_collection():
         return recording_of(_read(path, limits or Limits()), device)
 
 
 def read_traced(path: Path) -> Traced:
-    """The busiest device's events as `tonnage.allocator.replay` takes them; a snapshot's, or those of a JSON trace."""
+    """Read the busiest device's events for `tonnage.allocator.replay`, from a snapshot or a JSON trace."""
     if not is_snapshot(path):
         return traced_of(snapshot_of_events(read_trace(path)))
     with _named(path), no_collection():
@@ -47,7 +47,6 @@ def _read(path: Path, limits: Limits) -> Snapshot:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors say of which file they are."""
     try:
         yield
     except BadSnapshot as error:

@@ -1,9 +1,9 @@
-"""What blocks were for, inferred from phases, stacks, lifetimes and sizes.
+"""Infers what blocks were for, from phases, stacks, lifetimes and sizes.
 
-A snapshot has no names of tensors. So a parameter is what the functions that move or make a model allocate; a gradient is
-what outlives the backward pass that made it and has a parameter's size; an optimizer's state is what outlives its step.
-What none of this tells stays `other`. Blocks that are older than the first event have no more than a stack, and mostly
-not that: if as many of them as there are gradients have the gradients' sizes, they are the parameters.
+A snapshot has no tensor names. Parameters are what functions that create or move a model allocate; gradients are what
+outlives their backward pass and has a parameter's size; optimizer states are what outlives an optimizer step.
+Anything else stays `other`. Blocks from before the first event have at most a stack: if as many of them as there are
+gradients have the gradients' sizes, they are the parameters.
 """
 
 from bisect import bisect_right
@@ -14,15 +14,15 @@ from tonnage.ledger import Category
 from tonnage.recording.records import Allocation, Mark
 from tonnage.recording.snapshot.origins import Origin
 
-# What cuBLAS asks the allocator for, once a thread and stream: on Hopper and Blackwell, and on older cards.
+# cuBLAS's workspace for each thread and stream: on Hopper and Blackwell, and on older cards.
 _CUBLAS_BYTES = (33_554_432, 8_519_680)
-_MOST_STATES = 2  # of a parameter, as Adam has
+_MOST_STATES = 2  # per parameter, as in Adam
 
 
 def categorise(
     allocations: Sequence[Allocation], origins: Sequence[Origin], marks: Sequence[Mark], started: int
 ) -> None:
-    """Set each block's category. `origins` are the blocks' own; the first `started` blocks were there at the start."""
+    """Set each block's category. `origins` belong to the blocks; the first `started` blocks existed at the start."""
     model = [a for a, origin in zip(allocations, origins, strict=True) if origin.about == "model"]
     sizes = {a.requested_bytes for a in model} or {a.requested_bytes for a in allocations[:started]}
     ends = _PhaseEnds(marks)
@@ -51,7 +51,7 @@ def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[in
 
 
 def _of_start(origin: Origin) -> Category:
-    """Blocks from before the trace have at most a stack."""
+    """Categorize a block from before the trace by its stack, if it has one."""
     known = {
         "model": Category.PARAMETERS,
         "optimizer": Category.OPTIMIZER_STATES,
@@ -62,9 +62,9 @@ def _of_start(origin: Origin) -> Category:
 
 
 def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], ends: "_PhaseEnds") -> None:
-    """Older blocks of the gradients' sizes: parameters, then the states of an optimizer that steps and makes none.
+    """Categorize older blocks of the gradients' sizes: parameters, then states of an optimizer that allocates none.
 
-    An optimizer that computes its states anew frees the older ones while it steps.
+    An optimizer that recomputes its states frees the older ones during its step.
     """
     counts = max(_gradients_by_step(made).values(), key=Counter.total, default=Counter[int]())
     new_states = {a.requested_bytes for a in made if a.category is Category.OPTIMIZER_STATES}
@@ -93,7 +93,7 @@ def _gradients_by_step(made: Sequence[Allocation]) -> dict[int, Counter[int]]:
 
 
 def _is_workspace(a: Allocation, multiplied: set[tuple[int, str]]) -> bool:
-    """The first block of cuBLAS's size that stays, in each of the threads that run forward and backward."""
+    """Whether this is the first block of cuBLAS's size that stays, on each thread of forward and backward."""
     if a.requested_bytes not in _CUBLAS_BYTES or a.died is not None or a.phase not in ("forward", "backward"):
         return False
     key = (a.stream, a.phase)
@@ -103,7 +103,7 @@ def _is_workspace(a: Allocation, multiplied: set[tuple[int, str]]) -> bool:
 
 
 class _PhaseEnds:
-    """Whether a block outlives the stretch of its phase in which it was made."""
+    """The phases' boundaries: tells whether a block outlives the phase in which it was allocated."""
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self._phases = [mark for mark in marks if mark.kind == "phase"]

@@ -1,7 +1,7 @@
-"""A snapshot as a recording: one device's events, with what they were for as far as it can be told.
+"""Converts a snapshot to a recording of one device, with inferred phases and categories.
 
-A snapshot does not say which card it is from, how large that was, or what the process held beside PyTorch; where a
-request failed, the bytes that were free then say how much there was.
+A snapshot does not include the card, its size, or what the process held outside PyTorch; if a request failed, the
+free bytes at that moment show the size.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ UNKNOWN_GPU = "GPU unknown"
 
 
 def busiest_device(snapshot: Snapshot) -> int:
-    """The device with the most events; without any, the one that holds most."""
+    """Return the device with the most events or, without any, the one that holds most."""
     held: Counter[int] = Counter()
     for segment in snapshot.segments:
         held[segment.device] += segment.size_bytes
@@ -34,7 +34,7 @@ def busiest_device(snapshot: Snapshot) -> int:
 
 
 def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | None = None) -> Recording:
-    """The recording of one device (None: the busiest one); a `guide` knows phases where a snapshot must guess them."""
+    """Convert one device (None: the busiest); a `guide` supplies phases that must otherwise be inferred."""
     chosen = busiest_device(snapshot) if device is None else device
     trace = snapshot.traces[chosen] if 0 <= chosen < len(snapshot.traces) else Trace()
     held = [segment for segment in snapshot.segments if segment.device == chosen]
@@ -63,7 +63,7 @@ def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | N
 
 
 def settings_of(snapshot: Snapshot) -> AllocatorSettings:
-    """The allocator's settings, as the variable's text and the fields beside it give them."""
+    """Return the allocator's settings, from the variable's text and the fields beside it."""
     fields = snapshot.settings
     text = next((fields[key] for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if fields.get(key)), "")
     if type(text) is not str:
@@ -100,7 +100,7 @@ def _header(history: History, origins: Sequence[Origin], settings: AllocatorSett
 
 
 def _fatal(history: History) -> Refusal | None:
-    """The last request that failed, if nothing was allocated after it: else the script caught that and went on."""
+    """Return the last failed request, if nothing was allocated after it; otherwise the script caught the error."""
     if not history.refusals:
         return None
     last = history.refusals[-1]
@@ -109,12 +109,12 @@ def _fatal(history: History) -> Refusal | None:
 
 
 def _is_limited(refusal: Refusal) -> bool:
-    """The device had room for it: a limit of the process's own refused it."""
+    """Whether the device had room for the request, so that a limit of the process refused it."""
     return refusal.device_free_bytes >= AllocatorSettings().segment_bytes(refusal.requested_bytes)
 
 
 def _capacity_bytes(refusal: Refusal) -> int:
-    """What this process could have: by the device's count, or by a limit, which no less than its peak held."""
+    """Return the memory available to this process: by the device's figures, or at least its peak if it had a limit."""
     if _is_limited(refusal):
         return refusal.peak_reserved_bytes
     return refusal.reserved_bytes + refusal.device_free_bytes

@@ -1,8 +1,8 @@
-"""Which bytes a block holds, from the addresses that the events tell.
+"""Reconstructs the size of each block from the addresses of events.
 
-The allocator gives a request the whole free block at its address, or splits it; which of both follows from how far the
-next block in use is. No placement is guessed: this holds for a trace that begins in mid-run as well, as long as what was
-in use before is laid down first.
+The allocator gives a request the whole free block at its address, or splits it; which of the two follows from the
+distance to the next block in use. This also works for a trace that begins mid-run, if the blocks in use before are
+added first.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -12,7 +12,7 @@ from tonnage.allocator.settings import SMALL_BYTES
 
 
 class Ground:
-    """The segments of one device and the large blocks in them. Small and expandable blocks are as they are rounded."""
+    """The segments of one device and the large blocks in them. Small and expandable blocks have their rounded size."""
 
     def __init__(self, settings: AllocatorSettings) -> None:
         self._settings = settings
@@ -23,21 +23,21 @@ class Ground:
         self._base_of: dict[int, int] = {}
 
     def add_segment(self, address: int, size_bytes: int) -> None:
-        """The device gave this."""
+        """Add a segment."""
         if address not in self._ends:
             insort(self._bases, address)
             self._starts[address] = []
         self._ends[address] = address + size_bytes
 
     def remove_segment(self, address: int) -> None:
-        """The device has it back."""
+        """Remove a segment."""
         if self._ends.pop(address, None) is not None:
             del self._bases[bisect_left(self._bases, address)]
             for start in self._starts.pop(address):
                 self._base_of.pop(start, None)
 
     def lay(self, address: int, requested_bytes: int, end: int | None = None) -> int:
-        """A block begins here: the bytes that it holds. Where another was seen to begin behind it, `end` says so."""
+        """Add a block and return its size. `end` is the start of a later block, if one was seen."""
         rounded = self._rounded.get(requested_bytes)
         if rounded is None:
             rounded = self._rounded[requested_bytes] = self._settings.rounded_bytes(requested_bytes)
@@ -57,7 +57,7 @@ class Ground:
         return rounded if splits or room < rounded else room
 
     def lift(self, address: int) -> None:
-        """The block that begins here is free."""
+        """Free the block at this address."""
         base = self._base_of.pop(address, None)
         if base is not None:
             starts = self._starts[base]

@@ -1,7 +1,6 @@
-"""A trace's events as allocations and segments with sequence numbers: the walk from the start to the end.
+"""Converts a trace's events to allocations and segments with sequence numbers.
 
-Bytes are of blocks, as the allocator's own statistics count them, and a block dies when its free is requested. It does
-not know what the blocks were for.
+Bytes are of blocks, as in the allocator's own statistics, and a block dies when its free is requested.
 """
 
 from array import array
@@ -34,7 +33,7 @@ _RELEASING = (SEGMENT_FREE, SEGMENT_UNMAP)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that failed, and what there was then."""
+    """A request that failed, and the memory figures at that moment."""
 
     sequence: int
     requested_bytes: int
@@ -51,7 +50,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class History:
-    """What came of the walk; `stacks` has the number of each allocation's stack."""
+    """The result of the walk; `stacks` has the number of each allocation's stack."""
 
     allocations: list[Allocation] = field(default_factory=list)
     stacks: "array[int]" = field(default_factory=lambda: array("q"))
@@ -63,7 +62,7 @@ class History:
 
 
 class Walk:
-    """One device's events, one after another."""
+    """Processes one device's events in order."""
 
     def __init__(self, origins: Sequence[Origin], phases: Guide, settings: AllocatorSettings) -> None:
         self.history = History()
@@ -81,12 +80,12 @@ class Walk:
         self._peak_reserved_bytes = 0
 
     def begin(self, start: Start) -> None:
-        """Lay down what there was before the first event."""
+        """Add the state before the first event."""
         self._strays = start.strays
         for segment in start.segments:
             action = SEGMENT_MAP if segment.is_expandable else SEGMENT_ALLOC
             self._segment(action, segment.address, segment.size_bytes, segment.stream)
-        for block in reversed(start.blocks):  # how far a block reaches depends on the next one
+        for block in reversed(start.blocks):  # a block's size depends on the next one
             self._ground.lay(block.address, block.requested_bytes)
         blocks = [block for block in start.blocks if not block.is_pending]
         for block in blocks:
@@ -96,7 +95,7 @@ class Walk:
             self._phases.marks.append(Mark(self._sequence, "begin"))
 
     def follow(self, trace: Trace) -> None:
-        """Every event in order."""
+        """Process every event in order."""
         origins, phases = self._origins, self._phases
         for action, address, size, stream, time_us, stack in trace.rows():
             if self._released_at is not None and action not in _RELEASING:
@@ -106,7 +105,7 @@ class Walk:
                 if address not in self._live:
                     continue
             origin = origins[stack]
-            # A history may have been recorded with the stacks of allocations alone.
+            # A history may have been recorded with stacks of allocations only.
             if origin.about != "engine" or action not in (FREE_REQUESTED, FREE_COMPLETED):
                 phases.reach(origin, time_us, self._sequence)
             if action == ALLOC:
@@ -126,7 +125,7 @@ class Walk:
             self._end_release(None)
 
     def end(self, held: Sequence[HeldSegment]) -> None:
-        """Of blocks in use at the end the snapshot itself says what they hold."""
+        """Take the sizes of blocks in use at the end from the snapshot itself."""
         for segment in held:
             for block in segment.blocks:
                 a = self._live.get(block.address)
@@ -136,7 +135,7 @@ class Walk:
     # The parts of an event
 
     def _end_release(self, action: int | None) -> None:
-        """Mark that the cache was emptied; not where it was because the device was full, which the next event shows."""
+        """Mark that the cache was emptied, unless it was because the device was full, which the next event shows."""
         if self._is_asked or action not in (SEGMENT_ALLOC, SEGMENT_MAP, OOM):
             assert self._released_at is not None
             self._phases.marks.append(Mark(self._released_at, "empty_cache"))
@@ -172,7 +171,7 @@ class Walk:
     def _segment(self, action: int, address: int, size: int, stream: int) -> None:
         gives = action in (SEGMENT_ALLOC, SEGMENT_MAP)
         if action == SEGMENT_ALLOC:
-            if address in self._segments:  # that it went back is an event that was lost
+            if address in self._segments:  # the event that freed it was lost
                 self._segment(SEGMENT_FREE, address, self._segments[address], stream)
             self._segments[address] = size
             self._ground.add_segment(address, size)

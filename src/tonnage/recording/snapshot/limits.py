@@ -1,4 +1,4 @@
-"""How much a snapshot may hold before it is refused: a limit on everything that a file can make grow."""
+"""Limits on everything that a snapshot file can make grow."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ from tonnage.units import GIB, MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The defaults hold a snapshot of several million events, and keep any file under 1 GiB of memory.
+    """The limits of a snapshot. The defaults allow several million events, and keep any file under 1 GiB of memory.
 
-    `object_bytes` is what the objects of the pickle take in memory, as counted while they are made. They may take
-    `objects_per_byte` times what was read; a snapshot's take a third of that, a bomb's a hundred times as much.
+    `object_bytes` limits the memory of the pickle's objects, counted as they are created. It may be at most
+    `objects_per_byte` times what was read; a real snapshot needs a third of that, a decompression bomb a hundred
+    times as much.
     """
 
     file_bytes: int = 2 * GIB

@@ -1,7 +1,7 @@
-"""What a stack says: the script's own line, the operator, and what the program was about.
+"""Interprets a stack: the script's own line, the operator, and what the program was doing.
 
-A snapshot's stacks are all that it says about why memory was asked for. They are read by the names of PyTorch's own
-functions; nothing here looks at sizes, order or lifetimes, and nothing on this machine is opened.
+Stacks are all that a snapshot says about why memory was requested. They are matched by the names of PyTorch's
+functions; sizes, order and lifetimes are not used, and no file is opened.
 """
 
 import re
@@ -10,11 +10,11 @@ from typing import Literal
 
 from tonnage.recording.snapshot.schema import Frame
 
-# "engine": no Python frame at all, as on the threads that run backward. "script": nothing of PyTorch's says more.
+# "engine": no Python frame at all, as on backward's threads. "script": no frame of PyTorch says more.
 About = Literal["forward", "backward", "optimizer", "model", "cache", "engine", "script"]
 
 _TORCH = re.compile(r"(^|/)torch/(nn|optim|autograd|utils|cuda|amp|distributed|functional\.py|_\w)")
-# Frames of our own stand between a script and PyTorch where hooks run or the script was started.
+# Our own frames appear between a script and PyTorch where hooks run or the script was started.
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|^(site|dist)-packages/|/lib/python\d|^<(?!ipython|stdin)"
     r"|/torchinductor_|(^|/)tonnage/(script|commands|recording|virtual|integrations)/"
@@ -38,12 +38,12 @@ class Origin:
     operator: str = ""
     stack: tuple[str, ...] = ()
     makes_state: bool = False
-    outside: tuple[str, ...] = ()  # of `stack`, the lines outside every call of a module: the script's own loops
-    script: str = ""  # whose code outside every function runs
+    outside: tuple[str, ...] = ()  # of `stack`, the lines outside all module calls: the script's own loops
+    script: str = ""  # the file whose top-level code runs
 
 
 def origin_of(frames: tuple[Frame, ...]) -> Origin:
-    """What these frames (innermost first) say."""
+    """Interpret these frames (innermost first)."""
     python = [
         Frame(f.name, f.filename.replace("\\", "/"), f.line)
         for f in frames
@@ -52,7 +52,7 @@ def origin_of(frames: tuple[Frame, ...]) -> Origin:
     is_own = _is_own if any(_is_own(frame) for frame in python) else _is_installed
     lines = tuple(_line(frame) for frame in python if is_own(frame))
     calls = [place for place, frame in enumerate(python) if _calls_module(frame)]
-    # The innermost operator that computes; one that only makes room if there is no other.
+    # The innermost operator that computes; one that only allocates if there is no other.
     names = [match[1] for f in frames if (match := _OPERATOR.match(f.name))]
     native = next((name for name in names if not name.startswith(_MAKES_EMPTY)), names[0] if names else "")
     scripts = (_line(frame).rpartition(":")[0] for frame in python if frame.name == "<module>" and is_own(frame))
@@ -68,12 +68,11 @@ def origin_of(frames: tuple[Frame, ...]) -> Origin:
 
 
 def _is_own(frame: Frame) -> bool:
-    """Of the script's own files."""
     return not _LIBRARY.search(frame.filename) and not _TORCH.search(frame.filename)
 
 
 def _is_installed(frame: Frame) -> bool:
-    """Of a package that is not PyTorch."""
+    """Whether the frame is in a package other than PyTorch."""
     return not _TORCH.search(frame.filename) and not frame.filename.startswith("<")
 
 
@@ -118,7 +117,7 @@ def _calls_module(frame: Frame) -> bool:
 
 
 def _python_operator(python: list[Frame]) -> str:
-    """Without native frames: the function of PyTorch's that the script's line called into, as near as it is named."""
+    """Return the function of PyTorch that the script's line called, for stacks without native frames."""
     for frame in python:
         if not _TORCH.search(frame.filename):
             return ""
@@ -126,6 +125,6 @@ def _python_operator(python: list[Frame]) -> str:
             return frame.name
         if frame.name.startswith(("<", "_wrapped", "_call", "_apply")) or frame.name == "convert":
             continue
-        # A file of torch.nn is named after its modules: linear.py, normalization.py.
+        # Files of torch.nn are named after their modules: linear.py, normalization.py.
         return frame.filename.rpartition("/")[2].removesuffix(".py") if frame.name == "forward" else frame.name
     return ""

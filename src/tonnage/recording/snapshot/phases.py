@@ -1,9 +1,9 @@
-"""The phase and step of each event, as far as stacks and the profiler's marks tell them.
+"""Infers the phase and step of each event from stacks and profiler annotations.
 
 A phase begins with the first event that shows it. Backward runs on threads without Python frames, so an event without
-any is backward's, if other events have some. A step begins with the first forward after an optimizer's step; in a trace
-where no optimizer shows, with the first forward after a backward; where neither does, with a turn of the script's own
-loop, which is one outside every module.
+any is backward's, if other events have some. A step begins with the first forward after an optimizer step; in a trace
+without an optimizer, with the first forward after a backward; with neither, with an iteration of the script's own
+loop outside all modules.
 """
 
 from bisect import bisect_right
@@ -20,7 +20,7 @@ _PASSING = ("backward", "optimizer")
 
 
 class Guide(Protocol):
-    """Whoever knows the phase and step of each event in turn."""
+    """Supplies the phase and step of each event in turn."""
 
     phase: str
     step: int
@@ -29,19 +29,19 @@ class Guide(Protocol):
 
     @property
     def line(self) -> str:
-        """The script's line that backward was called from, while it runs."""
+        """The script's line that called backward, while it runs."""
 
     def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
-        """An event with this origin comes next."""
+        """Advance to the next event, which has this origin."""
 
 
 class Phases:
-    """Follows the events; `phase` and `step` are the present ones."""
+    """Follows the events; `phase` and `step` are the current ones."""
 
     def __init__(self, origins: Sequence[Origin], annotations: Sequence[Annotation]) -> None:
         self.phase = "setup" if any(origin.line for origin in origins) else ""
         self.step = 0
-        self.stack: tuple[str, ...] = ()  # what backward was called from
+        self.stack: tuple[str, ...] = ()  # the stack that called backward
         self.marks: list[Mark] = []
         self._knows_stacks = bool(self.phase)
         self._ahead = [a for a in annotations if a.name.startswith(_OPTIMIZER_MARK)][::-1]
@@ -50,11 +50,11 @@ class Phases:
 
     @property
     def line(self) -> str:
-        """The script's line that backward was called from, while it runs."""
+        """The script's line that called backward, while it runs."""
         return self.stack[0] if self.stack else ""
 
     def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
-        """An event with this origin comes next."""
+        """Advance to the next event, which has this origin."""
         while self._ahead and self._ahead[-1].time_us <= time_us:
             annotation = self._ahead.pop()
             if annotation.is_start:
@@ -90,7 +90,7 @@ class Phases:
 
 
 def mark_turns(allocations: Sequence[Allocation], origins: Sequence[Origin], marks: list[Mark]) -> None:
-    """Of a trace of forwards alone: make each turn of the script's loop a step. `origins` are the allocations' own."""
+    """In a trace of forwards only, make each iteration of the script's loop a step. `origins` belong to the allocations."""
     steps = [mark for mark in marks if mark.kind == "step"]
     if len(steps) != 1 or any(mark.name in _PASSING for mark in marks):
         return

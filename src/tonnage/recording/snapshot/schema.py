@@ -1,7 +1,7 @@
-"""A snapshot's data as typed columns: what its fields must be, checked once, and nothing else kept.
+"""A snapshot's data as typed columns: fields are validated once, and others are dropped.
 
-The keys are those of `torch.cuda.memory._snapshot()`, of every version that had a trace; what a version did not write yet
-is empty here. It does not know what the events mean for each other.
+The keys are those of `torch.cuda.memory._snapshot()` in all versions that record a trace; keys that a version lacks
+are empty here.
 """
 
 from array import array
@@ -34,7 +34,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Trace:
-    """One device's events, in order; `stacks` are numbers of `Snapshot.stacks`. An oom's address is the free bytes."""
+    """One device's events, in order; `stacks` index `Snapshot.stacks`. An oom's address is the free bytes."""
 
     actions: bytearray = field(default_factory=bytearray)
     addresses: "array[int]" = field(default_factory=lambda: array("q"))
@@ -48,7 +48,7 @@ class Trace:
         return len(self.actions)
 
     def rows(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """(action, address, size, stream, time, stack) of each event."""
+        """Return (action, address, size, stream, time, stack) of each event."""
         return zip(self.actions, self.addresses, self.sizes, self.streams, self.times_us, self.stacks, strict=True)
 
 
@@ -77,7 +77,7 @@ class HeldSegment:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """The start or end of a named stretch of time, as the profiler's marks have it."""
+    """The start or end of a region annotated by the profiler."""
 
     time_us: int
     name: str
@@ -86,7 +86,7 @@ class Annotation:
 
 @dataclass(slots=True)
 class Snapshot:
-    """All that a snapshot says. Stack 0 is the one without frames; frames are innermost first."""
+    """All data of a snapshot. Stack 0 has no frames; frames are innermost first."""
 
     traces: list[Trace]
     segments: list[HeldSegment]
@@ -96,17 +96,17 @@ class Snapshot:
 
 
 def snapshot_of(root: Value, limits: Limits) -> Snapshot:
-    """The snapshot that unpickled data is, or `BadSnapshot` with the field that is wrong."""
+    """Validate and convert unpickled data; raise BadSnapshot with the wrong field."""
     return _Reader(limits).snapshot(root)
 
 
 def plain(table: Table) -> dict[str, Value]:
-    """A table as a dict; of a key that comes twice, the last value."""
+    """Convert a table to a dict; for duplicate keys, the last value counts."""
     return dict(zip(table.keys, table.values, strict=True))
 
 
 class _Reader:
-    """Numbers frames and stacks as it meets them: the same object is the same number."""
+    """Numbers frames and stacks by object identity as it reads them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -201,7 +201,7 @@ class _Reader:
     # Segments
 
     def _segments(self, rows: list[Value]) -> list[HeldSegment]:
-        """First where they lie, then their blocks: a list that holds one segment many times ends at the second."""
+        """Read the segments first, then their blocks, so that a list that repeats one segment is rejected early."""
         tables = [_fields(row, f"segments[{number}]") for number, row in enumerate(rows)]
         segments = [self._segment(fields, f"segments[{number}]") for number, fields in enumerate(tables)]
         # Memory is in one segment at a time.
@@ -224,7 +224,7 @@ class _Reader:
         )
 
     def _held(self, rows: list[Value], segment: HeldSegment, where: str) -> Iterator[HeldBlock]:
-        """The blocks in use. Old versions do not write their addresses: blocks follow one another."""
+        """Return the blocks in use. Old versions do not write addresses: blocks follow each other."""
         self._blocks += len(rows)
         if self._blocks > self._limits.blocks:
             _wrong(where, f"has blocks past the {self._limits.blocks:,} that are read")
@@ -275,13 +275,13 @@ class _Reader:
 
 
 class _Places:
-    """Where an event's fields stand, looked up once for each shape of dict."""
+    """The positions of an event's fields, looked up once for each shape of dict."""
 
     def __init__(self) -> None:
         self._by_shape: dict[int, list[int]] = {}
 
     def of(self, table: Table) -> list[Value]:
-        """The fields of `_EVENT_KEYS`; None where there is none."""
+        """Return the fields of `_EVENT_KEYS`; None for missing ones."""
         keys, values = table.keys, table.values
         if type(keys) is not tuple:
             return [plain(table).get(key) for key in _EVENT_KEYS]
@@ -305,7 +305,7 @@ def _list(value: Value, where: str) -> list[Value]:
 
 
 def _integer(value: Value, where: str, key: str) -> int:
-    """A 64-bit integer; 0 where a version did not write it."""
+    """Return a 64-bit integer; 0 if a version did not write it."""
     if value is None:
         return 0
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
@@ -314,7 +314,7 @@ def _integer(value: Value, where: str, key: str) -> int:
 
 
 def flag(fields: dict[str, Value], key: str, where: str) -> bool:
-    """A flag; off where a version did not write it."""
+    """Return a flag; False if a version did not write it."""
     value = fields.get(key, False)
     if type(value) is not bool:
         _wrong(f"{where}.{key}", f"is {_shown(value)}")

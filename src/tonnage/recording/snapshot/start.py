@@ -1,8 +1,8 @@
-"""What there was before a trace began: blocks and segments that its events never make.
+"""The state before a trace began: blocks and segments that its events never allocate.
 
-A snapshot has the state at its end and, as often as not, only the last of the events. Whatever is freed without having
-been allocated, or is there at the end without having been allocated, was there at the start. Where the end contradicts
-the events (they were recorded no longer when it was taken), the events count.
+A snapshot has the state at its end and, often, only the last events. Whatever is freed, or exists at the end, without
+having been allocated existed at the start. Where the end contradicts the events (because recording stopped before it
+was taken), the events count.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -32,17 +32,14 @@ _ACQUIRING = (SEGMENT_ALLOC, SEGMENT_MAP)
 
 @dataclass(frozen=True, slots=True)
 class StartBlock(LiveBlock):
-    """A block that was in use already, with the number of its stack."""
+    """A block that was already in use, with the number of its stack."""
 
     stack: int = 0
 
 
 @dataclass(slots=True)
 class Start:
-    """The state before the first event, by address.
-
-    `strays` are the addresses that events allocate at and that lie in no segment that the file tells of.
-    """
+    """The state before the first event; `strays` are addresses of allocations outside all segments in the file."""
 
     segments: list[Segment] = field(default_factory=list)
     blocks: list[StartBlock] = field(default_factory=list)
@@ -50,12 +47,12 @@ class Start:
 
     @property
     def state(self) -> State:
-        """What the allocator's model begins with."""
+        """The initial state for the allocator's model."""
         return State(self.segments, self.blocks)
 
 
 def start_of(trace: Trace, held: list[HeldSegment], settings: AllocatorSettings) -> Start:
-    """The state from which the events of a device lead to what it holds at the end."""
+    """Return the state from which a device's events lead to what it holds at the end."""
     segments = _apart([*_fixed_segments(trace, held), *_mapped_ranges(trace, held)])
     freed, ends = _freed_only(trace)
     blocks = sorted([*freed, *_held_only(trace, held)], key=lambda block: block.address)
@@ -65,18 +62,17 @@ def start_of(trace: Trace, held: list[HeldSegment], settings: AllocatorSettings)
 def _sized(
     blocks: list[StartBlock], ends: dict[int, int], segments: list[Segment], settings: AllocatorSettings
 ) -> list[StartBlock]:
-    """The blocks with the bytes that they hold, where the file does not say it."""
     ground = Ground(settings)
     for segment in segments:
         if not segment.is_expandable:
             ground.add_segment(segment.address, segment.size_bytes)
-    # From the highest address down: how far a block reaches depends on the next one.
+    # From the highest address down: a block's size depends on the next one.
     sizes = {b.address: ground.lay(b.address, b.requested_bytes, ends.get(b.address)) for b in reversed(blocks)}
     return [block if block.size_bytes else replace(block, size_bytes=sizes[block.address]) for block in blocks]
 
 
 def _freed_only(trace: Trace) -> tuple[list[StartBlock], dict[int, int]]:
-    """Freed, and no event allocated it; and where the next block was seen to begin before that.
+    """Return blocks that are freed but never allocated, and the start of the next block seen before that.
 
     A free that is only completed was requested before the trace began.
     """
@@ -107,7 +103,7 @@ def _freed_only(trace: Trace) -> tuple[list[StartBlock], dict[int, int]]:
 
 
 def _held_only(trace: Trace, held: list[HeldSegment]) -> list[StartBlock]:
-    """In use at the end, and no event allocates or frees it, or allocates within it."""
+    """Return blocks in use at the end that no event allocates or frees, or allocates within."""
     touched = {
         address
         for action, address in zip(trace.actions, trace.addresses, strict=True)
@@ -123,7 +119,7 @@ def _held_only(trace: Trace, held: list[HeldSegment]) -> list[StartBlock]:
 
 
 def _apart(segments: Iterable[Segment]) -> list[Segment]:
-    """By address, without those that overlap another: memory is in one segment at a time."""
+    """Sort by address and drop overlapping segments: memory is in one segment at a time."""
     kept: list[Segment] = []
     for segment in sorted(segments, key=lambda segment: segment.address):
         if not kept or segment.address >= kept[-1].end:
@@ -160,7 +156,7 @@ def _fixed_segments(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
 
 
 def _mapped_ranges(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
-    """Pages that were mapped at the start: those at the end, with the events taken back, last first."""
+    """Return pages mapped at the start: those at the end, with the events undone in reverse order."""
     ranges = Ranges()
     streams: dict[int, int] = {}
     for segment in held:

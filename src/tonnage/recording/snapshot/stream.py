@@ -1,7 +1,4 @@
-"""The bytes of a snapshot file, inflated where they are gzipped, a bounded piece at a time.
-
-It knows nothing of pickles. The whole of a file is never in memory.
-"""
+"""Reads a snapshot file in bounded pieces, decompressing gzip. The whole file is never in memory."""
 
 import zlib
 from pathlib import Path
@@ -17,7 +14,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class Stream:
-    """Reads forward only; a file that would inflate past the limit is refused where it passes it."""
+    """Reads forward only; raises BadSnapshot when the size limit is exceeded."""
 
     def __init__(self, file: BinaryIO, limits: Limits) -> None:
         self._file = file
@@ -28,7 +25,7 @@ class Stream:
         self._inflater = zlib.decompressobj(_GZIP_WINDOW) if self._pending.startswith(GZIP_MAGIC) else None
 
     def read(self, count: int) -> bytes:
-        """The next `count` bytes; fewer only at the end."""
+        """Return the next `count` bytes; fewer only at the end."""
         pieces = []
         while count > 0 and (piece := self._next(count)):
             pieces.append(piece)
@@ -47,7 +44,7 @@ class Stream:
         return chunk
 
     def _next(self, count: int) -> bytes:
-        """Some bytes, at most `count`; none at the end."""
+        """Return at most `count` bytes; none at the end."""
         if self._inflater is not None:
             return self._inflate(count)
         piece, self._pending = self._pending[:count], self._pending[count:]
@@ -72,7 +69,7 @@ class Stream:
 
 
 def opening(path: Path, count: int = 16) -> bytes:
-    """The first bytes of a file, inflated where they are gzipped; nothing where that fails."""
+    """Return the first bytes of a file, decompressed if gzipped; b"" if that fails."""
     try:
         with open_file(path) as file:
             return Stream(file, Limits()).read(count)

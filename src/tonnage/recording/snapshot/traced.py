@@ -1,4 +1,4 @@
-"""A device's events for the allocator's model: with the state that they begin in, and as a recording."""
+"""A device's events for the allocator's model, with their initial state, and as a recording."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from tonnage.recording.snapshot.start import start_of
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Events, the settings that they were made under, what there was before the first, and the recording of all that."""
+    """Events, their allocator settings, the state before the first, and the recording of all that."""
 
     events: list[Event]
     settings: AllocatorSettings
@@ -23,7 +23,7 @@ class Traced:
 
 
 def traced_of(snapshot: Snapshot) -> Traced:
-    """The busiest device's."""
+    """Convert the busiest device."""
     device, settings = busiest_device(snapshot), settings_of(snapshot)
     trace = snapshot.traces[device] if device < len(snapshot.traces) else Trace()
     held = [segment for segment in snapshot.segments if segment.device == device]
@@ -33,7 +33,7 @@ def traced_of(snapshot: Snapshot) -> Traced:
 
 
 def snapshot_of_events(events: list[Event]) -> Snapshot:
-    """A bare trace as a snapshot that says nothing else."""
+    """Convert a bare trace to a snapshot without other data."""
     trace, codes = Trace(), {action: code for code, action in enumerate(ACTIONS)}
     most_bytes = Limits().size_bytes
     for number, (action, address, size, stream) in enumerate(events):

@@ -1,12 +1,12 @@
-"""Reads the data of a pickle and executes nothing.
+"""Reads the data of a pickle without executing anything.
 
-It interprets the opcodes that plain data needs (protocols 2 to 5) and refuses all others by name and offset: whatever
-imports, calls, builds an object or asks its caller for one. The result is made of None, bool, int, float, str, bytes,
-lists (also for tuples and sets) and `Table`s (for dicts); nothing that can nest is ever hashed, compared or printed, so
-no depth of nesting costs stack. It does not know what a snapshot is.
+It interprets the opcodes of plain data (protocols 2 to 5) and refuses all others by name and offset: those that
+import, call, build an object or ask the caller for one. The result consists of None, bool, int, float, str, bytes,
+lists (also for tuples and sets) and `Table`s (for dicts). Nested values are never hashed, compared or printed, so
+deep nesting does not use the call stack.
 
-Every opcode either makes something, which counts against `Limits.object_bytes`, or has a limit of its own; so the work is
-bounded with the memory.
+Every opcode either creates an object, which counts against `Limits.object_bytes`, or has its own limit; so both
+memory and work are bounded.
 """
 
 import pickletools
@@ -23,12 +23,12 @@ from tonnage.units import MIB, format_bytes
 Value = Any  # None | bool | int | float | str | bytes | list[Value] | Table
 
 _WINDOW_BYTES = 1 << 20
-_LONGEST_ARGUMENT_BYTES = 512  # beside a string; a run of references counts as one
+_LONGEST_ARGUMENT_BYTES = 512  # excluding strings; a run of references counts as one
 _OLDEST, _NEWEST = 2, 5
 
-# What objects take, rounded up: a container, a slot in one, an integer or float, a string beside its characters.
+# Memory of objects, rounded up: a container, a slot in one, an integer or float, a string without its characters.
 _CONTAINER_BYTES, _SLOT_BYTES, _NUMBER_BYTES, _STRING_BYTES = 104, 9, 32, 72
-# Small files may be as dense as they like.
+# Small files may be arbitrarily dense.
 _GRACE_BYTES = 64 * MIB
 # Picklers write lists in batches of a thousand: a shorter one is complete.
 _BATCH = 1000
@@ -43,7 +43,7 @@ _ARGUMENTS = [struct.Struct("<" + "xI" * count) for count in range(_LONGEST_RUN 
 
 
 class Table:
-    """A dict as two sequences. Dicts of one shape share their keys, which makes a million of them small."""
+    """A dict as two sequences. Dicts of one shape share their keys, which saves memory for millions of them."""
 
     __slots__ = ("keys", "values")
 
@@ -53,7 +53,7 @@ class Table:
 
 
 def load(stream: Stream, limits: Limits) -> Value:
-    """The data that a stream pickles; `BadSnapshot` where it is anything but data, damaged, or too much."""
+    """Return the data of a pickle; raise BadSnapshot if it is not plain data, damaged, or too large."""
     machine = _Machine(stream, limits)
     try:
         return machine.run()
@@ -62,7 +62,7 @@ def load(stream: Stream, limits: Limits) -> Value:
 
 
 class _Machine:
-    """A stack, the marks on it, and the memo. Handlers take the position of their argument and return its end."""
+    """A stack with marks, and the memo. Handlers take the position of their argument and return its end."""
 
     def __init__(self, stream: Stream, limits: Limits) -> None:
         self._stream = stream
@@ -99,7 +99,7 @@ class _Machine:
     # The loop
 
     def run(self) -> Value:
-        """Interpret to the end."""
+        """Interpret the pickle to its end."""
         pos = self._start()
         while True:
             reached = self._run_window(pos)
@@ -108,7 +108,7 @@ class _Machine:
             pos = self._refill(reached)
 
     def forget(self) -> None:
-        """Let go of all but the result: the handlers hold on to the machine, so nobody else would."""
+        """Drop all but the result, because handlers and machine refer to each other."""
         for held in (self._stack, self._memo, self._handlers, self._strings, self._shapes, self._lists):
             held.clear()
         self._buffer = b""
@@ -126,7 +126,6 @@ class _Machine:
         return 2
 
     def _refill(self, pos: int) -> int:
-        """Check what has grown, then read on."""
         self._check_growth()
         more = self._stream.read(_WINDOW_BYTES)
         if pos and not more and pos >= len(self._buffer):
@@ -137,7 +136,7 @@ class _Machine:
         return 0
 
     def _run_window(self, pos: int) -> int:
-        """Interpret until little is left in the buffer: where that was, or -1 where the pickle stops."""
+        """Interpret until little is left in the buffer; return the position, or -1 at the pickle's end."""
         buffer, stack, marks, memo, handlers = self._buffer, self._stack, self._marks, self._memo, self._handlers
         push, remember, unpack_index, integer = stack.append, memo.append, _INDEX.unpack_from, int.from_bytes
         numbers, most = 0, self._limits.integer_bytes + 2
@@ -194,7 +193,7 @@ class _Machine:
     # Limits and refusals
 
     def _check_growth(self) -> None:
-        # Window by window is enough: within one, a byte makes at most one object.
+        # Once per window is enough: within one, a byte creates at most one object.
         limits = self._limits
         held_bytes = self._object_bytes + _SLOT_BYTES * (len(self._stack) + len(self._memo))
         read_bytes = self._before_buffer_bytes + len(self._buffer)
@@ -277,7 +276,7 @@ class _Machine:
         return handle
 
     def _span(self, packed: struct.Struct, pos: int) -> tuple[int, int]:
-        """Where a string lies whose length stands at a position."""
+        """Return the start and end of a string whose length is stored at a position."""
         (length,) = packed.unpack_from(self._buffer, pos)
         if not 0 <= length <= self._limits.string_bytes:
             self._bad(f"is {length} bytes long; {self._limits.string_bytes} are read", pos - 1)
@@ -292,7 +291,7 @@ class _Machine:
         return self._begin([], pos)
 
     def _begin(self, container: Value, pos: int) -> int:
-        """A container; what mostly follows it is done at once: it is memoized, and what goes into it marked off."""
+        """Push a container, and handle the usual next opcodes at once: memoize it, and set a mark."""
         stack, buffer = self._stack, self._buffer
         stack.append(container)
         self._object_bytes += _CONTAINER_BYTES
@@ -337,7 +336,7 @@ class _Machine:
         return pos
 
     def _is_known(self, items: list[Value]) -> bool:
-        """Put the list that has just these items in place of a new one: stacks come again with every step."""
+        """Replace a new list by an existing one with the same items: stacks repeat with every step."""
         stack, memo = self._stack, self._memo
         new = stack[-1]
         if type(new) is not list or new or not memo or memo[-1] is not new or len(items) >= _BATCH:
@@ -406,10 +405,10 @@ class _Machine:
         self._object_bytes += 2 * _SLOT_BYTES * len(keys)
 
     def _shape(self, keys: tuple[Value, ...], pos: int) -> tuple[str, ...]:
-        """These keys, once for all dicts that have them."""
+        """Return these keys as a tuple shared by all dicts with them."""
         try:
             shape = self._shapes.get(keys)
-        except TypeError:  # lists and tables have no hash
+        except TypeError:  # lists and tables are not hashable
             self._bad("has a key that is not a string", pos - 1)
         if shape is None:
             if not all(type(key) is str for key in keys):
@@ -422,13 +421,13 @@ class _Machine:
     # The memo, and frames
 
     def _gets(self, pos: int, width: int) -> int:
-        """A run of BINGET or LONG_BINGET at once: most of a snapshot is stacks of frames that were met before."""
+        """Handle a run of BINGET or LONG_BINGET at once: most of a snapshot is stacks of known frames."""
         codes = self._buffer[pos : pos + width * _LONGEST_RUN : width]
         count = len(codes) - len(codes.lstrip(codes[:1]))
         end = pos + width * count
         if end > len(self._buffer):
             raise IndexError
-        # Behind each opcode stands its argument: one byte, or four.
+        # Each opcode is followed by its argument: one byte, or four.
         run = self._buffer[pos:end]
         indices = run[1::2] if width == 2 else _ARGUMENTS[count].unpack(run)
         self._stack.extend(map(self._memo.__getitem__, indices))
@@ -447,13 +446,13 @@ class _Machine:
         return handle
 
     def _frame(self, pos: int) -> int:
-        """What a frame announces is read anyway, as it comes."""
+        """Skip the frame's length; the contents follow anyway."""
         self._frames += 1
         return pos + 8
 
 
 def kind(value: Value) -> str:
-    """A value's type in a reader's words."""
+    """Return a value's type in words."""
     names = {type(None): "nothing", Table: "a dict", list: "a list", str: "a string", int: "an integer"}
     return names.get(type(value), f"a {type(value).__name__}")
 

@@ -1,4 +1,4 @@
-"""The virtual cluster: an unmodified torchrun script on GPUs that are not there, one process for each distinct rank."""
+"""The virtual cluster: runs an unmodified torchrun script on virtual GPUs, with one process for each distinct rank."""
 
 from tonnage.virtual.cluster.cluster import ClusterRun, RankRun, recorded, run_cluster
 

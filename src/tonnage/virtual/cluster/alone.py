@@ -1,6 +1,7 @@
-"""A world of one on a single card: `init_process_group("nccl")`, DDP and FSDP in a script that nobody launched in ranks.
+"""A world of one on a single card: supports `init_process_group("nccl")`, DDP and FSDP in a script run without a
+launcher.
 
-There is no hub and no other process: what the rank gives is what it gets.
+There is no hub and no other process: each collective returns the rank's own contribution.
 """
 
 from collections.abc import Sequence
@@ -11,17 +12,17 @@ from tonnage.virtual.cluster.exchange import PeerError
 
 
 class OwnExchange:
-    """The line to nobody: a rank's own parts, and a store in memory."""
+    """An in-process exchange for a world of one, with an in-memory store."""
 
     def __init__(self) -> None:
         self._parts: dict[Any, Payload] = {}
         self._store: dict[str, bytes] = {}
 
     def made(self, ranks: Sequence[int]) -> None:
-        """A group is made; nobody else needs to know."""
+        """Do nothing: no other rank needs to know of the group."""
 
     def part_mesh(self, words: str, size: int) -> None:
-        """A mesh of fewer ranks than one does not exist."""
+        """Do nothing: a mesh cannot have fewer ranks than one."""
 
     def contribute(self, call: Call, payload: Payload) -> None:
         if payload is not None:
@@ -55,7 +56,7 @@ class OwnExchange:
 
 
 def install(session: Any, patches: Any) -> None:
-    """From now on `torch.distributed` is a world of one on the session's card, unless torch brings NCCL itself."""
+    """Make `torch.distributed` a world of one on the session's card, unless torch has NCCL itself."""
     import torch.distributed as dist
 
     if not dist.is_available() or dist.is_nccl_available():

@@ -1,21 +1,21 @@
-"""One collective or message as a rank called it: what the hub compares between ranks and what a report names."""
+"""Describes collectives and messages as a rank called them: the hub compares these between ranks, and reports name them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Every rank of a group gives the same shape to these; what the others are given may differ from rank to rank.
+# Operations whose shapes must be equal on all ranks of a group; shapes of the others may differ by rank.
 _ALIKE = frozenset("all_reduce broadcast reduce all_gather_into_tensor reduce_scatter_tensor".split())
 
-Payload = Any  # host tensors, or None where nobody knows the values
+Payload = Any  # host tensors, or None where the values are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group as one of its ranks sees it.
+    """A process group as one of its ranks sees it.
 
-    Its ranks and `copy`, which numbers groups of the same ranks, say which group it is. `role` numbers the groups that
-    a rank is in, in the order of their making: groups of one role are each other's likeness on other ranks.
+    The ranks and `copy`, which numbers groups of the same ranks, identify the group. `role` numbers the groups of one
+    rank in creation order: groups with the same role on different ranks correspond to each other.
     """
 
     ranks: tuple[int, ...]
@@ -25,19 +25,19 @@ class Group:
 
     @property
     def identity(self) -> tuple[tuple[int, ...], int]:
-        """The same for all its ranks."""
+        """A key that is the same on all ranks of the group."""
         return self.ranks, self.copy
 
     @property
     def words(self) -> str:
-        """ " in group 2 of ranks 0–3"; nothing of the first group, which is the world."""
+        """The group in words, such as " in group 2 of ranks 0–3"; "" for the world group."""
         number = f"group {self.role} of " if self.copy else "the group of "
         return f" in {number}{rank_names(self.ranks)}" if self.role else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective: its number in the group, what it is, on what, from where."""
+    """A collective: its number in the group, operation, tensors and line in the script."""
 
     rank: int
     group: Group
@@ -47,23 +47,23 @@ class Call:
     dtype: str = ""
     stream: int = 0
     line: str = ""
-    manner: str = ""  # "max", "from rank 3": what must be alike beside the shape
+    manner: str = ""  # "max", "from rank 3": must match between ranks, like the shape
 
     @property
     def words(self) -> str:
-        """ "rank 3 calls all_reduce of float32 [8] at train.py:30"."""
+        """The call in words: "rank 3 calls all_reduce of float32 [8] at train.py:30"."""
         return f"rank {self.rank} calls {self.what}{at(self.line)}"
 
     @property
     def what(self) -> str:
-        """ "all_reduce of float32 [8]"; how it is reduced is said where it is not the sum."""
+        """The operation in words: "all_reduce of float32 [8]", with the reduction where it is not a sum."""
         shapes = ", ".join(str(list(shape)) for shape in self.shapes[:2]) + ", …" * (len(self.shapes) > 2)
         on = f" of {self.dtype} {shapes}" if shapes else ""
         manner = f" ({self.manner})" if self.manner not in ("", "sum") else ""
         return f"{self.operation}{manner}{on}{self.group.words}"
 
     def agrees_with(self, other: "Call") -> bool:
-        """Whether two ranks of one group called the same thing."""
+        """Whether two ranks of one group made the same call."""
         if (self.operation, self.dtype, self.manner) != (other.operation, other.dtype, other.manner):
             return False
         return self.operation not in _ALIKE or self.shapes == other.shapes
@@ -71,7 +71,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One end of a send and receive: the places of both in the group, and the number of the message between them."""
+    """One end of a send and receive: source and target within the group, and the message's number between them."""
 
     rank: int
     group: Group
@@ -90,13 +90,13 @@ class Message:
 
     @property
     def words(self) -> str:
-        """ "rank 3 sends 4096 elements of bfloat16 to rank 4 at train.py:30"."""
+        """The message in words: "rank 3 sends 4096 elements of bfloat16 to rank 4 at train.py:30"."""
         verb, towards = ("sends", "to") if self.is_send else ("receives", "from")
         return f"rank {self.rank} {verb} {self._size} {towards} rank {self.peer}{self.group.words}{at(self.line)}"
 
     @property
     def what(self) -> str:
-        """ "send of 4096 elements of bfloat16 to rank 4"."""
+        """The operation in words: "send of 4096 elements of bfloat16 to rank 4"."""
         verb, towards = ("send", "to") if self.is_send else ("receive", "from")
         return f"{verb} of {self._size} {towards} rank {self.peer}{self.group.words}"
 
@@ -105,12 +105,12 @@ class Message:
         return f"{self.elements} element{'s' * (self.elements != 1)} of {self.dtype}"
 
     def agrees_with(self, other: "Message") -> bool:
-        """Whether what is sent is what is received."""
+        """Whether the send matches the receive."""
         return (self.elements, self.dtype) == (other.elements, other.dtype)
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 0 and 1", "ranks 0–3", "ranks 0, 8, … 1016"."""
+    """Return ranks in words: "rank 3", "ranks 0 and 1", "ranks 0–3", "ranks 0, 8, … 1016"."""
     first, last = ranks[0], ranks[-1]
     if len(ranks) == 1:
         return f"rank {first}"
@@ -122,5 +122,5 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 
 def at(line: str) -> str:
-    """Where, if that is known."""
+    """Return " at train.py:30", or "" if the line is unknown."""
     return f" at {line}" if line else ""

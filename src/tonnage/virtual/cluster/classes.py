@@ -1,9 +1,9 @@
-"""Which ranks are alike: one of each class runs and stands for the others.
+"""Groups equivalent ranks into classes, so that one rank of each class runs and represents the others.
 
-Two ranks are alike if they have the same place in every group that was made. In a group whose ranks send messages to
-each other every place is its own (stages of a pipeline differ); in any other the first and the last differ from the
-rest (uneven shards, what only the first of a group or host does). Where that makes too many classes, only the first
-differs, and then none; a ring of very many ranks is no pipeline. It knows ranks and groups only.
+Two ranks are equivalent if they have the same place in every group. In a group whose ranks send messages to each
+other, every place is distinct (pipeline stages differ); in any other, the first and the last differ from the rest
+(uneven shards, work that only the first of a group or host does). If that makes too many classes, only the first
+differs, then none; a ring of very many ranks does not count as a pipeline.
 """
 
 import random
@@ -16,7 +16,7 @@ _FINENESS = (("first", "last"), ("first",), ())
 
 
 def stand_ins(world: int, per_host: int, groups: Sequence[Ranks], with_messages: Iterable[Ranks]) -> dict[int, int]:
-    """For each rank the rank that stands for it: the lowest of its class."""
+    """Map each rank to its representative, the lowest rank of its class."""
     hosts = [tuple(range(start, start + per_host)) for start in range(0, world, per_host)]
     every = [*dict.fromkeys(groups), *(hosts if len(hosts) > 1 else ())]
     staged = {_family(ranks) for ranks in with_messages}
@@ -30,13 +30,13 @@ def stand_ins(world: int, per_host: int, groups: Sequence[Ranks], with_messages:
 
 
 def checks(standing: Mapping[int, int], count: int, seed: int = 0) -> list[int]:
-    """Ranks drawn from those that do not run, to see that who stands for them is like them."""
+    """Sample up to `count` ranks that do not run, to verify that their representatives behave like them."""
     stood_for = [rank for rank, other in standing.items() if rank != other]
     return sorted(random.Random(seed).sample(stood_for, min(count, len(stood_for))))
 
 
 def nearest(standing: Mapping[int, int], more: Iterable[int]) -> dict[int, int]:
-    """The same with more ranks running: each stands for those of its class from itself on."""
+    """Return the mapping with more ranks running: each represents the ranks of its class from itself up to the next one."""
     by_class: dict[int, int] = dict.fromkeys(set(standing.values()), -1)
     running, result = {*standing.values(), *more}, {}
     for rank, other in sorted(standing.items()):
@@ -59,5 +59,5 @@ def _standing(world: int, groups: Sequence[Ranks], staged: set[Ranks], told_apar
 
 
 def _family(ranks: Ranks) -> Ranks:
-    """Groups of one dimension of a mesh are alike but for where they start."""
+    """Return the ranks relative to the first: groups along one mesh dimension differ only in their start."""
     return tuple(rank - ranks[0] for rank in ranks)

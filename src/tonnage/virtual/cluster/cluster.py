@@ -1,9 +1,10 @@
-"""A script on a virtual cluster: finds the ranks that differ, runs one of each kind, and says what became of them.
+"""Runs a script on a virtual cluster: finds the classes of equivalent ranks, runs one rank of each, and reports the
+results.
 
-Rank 0 starts alone and shows which groups there are. As soon as it meets others in one, a rank of each class joins, and
-a few that are drawn from the classes; where such a one needs other memory than the rank that stands for it, more of its
-class run. Where a rank that joins late would have given something else than who stood for it, all start over. What the
-ranks do is told in `rank`, how they meet in `hub`.
+Rank 0 starts alone and shows which groups exist. When it first needs other ranks, one rank of each class joins, plus
+a few sampled from the classes as a check; if such a check needs different memory than its representative, more of its
+class run. If a late rank contributes something other than what was assumed for it, all ranks start over. `rank` runs
+one rank, `hub` connects them.
 """
 
 import sys
@@ -31,35 +32,37 @@ _MORE_CHECKS = 4
 
 @dataclass(frozen=True)
 class RankRun:
-    """A rank that ran, and the ranks that it stands for (itself among them)."""
+    """A rank that ran, and the ranks it represents (including itself)."""
 
     rank: int
     stands_for: tuple[int, ...]
     recording: Recording
-    engine_bytes: dict[str, int]  # what FSDP and DDP hold at the peak for themselves: parts of the ledger, by name
-    stopped: bool  # it did not fail itself: another rank did
+    engine_bytes: dict[
+        str, int
+    ]  # bytes that FSDP and DDP hold at the peak for themselves, by name of the ledger's part
+    stopped: bool  # ended because another rank failed
     calls: int  # collectives and messages on the card
     whole_model: WholeModel = field(default_factory=WholeModel)
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended."""
+        """How the rank ended."""
         return self.recording.header.outcome
 
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """What became of a script on a cluster."""
+    """The result of running a script on a cluster."""
 
     cluster: Cluster
     ranks: tuple[RankRun, ...]
-    trouble: str = ""  # between ranks: a mismatch, a peer that never comes; or the error that ended them all
-    errors: str = ""  # what the rank that failed printed to standard error, if it is not rank 0
+    trouble: str = ""  # a problem between ranks (a mismatch, a missing peer), or the error that ended them all
+    errors: str = ""  # standard error of the rank that failed, unless that is rank 0
     groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @property
     def outcome(self) -> Outcome:
-        """ "oom" where a rank dies of that, "error" where one failed or waits forever, else "ok"."""
+        """ "oom" if a rank ran out of memory, "error" if one failed or would hang, else "ok"."""
         outcomes = {run.outcome for run in self.ranks if not run.stopped}
         if "oom" in outcomes:
             return "oom"
@@ -67,7 +70,7 @@ class ClusterRun:
 
     @property
     def exit_status(self) -> int:
-        """As for one GPU: that of the rank that failed for its own reasons, 1 where a rank does not fit, else 0."""
+        """The exit status of the rank that failed on its own, 1 if a rank does not fit, else 0."""
         failed = [run.recording.header.exit_status for run in self.ranks if run.outcome == "error" and not run.stopped]
         return next(filter(None, failed), int(self.outcome != "ok"))
 
@@ -79,7 +82,7 @@ class ClusterRun:
 
     @property
     def worst(self) -> RankRun | None:
-        """The rank that dies first or, where none does, the one that needs most."""
+        """The rank that runs out of memory first or, if none does, the one with the highest peak."""
         return self.dies_first or max(self.ranks, key=lambda run: run.recording.peak_reserved_bytes, default=None)
 
 
@@ -91,7 +94,7 @@ def run_cluster(
     torch_version: str | None = None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> ClusterRun:
-    """Run a torchrun script on a virtual cluster. What rank 0 prints is printed as it comes."""
+    """Run a torchrun script on a virtual cluster, forwarding what rank 0 prints as it comes."""
     _load()
     program = script if isinstance(script, Program) else Program.of_file(script)
     act = partial(run_rank, cluster=cluster, program=program, arguments=arguments, torch_version=torch_version)
@@ -100,7 +103,7 @@ def run_cluster(
 
 
 def _load() -> None:
-    """Into this process, for all its forks: torch, the virtual GPU's kernels, and what sharded training imports."""
+    """Import torch, the virtual GPU's kernels and the sharding libraries here, so that forked ranks inherit them."""
     from tonnage.garbage import no_collection
     from tonnage.virtual.builds import preload
 
@@ -111,7 +114,7 @@ def _load() -> None:
 
 
 class _Echo:
-    """Passes on what rank 0 prints to files, as it comes; what was passed on once is not passed on by a second round."""
+    """Forwards what rank 0 prints to its files, as it comes. A repeated round does not print the same output again."""
 
     def __init__(self, output: Path, errors: Path) -> None:
         self._passed_on = {output: 0, errors: 0}
@@ -131,7 +134,7 @@ class _Echo:
 
 
 class _Search:
-    """The rounds of one run, mostly a single one: who runs in them, and what comes of it."""
+    """The rounds of one run (usually a single one): chooses which ranks run and collects the results."""
 
     def __init__(
         self, cluster: Cluster, act: Callable[..., RankReport], folder: Path, progress: Callable[[str], None]
@@ -143,7 +146,7 @@ class _Search:
         self._echo = _Echo(*output_of(folder, 0))
 
     def run(self) -> ClusterRun:
-        """Until a round is not stale."""
+        """Run rounds until one is not stale."""
         standing: Mapping[int, int] = dict.fromkeys(range(self._cluster.gpus), 0)
         for number in range(_MOST_ROUNDS):
             self._is_last = number == _MOST_ROUNDS - 1
@@ -158,24 +161,24 @@ class _Search:
         self._find_left_out(done)
         return self._result(done)
 
-    # What a round asks
+    # Callbacks of a round
 
     def failed(self, report: RankReport) -> tuple[str, bool]:
-        """A rank's own error ends the job. So does running out of memory, but then it is worth knowing who else would."""
+        """Return a rank's error and whether it ends the job. Running out of memory does not: other ranks may, too."""
         header = report.recording.header
         if header.outcome == "oom":
             return "ran out of memory", False
         return header.error, header.outcome == "error" and not report.stopped
 
     def widen(self, standing: Mapping[int, int], journal: Journal) -> Mapping[int, int]:
-        """One of each class that the groups make, a few more, and all that run already."""
+        """Return the mapping with one rank of each class, a few checks and all that run already."""
         self._know(journal)
         wider = self._standing(set(standing.values()))
         self._tell(wider)
         return wider
 
     def widen_at_end(self, standing: Mapping[int, int], reports: Mapping[int, RankReport]) -> Mapping[int, int]:
-        """Where ranks of one class differ, more of them run, once."""
+        """Return the mapping with more ranks of classes whose members differ; this is done once."""
         classes, peaks = self._classes(), {rank: r.recording.peak_allocated_bytes for rank, r in reports.items()}
         is_mixed = any(classes[rank] in peaks and peak != peaks[classes[rank]] for rank, peak in peaks.items())
         if self._is_split or not is_mixed:
@@ -186,14 +189,14 @@ class _Search:
         return wider
 
     def alike(self, one: Payload, other: Payload) -> bool:
-        """Whether two ranks gave the same. In the last round that is granted."""
+        """Whether two ranks contributed the same. In the last round this is assumed."""
         return self._is_last or _alike(one, other)
 
     def listen(self) -> None:
-        """What rank 0 has printed is passed on."""
+        """Forward what rank 0 has printed."""
         self._echo.read()
 
-    # Who runs
+    # Which ranks run
 
     def _know(self, journal: Journal) -> None:
         self._groups |= journal.groups
@@ -212,7 +215,7 @@ class _Search:
         self._progress(f"running {'rank 0' if running == {0} else f'{len(running)} of {self._cluster.gpus} ranks'}")
 
     def _find_left_out(self, done: Round) -> None:
-        """Ranks that no mesh has a place for, and no other group: PyTorch says nothing of them."""
+        """Report ranks that are in no mesh and no other group, which PyTorch does not mention."""
         world, journal = self._cluster.gpus, done.hub.journal
         placed = {rank for ranks in self._groups if len(ranks) < world for rank in ranks}
         for words, size in journal.part_meshes:
@@ -224,7 +227,7 @@ class _Search:
                 )
                 return
 
-    # What came of it
+    # Results
 
     def _result(self, done: Round) -> ClusterRun:
         runs = []
@@ -246,7 +249,7 @@ def _alike(one: Payload, other: Payload) -> bool:
 
 
 def recorded(run: ClusterRun) -> ClusterRecording:
-    """A run as a recording that can be kept and shown without torch: all ranks that ran, each with its summary."""
+    """Convert a run to a recording that can be saved and shown without torch: all ranks that ran, each with its summary."""
     recordings = {rank.rank: rank.recording for rank in run.ranks}
     cluster, gpu = run.cluster, run.cluster.gpu
     header = run.worst.recording.header if run.worst else None

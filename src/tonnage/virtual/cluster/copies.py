@@ -1,8 +1,8 @@
-"""Gloo's copies from the host back to the card: each on a stream of its own, and queued when `wait` returns.
+"""Gloo's copies from the host back to the card, each on its own stream and queued when `wait` returns.
 
-A tensor that is dropped while such a copy may still run is not reused before it is done. Nothing runs here, so how long
-that takes is reckoned: the bytes at the speed of PCIe, in which the host makes so many further requests. A later
-collective that came back over the network, which is slower, shows that all copies before it are done.
+A tensor freed while such a copy may still run is not reused before the copy is done. Nothing runs here, so the
+duration is estimated as a number of further allocation requests: the bytes at PCIe speed, divided by the host's time
+per request. A later collective that returned over the slower network implies that all earlier copies are done.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import torch
 
 from tonnage.virtual.recorded import RecordedDevice
 
-_HOST_S_PER_REQUEST = 20e-6  # an eager operator's time on the host; assumed, tens of microseconds are usual
+_HOST_S_PER_REQUEST = 20e-6  # host time of an eager operator; an assumption (tens of microseconds are typical)
 
 
 class CopiesBack:
-    """The copies of one rank that were queued and may still run."""
+    """A rank's copies that were queued and may still run."""
 
     def __init__(self, device: RecordedDevice) -> None:
         self._device = device
@@ -25,19 +25,18 @@ class CopiesBack:
         self._done_at: dict[Copy, int] = {}  # the number of allocations by which a copy is done
 
     def begin(self, tensors: Sequence[torch.Tensor]) -> "Copy":
-        """These will be copied to."""
+        """Announce copies to these tensors."""
         blocks = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         self._begun += 1
         return Copy(self, self._begun, self._device.begin_copy(tensors), sum(blocks.values()))
 
     def queue(self, copy: "Copy") -> None:
-        """Somebody waited for the collective: its copy is under way, and those of earlier ones are done."""
+        """Start the copy of a collective that was waited for; those of earlier collectives are now done."""
         self._end([each for each in self._done_at if each.number < copy.number])
         requests = round(copy.size_bytes / self._bytes_per_request)
         self._done_at[copy] = len(self._device.allocations) + requests
 
         def end_the_done() -> None:
-            """Before a request, as PyTorch does: what is done by now."""
             made = len(self._device.allocations)
             self._end([each for each, done_at in self._done_at.items() if done_at <= made])
             if not self._done_at:
@@ -52,7 +51,7 @@ class CopiesBack:
 
 
 class Copy:
-    """The copies of one collective. Called when somebody has waited for it."""
+    """The copies of one collective. Call it when the collective has been waited for."""
 
     def __init__(self, copies: CopiesBack, number: int, handle: Any, size_bytes: int) -> None:
         self._copies, self.number, self.handle, self.size_bytes = copies, number, handle, size_bytes

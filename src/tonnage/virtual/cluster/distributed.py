@@ -1,7 +1,7 @@
-"""`torch.distributed` on a virtual cluster: every backend that a script may name is a virtual group, and nothing listens.
+"""`torch.distributed` on a virtual cluster: every backend becomes a virtual group, and no socket is opened.
 
-PyTorch's own Python (distributed_c10d.py, device_mesh.py, FSDP, DDP) runs as it is; what it would build natively are the
-groups and the store, and these are given to it.
+PyTorch's own Python (distributed_c10d.py, device_mesh.py, FSDP, DDP) runs unchanged; only the native groups and the
+store are replaced.
 """
 
 import sys
@@ -30,7 +30,7 @@ from tonnage.virtual.cuda.patches import Patches
 
 
 class Options:
-    """What a script may set on `ProcessGroupNCCL.Options`; kept, without an effect on memory."""
+    """Replaces `ProcessGroupNCCL.Options`; the options have no effect on memory."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream
@@ -43,7 +43,7 @@ class Options:
 
 
 class _Config:
-    """`ncclConfig_t`: any field."""
+    """Replaces `ncclConfig_t`, with any field."""
 
     def __getattr__(self, name: str) -> int:
         if name.startswith("__"):
@@ -52,7 +52,7 @@ class _Config:
 
 
 def _backend_class(title: str, current: Callable[[], tuple[Member, Group]]) -> type[VirtualGroup]:
-    """A class of its own for each backend: torch.distributed tells them apart by `isinstance`."""
+    """Make a class for each backend: torch.distributed distinguishes them by `isinstance`."""
 
     def __init__(self: Any, *_: Any, **__: Any) -> None:
         VirtualGroup.__init__(self, *current())
@@ -65,7 +65,7 @@ def _backend_class(title: str, current: Callable[[], tuple[Member, Group]]) -> t
 
 
 def install(member: Member, store: HubStore, patches: Patches) -> None:
-    """From now on `torch.distributed` is the virtual cluster."""
+    """Replace the groups and stores of `torch.distributed` with those of the virtual cluster."""
     making: list[Group] = []
     classes: dict[str, Any] = {name: _backend_class(name, lambda: (member, making[-1])) for name in _CLASSES}
     for name, made in classes.items():
@@ -82,7 +82,8 @@ def install(member: Member, store: HubStore, patches: Patches) -> None:
     _install_store(member, store, patches)
     patches.set(device_mesh, "init_device_mesh", _mesh_maker(member))
     patches.set(dist, "init_device_mesh", device_mesh.init_device_mesh)
-    # `join` counts who has data left with a float32 of the card, whose value nobody knows; a host tensor is exchanged.
+    # `join` counts ranks with data left in a float32 tensor on the card, whose value is unknown; a host tensor is
+    # exchanged.
     patches.set(DistributedDataParallel, "join_device", property(lambda _: torch.device("cpu")))
 
 
@@ -104,7 +105,7 @@ def _helper(member: Member, making: list[Group]) -> Callable[..., Any]:
 
 
 def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keywords: Any) -> Any:
-    """`dist.split_group` without a communicator to split: one group after another, and this rank's own comes back."""
+    """Replace `dist.split_group`: make the groups one by one and return this rank's."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
     parent = dist.get_process_group_ranks(parent_pg or dist.group.WORLD)
@@ -114,7 +115,7 @@ def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keyw
 
 
 def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
-    """Whatever a script meets at (`env://`, `tcp://`, `file://`), it meets in this store."""
+    """Use this store for every rendezvous (`env://`, `tcp://`, `file://`)."""
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
         if world_size not in (-1, member.world):
@@ -138,10 +139,7 @@ def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
 
 
 def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
-    """A store that ranks meet in at an address or a file: one of the hub's, with the address for its name.
-
-    Whoever makes one means to meet the others there, as in a group.
-    """
+    """Make a store class on the hub's store, with the address as key prefix. Creating one announces a group of all ranks."""
 
     def __init__(self: Any, *address: Any, **named: Any) -> None:
         member.exchange.made(tuple(range(member.world)))
@@ -153,10 +151,9 @@ def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
 
 
 def install_spawn(rank: int, cluster: Cluster, patches: Patches) -> None:
-    """From now on, to spawn is to call: `torch.multiprocessing.spawn` starts a process for each GPU of a host.
+    """Replace `torch.multiprocessing.spawn`: every rank already has a process, so each calls the function itself.
 
-    Every rank has its process already, so each one runs the function as the process that it is. What the script does
-    before it spawns is done by every rank here, and once a host on real ones.
+    What the script does before it spawns is done by every rank here, but once per host on real ones.
     """
     local, count = rank % cluster.gpus_per_host, cluster.gpus_per_host
 
@@ -169,16 +166,16 @@ def install_spawn(rank: int, cluster: Cluster, patches: Patches) -> None:
                 hint=f"Let it spawn torch.cuda.device_count() processes, or run it with --gpus {nprocs}x{cluster.gpu.key}.",
             )
         fn(local, *args)
-        # What `spawn` returns where the script joins the processes itself: they are done.
+        # With join=False the script joins the processes itself: they are done already.
         return None if join else SimpleNamespace(join=lambda *_, **__: True)
 
-    module = sys.modules["torch.multiprocessing.spawn"]  # the function of that name hides it
+    module = sys.modules["torch.multiprocessing.spawn"]  # the function of the same name hides the module
     for owner in (torch.multiprocessing, module):
         patches.set_all(owner, {"spawn": spawn, "start_processes": spawn})
 
 
 def _mesh_maker(member: Member) -> Callable[..., Any]:
-    """`init_device_mesh`, which PyTorch lets leave out ranks without a word."""
+    """Wrap `init_device_mesh` to notice meshes that leave out ranks, which PyTorch accepts silently."""
     plain = device_mesh.init_device_mesh
 
     @wraps(plain)

@@ -1,7 +1,7 @@
-"""What the engines' own tensors are for: FSDP2's unsharded parameters and buffers, and DDP's buckets.
+"""Categorizes tensors that sharding engines create: FSDP2's unsharded parameters and buffers, and DDP's buckets.
 
-They are made in the middle of forward and backward, where anything else that appears is an activation. Each gets the
-category that it belongs to and a name of its own, so that a ledger can tell them from the rest.
+They are created during forward and backward, where other new tensors count as activations. Each gets its category and
+a name, so that the ledger can show it separately.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,14 +17,14 @@ BUCKETS = "gradient buckets"
 
 
 class Engines:
-    """The names of blocks that an engine made, by the number of their allocation."""
+    """The names of blocks that an engine created, by allocation index."""
 
     def __init__(self, device: RecordedDevice) -> None:
         self._device = device
         self._names: dict[int, str] = {}
 
     def watch(self, patches: Patches) -> None:
-        """The few functions that make such tensors."""
+        """Patch the functions of FSDP2 and DDP that create such tensors."""
         import torch.distributed as dist
         from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
         from torch.nn.parallel import DistributedDataParallel
@@ -39,7 +39,7 @@ class Engines:
         self._watch(patches, dist.Reducer, "_rebuild_buckets", Category.GRADIENTS, BUCKETS)
 
     def bytes_by_name(self, blocks: Iterable[Allocation]) -> dict[str, int]:
-        """What of these blocks is an engine's own; a buffer that became a gradient is a gradient."""
+        """Return the bytes of an engine's blocks among these; a buffer that became a gradient counts as a gradient."""
         found: dict[str, int] = {}
         for block in blocks:
             name = self._names.get(block.index)
@@ -49,11 +49,10 @@ class Engines:
 
     def _watch(self, patches: Patches, owner: Any, name: str, category: Category, title: str) -> None:
         plain = getattr(owner, name, None)
-        if plain is not None:  # a private function, which another version may not have
+        if plain is not None:  # a private function, which other versions of torch may lack
             patches.set(owner, name, self._watched(plain, category, title))
 
     def _see_gradients(self, patches: Patches, owner: Any) -> None:
-        """What is about to be reduced are gradients, of whole parameters."""
         plain = owner.foreach_reduce
 
         def see(parameters: Any, gradients: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -1,7 +1,4 @@
-"""A rank's line to the hub: what it calls is told one way; where values of other ranks are needed, it waits for them.
-
-It knows neither torch nor what a call does.
-"""
+"""A rank's connection to the hub: calls are sent one way, and the rank waits only where it needs values of other ranks."""
 
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -11,39 +8,39 @@ from tonnage.virtual.cluster.calls import Call, Message, Payload
 
 
 class PeerError(RuntimeError):
-    """What a rank is told that waits for something which never comes, or that called another thing than its peers."""
+    """Raised in a rank whose peer never arrives, or that made a different call than its peers."""
 
 
 class Exchange(Protocol):
-    """What a group needs of the ranks around it."""
+    """What a group needs from the other ranks."""
 
     def made(self, ranks: Sequence[int]) -> None:
-        """A group of these ranks is made, whether or not this rank is in it."""
+        """Announce a group of these ranks, whether or not this rank is in it."""
 
     def part_mesh(self, words: str, size: int) -> None:
-        """A mesh is made that has only the first so many ranks."""
+        """Announce a mesh with only the first `size` ranks."""
 
     def contribute(self, call: Call, payload: Payload) -> None:
-        """This rank's part of a collective."""
+        """Send this rank's part of a collective."""
 
     def collect(self, call: Call) -> list[Payload]:
-        """Everybody's parts, by their places in the group."""
+        """Return the parts of all ranks, in group order."""
 
     def tell(self, message: Message, payload: Payload) -> None:
-        """One end of a message."""
+        """Announce one end of a message."""
 
     def receive(self, message: Message) -> Payload:
-        """What the other end of a message sent."""
+        """Return what the other end of a message sent."""
 
     def keep(self, key: str, value: bytes) -> None:
-        """Put into the store, which all ranks share."""
+        """Set a key of the store that all ranks share."""
 
     def look_up(self, action: str, key: str, value: Any = None) -> Any:
-        """Ask the store."""
+        """Query the store: "get", "add", "check" or "delete"."""
 
 
 class HubExchange:
-    """Over a pipe to the hub."""
+    """An exchange over a pipe to the hub."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -74,7 +71,7 @@ class HubExchange:
         return self._ask("keep", action, key, value)
 
     def finish(self, report: Any) -> None:
-        """The rank is done; the last word."""
+        """Send the rank's report; nothing follows it."""
         self._pipe.send(("finish", report))
 
     def _ask(self, *words: Any) -> Any:

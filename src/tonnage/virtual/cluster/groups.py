@@ -1,8 +1,9 @@
-"""Process groups of a virtual cluster: torch.distributed's own interface, with collectives that move nothing on the card.
+"""Process groups of a virtual cluster: the interface of torch.distributed, with collectives that move no data on the
+card.
 
-Tensors on the card keep what the backend would allocate for them, and their values become unknown. Host tensors, and
-whole numbers on the card whose values are known (counts, pickled objects), really are exchanged between the ranks that
-run. No time passes: what is called on the card is noted for whoever captures the step.
+For tensors on the card, the backend's own allocations are made and the values become unknown. Host tensors, and
+integers on the card whose values are known (counts, pickled objects), are really exchanged between the ranks that
+run. No time passes; calls on the card are noted for step capture.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class VirtualGroup(dist.ProcessGroup):
-    """One rank's side of a group, whatever backend it stands for."""
+    """One rank's side of a group, for any backend."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -38,7 +39,7 @@ class VirtualGroup(dist.ProcessGroup):
         self._messages: Counter[tuple[int, int]] = Counter()
         self._name, self._desc = "", ""
 
-    # What torch.distributed asks of a group and its backend, which here are one
+    # The interface of a group and its backend, which are one object here
 
     def getRank(self) -> int:
         return self._place
@@ -74,37 +75,34 @@ class VirtualGroup(dist.ProcessGroup):
         return self
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Registered memory is not modelled: the caching allocator's is used."""
+        """Return False: registered memory is not modelled, so the caching allocator is used."""
         return False
 
     def _start_coalescing(self, device: Any) -> None:
-        """Calls between here and the end are made one by one."""
+        """Do nothing: coalesced calls are made one by one."""
 
     def _end_coalescing(self, device: Any) -> DoneWork:
         return DoneWork([])
 
-    def _set_sequence_number_for_group(self) -> None:
-        """Numbers start at 0."""
+    def _set_sequence_number_for_group(self) -> None: ...
 
     def _get_sequence_number_for_group(self) -> int:
         return self._number
 
-    def _set_default_backend(self, backend: Any) -> None:
-        """There is only one."""
+    def _set_default_backend(self, backend: Any) -> None: ...
 
     def _has_hooks(self) -> bool:
         return False
 
-    def _wait_for_pending_works(self) -> None:
-        """Nothing is pending."""
+    def _wait_for_pending_works(self) -> None: ...
 
     def set_timeout(self, timeout: Any) -> None:
-        """A peer that never comes is told at once, whatever the timeout."""
+        """Ignore the timeout: a missing peer is reported at once."""
 
     _set_default_timeout = _add_ephemeral_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no work is in flight."""
 
     abort = shutdown
 
@@ -169,7 +167,7 @@ class VirtualGroup(dist.ProcessGroup):
         return DoneWork([tensor for list_ in outputs for tensor in list_], finish=finish)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
-        """Everybody's tensor in a list, at the root."""
+        """Gather the tensors of all ranks in a list at the root."""
         every = [tensor for tensors in outputs for tensor in tensors]
 
         def arrive(parts: list[Payload]) -> None:
@@ -180,7 +178,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self._collective("gather", inputs, inputs, every, arrive, manner)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
-        """One of the root's tensors to each rank."""
+        """Send one of the root's tensors to each rank."""
         sent = inputs[0] if self._place == opts.rootRank and inputs else ()
 
         def arrive(parts: list[Payload]) -> None:
@@ -191,12 +189,12 @@ class VirtualGroup(dist.ProcessGroup):
         return self._collective("scatter", outputs, sent, outputs, arrive, manner)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
-        """A list's tensors reduced, one to each rank."""
+        """Reduce a list of tensors, one to each rank."""
         flat = self._staging.flattens(inputs[0]) if outputs[0].is_cuda else None
         return self._scatters("reduce_scatter", outputs, list(inputs), opts.reduceOp, kept=flat)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
-        """A tensor's parts reduced, one to each rank."""
+        """Reduce the chunks of a tensor, one to each rank."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
@@ -217,7 +215,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self._collective(operation, sent, sent, outputs, arrive, _manner(how), kept)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        """A tensor from each rank to each rank."""
+        """Send a tensor from each rank to each rank."""
 
         def arrive(parts: list[Payload]) -> None:
             for tensor, part in zip(outputs, parts, strict=True):
@@ -228,7 +226,7 @@ class VirtualGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], of: Sequence[int], opts: Any
     ) -> DoneWork:
-        """The parts of a tensor, one to each rank; without sizes, equal parts."""
+        """Send the parts of a tensor, one to each rank; equal parts if no sizes are given."""
         count = len(self._group.ranks)
         sent = source.split(list(of)) if len(of) else source.chunk(count)
 
@@ -239,7 +237,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self._collective("all_to_all_single", [source], sent, [output], arrive)
 
     def barrier(self, opts: Any = None) -> DoneWork:
-        """Everybody is here. With NCCL that is the sum of one number on the card."""
+        """Wait for all ranks. NCCL does this by an all-reduce of one number on the card."""
         self._member.waits_for_device()
         call = self._call("barrier", ())
         self._member.exchange.contribute(call, None)
@@ -250,10 +248,10 @@ class VirtualGroup(dist.ProcessGroup):
         return DoneWork([], self._staging.barrier(), finish)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Everybody is here, or the one who is not is named."""
+        """Wait for all ranks, or raise an error that names a missing one."""
         self.barrier().wait()
 
-    # The names of before torch 2.13
+    # Names before torch 2.13
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -281,10 +279,10 @@ class VirtualGroup(dist.ProcessGroup):
         return self._member.notes.called(self._group, operation, _card_bytes(tensors), tuple(ranks))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
-        """Who is first is a matter of time, which does not pass here."""
+        """Raise NotImplementedError: which rank sends first depends on timing."""
         raise NotImplementedError("A virtual cluster does not know who sends first: name the rank to receive from.")
 
-    # Every call
+    # Common to all calls
 
     def _collective(
         self,
@@ -299,7 +297,7 @@ class VirtualGroup(dist.ProcessGroup):
         member, call = self._member, self._call(operation, shown, manner)
         travels = member.travels([*shown, *outputs])
         member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
-        # Where results are copied to the card, that is begun here and done some time after somebody has waited.
+        # Copies of results to the card begin here and finish some time after the work has been waited for.
         on_card = [tensor for tensor in (*outputs, *(kept if isinstance(kept, list) else ())) if tensor.is_cuda]
         queue = member.copies_back.begin(on_card) if self._staging.copies_back and on_card else None
         noted = member.notes.called(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
@@ -337,7 +335,6 @@ def _card_bytes(tensors: Tensors) -> int:
 
 
 def _fill(tensors: Tensors, values: Payload) -> None:
-    """What arrived, where it is known."""
     if values is None:
         return
     with torch.no_grad():
@@ -346,11 +343,11 @@ def _fill(tensors: Tensors, values: Payload) -> None:
 
 
 def _manner(how: Any) -> str:
-    """ "sum", "max": a ReduceOp by name."""
+    """Return the name of a ReduceOp, such as "sum" or "max"."""
     kind = getattr(how, "op", how)
     return str(getattr(kind, "name", kind)).rpartition(".")[2].lower()
 
 
 def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One after the other: a tensor on the card is known as a whole or not at all."""
+    """Concatenate the values: a tensor on the card is known as a whole or not at all."""
     return torch.cat([value.reshape(-1) for value in values])

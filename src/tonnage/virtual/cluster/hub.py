@@ -1,9 +1,9 @@
-"""Where the ranks that run meet: it passes values between them, and knows who waits for whom.
+"""The hub passes values between running ranks and tracks which rank waits for which.
 
-Nothing times out here. A rank is told that its peer never comes as soon as that is certain: the peer has ended, or
-everybody waits. Two ranks of one group that call different things are told both calls. As new groups show which ranks
-differ, more of them join: what they give must be what was given in their place before, else the round is stale. It
-knows neither torch nor processes: who is at the other end of a line is the business of `processes`.
+Nothing times out here. A rank gets an error as soon as it is certain that its peer never arrives: the peer has ended,
+or all ranks wait. If two ranks of one group make different calls, the error names both. As new groups show which
+ranks differ, more ranks join: their contributions must equal what was assumed for them before, or the round is stale.
+The hub uses neither torch nor processes (see `processes`).
 """
 
 import operator
@@ -19,7 +19,10 @@ _SAME_CALLS = "All ranks of a group must make the same calls in the same order: 
 _PAIRED = "Give every receive a send of the same size on the other rank."
 _SET_KEY = "Let a rank set the key before it is read."
 _LET_GO: Payload = "values of long before"
-_PREPARES = ("made", "part_mesh")  # groups of a mesh are made one after another: who differs shows when all are
+_PREPARES = (
+    "made",
+    "part_mesh",
+)  # groups of a mesh are made one after another: rank classes are known once all are made
 _STORED = (("keep", "set"), ("keep", "check"), ("keep", "get"))
 _ALONE = "A call without its other side: "
 Answer = tuple[str, Any]  # ("ok", value) or ("fail", words)
@@ -31,7 +34,7 @@ class Waiting:
     """A rank that waits for an answer."""
 
     words: str
-    ready: Callable[[], Any]  # the answer, or None as long as there is none
+    ready: Callable[[], Any]  # the answer, or None if there is none yet
     missing: Callable[[], set[int]]
     reply: Reply
     hint: str = _SAME_CALLS
@@ -39,23 +42,23 @@ class Waiting:
 
 @dataclass
 class Journal:
-    """What the ranks did together, for whoever classes and reports them."""
+    """What the ranks did together, for classifying and reporting them."""
 
     groups: dict[tuple[int, ...], None] = field(default_factory=dict)
     with_messages: set[tuple[int, ...]] = field(default_factory=set)
-    part_meshes: list[tuple[str, int]] = field(default_factory=list)  # those that not all ranks are in: words, size
+    part_meshes: list[tuple[str, int]] = field(default_factory=list)  # meshes without all ranks: words, size
     trouble: str = ""
-    is_new: bool = False  # groups were made since somebody looked
-    stale: bool = False  # a rank was answered with what its peer, who joined later, would not have given
+    is_new: bool = False  # groups were made since the last check
+    stale: bool = False  # a rank was answered with something that a rank which joined later would not have contributed
 
 
 Widen = Callable[[Mapping[int, int], Journal], Mapping[int, int]]
 
 
 class Hub:
-    """The meeting place of one round. `standing` says for every rank which one runs in its place.
+    """The hub of one round. `standing` maps every rank to its representative.
 
-    `widen` gives a finer one where new groups ask for it; `alike` compares what two ranks gave.
+    `widen` returns a finer mapping when new groups require one; `alike` compares what two ranks contributed.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Hub:
         self.standing = standing
         self.running = set(standing.values())
         self._widen, self._alike = widen, alike
-        self._stood_in: dict[int, int] = {}  # for a rank that joined later, who gave in its place before
+        self._stood_in: dict[int, int] = {}  # for a rank that joined later, its earlier representative
         self.ended: dict[int, str] = {}
         self.journal = Journal()
         self._parts: dict[tuple[Any, ...], dict[int, tuple[Call, Payload]]] = defaultdict(dict)
@@ -79,12 +82,12 @@ class Hub:
         self._kept: dict[str, bytes] = {}
         self._last: dict[tuple[Any, int], Call] = {}
         self._latest: dict[int, Call | Message] = {}
-        self.polled: dict[int, str] = {}  # by rank: the key that it asks for again and again
+        self.polled: dict[int, str] = {}  # by rank: the key that it polls
 
-    # What a rank says
+    # Messages from a rank
 
     def hear(self, rank: int, words: tuple[Any, ...], reply: Reply) -> None:
-        """One message of a rank."""
+        """Handle one message of a rank."""
         kind, *rest = words
         self.polled.pop(rank, None)
         if kind not in _PREPARES and words[:2] not in _STORED:
@@ -95,7 +98,7 @@ class Hub:
         self._settle()
 
     def end(self, rank: int, how: str) -> None:
-        """A rank is done (how: "" for well), or gone."""
+        """Note that a rank has ended; `how` is "" for success, else the error."""
         self.ended[rank] = how
         self._waiting.pop(rank, None)
         if not how:
@@ -103,13 +106,13 @@ class Hub:
         self._settle()
 
     def join(self, standing: Mapping[int, int]) -> None:
-        """More ranks run, and stand for some whom others stood for."""
+        """Let more ranks run and represent some of those that others represented."""
         for rank in set(standing.values()) - self.running:
             self._stood_in[rank] = self.standing[rank]
         self.standing, self.running = standing, set(standing.values())
 
     def _grow(self) -> bool:
-        """Where groups are new: whether more ranks must run."""
+        """Widen the mapping if there are new groups; return whether more ranks must run."""
         if not self.journal.is_new:
             return False
         self.journal.is_new = False
@@ -137,7 +140,7 @@ class Hub:
         self._last[call.group.identity, rank] = call
 
     def _see_the_ended(self, call: Call) -> None:
-        """On the card nobody waits for a peer; one that has ended without this call will never make it."""
+        """Report a peer that ended without making this call; on the card no rank would wait for it."""
         for rank in self.running & set(self.ended) & set(call.group.ranks):
             last = self._last.get((call.group.identity, rank))
             if not self.ended[rank] and (last is None or last.number < call.number):
@@ -145,7 +148,7 @@ class Hub:
                 return
 
     def _see_stale(self, rank: int, call: Call, payload: Payload) -> None:
-        """Whether the others were answered already, with something else in this rank's place."""
+        """Mark the round stale if others were already answered with a different contribution for this rank."""
         before = self._stood_in.get(rank)
         if before is None or not self._answered[call.group.identity, call.number]:
             return
@@ -153,13 +156,12 @@ class Hub:
         self.journal.stale |= given is not None and not self._alike(given[1], payload)
 
     def _parts_for(self, rank: int, call: Call) -> dict[int, tuple[Call, Payload]]:
-        """Where a rank's part of a call is: in the group itself, or in a group of the same role."""
+        """Return the parts of a call that include this rank's, from the group itself or one with the same role."""
         if rank in call.group.ranks:
             return self._parts["group", call.group.identity, call.number]
         return self._parts["role", call.group.role, call.number]
 
     def _collect(self, rank: int, call: Call, reply: Reply) -> None:
-        """Everybody's part, by itself or by who stands for it."""
         sources = _Sources(self, call)
 
         def ready() -> Any:
@@ -176,9 +178,9 @@ class Hub:
         self._waiting[rank] = Waiting(call.words, ready, sources.missing, answer)
 
     def _collected(self, call: Call) -> None:
-        """Once a group has its values, those of long before are let go; who called what is kept.
+        """Drop the values of old calls once the whole group has been answered; the calls themselves are kept.
 
-        Not at once: the ranks may stand for others, whose likenesses in other groups are a few calls behind.
+        Recent values stay: ranks in groups of the same role may be a few calls behind.
         """
         key = (call.group.identity, call.number)
         self._answered[key] += 1
@@ -233,13 +235,13 @@ class Hub:
         self._waiting[rank] = Waiting(message.words, ready, missing, answer, _PAIRED)
 
     def _keep(self, rank: int, action: str, key: str, value: Any, reply: Reply) -> None:
-        """The rendezvous store. What a rank adds it adds for all whom it stands for, so that counts come out right."""
+        """Handle the rendezvous store. `add` counts for all ranks that this one represents, so that totals are right."""
         kept = self._kept
         if action == "get":
             words = f"rank {rank} reads {key!r} from the store{at(value or '')}"
 
             def missing() -> set[int]:
-                """Any of the others might set a key, as long as one of them runs."""
+                """Any other running rank might still set the key."""
                 others = self.running - {rank}
                 return others if others <= set(self.ended) else set()
 
@@ -258,7 +260,7 @@ class Hub:
             reply(("ok", int(kept[key])))
 
     def unmatched(self) -> str:
-        """After all have ended well: a call or message whose other side never came; "" where there is none."""
+        """Describe a call or message that was never matched, after all ranks ended well; "" if there is none."""
         return self._unmatched_call() or self._unmatched_message()
 
     def _unmatched_call(self) -> str:
@@ -283,7 +285,6 @@ class Hub:
         return ""
 
     def _lonely(self, words: str, missing: int, hint: str) -> str:
-        """ "A call without its other side: rank 0 calls barrier at train.py:3 and waits for rank 1, which has ended"."""
         how = self.ended.get(missing, "")
         end = f"has failed ({how})" if how else "has ended"
         return f"{_ALONE}{words} and waits for rank {missing}, which {end}{self._after(missing)}. {hint}"
@@ -292,19 +293,19 @@ class Hub:
         latest = self._latest.get(rank)
         return f" (its last call: {latest.what}{at(latest.line)})" if latest else ""
 
-    # Who waits
+    # Waiting ranks
 
     def is_waiting(self, rank: int) -> bool:
         """Whether the rank waits for an answer."""
         return rank in self._waiting
 
     def _settle(self) -> None:
-        """Answer whoever can be answered, and tell whoever waits for nothing."""
+        """Answer all ranks that can be answered, and report a deadlock if all wait."""
         while any(self._answer(rank) for rank in list(self._waiting)):
             pass
         live = self.running - set(self.ended)
         if self._waiting and live <= set(self._waiting) and not self._grow():
-            # Everybody waits: who for whom.
+            # Deadlock: name who waits for whom.
             said, first = [], sorted(self._waiting)[:2]
             for waiting in (self._waiting[rank] for rank in first):
                 missing = waiting.missing()
@@ -330,7 +331,7 @@ class Hub:
         return bool(gone)
 
     def nobody_answers(self) -> str:
-        """Whether those that run only wait or ask in vain: the words of one who asks, or nothing."""
+        """Describe a rank that polls an unset key while all others wait; "" if some rank makes progress."""
         live = self.running - set(self.ended)
         asking = [rank for rank in sorted(live) if rank in self.polled]
         if not asking or live - set(asking) - set(self._waiting):
@@ -338,23 +339,22 @@ class Hub:
         return f"{_ALONE}{self.polled[asking[0]]} again and again, and nobody sets it. {_SET_KEY}"
 
     def _trouble(self, words: str) -> None:
-        """The run is over for everybody."""
         self.journal.trouble = self.journal.trouble or words
         for rank in list(self._waiting):
             self._waiting.pop(rank).reply(("fail", words))
 
 
 class _Sources:
-    """Where the parts of a collective come from; asked often, so found anew only when more ranks have joined."""
+    """Finds the parts of a collective. Called often, so the result is cached until more ranks join."""
 
     def __init__(self, hub: Hub, call: Call) -> None:
         self._hub, self._call = hub, call
         self._standing: Mapping[int, int] = {}
         self._found: dict[int, dict[int, tuple[Call, Payload]]] = {}
-        self.numbers: list[int] = []  # of each place, the part that it gets: every part travels once
+        self.numbers: list[int] = []  # for each place in the group, the index of its part: every part is sent once
 
     def found(self) -> dict[int, dict[int, tuple[Call, Payload]]]:
-        """By the ranks that run."""
+        """Return the parts by running rank."""
         if self._standing is not self._hub.standing:
             self._standing = self._hub.standing
             places = [self._standing[peer] for peer in self._call.group.ranks]
@@ -364,5 +364,5 @@ class _Sources:
         return self._found
 
     def missing(self) -> set[int]:
-        """Those that gave nothing yet."""
+        """Return the ranks that have not contributed yet."""
         return {each for each, parts in self.found().items() if each not in parts}

@@ -1,4 +1,4 @@
-"""One rank of a virtual cluster, as its groups see it: the line to its peers, and its card."""
+"""One rank of a virtual cluster, as its groups use it: the connection to its peers, and its card."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from tonnage.virtual.cluster.staging import communicator_bytes
 from tonnage.virtual.cluster.work import Notes
 from tonnage.virtual.session import Session
 
-_MOST_ON_CARD = 1 << 20  # elements, as the virtual GPU keeps no more of whole numbers
+_MOST_ON_CARD = 1 << 20  # elements: the virtual GPU keeps no larger integer tensors
 _MOST_ON_HOST_BYTES = 1 << 24
 
 
 class Member:
-    """What all groups of a rank share."""
+    """State that all groups of a rank share."""
 
     def __init__(self, rank: int, world: int, session: Session, exchange: Exchange) -> None:
         self.rank = rank
@@ -32,7 +32,7 @@ class Member:
         self.notes = Notes()
 
     def group_made(self, ranks: Sequence[int], backend: str) -> Group | None:
-        """Number a group; None where this rank is not in it."""
+        """Register a group; return None if this rank is not in it."""
         key = tuple(ranks)
         self.exchange.made(key)
         copy, self._copies[key] = self._copies[key], self._copies[key] + 1
@@ -43,15 +43,15 @@ class Member:
 
     @property
     def has_groups(self) -> bool:
-        """Whether the rank is in any."""
+        """Whether the rank is in any group."""
         return self._roles > 0
 
     def line(self) -> str:
-        """The script's line at work."""
+        """Return the script's current line."""
         return self._session.device.attribution.line()
 
     def uses_card(self, group: Group) -> int:
-        """A group's first call on the card connects it; the current stream."""
+        """Count a call on the card and return the current stream's id. A group's first call creates its communicator."""
         self.calls += 1
         if group not in self.communicators:
             self.communicators.append(group)
@@ -59,11 +59,11 @@ class Member:
         return torch.cuda.current_stream().stream_id
 
     def waits_for_device(self) -> None:
-        """The host waits until the card has caught up."""
+        """Synchronize the host with the card."""
         self._session.device.synchronize()
 
     def travels(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether such tensors' values are exchanged. All ranks say the same, whatever they know."""
+        """Whether the values of such tensors are exchanged. The answer is the same on all ranks."""
         for tensor in tensors:
             if tensor.is_cuda:
                 if tensor.numel() > _MOST_ON_CARD or tensor.is_floating_point() or tensor.is_complex():
@@ -73,13 +73,13 @@ class Member:
         return True
 
     def values_of(self, tensors: Sequence[torch.Tensor]) -> Payload:
-        """Copies on the host; None where one is not known."""
+        """Return copies on the host, or None if a value is unknown."""
         if not all(not tensor.is_cuda or self._session.is_known(tensor) for tensor in tensors):
             return None
         return [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
 
     def forget(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Nobody knows what arrives in these."""
+        """Mark the values on the card as unknown."""
         for tensor in tensors:
             if tensor.is_cuda:
                 self._session.forget(tensor)

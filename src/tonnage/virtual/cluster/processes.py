@@ -1,7 +1,8 @@
-"""The ranks of one round as processes: forked from one that has torch loaded, each at the end of a pipe to the hub.
+"""Runs the ranks of one round as processes, forked from one that has torch loaded, each connected to the hub by a
+pipe.
 
-What a rank prints goes to a file of its own, and is passed on from there. A process that neither computes nor calls for
-a while waits for something that no peer can give it (a socket, a file): it is named and ended.
+A rank's output goes to its own file and is forwarded from there. A process that neither computes nor calls for a
+while waits for something that no peer can provide (a socket, a file): the rank is reported and the round ends.
 """
 
 import ctypes
@@ -43,29 +44,29 @@ class Child:
 
 
 class Director(Protocol):
-    """Whoever has the ranks run: what each does, who runs, and what to make of it."""
+    """Controls a round: what each rank does, which ranks run, and how to judge the results."""
 
     def act(self, rank: int, exchange: HubExchange) -> Any:
-        """In the rank's own process: its work, and a report of it."""
+        """Run the rank, in its own process, and return a report."""
 
     def failed(self, report: Any) -> tuple[str, bool]:
-        """Why a rank failed ("" where it did not), and whether that ends all others."""
+        """Return why a rank failed ("" if it did not), and whether that ends all others."""
 
     def widen(self, standing: Mapping[int, int], journal: Journal) -> Mapping[int, int]:
-        """Groups were made: who stands for whom now."""
+        """Return the mapping of ranks to representatives after groups were made."""
 
     def widen_at_end(self, standing: Mapping[int, int], reports: Mapping[int, Any]) -> Mapping[int, int]:
-        """All have ended well: the same, if more ranks should run after all."""
+        """Return the mapping after all ranks ended well, with more ranks if some should still run."""
 
     def alike(self, one: Payload, other: Payload) -> bool:
-        """Whether two ranks gave the same."""
+        """Whether two ranks contributed the same."""
 
     def listen(self) -> None:
-        """Something may have been printed."""
+        """Called regularly: ranks may have printed something."""
 
 
 class Round:
-    """Some ranks that run together, and others that join them, until all have ended or nothing can go on."""
+    """Ranks that run together, and others that join them, until all have ended or none can continue."""
 
     def __init__(self, standing: Mapping[int, int], director: Director, folder: Path) -> None:
         self.hub = Hub(standing, director.widen, director.alike)
@@ -76,19 +77,19 @@ class Round:
 
     @property
     def reports(self) -> dict[int, Any]:
-        """Of those that said a last word, by rank."""
+        """The reports of the ranks that finished, by rank."""
         return {rank: child.report for rank, child in sorted(self._children.items()) if child.report is not None}
 
     @property
     def trouble(self) -> str:
-        """ "" where nothing went wrong between ranks."""
+        """The problem between ranks; "" if there is none."""
         return self.hub.journal.trouble
 
     def run(self) -> None:
-        """Until all have ended, one of them ends all, or what they did turns out to be stale."""
+        """Run until all ranks have ended, one of them ends all, or the round is stale."""
         try:
             while self._goes_on():
-                for rank in sorted(self.hub.running - set(self._children)):  # those who joined
+                for rank in sorted(self.hub.running - set(self._children)):  # ranks that joined
                     child = self._children[rank] = _start(rank, self._director.act, self._folder)
                     self._by_pipe[child.pipe] = child
                 self._serve()
@@ -146,7 +147,7 @@ class Round:
 
 
 def output_of(folder: Path, rank: int) -> tuple[Path, Path]:
-    """Where a rank's words go: standard output and standard error."""
+    """Return the files for a rank's standard output and standard error."""
     return folder / f"rank{rank}.out", folder / f"rank{rank}.err"
 
 
@@ -164,9 +165,8 @@ def _start(rank: int, act: Callable[[int, HubExchange], Any], folder: Path) -> C
 def _live(
     rank: int, act: Callable[[int, HubExchange], Any], pipe: Connection, parents: Connection, folder: Path
 ) -> None:
-    """In the child: its own files, then the work, then the last word."""
     parents.close()
-    # Ended from outside, the parent takes its ranks with it; on Linux, the only system that can say so.
+    # On Linux, ranks are killed when the parent is.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for descriptor, path in zip((1, 2), output_of(folder, rank), strict=True):
@@ -192,7 +192,7 @@ def _answerer(pipe: Connection) -> Callable[[Answer], None]:
 
 
 def _look_for_idle(by_pipe: dict[Connection, Child], hub: Hub, folder: Path) -> None:
-    """A rank that does not wait in the hub must compute, itself or in processes of its own."""
+    """End the round if a rank neither waits in the hub nor computes, itself or in child processes."""
     now_s = time.monotonic()
     for child in by_pipe.values():
         done = _done_by(child.process.pid)
@@ -207,7 +207,7 @@ def _look_for_idle(by_pipe: dict[Connection, Child], hub: Hub, folder: Path) -> 
 
 
 def _look_for_polling(hub: Hub, polling_since_s: float | None) -> float | None:
-    """All that run wait, or ask for what nobody sets: since when."""
+    """Return since when all running ranks only wait or poll; end the round if that lasts too long."""
     words = hub.nobody_answers()
     if not words:
         return None
@@ -219,7 +219,7 @@ def _look_for_polling(hub: Hub, polling_since_s: float | None) -> float | None:
 
 
 def _done_by(pid: int | None) -> tuple[int, ...]:
-    """Ticks of the processor and bytes read and written so far, by a process and its children."""
+    """Return the CPU ticks and the bytes read and written so far by a process and its children."""
     done = [0, 0]
     for each in [pid, *_children_of(pid)]:
         with suppress(OSError, ValueError):
@@ -239,7 +239,7 @@ def _children_of(pid: int | None) -> list[int]:
 
 
 def _line_of(child: Child, folder: Path) -> str:
-    """The script's line where the process is, by its own account."""
+    """Return the script's line at which the process is, by its faulthandler traceback."""
     if child.process.pid is not None:
         os.kill(child.process.pid, signal.SIGUSR1)
     time.sleep(0.5)

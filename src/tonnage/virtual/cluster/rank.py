@@ -1,4 +1,4 @@
-"""One rank, in a process of its own: the script on a virtual GPU, with the cluster around it."""
+"""Runs one rank in its own process: the script on a virtual GPU of the cluster."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _PORT = 29500  # torchrun's default; nothing listens there
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank's process hands over. `stopped`: it ended because of another rank."""
+    """What a rank's process returns. `stopped` means that it ended because of another rank."""
 
     recording: Recording
     engine_bytes: dict[str, int]
@@ -31,7 +31,7 @@ class RankReport:
 
 
 def environment_of(rank: int, cluster: Cluster) -> dict[str, str]:
-    """The environment that torchrun gives to a rank."""
+    """Return the environment variables that torchrun sets for a rank."""
     values: dict[str, object] = {
         "RANK": rank, "LOCAL_RANK": rank % cluster.gpus_per_host, "GROUP_RANK": rank // cluster.gpus_per_host,
         "ROLE_RANK": rank, "ROLE_NAME": "default",

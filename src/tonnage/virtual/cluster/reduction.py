@@ -1,4 +1,4 @@
-"""What a collective makes of everybody's values, on the host."""
+"""Reduces the values of all ranks on the host."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -9,7 +9,7 @@ from torch.distributed import ReduceOp
 
 
 def reduced(parts: Sequence[torch.Tensor], how: Any) -> torch.Tensor:
-    """All parts as one."""
+    """Reduce the parts to one tensor by a ReduceOp."""
     if how == ReduceOp.AVG:
         total = reduce(torch.add, parts)
         return total / len(parts) if total.is_floating_point() else total // len(parts)
@@ -26,5 +26,5 @@ def _combination(how: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tenso
         ReduceOp.BOR: torch.bitwise_or,
         ReduceOp.BXOR: torch.bitwise_xor,
     }
-    # A ReduceOp and its kind compare equal and hash apart. A premultiplied sum is a sum.
+    # A ReduceOp and its kind compare equal but hash differently. A premultiplied sum counts as a sum.
     return next((combine for kind, combine in known.items() if how == kind), torch.add)

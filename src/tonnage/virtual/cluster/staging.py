@@ -1,7 +1,7 @@
-"""What a backend takes from the caching allocator for its own use, on the stream that it is called on.
+"""The temporary tensors that a backend takes from the caching allocator, on the calling stream.
 
-NCCL reduces and gathers in place; only the forms that take a list of tensors go through a flat copy. Gloo moves tensors
-of the card through host memory, gathers into a flat tensor of its own and reduces a copy of what it scatters.
+NCCL reduces and gathers in place; only the list variants go through a flat copy. Gloo moves tensors through host
+memory, gathers into a flat tensor and reduces a copy of what it scatters.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from tonnage.virtual.cluster.calls import Group
 
 
 class Nccl:
-    """The library that CUDA tensors go through by default."""
+    """NCCL, the default backend for CUDA tensors."""
 
     copies_back = False  # whether results reach the card by copies from the host
 
@@ -28,7 +28,7 @@ class Nccl:
 
     @staticmethod
     def flattens(tensors: Sequence[torch.Tensor]) -> Any:
-        """A list of equal tensors is one flat tensor while it travels; unequal ones are sent one by one."""
+        """Return a flat tensor for a list of equal tensors; unequal ones are sent one by one."""
         first = tensors[0]
         if any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in tensors):
             return None
@@ -36,41 +36,38 @@ class Nccl:
 
     @staticmethod
     def barrier() -> Any:
-        """A number on the card, which everybody adds up."""
+        """Return the tensor of the barrier's all-reduce."""
         return torch.empty(1, device="cuda")
 
 
 class Gloo(Nccl):
-    """Sockets between hosts."""
+    """Gloo, which communicates over sockets."""
 
     copies_back = True
 
     @staticmethod
     def gathers_single(output: torch.Tensor) -> Any:
-        """A flat tensor, copied from afterwards."""
+        """Return the flat tensor that the result is copied from."""
         return torch.empty_like(output)
 
     @staticmethod
     def scatters_single(source: torch.Tensor) -> Any:
-        """Everything is reduced in a copy, and the rank's own part is taken from it."""
+        """Return the copy that is reduced; the rank's part is taken from it."""
         return source.clone()
 
     @staticmethod
     def barrier() -> Any:
-        """Nothing on the card."""
+        """Return None: nothing is allocated on the card."""
         return None
 
 
 def communicator_bytes(groups: Iterable[Group]) -> dict[str, int]:
-    """What NCCL holds beside the allocator, by communicator: a group that was used on the card by more than one rank.
-
-    A model, the planner's own: a channel has buffers to and from a neighbour for three protocols. Gloo holds nothing.
-    """
+    """Return the bytes NCCL holds outside the allocator by communicator, as the planner models it; Gloo holds none."""
     used = [group for group in groups if len(group.ranks) > 1 and staging_of(group.backend) is Nccl]
     return {f"NCCL communicator {number}": NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS for number, _ in enumerate(used, 1)}
 
 
 def staging_of(backend: str) -> type[Nccl]:
-    """By the backend's name, or by the one that a name like "cpu:gloo,cuda:nccl" gives to CUDA tensors."""
+    """Return the backend of CUDA tensors, also for names like "cpu:gloo,cuda:nccl"."""
     pairs = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
     return Gloo if pairs.get("cuda", backend) == "gloo" else Nccl

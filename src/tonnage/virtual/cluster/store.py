@@ -1,4 +1,4 @@
-"""The store that ranks meet in, kept by the hub: a value that nobody ever sets is named at once, not after minutes."""
+"""The rendezvous store, kept by the hub: a key that is never set is reported at once, instead of after a timeout."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,7 +10,7 @@ from tonnage.virtual.cluster.exchange import Exchange
 
 
 class HubStore(dist.Store):
-    """`torch.distributed.Store` over the line to the hub. Stores of one name are one store."""
+    """A `torch.distributed.Store` over the connection to the hub. Stores of the same name share their keys."""
 
     def __init__(self, exchange: Exchange, line: Callable[[], str], name: str = "") -> None:
         super().__init__()
@@ -23,16 +23,16 @@ class HubStore(dist.Store):
         self.exchange.keep(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """A value; waits until there is one."""
+        """Return a value, waiting until it is set."""
         found: bytes = self._ask("get", key, self.line())
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Count up, and return the count."""
+        """Add to a counter and return the new count."""
         return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Put a value if another is there, or none is where none is expected; what is there then."""
+        """Set the key if its value is `expected` ("" means not set), and return the value afterwards."""
         here = self.get(key) if self.check([key]) else b""
         wanted = expected.encode() if isinstance(expected, str) else bytes(expected)
         if here != wanted:
@@ -48,12 +48,12 @@ class HubStore(dist.Store):
             self.get(key)
 
     def delete_key(self, key: str) -> bool:
-        """Take a value away; whether there was one."""
+        """Delete a key and return whether it existed."""
         return bool(self._ask("delete", key))
 
     def num_keys(self) -> int:
-        """Nobody counts them."""
+        """Return 0: keys are not counted."""
         return 0
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Nothing times out here."""
+        """Ignore the timeout: nothing times out here."""

@@ -1,7 +1,8 @@
-"""Which engine got a model whole, and on how many ranks of a host: DDP, both FSDPs and DeepSpeed.
+"""Detects which engine (DDP, FSDP 1 and 2, DeepSpeed) got an unsharded model, and on how many ranks of a host.
 
-An engine either keeps its model whole on every rank or shards what it is given; so what ranks of one group hold on their host
-before that is the same model over and over. Ranks that build their own part alone (DTensors, `zero.Init`) are not counted.
+An engine keeps its model whole on every rank or shards what it is given, so before that the ranks of one group hold
+the same model several times on their host. Ranks that build only their own part (DTensors, `zero.Init`) are not
+counted.
 """
 
 from typing import Any
@@ -11,15 +12,15 @@ from tonnage.virtual.cuda.patches import Patches
 
 
 class WholeModels:
-    """The largest model that an engine got in this rank."""
+    """The largest model that an engine got on this rank."""
 
     def __init__(self, rank: int, gpus_per_host: int) -> None:
         self._rank, self._gpus_per_host = rank, gpus_per_host
-        self._sharded_bytes = 0  # fully_shard gets a model piece by piece
+        self._sharded_bytes = 0  # fully_shard gets a model module by module
         self.largest = WholeModel()
 
     def watch(self, patches: Patches) -> None:
-        """Look at each engine as it is made."""
+        """Patch each engine to note its model when it is created."""
         import torch.distributed as dist
         from torch import nn
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -63,6 +64,6 @@ class WholeModels:
 
 
 def _plain_bytes(parameters: Any) -> int:
-    """Of parameters that are whole: no DTensors, and nothing that DeepSpeed has split."""
+    """Return the bytes of parameters that are neither DTensors nor partitioned by DeepSpeed."""
     whole = {id(p): p for p in parameters if not (hasattr(p, "_local_tensor") or hasattr(p, "ds_id"))}
     return sum(p.numel() * p.element_size() for p in whole.values())

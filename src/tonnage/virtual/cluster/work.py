@@ -1,4 +1,4 @@
-"""Work and futures that are done: nothing runs on a virtual GPU, so only messages between hosts can still be waited for."""
+"""Work handles and futures that are complete, because nothing runs on a virtual GPU; only host messages are waited for."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from tonnage.virtual.cluster.calls import Group
 
 
 class Notes:
-    """Tells whoever captures a step of the collectives of one rank on the card: what was called, and who waits for it.
+    """Notes a rank's collectives on the card for step capture: what was called, and when it is waited for.
 
-    A group's collectives run on a stream of its own, and its messages with each peer on another, as NCCL has it.
+    As in NCCL, a group's collectives run on one stream, and its messages with each peer on another.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Notes:
     def called(
         self, group: Group, operation: str, card_bytes: int, among: tuple[int, ...] | None = None
     ) -> "Noted | None":
-        """A collective with so many bytes in all, among these ranks of the group or all of them; None of host tensors."""
+        """Note a collective of `card_bytes` among these ranks (default: the whole group); return None for host tensors."""
         if not card_bytes:
             return None
         ranks = among or group.ranks
@@ -35,7 +35,7 @@ class Notes:
 
 
 class Noted:
-    """One collective that was noted."""
+    """A noted collective."""
 
     def __init__(self, number: int) -> None:
         self.waited: Callable[[], None] = lambda: profiler.note("stream", "wait_collective", number)
@@ -43,9 +43,9 @@ class Noted:
 
 
 class DoneWork(dist.Work):
-    """A collective's handle. `kept` are the tensors that the real one holds until somebody waits for it.
+    """The handle of a collective. `kept` holds the tensors that the real handle would keep until it is waited for.
 
-    The first wait calls `finish`, which takes what other ranks gave, and then `waited`.
+    The first wait calls `finish`, which receives what other ranks contributed, and then `waited`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DoneWork(dist.Work):
         self._to_do = [call for call in (finish, waited) if call is not None]
 
     def wait(self, timeout: Any = None) -> bool:
-        """Done; what it held is let go."""
+        """Finish the collective and release the tensors it held."""
         if self._noted:
             self._noted.waited()
         return self._finish()
@@ -76,7 +76,7 @@ class DoneWork(dist.Work):
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        """A future that is complete. Who asks for it, as DDP's reducer, waits when its backward pass is over."""
+        """Return a completed future. Callers such as DDP's reducer wait for it when the backward pass is over."""
         if self._noted:
             self._noted.promised()
         self._finish()
@@ -89,22 +89,22 @@ class DoneWork(dist.Work):
         return self._outputs
 
     def is_completed(self) -> bool:
-        """Yes, once the peers' values are here: no time passes between two questions."""
+        """Finish and return True: no time passes between two calls."""
         return self._finish()
 
     def is_success(self) -> bool:
-        """Nothing fails silently here."""
+        """Return True: errors are raised instead."""
         return True
 
     def exception(self) -> None:
-        """Nor does it keep an error."""
+        """Return None: errors are raised instead."""
 
     def synchronize(self) -> None:
-        """The same as waiting."""
+        """Wait, as `wait` does."""
         self.wait()
 
     block_current_stream = synchronize
 
     def source_rank(self) -> int:
-        """Only receives from anybody have one; they are done when they return."""
+        """Return -1: `recv_anysource` is not supported."""
         return -1

@@ -1,20 +1,20 @@
-"""torch.compile on the virtual GPU: Dynamo, AOTAutograd and Inductor run for real, kernels do nothing.
+"""torch.compile on the virtual GPU: Dynamo, AOTAutograd and Inductor really run, kernels do nothing.
 
-The code that Inductor generates makes every buffer itself and hands it to kernels, so memory is right without running
-any. Inductor's autotuning stays as it is too, for it takes memory on the card: copies of what a kernel overwrites, and
-a buffer that flushes the L2 cache. What is replaced:
+Inductor's generated code allocates every buffer itself and passes it to kernels, so memory is right without running
+any. Autotuning also runs unchanged, because it takes memory on the card: copies of what a kernel overwrites, and a
+buffer that flushes the L2 cache.
 
 | module     | replaces                                                                     |
 |------------|------------------------------------------------------------------------------|
-| `kernels`  | Triton's compilation of one kernel, its launch and the time that it takes    |
+| `kernels`  | Triton's compilation of a kernel, its launch and its time                    |
 | `cubin`    | nothing: reads register counts from the few kernels that Triton does compile |
 | `driver`   | Triton's driver, launches of a script's own kernels, `triton.testing`        |
-| `caches`   | the folders that Inductor and Triton keep code in                            |
-| `sources`  | nothing: finds the script's line for a line of generated code                |
+| `caches`   | the cache folders of Inductor and Triton                                     |
+| `sources`  | nothing: maps a line of generated code to the script's line                  |
 | `dynamo`   | a few functions of torch._dynamo, until something is compiled                |
-| `bindings` | what generated code misses in a CPU build of torch                           |
+| `bindings` | what generated code needs that a CPU build of torch lacks                    |
 
-Apart from `bindings` it knows nothing of how memory is allocated, so it serves CPU and CUDA builds of torch alike.
+Apart from `bindings` it does not depend on how memory is allocated, so it works for CPU and CUDA builds of torch.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ Act = Callable[[ModuleType], None]
 
 
 def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[], None]]:
-    """Prepare torch.compile: returns what to do when a module has been imported, by its name, and how to undo it all."""
+    """Prepare torch.compile. Returns actions to run after the import of modules, and a function that undoes all."""
     patches = Patches()
     if importlib.util.find_spec("triton") is None:
         patches.set(torch, "compile", _eager(stand_ins, "Triton is not installed (pip install triton)"))
@@ -48,11 +48,11 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
     folder = caches.install(patches)
 
     def configure(config: ModuleType) -> None:
-        """Compile in this process: a pool of workers takes seconds to start, and there is nothing for it to do."""
+        """Compile in this process: a worker pool takes seconds to start and would have nothing to do."""
         patches.set(config, "compile_threads", 1)
         patches.set(config, "bundle_triton_into_fx_graph_cache", False)  # there are no binaries to keep
 
-    # What changes in each module of Triton and Inductor, right after it has been imported.
+    # Patches for modules of Triton and Inductor, applied right after their import.
     actions: dict[str, Act] = {
         "triton.backends": lambda module: driver.replace_driver(module, gpu, patches),
         "triton.runtime.driver": lambda module: driver.forget_driver(module, patches),
@@ -75,10 +75,7 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
 
 
 def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
-    """Keep Dynamo out of our kernels and callbacks, which run between the graphs of a function that breaks.
-
-    Stand-ins of packages are traced as the packages would be.
-    """
+    """Keep Dynamo out of our kernels and callbacks, which run at graph breaks, but not out of stand-in packages."""
     virtual = Path(__file__).parents[1]
     ours = [str(path) for path in virtual.iterdir() if path.name != "packages"]
     patches.set(trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS, *ours])
@@ -88,7 +85,7 @@ def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
 
 
 def _change_backend(compile_fx: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
-    """Run graphs with parts on the host eagerly where there is no C++ compiler, which Inductor needs for those."""
+    """Without a C++ compiler, which Inductor needs for host code, run graphs with host tensors eagerly."""
     plain = compile_fx.compile_fx
 
     def on_host(node: Any) -> bool:
@@ -113,7 +110,7 @@ def _has_compiler() -> bool:
 
     try:
         return shutil.which(cpp_builder.get_cpp_compiler()) is not None
-    except Exception:  # InvalidCxxCompiler, and it lives elsewhere in older versions
+    except Exception:  # InvalidCxxCompiler, defined elsewhere in older versions
         return False
 
 

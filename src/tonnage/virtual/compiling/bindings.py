@@ -1,7 +1,7 @@
-"""What compiled code finds in a CUDA build of torch only, for a build without CUDA.
+"""Bindings that compiled code expects from a CUDA build of torch, for a build without CUDA.
 
-Not modelled there: the trees of CUDA graphs that `mode="reduce-overhead"` makes. They checkpoint the allocator's pools
-and take the memory from under live tensors; what they hold at the peak is close to what the same code takes without.
+Not modelled: the CUDA graph trees of `mode="reduce-overhead"`. They checkpoint the allocator's pools and free memory
+under live tensors; their peak is close to that of the same code without them.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tonnage.virtual.standins import StandIns
 
 
 class _AllocatorState:
-    """A checkpoint of a pool: torch._inductor.cudagraph_trees looks the name up when it is imported."""
+    """A placeholder: torch._inductor.cudagraph_trees looks up the name when it is imported."""
 
 
 def is_needed() -> bool:
@@ -25,18 +25,17 @@ def is_needed() -> bool:
 
 
 def install(patches: Patches) -> None:
-    """Supply the names of `torch._C`."""
+    """Supply the missing names of `torch._C`."""
     patches.set(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_cuda)
     patches.set(torch._C, "_cuda_CUDAAllocator_AllocatorState", _AllocatorState)
 
 
 def _empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The short cut by which generated code allocates."""
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
 def run_without_graphs(compile_fx: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
-    """Run compiled code as it is where it would be captured into a CUDA graph, and say so."""
+    """Run compiled code directly instead of capturing a CUDA graph, and report that."""
 
     def cudagraphify(model: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
         stand_ins.unmodelled("torch.compile", "CUDA graphs left out: a CPU build of torch has no trees of them")

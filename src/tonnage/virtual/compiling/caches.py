@@ -1,8 +1,8 @@
-"""What torch.compile keeps, on disk and in memory: none of it may come from another card, none may reach a real one.
+"""The caches of torch.compile, on disk and in memory: entries must not be shared between a virtual and a real card.
 
-Inductor gets an empty folder for each run, as on a machine that has never compiled the script: there it times kernels,
-which takes memory. In the user's own folder the timings of a virtual GPU would do harm. Triton's binaries depend on
-nothing but source, options and the kind of card, so they are kept.
+Inductor gets an empty folder for each run, as on a machine that has never compiled the script: there it benchmarks
+kernels, which takes memory. The timings of a virtual GPU would spoil the user's own folder. Triton's binaries depend
+only on source, options and compute capability, so they are kept.
 """
 
 import functools
@@ -16,28 +16,28 @@ from tonnage.virtual.cache import cache_folder
 from tonnage.virtual.cuda import forks
 from tonnage.virtual.cuda.patches import Patches
 
-# Modules that remember answers of a card in functools.cache: its properties, whether Triton can use it.
+# Modules that cache facts about a card with functools.cache: its properties, whether Triton supports it.
 _REMEMBERING = ("torch._inductor.", "torch._dynamo.device_interface", "torch.utils._triton")
 
 
 def install(patches: Patches) -> str:
-    """Name folders of our own in the environment, forget what was compiled for another card; returns Inductor's folder."""
+    """Set cache folders in the environment and drop what was compiled for another card; return Inductor's folder."""
     folder = tempfile.mkdtemp(prefix="inductor-", dir=cache_folder())
     patches.on_undo(lambda: shutil.rmtree(folder, ignore_errors=True))
     patches.set_item(os.environ, "TORCHINDUCTOR_CACHE_DIR", folder)
     patches.set_item(os.environ, "TRITON_CACHE_DIR", str(cache_folder() / "triton"))
-    with forks.untouched():  # resetting Dynamo asks for the card
+    with forks.untouched():  # resetting Dynamo initialises CUDA
         forget()
     patches.on_undo(forget)
     return folder
 
 
 def keep_folder(cache_dir_utils: ModuleType, folder: str, patches: Patches) -> None:
-    """Keep Inductor in this folder, even if the script names one in the environment."""
+    """Make Inductor use this folder, even if the script sets another in the environment."""
     plain, is_open = cache_dir_utils.cache_dir, True
 
     def cache_dir() -> str:
-        return folder if is_open else plain()  # others have imported this function by its name, and keep it
+        return folder if is_open else plain()  # other modules keep a reference to this function
 
     def close() -> None:
         nonlocal is_open
@@ -48,7 +48,7 @@ def keep_folder(cache_dir_utils: ModuleType, folder: str, patches: Patches) -> N
 
 
 def forget() -> None:
-    """Drop compiled functions and remembered answers about the card, where anything was compiled at all."""
+    """Drop compiled functions and cached facts about the card, if anything was compiled."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_REMEMBERING):
             for value in list(vars(module).values()):

@@ -1,7 +1,7 @@
-"""Reads the number of registers that a kernel takes out of its cubin, the ELF file that ptxas makes.
+"""Reads the number of registers that a kernel uses from its cubin, the ELF file that ptxas writes.
 
-https://en.wikipedia.org/wiki/Executable_and_Linkable_Format has the layout of ELF; the attribute's number is the one
-that cuobjdump prints as EIATTR_REGCOUNT.
+See https://en.wikipedia.org/wiki/Executable_and_Linkable_Format for the layout of ELF; the attribute is the one that
+cuobjdump prints as EIATTR_REGCOUNT.
 """
 
 import struct
@@ -13,7 +13,7 @@ _SIZED_VALUE = 0x04  # the format whose third field is the size of the value tha
 
 
 def register_count(cubin: bytes) -> int:
-    """The registers of a thread, the most of any kernel in the file."""
+    """Return the registers per thread, the maximum over all kernels in the file."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [_SECTION_HEADER.unpack_from(cubin, table + i * entry_size) for i in range(count)]

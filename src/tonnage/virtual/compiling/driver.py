@@ -1,6 +1,6 @@
-"""Triton without a GPU: its driver answers for the virtual card, and launches do nothing but are counted.
+"""Triton without a GPU: its driver describes the virtual card, and launches are only counted.
 
-Triton's own driver builds a small C library and asks CUDA's driver; neither is needed to know what the card is.
+Triton's own driver builds a small C library and queries the CUDA driver; neither is needed here.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.standins import StandIns
 
 _MILLISECONDS = 1.0
-_FLUSH_BYTES = 256 * 2**20  # what Triton's driver for CUDA writes to empty the L2 cache before each timing
+_FLUSH_BYTES = 256 * 2**20  # what Triton's CUDA driver writes to flush the L2 cache before each timing
 
 
 class _Utilities:
-    """What Triton asks of its C library."""
+    """Replaces Triton's C library."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """The limits of the card, by Triton's names."""
+        """Return the card's limits, by Triton's names."""
         return {
             "max_shared_mem": self._gpu.shared_memory_per_block_optin_bytes,
             "max_num_regs": self._gpu.registers_per_sm,
@@ -37,7 +37,7 @@ class _Utilities:
 
 
 class VirtualDriver:
-    """The driver of a card that is not there, with the methods of Triton's CudaDriver."""
+    """The driver of the virtual card, with the methods of Triton's CudaDriver."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -66,25 +66,25 @@ class VirtualDriver:
         return torch.cuda.current_stream(device).cuda_stream
 
     def get_device_interface(self) -> Any:
-        """The module with events and synchronisation."""
+        """Return the module with events and synchronization."""
         return torch.cuda
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cuda", self.get_current_device())
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        """What `triton.autotune` times configurations with."""
+        """Return the function that `triton.autotune` times configurations with."""
         return do_bench
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        """The buffer that flushes the L2 cache."""
+        """Return the buffer that flushes the L2 cache."""
         return torch.empty(_FLUSH_BYTES // 4, dtype=torch.int, device="cuda")
 
     def clear_cache(self, cache: torch.Tensor) -> None:
         cache.zero_()
 
     def map_python_to_cpp_type(self, type_name: str) -> str:
-        """The name of a type in a launcher's C source."""
+        """Return the C type of an argument in a launcher's source."""
         from triton.backends.nvidia.driver import ty_to_cpp
 
         return str(ty_to_cpp(type_name))
@@ -98,7 +98,7 @@ def do_bench(
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
 ) -> Any:
-    """`triton.testing.do_bench` with a constant for an answer; like it, it holds a buffer while the function runs."""
+    """Run the function as `triton.testing.do_bench` does, with its flush buffer, and return a constant time."""
     fn()
     flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int, device="cuda")
     for tensor in grad_to_none or ():
@@ -112,25 +112,25 @@ def do_bench(
 
 
 def replace_driver(backends: ModuleType, gpu: Gpu, patches: Patches) -> None:
-    """Put the virtual card in the place of Triton's driver for NVIDIA's cards, which it looks up among its backends."""
+    """Replace Triton's NVIDIA backend driver with the virtual card's."""
     nvidia = backends.backends["nvidia"]
     driver = type("CudaDriver", (VirtualDriver,), {"__init__": lambda self: VirtualDriver.__init__(self, gpu)})
     patches.set_item(backends.backends, "nvidia", type(nvidia)(compiler=nvidia.compiler, driver=driver))
 
 
 def forget_driver(driver: ModuleType, patches: Patches) -> None:
-    """Let Triton look its driver up anew, now and at the end."""
+    """Make Triton look its driver up again, now and on undo."""
     patches.set_all(driver.driver, {"_active": None, "_default": None})
 
 
 def quiet_launches(jit: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
-    """Let launches of a script's own kernels do nothing, and count them."""
+    """Replace launches of the script's own kernels: count them and do nothing."""
 
     def run(self: Any, *arguments: Any, warmup: bool = False, **keywords: Any) -> None:
         name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "kernel")
         if not warmup:
             stand_ins.unmodelled(f"triton kernel {name}", "not run: it writes into tensors that exist already")
-            # The profiler is told as Inductor does for kernels of its own; Triton leaves that to the card's tracer.
+            # Tell the profiler, as Inductor does for its kernels; Triton leaves that to CUPTI.
             if torch.autograd.profiler._is_profiler_enabled:
                 given = (*arguments, *keywords.values())
                 shown = [value for value in given if isinstance(value, (torch.Tensor, int, float))]
@@ -141,6 +141,6 @@ def quiet_launches(jit: ModuleType, stand_ins: StandIns, patches: Patches) -> No
 
 
 def constant_times(testing: ModuleType, patches: Patches) -> None:
-    """Time nothing: the answer would be the host's."""
+    """Return constant times, because real ones would be the host's."""
     patches.set(testing, "do_bench", do_bench)
     patches.set(testing, "do_bench_cudagraph", lambda fn, *_, **keywords: do_bench(fn, **keywords))

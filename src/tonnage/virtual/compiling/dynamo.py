@@ -1,6 +1,7 @@
-"""torch._dynamo takes a second to import, and optimizers, checkpoints and transformers ask it for decorators alone.
+"""Stand-ins for a few functions of torch._dynamo, which takes a second to import.
 
-Until something is compiled they get stand-ins from here; what these were told is passed on when Dynamo's code runs.
+Optimizers, checkpoints and transformers ask it only for decorators. Until something is compiled they get stand-ins;
+what these recorded is replayed when Dynamo's code runs.
 """
 
 import functools
@@ -12,7 +13,7 @@ _told: list[Callable[[ModuleType], None]] = []
 
 
 def answers() -> dict[str, Any]:
-    """What to answer in Dynamo's place, by the attribute that is asked for."""
+    """Return the stand-ins, by attribute of torch._dynamo."""
     return {
         "disable": _disable,
         "allow_in_graph": functools.partial(_mark, "allow_in_graph"),
@@ -24,7 +25,7 @@ def answers() -> dict[str, Any]:
 
 
 def pass_on(dynamo: ModuleType) -> None:
-    """Tell Dynamo, now that its code has run, what it would have been told before."""
+    """Replay the recorded calls, now that Dynamo's code has run."""
     while _told:
         _told.pop(0)(dynamo)
 
@@ -37,11 +38,11 @@ def _mark(name: str, function: Any = None) -> Any:
 
 
 def _disable(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
-    """`torch._dynamo.disable`: a function that Dynamo leaves alone, also if it begins to compile only later."""
+    """Replace `torch._dynamo.disable`: Dynamo skips the function, even if it is loaded later."""
     if fn is None:
         return functools.partial(_disable, recursive=recursive, **options)
     if not isinstance(fn, FunctionType):
-        import torch._dynamo.eval_frame  # the submodule's import runs the package's code
+        import torch._dynamo.eval_frame  # importing the submodule runs the package's code
 
         return torch._dynamo.disable(fn, recursive, **options)
     target = fn

@@ -1,10 +1,10 @@
-"""Inductor's kernels without Triton behind them: never compiled, never launched, and all equally fast.
+"""Inductor's kernels without Triton: never compiled, never launched, and all equally fast.
 
-Inductor's `CachingAutotuner` chooses among the configurations of a kernel. Where there are several it runs each on the
-card, with a buffer to flush the cache; where there is one it does not. So the number of configurations decides memory,
-and one thing changes it: a reduction whose kernel takes many registers gets a second configuration with smaller blocks
-(`_dynamic_scale_rblock`). For these, and only where the count can tip the scales, Triton compiles in earnest.
-Registers that spill only take a configuration out of the comparison, which decides nothing here.
+Inductor's `CachingAutotuner` chooses among the configurations of a kernel. If there are several, it runs each on the
+card, with a buffer to flush the cache; with one it does not. So the number of configurations affects memory, and it
+can change: a reduction whose kernel uses many registers gets a second configuration with smaller blocks
+(`_dynamic_scale_rblock`). For those kernels, and only where the register count can matter, Triton really compiles.
+Register spills only exclude a configuration from the comparison, which has no effect here.
 """
 
 import copy
@@ -18,12 +18,12 @@ from tonnage.virtual.compiling.cubin import register_count
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.standins import StandIns
 
-MILLISECONDS = 1.0  # what every kernel takes; the first of several configurations wins
-_MOST_REGISTERS = 255  # of one thread, on all cards so far
+MILLISECONDS = 1.0  # time of every kernel; the first of several configurations wins
+_MOST_REGISTERS = 255  # per thread, on all cards so far
 
 
 class Launcher:
-    """Stands for the launch of a compiled kernel."""
+    """Replaces the launcher of a compiled kernel."""
 
     n_spills, n_regs, shared, store_cubin = 0, 0, 0, False
 
@@ -38,7 +38,7 @@ class Launcher:
 
 
 class Kernel:
-    """Stands for Triton's compiled kernel."""
+    """Replaces Triton's compiled kernel."""
 
     n_spills, shared = 0, 0
 
@@ -48,21 +48,21 @@ class Kernel:
 
     @property
     def n_regs(self) -> int:
-        """The registers of a thread; 0, which changes nothing, where the true number could change nothing either."""
+        """Registers per thread; 0 where the true number would make no difference."""
         if not _registers_decide(self._autotuner, self._config):
             return 0
         return register_count(self._compile().asm["cubin"])
 
 
 class CompileResult:
-    """Stands for Inductor's class of this name: a kernel with its configuration."""
+    """Replaces Inductor's class of this name: a kernel with its configuration."""
 
     def __init__(self, kernel: Kernel, config: Any, compile_meta: Any, on_launch: Callable[[], None] | None) -> None:
         self.kernel, self.config, self.compile_meta = kernel, config, compile_meta
         self._on_launch = on_launch
 
     def make_launcher(self) -> Launcher:
-        """Nothing to load: the launcher is there."""
+        """Return a launcher; there is nothing to load."""
         return Launcher(self.config, self.kernel.hash, self._on_launch)
 
 
@@ -80,7 +80,7 @@ def _registers_decide(autotuner: Any, config: Any) -> bool:
 
 
 def skip_compilation(triton_heuristics: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
-    """Replace the compilation of one configuration of one kernel."""
+    """Replace the compilation of a kernel's configuration."""
     autotuner_class = triton_heuristics.CachingAutotuner
     plain = autotuner_class._precompile_config
 
@@ -100,7 +100,7 @@ def skip_compilation(triton_heuristics: ModuleType, stand_ins: StandIns, patches
 
 
 def _compile(triton_heuristics: ModuleType, autotuner: Any, config: Any) -> Any:
-    """Triton's own compilation for the card, down to machine code; it needs no GPU."""
+    """Compile with Triton down to machine code, which needs no GPU."""
     meta = _compile_meta(autotuner, config)
     source = triton_heuristics.ASTSource(autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
     target = triton_heuristics.GPUTarget("cuda", meta["cc"], autotuner.device_props.warp_size)
@@ -112,7 +112,7 @@ def _compile(triton_heuristics: ModuleType, autotuner: Any, config: Any) -> Any:
 
 
 def _compile_meta(autotuner: Any, config: Any) -> dict[str, Any]:
-    """What Inductor tells Triton of one configuration; before torch 2.9 no method of its own makes that."""
+    """Return Inductor's compile options for a configuration; before torch 2.9 Inductor has no method for that."""
     if hasattr(autotuner, "_create_compile_meta"):
         meta: dict[str, Any] = autotuner._create_compile_meta(config)
         return meta
@@ -128,7 +128,7 @@ def _compile_meta(autotuner: Any, config: Any) -> dict[str, Any]:
 
 
 def constant_times(benchmarking: ModuleType, patches: Patches) -> None:
-    """Run what is timed as seldom as possible; the buffers that timing takes are made all the same."""
+    """Run benchmarked functions as rarely as possible; the buffers that benchmarking takes are still allocated."""
     benchmarker = getattr(benchmarking, "InductorBenchmarker", None)
     if benchmarker is None:  # torch 2.6 times with Triton, whose `do_bench` is replaced
         return

@@ -1,9 +1,9 @@
-"""Whether Inductor pads a matrix product whose sides are unaligned, which it would find out by timing both.
+"""Decides whether Inductor pads an unaligned matrix product, which it would find out by timing both versions.
 
-Tensor cores load rows whole where they begin at multiples of 16 bytes; a product with shorter alignment runs at a fraction
-of their rate, and padding pays unless copying the operands takes longer than it saves. The rates below are medians over
-1,508 products timed on an H200 as Inductor times them; held out, they decide 92 % as the card did (95 % where the times
-differ by 15 % or more). Other cards are taken to reach the same shares of their peaks.
+Tensor cores load whole rows that begin at multiples of 16 bytes; a product with smaller alignment runs at a fraction
+of their rate, and padding pays unless copying the operands takes longer than it saves. The rates below are medians
+over 1,508 products timed on an H200 as Inductor times them; on held-out products, they agree with the card in 92 %
+(95 % where the times differ by 15 % or more). Other cards are assumed to reach the same shares of their peaks.
 """
 
 import math
@@ -16,18 +16,18 @@ import torch
 from tonnage.hardware.gpu import Gpu
 from tonnage.virtual.cuda.patches import Patches
 
-# Shares of the card's dense peak by the least alignment of a row in bytes, from the longest down.
+# Shares of the card's dense peak, by the smallest row alignment in bytes, in descending order.
 HALF_RATES = {16: 0.93, 4: 0.246, 2: 0.120}
 TF32_RATES = {16: 0.735, 4: 0.249}
 FP32_RATES = {4: 0.69}
-PRODUCT_BANDWIDTH, COPY_BANDWIDTH, TRANSPOSED_COPY_BANDWIDTH = 0.69, 0.55, 0.205  # shares of the card's
-PRODUCT_S, COPY_S = 11e-6, 2.6e-6  # to launch
-GAIN = 1.1  # what Inductor asks of padding
+PRODUCT_BANDWIDTH, COPY_BANDWIDTH, TRANSPOSED_COPY_BANDWIDTH = 0.69, 0.55, 0.205  # shares of the card's bandwidth
+PRODUCT_S, COPY_S = 11e-6, 2.6e-6  # launch overhead
+GAIN = 1.1  # the speedup that Inductor requires of padding
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix of the product: its sides, what padding adds to them, how it lies, and whether it is made already padded."""
+    """A matrix of the product: its sides, the padding of each, its layout, and whether it is created already padded."""
 
     rows: int
     columns: int
@@ -37,11 +37,11 @@ class Operand:
     is_padded_already: bool
 
     def row_bytes(self, element_bytes: int) -> int:
-        """Bytes from one row in memory to the next."""
+        """Return the bytes from one row in memory to the next."""
         return (self.rows if self.transposed else self.columns) * element_bytes
 
     def copied_bytes(self, element_bytes: int) -> int:
-        """What padding reads and writes; each padded side is a copy of its own."""
+        """Return the bytes that padding reads and writes; each padded side takes a copy."""
         if self.is_padded_already:
             return 0
         sides = (self.more_rows > 0) + (self.more_columns > 0)
@@ -50,11 +50,10 @@ class Operand:
 
 
 def decide_padding(pad_mm: ModuleType, gpu: Gpu, patches: Patches) -> None:
-    """Replace Inductor's comparison of times; both products are still run once, as their buffers count."""
+    """Replace Inductor's timing comparison; both products still run once, because their buffers count."""
     plain, gain = pad_mm.should_pad_bench_key, [False]
 
     def should_pad_bench_key(match: Any, mat1: Any, mat2: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Called with the operands just before they are timed."""
         left, right = _operands(pad_mm, match, mat1, mat2)
         batch = math.prod(_sides(mat1)[:-2])
         gain[0] = padding_pays(gpu, mat1.dtype, batch, left, right)
@@ -76,12 +75,12 @@ def _operands(pad_mm: ModuleType, match: Any, mat1: Any, mat2: Any) -> list[Oper
 
 
 def _sides(matrix: Any) -> list[int]:
-    """The sizes, or what Dynamo supposes them to be where they are symbols."""
+    """Return the sizes, or Dynamo's hints where they are symbolic."""
     return [int(side) if isinstance(side, int) else side.node.hint for side in matrix.shape]
 
 
 def padding_pays(gpu: Gpu, dtype: torch.dtype, batch: int, left: Operand, right: Operand) -> bool:
-    """Whether the padded product with its copies takes less time by the tenth that Inductor asks for."""
+    """Whether the padded product, with its copies, is faster by the margin that Inductor requires."""
     m, k, n = left.rows, left.columns, right.columns
     element_bytes = dtype.itemsize
     rows = (left.row_bytes(element_bytes), right.row_bytes(element_bytes), n * element_bytes)
@@ -99,7 +98,7 @@ def padding_pays(gpu: Gpu, dtype: torch.dtype, batch: int, left: Operand, right:
 
 
 def _rate(gpu: Gpu, dtype: torch.dtype, alignment: int) -> float:
-    """Operations a second that a product with rows of this alignment reaches."""
+    """Return the FLOP/s that a product with rows of this alignment reaches."""
     if dtype in (torch.float16, torch.bfloat16):
         kind, shares = "fp16", HALF_RATES
     elif torch.backends.cuda.matmul.allow_tf32 and "tf32" in gpu.rates:

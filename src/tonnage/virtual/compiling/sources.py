@@ -1,4 +1,4 @@
-"""Finds what the script wrote for a line of the code that Inductor generated."""
+"""Maps lines of Inductor's generated code to lines of the script."""
 
 import linecache
 import os
@@ -6,11 +6,11 @@ import re
 import sys
 
 _ORIGIN = re.compile(r"# Topologically Sorted Source Nodes: \[.*?\], Original ATen: \[(.*?)\]")
-_FARTHEST = 60  # lines between a comment and the call or allocation that it is about
+_FARTHEST = 60  # lines between a comment and the call or allocation that it describes
 
 
 def source_of(code_file: str, line_number: int) -> tuple[str, str] | None:
-    """The script's innermost line ("train.py:41") and the operator ("aten.mm") behind a line of generated code.
+    """Return the script's innermost line ("train.py:41") and the operator ("aten.mm") for a line of generated code.
 
     None if the file is not one of Inductor's; either part is empty where Inductor does not know it.
     """

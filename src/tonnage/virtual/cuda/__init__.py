@@ -1,8 +1,8 @@
-"""`torch.cuda` as the chosen card would answer, on a build of PyTorch without CUDA.
+"""`torch.cuda` of the virtual card, on a build of PyTorch without CUDA.
 
-PyTorch's own Python (torch/cuda/*.py) runs as it is: what it misses in such a build are the functions and classes of
-`torch._C`, and these are supplied here, over the allocator and the native half. Only what PyTorch looked up once, at
-import, is replaced in its modules.
+PyTorch's own Python (torch/cuda/*.py) runs unchanged: such a build only lacks functions and classes of `torch._C`,
+which are supplied here, on top of the allocator and the native library. Only what PyTorch looked up at import is
+replaced in its modules.
 
 | module       | supplies                                                                       |
 |--------------|--------------------------------------------------------------------------------|
@@ -12,11 +12,11 @@ import, is replaced in its modules.
 | `history`    | `_record_memory_history`, snapshots                                            |
 | `streams`    | streams and events                                                             |
 | `graphs`     | CUDA graphs and memory pools                                                   |
-| `tensors`    | storages, the constructors of old, scatter and gather                          |
+| `tensors`    | storages, legacy constructors, scatter and gather                              |
 | `runtime`    | cudart, NVTX, cuDNN                                                            |
-| `nvml`       | pynvml, where it is installed                                                  |
-| `forks`      | what a forked child may still do                                               |
-| `unmodelled` | the words for what is not there                                                |
+| `nvml`       | pynvml, if it is installed                                                     |
+| `forks`      | restrictions in forked child processes                                         |
+| `unmodelled` | errors for what is not supported                                               |
 """
 
 import ctypes
@@ -30,8 +30,8 @@ __all__ = ["install"]
 
 
 def install(device: "Device", library: ctypes.PyDLL, count: int = 1) -> Callable[[], None]:
-    """From now on `torch.cuda` is `count` times this card; the result puts everything back as it was."""
-    # Not at the top: these import torch, which must come after the native library.
+    """Make `torch.cuda` report `count` of this card; the returned function restores everything."""
+    # Imported late: these import torch, which must come after the native library.
     from tonnage.virtual.cuda import (
         devices,
         forks,

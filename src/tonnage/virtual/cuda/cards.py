@@ -1,4 +1,4 @@
-"""The cards of this process and the calling thread's choices: which card, which stream. The choices live natively."""
+"""The cards of this process, and the calling thread's current card and stream (stored natively)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ class Cards:
         return len(self.devices)
 
     def at(self, index: int | None = None) -> Device:
-        """A card; None and -1 mean the selected one."""
+        """Return a card; None and -1 mean the selected one."""
         if index is None or index < 0:
             return self.devices[self.selected]
         self.check(index)
         return self.devices[index]
 
     def check(self, index: int) -> None:
-        """Raise what CUDA raises for a card that is not there."""
+        """Raise CUDA's error for a card index that does not exist."""
         if not 0 <= index < len(self.devices):
             raise torch.AcceleratorError(_OUT_OF_RANGE)
 
@@ -48,9 +48,9 @@ class Cards:
         self.library.tonnage_set_device(index)
 
     def stream(self, index: int | None = None) -> int:
-        """The current stream of a card, by its id."""
+        """Return the id of a card's current stream."""
         return self.library.tonnage_current_stream(self.selected if index is None or index < 0 else index)
 
     def set_stream(self, index: int, stream: int) -> None:
-        """Make it the current stream of a card."""
+        """Set the current stream of a card."""
         self.library.tonnage_set_stream(index, stream)

@@ -1,4 +1,4 @@
-"""Which cards there are and which one is selected; initialisation; the versions that a CUDA build reports."""
+"""Device count and selection, initialisation, and the versions that a CUDA build reports."""
 
 import os
 from collections.abc import Callable
@@ -25,19 +25,19 @@ class _Devices:
         self._sync_debug_mode = 0
 
     def init(self) -> None:
-        """What PyTorch's own initialisation leaves in `torch.cuda`."""
+        """Set what PyTorch's native initialisation sets in `torch.cuda`."""
         forks.touch()
         generators = tuple(torch.ops.tonnage.default_generator(index) for index in range(len(self.cards)))
         self._patches.set(torch.cuda, "default_generators", generators)
         self._patches.set(torch.cuda, "_get_device_properties", self._properties.__getitem__)
 
     def count(self) -> int:
-        """All cards; none if the script itself has hidden them."""
+        """Return the number of cards; 0 if the script itself has hidden them."""
         forks.touch()
         return self.count_quietly()
 
     def count_quietly(self) -> int:
-        """The count without touching CUDA, as NVML has it."""
+        """Return the count without initialising CUDA, as NVML would."""
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
         if variable != self._hidden_from_outside and not torch.cuda._parse_visible_devices():
             return 0
@@ -47,12 +47,12 @@ class _Devices:
         return self.cards.selected
 
     def set(self, index: int) -> None:
-        """Select a card; as in PyTorch that initialises, and fake tensors ask whether it has happened."""
+        """Select a card. This initialises CUDA, as in PyTorch; fake tensors check for that."""
         torch.cuda._lazy_init()
         self.cards.selected = index
 
     def exchange(self, index: int) -> int:
-        """Select a card and return the one before; a negative index does nothing."""
+        """Select a card and return the previous one; a negative index does nothing."""
         if index < 0:
             return -1
         before = self.cards.selected
@@ -61,26 +61,26 @@ class _Devices:
         return before
 
     def exchange_back(self, index: int) -> int:
-        """The same, for the way back; PyTorch's compiler wants two functions."""
+        """Select a card and return the previous one; PyTorch's compiler expects two such functions."""
         return self.exchange(index)
 
     def synchronize(self) -> None:
         self.cards.at().synchronize()
 
     def can_access_peer(self, index: int, peer: int) -> bool:
-        """Cards of one machine reach each other, but none is its own peer."""
+        """Return True for any two different cards of a machine."""
         return index != peer
 
     def get_sync_debug_mode(self) -> int:
         return self._sync_debug_mode
 
     def set_sync_debug_mode(self, mode: int) -> None:
-        """Kept, without an effect: nothing here waits."""
+        """Store the mode; it has no effect because nothing here synchronizes."""
         self._sync_debug_mode = mode
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply them, and bring `torch.cuda` to the state of a fresh process."""
+    """Supply the functions, and reset `torch.cuda` to the state of a fresh process."""
     release = release_of(cards.at(0).torch_version)
     devices = _Devices(cards, patches)
     functions: dict[str, Callable[..., Any]] = {
@@ -108,7 +108,7 @@ def install(cards: Cards, patches: Patches) -> None:
         "_nccl_version_suffix": lambda: b"",
     }
     patches.set_all(torch._C, functions)
-    # What `torch.cuda` keeps in its module: as if just imported, by a build with CUDA.
+    # The module state of `torch.cuda` as just imported, in a build with CUDA.
     fresh = {
         "_initialized": False,
         "_queued_calls": list(torch.cuda._queued_calls),

@@ -1,7 +1,7 @@
-"""What a forked child may do: a process that CUDA was touched in before the fork cannot use it, as on a real card.
+"""CUDA in forked children: a process forked after CUDA was initialised cannot use it, as on a real card.
 
-Data-loader workers are such children: their work on the CPU goes on, `is_available` still answers, and nothing of
-theirs reaches the parent's record, which the fork copied.
+Data-loader workers are such children: their CPU work continues, `is_available` still answers, and nothing they do
+reaches the parent's recording, which the fork copied.
 """
 
 import ctypes
@@ -20,20 +20,20 @@ _REQUIRE_INIT = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
 
 
 class _Process:
-    """Whether CUDA was touched in this process, and whether it was in a parent."""
+    """Whether CUDA was initialised in this process, or in a parent before the fork."""
 
     touched = False
     in_bad_fork = False
 
 
 def touch() -> None:
-    """A fork after this leaves the child without CUDA."""
+    """Note that CUDA was used: later forks cannot use it."""
     _Process.touched = True
 
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """What happens inside is no use of the card by the script: a fork after it is fine."""
+    """Do not count what happens inside as a use of CUDA, so that later forks still can use it."""
     before = _Process.touched
     try:
         yield
@@ -46,7 +46,7 @@ def is_in_bad_fork() -> bool:
 
 
 def require_init() -> None:
-    """Let PyTorch's native side call `torch.cuda._lazy_init` again before the next tensor on the device."""
+    """Make PyTorch's native side call `torch.cuda._lazy_init` again before the next tensor on the device."""
     python_side = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
     getattr(python_side, _REQUIRE_INIT)(ctypes.c_int8(_CUDA), ctypes.c_bool(True))
 
@@ -61,7 +61,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Start untouched; at the end, start over."""
+    """Reset the state, now and on undo."""
     patches.set(_Process, "touched", False)
     patches.set(torch._C, "_cuda_isInBadFork", is_in_bad_fork)
     patches.set(torch.cuda, "_is_in_bad_fork", is_in_bad_fork)

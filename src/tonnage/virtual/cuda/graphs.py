@@ -25,40 +25,40 @@ _DEFAULT_STREAM = (
 
 
 class Pools:
-    """The private pools of every card, by PyTorch's ids: (0, n) if a user made it, (n, 0) if a graph did."""
+    """The private pools of every card, by PyTorch's ids: (0, n) if made by the user, (n, 0) if by a graph."""
 
     def __init__(self, cards: Cards) -> None:
         self.cards = cards
         self._by_user, self._by_graph = itertools.count(1), itertools.count(1)
 
     def user_id(self) -> PoolId:
-        """An id for `MemPool` and `graph_pool_handle`."""
+        """Return a new id for `MemPool` or `graph_pool_handle`."""
         return 0, next(self._by_user)
 
     def graph_id(self) -> PoolId:
-        """An id for a graph that was given none."""
+        """Return a new id for a graph that was given none."""
         return next(self._by_graph), 0
 
     def begin(self, index: int, pool: PoolId, accepts: Callable[[int], bool] = lambda stream: True) -> None:
-        """Requests go to the pool from now on, where they are accepted."""
+        """Direct requests to the pool from now on, if `accepts(stream)`."""
         try:
             self.cards.at(index).allocator.begin_allocate_to_pool(pool, accepts)
         except AssertionError:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id") from None
 
     def begin_thread(self, index: int, pool: PoolId) -> None:
-        """The calling thread's requests."""
+        """Direct the calling thread's requests to the pool."""
         thread = threading.get_ident()
         self.begin(index, pool, lambda _: threading.get_ident() == thread)
 
     def begin_stream(self, index: int, pool: PoolId) -> None:
-        """Requests on the current stream."""
+        """Direct requests on the current stream to the pool."""
         current = self.cards.stream(index)
         self.begin(index, pool, lambda stream: stream == current)
 
 
 class _Capture:
-    """The state of one graph, apart from the object that Python holds: it outlives it by a moment."""
+    """The state of one graph, separate from the Python object because it outlives it briefly."""
 
     def __init__(self, pools: Pools, seeds: "_Seeds") -> None:
         self.pools, self.seeds = pools, seeds
@@ -100,14 +100,14 @@ _open: list[_Capture] = []
 
 
 def join(event_stream: int, stream: int) -> None:
-    """A stream waits for an event of another one: if that is being captured, so is this one from now on."""
+    """Make a stream part of a capture if it waits for an event of a captured stream."""
     for capture in _open:
         if event_stream in capture.streams:
             capture.streams.add(stream)
 
 
 class _Seeds:
-    """The generator's seed and offset on the device: there while any graph is."""
+    """The generator's seed and offset on the device, allocated while any graph exists."""
 
     def __init__(self) -> None:
         self._graphs: set[_Capture] = set()
@@ -128,7 +128,7 @@ def _graph_base(pools: Pools) -> type:
     seeds = _Seeds()
 
     class _CUDAGraph:
-        """What PyTorch's `CUDAGraph` stands on."""
+        """The base of PyTorch's `CUDAGraph`."""
 
         _capture: _Capture
 
@@ -172,7 +172,7 @@ def _graph_base(pools: Pools) -> type:
 
 def _pool_base(pools: Pools) -> type:
     class _MemPool:
-        """What PyTorch's `MemPool` stands on."""
+        """The base of PyTorch's `MemPool`."""
 
         def __new__(cls, *_: Any, **__: Any) -> Any:
             return super().__new__(cls)
@@ -205,7 +205,7 @@ def _pool_base(pools: Pools) -> type:
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply the functions, and other bases for PyTorch's own classes."""
+    """Supply the functions, and new bases for PyTorch's own classes."""
     pools = Pools(cards)
 
     def is_capturing() -> bool:

@@ -1,6 +1,7 @@
-"""Memory history and snapshots: what `torch.cuda.memory._record_memory_history` keeps and PyTorch's viewer opens.
+"""Memory history and snapshots, as `torch.cuda.memory._record_memory_history` records them and PyTorch's viewer opens
+them.
 
-Stacks are Python's; there are no C++ frames, whatever `stacks` says. The frames of this package are left out.
+Stacks have Python frames only, whatever `stacks` says, and the frames of this package are left out.
 """
 
 import sys
@@ -22,14 +23,14 @@ Entry = dict[str, Any]
 Frames = list[dict[str, Any]]
 _PACKAGE = Path(__file__).parent.parent.parent
 _HIDDEN = (str(_PACKAGE), "<frozen runpy>")
-_RUNNER = str(_PACKAGE / "virtual" / "script.py")  # below it, the script's stack ends
+_RUNNER = str(_PACKAGE / "virtual" / "script.py")  # the script's stack ends here
 _NEVER, _STATE, _ALLOC, _ALL = range(4)
 _CONTEXTS = {None: _NEVER, "state": _STATE, "alloc": _ALLOC, "all": _ALL}
 _FREES = frozenset(("free_requested", "free_completed", "segment_free", "segment_unmap"))
 
 
 class Ring:
-    """The last entries, at most so many; a smaller limit keeps what is there and overwrites it."""
+    """A ring buffer of the last `limit` entries. Lowering the limit keeps existing entries and overwrites them."""
 
     def __init__(self) -> None:
         self.limit = 0
@@ -37,7 +38,7 @@ class Ring:
         self._next = 0
 
     def add(self, entry: Entry) -> None:
-        """Append, or overwrite the oldest."""
+        """Append an entry, or overwrite the oldest."""
         if len(self._entries) < self.limit:
             self._entries.append(entry)
         elif self._entries:
@@ -53,7 +54,7 @@ class Ring:
 
 
 class History:
-    """One card's trace and the stacks of its live blocks. It is `device.history` while it records."""
+    """One card's trace and the stacks of its live blocks. It is `device.history` while recording."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -71,7 +72,7 @@ class History:
         self.device.history = self
 
     def stop(self) -> None:
-        """Record no more; the stacks of what lives are kept, the trace is not."""
+        """Stop recording and clear the trace; the stacks of live blocks are kept."""
         self.device.history = None
         self.trace.clear()
 
@@ -84,7 +85,7 @@ class History:
         self._record("alloc", allocation.address, allocation.requested_bytes, allocation.stream)
 
     def freed(self, allocation: Allocation, block: Block) -> None:
-        """A block was dropped; the free is complete unless a stream still uses the block."""
+        """Record that a block was freed; the free completes once no stream uses the block."""
         self._complete_frees()
         self._frames.pop(allocation.address, None)
         self._record("free_requested", allocation.address, allocation.requested_bytes, allocation.stream)
@@ -92,7 +93,7 @@ class History:
         self._complete_frees()
 
     def segment(self, action: str, address: int, size: int, stream: int) -> None:
-        """The allocator took memory from the card, gave it back, or got none (`address` is then what was free)."""
+        """Record that memory was taken from the card, given back, or short ("oom": `address` is then the free bytes)."""
         if action in ("segment_alloc", "segment_map") and self.when >= _STATE:
             self._segment_frames[address] = self._stack()
         elif action in _FREES:
@@ -142,7 +143,7 @@ class History:
     # Snapshots
 
     def segments(self) -> list[dict[str, Any]]:
-        """The allocator's segments with the stacks that are known."""
+        """Return the allocator's segments with the recorded stacks."""
         self._complete_frees()
         segments = self.device.allocator.snapshot()
         for segment in segments:
@@ -152,7 +153,7 @@ class History:
         return segments
 
     def frames_of(self, address: int) -> Frames | None:
-        """The stack that made a live block, if it was recorded."""
+        """Return the stack that allocated a live block, if it was recorded."""
         index, frames = self._frames.get(address, (-1, []))
         live = self.device.live.get(address)
         return frames if live is not None and live.index == index else None
@@ -182,7 +183,7 @@ class _Histories:
         global_record_annotations: bool = False,
         skip_actions: Sequence[str] = (),
     ) -> None:
-        """`torch._C._cuda_record_memory_history`, in every release's length."""
+        """Replace `torch._C._cuda_record_memory_history`, with the parameters of all releases."""
         _check(enabled in (None, "state", "all"), "expected state to be 'state', 'all', or None")
         _check(context in _CONTEXTS, "expected context to be 'state', 'alloc', 'all', or None")
         _check(stacks in ("python", "all"), "expected stacks to be 'python', or 'all'")
@@ -201,7 +202,7 @@ class _Histories:
         global_record_annotations: bool = False,
         skip_actions: Sequence[str] = (),
     ) -> None:
-        """The signature of old."""
+        """Accept the legacy signature."""
         when = _ALLOC if trace_alloc_record_context else _STATE if record_context else _NEVER
         self._apply(enabled, when, trace_alloc_max_entries, clear_history, skip_actions)
 
@@ -220,13 +221,13 @@ class _Histories:
         return self.cards.at().history is not None
 
     def annotate(self, stage: str, name: str) -> None:
-        """A `record_function` begins or ends."""
+        """Record the start or end of a `record_function` region."""
         if self.is_enabled():
             now = time.time_ns() // 1000
             self.annotations.append({"stage": stage, "name": name, "device": self.cards.selected, "time_us": now})
 
     def snapshot(self, pool: Sequence[Any] | None = None) -> dict[str, Any]:
-        """`torch._C._cuda_memorySnapshot`: of one pool if its id is given, without traces if a third item says so."""
+        """Replace `torch._C._cuda_memorySnapshot`. `pool` may be a pool's id, with a flag for traces as a third item."""
         wanted = tuple(pool[:2]) if pool else (0, 0)
         with_traces = bool(pool[2]) if pool and len(pool) > 2 else True
         segments = [segment for history in self.histories for segment in history.segments()]
@@ -241,12 +242,12 @@ class _Histories:
         return taken
 
     def set_metadata(self, metadata: str) -> None:
-        """Text that later entries carry."""
+        """Set text that later entries carry."""
         for history in self.histories:
             history.metadata = metadata
 
     def traceback(self, address: int) -> Frames | None:
-        """The stack that made a live block."""
+        """Return the stack that allocated a live block."""
         return next((f for f in (history.frames_of(address) for history in self.histories) if f is not None), None)
 
 
@@ -256,7 +257,7 @@ def _check(condition: bool, message: str) -> None:
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply the functions, and hear of `record_function`."""
+    """Supply the functions, and record `record_function` regions."""
     histories = _Histories(cards)
     patches.set_all(
         torch._C,

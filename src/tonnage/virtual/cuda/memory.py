@@ -1,4 +1,4 @@
-"""The caching allocator's side of `torch.cuda`: statistics, limits, settings, raw allocations; pinned host memory."""
+"""The caching allocator's part of `torch.cuda`: statistics, limits, settings, raw allocations; pinned host memory."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ _HOST_TIMES = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
 
 
 class _Memory:
-    """The functions of `torch._C` about one card's memory."""
+    """The functions of `torch._C` about a card's memory."""
 
     def __init__(self, cards: Cards) -> None:
         self.cards = cards
         self._fractions = [device.allocator.settings.memory_fraction for device in cards.devices]
 
     def stats(self, index: int) -> dict[str, Any]:
-        """Nested, as the native function returns them; PyTorch's Python flattens them."""
+        """Return nested statistics, as the native function does; PyTorch's Python flattens them."""
         return nested(self.cards.at(index).allocator.memory_stats())
 
     def reset_peak(self, index: int) -> None:
@@ -49,7 +49,7 @@ class _Memory:
         self._fractions[index] = fraction
 
     def raw_alloc(self, size: int, stream: int) -> int:
-        """A block without a tensor; a stream's handle is its id here."""
+        """Allocate a block without a tensor. The stream's handle is its id here."""
         try:
             return self.cards.at().malloc(
                 size, self.cards.selected, stream, "caching_allocator_alloc", -1, 0, (size,), "Byte"
@@ -69,7 +69,7 @@ class _Memory:
             raise NotModelled("memory without the caching allocator")
 
     def change_settings(self, text: str) -> None:
-        """What `PYTORCH_ALLOC_CONF` would say, from now on."""
+        """Apply a string of allocator settings, as `PYTORCH_ALLOC_CONF` would."""
         for device in self.cards.devices:
             try:
                 device.allocator.settings = device.allocator.settings.changed_by(text)
@@ -77,7 +77,7 @@ class _Memory:
                 raise error.pytorch_type(str(error)) from None
 
     def observe_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
-        """It is told of each shortage: card, bytes asked for, bytes allocated, bytes free."""
+        """Call the observer for each out-of-memory error with the card, bytes requested, allocated and free."""
         for device in self.cards.devices:
             device.oom_observers.append(
                 lambda shortage: observer(
@@ -86,7 +86,7 @@ class _Memory:
             )
 
     def host_stats(self) -> dict[str, Any]:
-        """Pinned memory; the times that its calls took are not modelled."""
+        """Return statistics of pinned memory; times are not modelled."""
         values = (ctypes.c_uint64 * 16)()
         self.cards.library.tonnage_host_stats(values)
         counters = {
@@ -99,7 +99,7 @@ class _Memory:
 
 
 def nested(flat: Mapping[str, int]) -> dict[str, Any]:
-    """{"a.b": 1} as {"a": {"b": 1}}."""
+    """Convert {"a.b": 1} to {"a": {"b": 1}}."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *path, last = key.split(".")
@@ -111,7 +111,7 @@ def nested(flat: Mapping[str, int]) -> dict[str, Any]:
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply them, for `torch.cuda` and for `torch.accelerator`."""
+    """Supply the functions for `torch.cuda` and `torch.accelerator`."""
     from tonnage.virtual import session
 
     memory, library = _Memory(cards), cards.library

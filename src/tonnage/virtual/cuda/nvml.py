@@ -1,4 +1,4 @@
-"""NVML as pynvml answers it, where that is installed: memory in use is the process's, sensors read an idle card."""
+"""NVML as seen through pynvml, if installed: memory in use is this process's, and sensors report an idle card."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _DRIVER = "580.159"
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Answer in pynvml's place; a handle is a card's index."""
+    """Replace pynvml's functions; a handle is a card's index."""
     try:
         import pynvml
     except ImportError:

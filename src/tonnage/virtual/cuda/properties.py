@@ -1,4 +1,4 @@
-"""What `torch.cuda.get_device_properties` returns: a row of the catalogue under CUDA's names."""
+"""What `torch.cuda.get_device_properties` returns: a GPU of the catalogue, under CUDA's names."""
 
 import uuid
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "tonnage")
 
 
 class _CUuuid:
-    """A card's identity: the same for the same card and index."""
+    """A card's UUID, the same for the same GPU and index."""
 
     def __init__(self, value: uuid.UUID) -> None:
         self.bytes = list(value.bytes)
@@ -22,7 +22,7 @@ class _CUuuid:
 
 @dataclass(frozen=True, repr=False)
 class _CudaDeviceProperties:
-    """The fields of PyTorch's class of this name; clock rates in kHz, sizes in bytes."""
+    """The fields of PyTorch's class of this name; clock rates are in kHz, sizes in bytes."""
 
     name: str
     major: int
@@ -58,7 +58,7 @@ class _CudaDeviceProperties:
 
 
 def properties_of(gpu: Gpu, index: int) -> _CudaDeviceProperties:
-    """The card at an index."""
+    """Return the properties of the card at an index."""
     major, minor = gpu.compute_capability
     return _CudaDeviceProperties(
         name=gpu.name,

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """One row; it holds until the next one."""
+    """One row of the table, valid until the next version listed."""
 
     torch: tuple[int, int]
     cuda: str
@@ -21,19 +21,19 @@ class Release:
 
     @property
     def cuda_number(self) -> int:
-        """ "13.0" is 13000."""
+        """The version as an integer: "13.0" is 13000."""
         major, minor = self.cuda.split(".")
         return int(major) * 1000 + int(minor) * 10
 
     @property
     def cudnn_number(self) -> int:
-        """(9, 19, 0) is 91900."""
+        """The version as an integer: (9, 19, 0) is 91900."""
         major, minor, patch = self.cudnn
         return major * 10_000 + minor * 100 + patch
 
 
 def release_of(torch_version: tuple[int, int]) -> Release:
-    """The newest row that is not newer than this version, or the oldest."""
+    """Return the newest row that is not newer than this version, or else the oldest."""
     rows = tomllib.loads((Path(__file__).parent / "releases.toml").read_text())["release"]
     releases = []
     for row in rows:
@@ -43,7 +43,7 @@ def release_of(torch_version: tuple[int, int]) -> Release:
 
 
 def release_of_wheel(torch_version: tuple[int, int], cuda: str, requirements: Iterable[str]) -> Release:
-    """The row of one wheel: a version of PyTorch has wheels for several versions of CUDA, and the table knows one of them."""
+    """Return the versions of one wheel: PyTorch has wheels for several CUDA versions, and the table lists one of them."""
     found: dict[str, Any] = {}
     for requirement in requirements:
         if match := re.match(r"nvidia-(cudnn|nccl|cusparselt)-cu\d+ ?\(?==(\d+)\.(\d+)\.(\d+)", requirement):

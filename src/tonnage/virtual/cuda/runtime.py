@@ -1,6 +1,6 @@
-"""Libraries that PyTorch reaches through `torch._C`: CUDA's runtime, NVTX and the profiler, cuDNN, cuSPARSELt.
+"""Libraries that PyTorch uses through `torch._C`: the CUDA runtime, NVTX and the profiler, cuDNN, cuSPARSELt.
 
-Nothing runs in them.
+None of them does any work.
 """
 
 import ctypes
@@ -17,36 +17,36 @@ from tonnage.virtual.cuda.releases import Release, release_of
 from tonnage.virtual.kernels.attention_choice import CUDNN, EFFICIENT, FLASH, can_use
 from tonnage.virtual.kernels.norms import unfused_rms_norm
 
-_NO_PROFILER = -2  # what NVTX answers where nothing listens
+_NO_PROFILER = -2  # NVTX's result without a profiler attached
 
 
 class cudaError(IntEnum):
-    """The one status that there is."""
+    """CUDA's status codes; only success occurs."""
 
     success = 0
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply the modules, also where PyTorch looked for them at import."""
+    """Supply the modules, also where PyTorch looked them up at import."""
     release = release_of(cards.at(0).torch_version)
     cudart, nvtx = _cudart(cards), _nvtx()
     patches.set_all(torch._C, {"_cudart": cudart, "_nvtx": nvtx})
     patches.set(torch.cuda, "_cudart", cudart)
     patches.set(torch.cuda.nvtx, "_nvtx", nvtx)
     _install_cudnn(release, patches)
-    # A profile of the host is all there is: without this, PyTorch would time each operator with events of its own.
+    # Only the host is profiled: otherwise PyTorch would time each operator with CUDA events.
     activities, profiler = torch.profiler.ProfilerActivity, torch.autograd.profiler
     patches.set(profiler, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
     patches.set(profiler.emit_nvtx, "__enter__", lambda self: self)
     patches.set(profiler.emit_nvtx, "__exit__", lambda self, *error: False)
-    # `torch.backends.cuda.can_use_flash_attention` and kin, which attention over jagged tensors asks.
+    # `torch.backends.cuda.can_use_flash_attention` and similar, used by attention over jagged tensors.
     names = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
     patches.set_all(torch._C, {f"_can_use_{name}_attention": partial(can_use, which) for name, which in names.items()})
     patches.set(torch._C, "_is_flash_attention_available", lambda: True)
     if cards.at(0).torch_version < (2, 9):
         patches.set(torch, "rms_norm", unfused_rms_norm)
     if cards.at(0).torch_version < (2, 5):
-        # The attention that is written in plain operators computed in the type of its inputs; in float32 since then.
+        # Before 2.5, math attention computed in the dtype of its inputs; since then in float32.
         before = torch._C._get_math_sdp_allow_fp16_bf16_reduction()
         torch._C._set_math_sdp_allow_fp16_bf16_reduction(True)
         patches.on_undo(lambda: torch._C._set_math_sdp_allow_fp16_bf16_reduction(before))
@@ -119,7 +119,7 @@ def _install_cudnn(release: Release, patches: Patches) -> None:
             "_cudnn_set_conv_benchmark_empty_cache": lambda value: kept.update(empties=value),
         },
     )
-    # PyTorch wraps these modules, so their own names are reached through a function of theirs.
+    # PyTorch wraps these modules, so their globals are reached through one of their functions.
     names = torch.backends.cudnn.version.__globals__
     _set_version(names, "__cudnn_version", release.cudnn_number, patches)
     patches.set_item(names, "_cudnn", cudnn)

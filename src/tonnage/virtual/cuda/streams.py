@@ -1,7 +1,7 @@
 """Streams and events. Ids, pools and the current stream are native; nothing runs, so everything has always finished.
 
-PyTorch's `Stream` and `Event` were made at import from empty base classes. A class that stands on C structures cannot
-get another base later, so the file that defines them, torch/cuda/streams.py, is executed once more over real ones.
+PyTorch created `Stream` and `Event` at import from empty base classes. A class based on C structures cannot get
+another base later, so the file that defines them, torch/cuda/streams.py, is executed again with real bases.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ class _CudaStreamBase(torch.Stream):
 
     @property
     def priority(self) -> int:
-        """0 for an ordinary stream, less for one that goes first."""
+        """0 for an ordinary stream, negative for higher priority."""
         return 1 - (self.stream_id >> _LEVEL_SHIFT & _LEVELS) if self.stream_id & _NATIVE_STREAM else 0
 
     @staticmethod
@@ -48,7 +48,7 @@ class _CudaStreamBase(torch.Stream):
 
 
 class _CudaEventBase(torch.Event):
-    """A native event; the time between two is the host's."""
+    """A native event; elapsed times are the host's."""
 
     _is_timed: bool
     _recorded_ns: int | None
@@ -66,7 +66,7 @@ class _CudaEventBase(torch.Event):
         self._stream_id, self._recorded_ns = stream.stream_id, time.perf_counter_ns()
 
     def wait(self, stream: torch.Stream) -> None:
-        """Nothing to wait for; a capture follows."""
+        """Return at once; if the event's stream is captured, so is this one from now on."""
         super().wait(stream)
         graphs.join(self._stream_id, stream.stream_id)
 
@@ -76,7 +76,7 @@ class _CudaEventBase(torch.Event):
         return self.event_id
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds."""
+        """Return the milliseconds between two events."""
         if not (self._is_timed and end_event._is_timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded_ns is None or end_event._recorded_ns is None:
@@ -84,17 +84,17 @@ class _CudaEventBase(torch.Event):
         return (end_event._recorded_ns - self._recorded_ns) / 1e6
 
     def ipc_handle(self) -> bytes:
-        """Events do not travel between processes here."""
+        """Raise NotModelled: events cannot be shared between processes."""
         raise NotModelled("events that are shared between processes")
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
-        """Nor do they arrive."""
+        """Raise NotModelled: events cannot be shared between processes."""
         raise NotModelled("events that are shared between processes")
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply the base classes and the functions, then make PyTorch's classes again."""
+    """Supply the base classes and functions, then re-create PyTorch's classes."""
 
     def chosen(index: int) -> int:
         return cards.selected if index < 0 else index

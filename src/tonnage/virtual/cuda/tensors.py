@@ -1,4 +1,4 @@
-"""Ways to tensors on the card that PyTorch compiles in only with CUDA: storages, the constructors of old, `comm`.
+"""CUDA-only ways to create tensors: storages, legacy constructors such as `torch.cuda.FloatTensor`, and `comm`.
 
 Not modelled: tensors shared between processes.
 """
@@ -13,7 +13,7 @@ from tonnage.virtual.cuda.patches import Patches
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply them."""
+    """Supply the functions and classes."""
     _install_storages(patches)
     _install_constructors(patches)
     patches.set_all(
@@ -23,7 +23,7 @@ def install(cards: Cards, patches: Patches) -> None:
 
 
 def _install_storages(patches: Patches) -> None:
-    """`torch.UntypedStorage(size, device="cuda")`, which copies, saves and loads go through."""
+    """Support `torch.UntypedStorage(size, device="cuda")`, used by copies, saving and loading."""
     plain = torch.UntypedStorage.__new__
 
     def new(cls: Any, *arguments: Any, device: Any = None, **keywords: Any) -> Any:
@@ -37,7 +37,7 @@ def _install_storages(patches: Patches) -> None:
     plain_resize = torch._C.StorageBase.resize_
 
     def resize(storage: Any, size: int) -> Any:
-        """What FSDP frees and makes again the unsharded parameters with."""
+        """Resize a storage, as FSDP does to free and reallocate unsharded parameters."""
         if storage.device.type != "cuda":
             return plain_resize(storage, size)
         torch.ops.tonnage.resize_storage(storage, size)
@@ -46,11 +46,11 @@ def _install_storages(patches: Patches) -> None:
     patches.set(torch.UntypedStorage, "resize_", resize)
 
 
-# torch.cuda.FloatTensor and kin
+# Legacy constructors such as torch.cuda.FloatTensor
 
 
 class _Constructor(type):
-    """A class of old: called it makes a tensor, and `isinstance` knows its tensors."""
+    """A legacy tensor class: calling it makes a tensor, and `isinstance` recognizes its tensors."""
 
     dtype: torch.dtype
     plain: type
@@ -66,7 +66,7 @@ def _install_constructors(patches: Patches) -> None:
     for name in [name for name in dir(torch.cuda) if name.endswith("Tensor")]:
         plain: Any = getattr(torch.cuda, name)
         contents = {"plain": plain, "dtype": plain.dtype, "layout": plain.layout, "is_cuda": True, "is_sparse": False}
-        # Tensor.type() goes by the whole name.
+        # Tensor.type() uses the whole name.
         patches.set(torch.cuda, name, _Constructor(f"torch.cuda.{name}", (), contents))
     plain_default = torch._C._set_default_tensor_type
 
@@ -82,7 +82,7 @@ def _install_constructors(patches: Patches) -> None:
     patches.set(torch._C, "_set_default_tensor_type", set_default)
 
 
-# What torch.nn.parallel.comm stands on
+# Used by torch.nn.parallel.comm
 
 
 def scatter(
@@ -92,7 +92,7 @@ def scatter(
     dim: int = 0,
     streams: Any = None,
 ) -> list[torch.Tensor]:
-    """Pieces of a tensor, one for each card."""
+    """Return chunks of a tensor, one on each card."""
     pieces = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
     return [
         piece.to(torch.device("cuda", index), non_blocking=True) for piece, index in zip(pieces, devices, strict=False)
@@ -100,18 +100,18 @@ def scatter(
 
 
 def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
-    """The pieces together, on a card or, at -1, on the host."""
+    """Concatenate tensors on a card or, for -1, on the host."""
     where = torch.device("cpu") if destination == -1 else torch.device("cuda", destination or 0)
     return torch.cat([tensor.to(where, non_blocking=True) for tensor in tensors], dim)
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """A copy on each card; where it is already, itself."""
+    """Return a copy on each card; the tensor itself where it is already."""
     return [tensor.to(torch.device("cuda", index), non_blocking=True) for index in devices]
 
 
 def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[torch.Tensor]]:
-    """Several tensors on each card."""
+    """Return copies of several tensors on each card."""
     return [[broadcast(tensor, [index])[0] for tensor in tensors] for index in devices]

@@ -1,4 +1,4 @@
-"""The words for what a card without silicon cannot do, and stand-ins for functions that only report."""
+"""Error messages for functions of `torch._C` that the virtual GPU does not support."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ _WORDS = {
 
 
 class NotModelled(TonnageError, RuntimeError):
-    """A script asked the virtual GPU for something that it does not have."""
+    """Raised when a script uses something that the virtual GPU does not model."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -38,7 +38,7 @@ class NotModelled(TonnageError, RuntimeError):
 
 
 def refusal(what: str) -> Callable[..., Any]:
-    """A function that says so."""
+    """Return a function that raises NotModelled."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotModelled(what)
@@ -47,5 +47,5 @@ def refusal(what: str) -> Callable[..., Any]:
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply a clear word for each."""
+    """Make each unsupported function raise a clear error."""
     patches.set_all(torch._C, {name: refusal(what) for name, what in _WORDS.items()})

@@ -1,1 +1,1 @@
-"""The empty driver: stand-ins for the CUDA libraries below a CUDA build of torch, for a card that is not there."""
+"""The stub driver: stand-ins for the CUDA libraries below a CUDA build of torch."""

@@ -1,8 +1,8 @@
-"""What the closed libraries of CUDA decide: workspaces, engines, sizes of buffers, versions.
+"""Answers for CUDA's closed libraries: workspaces, engines, buffer sizes, versions.
 
-The stand-in libraries (`native/`) ask in one line of text, "kind key=value key=value ...", with commas between the items of a
-list. The answer is a number, mostly bytes; -1 means that there is no such thing, and the library then refuses. The figures are
-those of the CPU build's kernels.
+The stand-in libraries (`native/`) ask in one line of text, "kind key=value key=value ...", with commas between the
+items of a list. The answer is a number, usually bytes; -1 means unsupported, and the library then fails. The figures
+are those of the CPU build's kernels.
 
     convolution way=forward dtype=bfloat16 x=8,3,224,224 xs=... w=64,3,7,7 ws=... y=... ys=... padding=3,3 ... engine=0
     solver routine=potrf rows=100 columns=100 reflectors=0 batch=1 item_bytes=4
@@ -33,15 +33,15 @@ _WAYS: dict[str, Way] = {way: way for way in ("forward", "backward_data", "backw
 
 
 class Card(Protocol):
-    """The device that is asked about."""
+    """The device that a question is about."""
 
     @property
     def gpu(self) -> Gpu:
-        """Its row in the catalogue."""
+        """The card's entry in the catalogue."""
 
     @property
     def release(self) -> Release:
-        """What the PyTorch that runs on it was built with."""
+        """The library versions that the running PyTorch was built with."""
 
 
 Assume = Callable[[str, str], None]
@@ -49,7 +49,7 @@ Fields = dict[str, str]
 
 
 def answer(question: str, device: Card, assume: Assume | None = None) -> int:
-    """Answer one question; `assume(operator, words)` is told what was not measured."""
+    """Answer one question; `assume(operator, words)` is called for figures that were not measured."""
     kind, *pairs = question.split()
     fields = dict(pair.split("=", 1) for pair in pairs)
     return _ANSWERS[kind](fields, device, assume or _keep_silent) if kind in _ANSWERS else NONE
@@ -66,7 +66,7 @@ def _list(fields: Fields, key: str) -> tuple[int, ...]:
 
 
 def _is_channels_last(fields: Fields) -> bool:
-    """The layout of the first operand whose strides leave no doubt; a size of one leaves some."""
+    """Return the layout of the first operand whose strides are unambiguous (sizes of 1 make them ambiguous)."""
     for key in "xyw":
         shape, strides = _list(fields, key), _list(fields, f"{key}s")
         last = _packed(shape, (*range(2, len(shape)), 1)) == strides
@@ -76,7 +76,7 @@ def _is_channels_last(fields: Fields) -> bool:
 
 
 def _packed(shape: tuple[int, ...], inner: tuple[int, ...] | range) -> tuple[int, ...]:
-    """Strides of a dense tensor whose dimensions after the first are nested in this order."""
+    """Return the strides of a dense tensor whose dimensions after the first are nested in this order."""
     strides, step = [0] * len(shape), 1
     for dim in reversed((0, *inner)):
         strides[dim] = step
@@ -85,7 +85,7 @@ def _packed(shape: tuple[int, ...], inner: tuple[int, ...] | range) -> tuple[int
 
 
 def _convolution(fields: Fields, device: Card, assume: Assume) -> int:
-    """Engine 0 is the one that cuDNN would choose; the others are tried while it searches, or where memory is short."""
+    """Return an engine's workspace. Engine 0 is cuDNN's choice; others are tried in benchmark mode or if memory is short."""
     x, weight = _list(fields, "x"), _list(fields, "w")
     stride, padding, dilation = (_list(fields, key) for key in ("stride", "padding", "dilation"))
     layer = Layer(x[1:], weight, stride, padding, dilation, x[1] // weight[1])

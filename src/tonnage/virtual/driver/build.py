@@ -1,6 +1,6 @@
-"""Builds the stand-in libraries with a C compiler. They depend on CUDA's binary interface, and not on torch or Python.
+"""Builds the stand-in libraries with a C compiler. They depend on CUDA's ABI, but not on torch or Python.
 
-A wheel carries them built; a source tree builds them once, into the cache. What they do is told in `native/`.
+A wheel contains them prebuilt; a source tree builds them once, into the cache. The sources are in `native/`.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _FLAGS = ("-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-st
 
 @dataclass(frozen=True)
 class Library:
-    """One library below torch: what the loader calls it, and what a function without a meaning answers."""
+    """One library below torch: its soname, and the status that an unsupported function returns."""
 
     name: str
     soname: str
@@ -36,13 +36,13 @@ class Library:
 
     @property
     def functions(self) -> list[str]:
-        """Every function that it exports, under any version of CUDA."""
+        """All functions that it exports, in any version of CUDA."""
         lines = (NATIVE / "names" / f"{self.name}.txt").read_text().splitlines()
         return [line.split()[0] for line in lines if line and not line.startswith("#")]
 
 
 def libraries(cuda: int) -> list[Library]:
-    """All of them, in the order in which they are loaded."""
+    """Return all libraries, in loading order."""
     rows = tomllib.loads((NATIVE / "names" / "libraries.toml").read_text())
     return [
         Library(name, row["soname"][str(cuda)], row["version"][str(cuda)], row["not_supported"])
@@ -51,7 +51,7 @@ def libraries(cuda: int) -> list[Library]:
 
 
 def library_folder(cuda: int) -> Path:
-    """The folder with the libraries for this major version of CUDA: the wheel's own, or built here once."""
+    """Return the folder with the libraries for this CUDA major version, from the wheel or built on first use."""
     shipped = SHIPPED / f"cuda{cuda}"
     if (shipped / CORE).exists():
         return shipped
@@ -70,7 +70,7 @@ def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:
             units = sorted(path for path in NATIVE.glob("*.c") if path.stem.split("_")[0] == library.name)
             flags = [f"-DCUDA_MAJOR={cuda}", f"-L{folder}", "-l:" + CORE, "-ldl", f"-I{NATIVE}"]
             if library.version:
-                # torch asks for versioned symbols, and the loader refuses a library without their version
+                # torch links to versioned symbols, and the loader rejects a library without their version
                 script = Path(scratch) / f"{library.name}.map"
                 script.write_text(f"{library.version} {{ global: *; }};\n")
                 flags.append(f"-Wl,--version-script={script}")
@@ -78,7 +78,7 @@ def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:
 
 
 def _stubs(library: Library) -> str:
-    """Every function fails by name; whatever has a meaning overrides its weak stub."""
+    """Return C source in which every function is a weak stub that fails; real implementations override theirs."""
     lines = [
         "void tn_unknown(const char *, const char *);",
         "#define STUB(name) __attribute__((weak, visibility(\"default\"))) long name(void) "

@@ -1,6 +1,6 @@
-"""Values that pass through collectives, on a card that computes nothing: in a group of one, what goes in comes out.
+"""Tracks known values through collectives: in a group of one, the outputs are the inputs.
 
-Of larger groups nothing is known here, as what the others send is not.
+The results of larger groups are unknown, because the other ranks' inputs are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from tonnage.virtual.driver.following import Keywords, Run
 if TYPE_CHECKING:
     from tonnage.virtual.driver.values import Values
 
-# Operators of torch's `c10d` that write their first argument from their second; all others write in place.
+# Operators of torch's `c10d` that write their first argument from their second; all others work in place.
 COLLECTIVES = (
     "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ reduce_scatter_ _reduce_scatter_base_ "
     "reduce_scatter_tensor_coalesced_ gather_ scatter_ alltoall_ alltoall_base_"
@@ -19,14 +19,14 @@ COLLECTIVES = (
 
 
 class Collectives:
-    """Follows the collectives of one card."""
+    """Tracks the collectives of one card."""
 
     def __init__(self, values: "Values", torch: Any) -> None:
         self._values = values
         self._torch = torch
 
     def follow(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """The collective, and what is known of its results."""
+        """Run the collective and record what is known of its results."""
         written, read = (list(self._flat(argument)) for argument in arguments[:2])
         result = call()
         group = self._torch.distributed.ProcessGroup.unbox(arguments[2])

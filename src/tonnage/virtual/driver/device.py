@@ -1,8 +1,8 @@
-"""One virtual card under a CUDA build of torch: torch's own allocator decides, and what it did is read from the log.
+"""One virtual card under a CUDA build of torch: torch's own allocator runs, and its actions are read from a log.
 
-Blocks are told by the stand-in libraries in the order in which torch's allocator handed them out (native/observe.c). They are
-taken from the log when the outermost operator on a thread ends, while the script's stack is still the one that asked. What
-torch's own history of memory knows better (the bytes requested, the stream) is laid beside them at the end.
+The stand-in libraries log blocks in the order in which torch's allocator returned them (native/observe.c). They are
+taken from the log when the outermost operator on a thread ends, while the requesting stack is still the current one.
+Requested bytes and streams are filled in later from torch's memory history.
 """
 
 import ctypes
@@ -38,11 +38,11 @@ _DTYPES = (
     "uint32 uint64"
 ).split()
 _ACQUIRING = ("segment_alloc", "segment_map")
-_NO_NODE = 2**63  # gradients are accumulated by nodes that no operator made
+_NO_NODE = 2**63  # gradients are accumulated by nodes that no operator created
 
 
 class DriverDevice(RecordedDevice):
-    """The record of one card, fed by the stand-ins' log."""
+    """The record of one card, read from the stand-ins' log."""
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], core: ctypes.CDLL, torch: Any) -> None:
         super().__init__(gpu, torch_version)
@@ -51,7 +51,7 @@ class DriverDevice(RecordedDevice):
         self._torch = torch
         self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)
         self._operators: list[str] = []
-        self._draining: set[int] = set()  # threads
+        self._draining: set[int] = set()  # thread ids
         self._communicators: dict[str, int] = {}
         self._granted = False
         self.on_freed: Callable[[int], None] = lambda address: None
@@ -60,7 +60,7 @@ class DriverDevice(RecordedDevice):
         core.tn_take_events.restype = core.tn_free_bytes.restype = ctypes.c_int64
         self._next_sequence = ctypes.CDLL("libtorch_cpu.so")["_ZN2at15sequence_number4peekEv"]
         self._next_sequence.restype = ctypes.c_uint64
-        # By thread: the modules at work, by the sequence number that autograd gave to the first node of each.
+        # By thread: the modules that ran, with the first autograd sequence number of each.
         self._nodes: dict[int, list[int]] = defaultdict(list)
         self._contexts: dict[int, list[int]] = defaultdict(list)
 
@@ -68,10 +68,10 @@ class DriverDevice(RecordedDevice):
         self._core.tn_lift_limit(1)
 
     def grants(self, segment_bytes: int) -> bool:
-        """Whether a request that the card cannot hold is granted; torch has given its cache back already."""
+        """Whether to grant a request that exceeds the card; torch has already freed its cache."""
         settings = [os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
         if self.going_on is None or any("max_split_size" in text for text in settings):
-            return False  # with a limit to splitting there may be a third try
+            return False  # with max_split_size set, torch may try a third time
         with no_collection():
             self.drain()
             allocated = sum(a.block_bytes for a in self.live.values())
@@ -84,7 +84,7 @@ class DriverDevice(RecordedDevice):
             )  # fmt: skip
             self._note_oom(segment_bytes, "", [allocated, reserved], shortage)
             if self.going_on.grants(shortage):
-                self._granted = True  # what asked for it is told with its block
+                self._granted = True  # the operator that asked is logged with its block
                 return True
             self.ooms.pop()
         return False
@@ -112,7 +112,7 @@ class DriverDevice(RecordedDevice):
         self._communicators |= parts
 
     def begin_copy(self, tensors: Iterable[Any]) -> Any:
-        stream = self._torch.cuda.ExternalStream(self._core.tn_new_stream(0, 0))  # torch's own streams are used again
+        stream = self._torch.cuda.ExternalStream(self._core.tn_new_stream(0, 0))  # torch reuses its own streams
         for tensor in tensors:
             if tensor.untyped_storage().nbytes():
                 tensor.record_stream(stream)
@@ -121,7 +121,7 @@ class DriverDevice(RecordedDevice):
     def end_copy(self, copy: Any) -> None:
         self._core.tn_finish_stream(ctypes.c_void_p(copy.cuda_stream))
 
-    # Called by the attribution: what happened until now belongs to the state before
+    # Called by the attribution: everything logged so far belongs to the previous state
 
     def mark(self, kind: MarkKind, name: str = "") -> None:
         self.drain()
@@ -140,13 +140,13 @@ class DriverDevice(RecordedDevice):
     # The log
 
     def catch_up(self) -> None:
-        """Called after operators that left something in the log, and every now and then."""
+        """Read the log; called after operators that left entries in it, and from time to time."""
         self.drain()
         if self.attribution.host and threading.get_ident() not in self._draining:
             self.attribution.host.tick()
 
     def drain(self) -> None:
-        """Take everything from the log; a mark that a block of it makes is no reason to take the rest before it."""
+        """Read everything from the log. Reentrant calls, from marks that a block causes, do nothing."""
         here = threading.get_ident()
         if here in self._draining:
             return
@@ -194,13 +194,13 @@ class DriverDevice(RecordedDevice):
         return self._operators[number]
 
     def _module(self) -> str:
-        """The module at work: in backward, the one whose forward made the node."""
+        """Return the current module; in backward, the one whose forward created the node."""
         who = self.attribution
         if who.modules:
             return who.modules[-1]
         node = self._torch._C._current_autograd_node() if who.phase == "backward" else None
         number = node._sequence_nr() if node is not None else _NO_NODE
-        # Nodes made by a recomputation on this very thread are looked for first.
+        # First look for nodes created by recomputation on this thread.
         for thread in (threading.get_ident(), who.main_thread):
             at = bisect_right(self._nodes[thread], number) - 1
             if at >= 0 and number < _NO_NODE:
@@ -208,7 +208,7 @@ class DriverDevice(RecordedDevice):
         return ""
 
     def _note_oom(self, size: int, operator: str, figures: list[int], shortage: Shortage | None = None) -> None:
-        """A request failed; the allocator's own figures of that moment come with it."""
+        """Record a failed request, with the allocator's figures at that moment."""
         who = self.attribution
         place = who.place()
         self.ooms.append(

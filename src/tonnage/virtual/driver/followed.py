@@ -1,14 +1,14 @@
-"""Operators whose values are followed on a card that computes nothing, by what is done with them. Names of ATen overloads."""
+"""ATen overloads whose values are tracked on the virtual card, grouped by how they are handled."""
 
 
 def _both(names: str, overloads: str) -> list[str]:
-    """Each operator with each overload, and its form that writes in place."""
+    """Return each operator with each overload, and their in-place variants."""
     return [
         f"{name}{suffix}.{overload}" for name in names.split() for overload in overloads.split() for suffix in ("", "_")
     ]
 
 
-# Computed on the host where all operands are known.
+# Computed on the host if all operands are known.
 EVALUATED = [
     *_both("add sub mul div remainder bitwise_and bitwise_or bitwise_xor fmod", "Tensor Scalar"),
     *"""
@@ -26,7 +26,7 @@ EVALUATED = [
     searchsorted.Tensor bucketize.Tensor isin.Tensor_Tensor isin.Tensor_Scalar _amp_update_scale_
     """.split(),
 ]
-# Of these, what is small comes of a tensor of any size.
+# Of these, a tensor of any size gives a small result.
 REDUCED = frozenset("sum prod mean any all max min amax amin count_nonzero bincount".split())
 FLAGS = [
     *"isnan isposinf isneginf isinf".split(),
@@ -34,5 +34,5 @@ FLAGS = [
 ]
 SAMPLERS = "uniform_ normal_ random_ random_.from random_.to bernoulli_.float bernoulli_.Tensor".split()
 FILLS = "fill_.Scalar fill_.Tensor zero_ arange.start_out eye.out eye.m_out".split()
-# Indices that follow from computed values; the last result is the indices.
+# Operators that return indices chosen by value; the indices are the last result.
 CHOSEN = "topk argmax argmin multinomial sort sort.stable".split()

@@ -1,8 +1,8 @@
-"""Wraps kernels of torch's dispatcher, so that something can be noted around each call of an operator.
+"""Wraps kernels of torch's dispatcher, so that calls of an operator can be observed.
 
-Since torch 2.9 a kernel can be had (`torch.library.get_kernel`), and the wrapper takes its place. Before that the wrapper stands
-above the kernels of all devices, on the key BackendSelect: it comes after autograd, and every thread includes it. Operators
-that are called on the host then pass through Python too, which costs them some microseconds.
+Since torch 2.9 a kernel can be retrieved (`torch.library.get_kernel`), and the wrapper replaces it. Before that, the
+wrapper is registered above the kernels of all devices, on the key BackendSelect: it comes after autograd, and every
+thread includes it. Host operators then go through Python too, which costs some microseconds each.
 """
 
 import warnings
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-# What a wrapper gets: the operator, a call of torch's own kernel, and the arguments.
+# Arguments of a wrapper: the operator, a call of torch's own kernel, the arguments and the keywords.
 Run = Callable[[], Any]
 Keywords = dict[str, Any]
 Wrapper = Callable[[Any, Run, Any, Keywords], Any]
@@ -22,24 +22,24 @@ class Follower:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._libraries: dict[str, Any] = {}
-        # By operator: the wrappers that stand above the kernels, by the key of each.
+        # By operator: the wrappers above its kernels, by dispatch key.
         self._above: dict[Any, dict[Any, Wrapper]] = defaultdict(dict)
 
     def follow(self, namespace: str, name: str, key: str, wrapper: Wrapper) -> None:
-        """Call the wrapper in the place of an operator's kernel on this dispatch key."""
+        """Call the wrapper instead of an operator's kernel on this dispatch key."""
         torch = self._torch
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         if operator is None or has_kernel(f"{namespace}::{name}", "CompositeImplicitAutograd"):
-            return  # of another version of torch, or made of operators that are followed themselves
+            return  # missing in this version of torch, or composed of operators that are followed themselves
         if hasattr(torch.library, "get_kernel"):
             self._stand_in_place(operator, key, wrapper)
         else:
             self._stand_above(operator, key, wrapper)
 
     def release(self) -> None:
-        """Leave the kernels as they were."""
+        """Restore the kernels."""
         for library in self._libraries.values():
             library._destroy()
 
@@ -57,7 +57,7 @@ class Follower:
         wrappers = self._above[operator]
         wrappers[getattr(self._torch._C.DispatchKey, key)] = wrapper
         if len(wrappers) > 1:
-            return  # the operator's kernel is there already
+            return  # the operator's kernel is registered already
         above = self._torch._C.DispatchKey.BackendSelect
         plain = operator.redispatch
         as_tensors = self._numbers_as_tensors(operator)
@@ -76,11 +76,11 @@ class Follower:
         if operator.namespace not in self._libraries:
             self._libraries[operator.namespace] = self._torch.library.Library(operator.namespace, "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of every kernel that is replaced
+            warnings.simplefilter("ignore")  # torch warns about every replaced kernel
             self._libraries[operator.namespace].impl(operator, kernel, key, with_keyset=True)
 
     def _numbers_as_tensors(self, operator: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-        """Numbers arrive in the place of tensors where the script wrote `x * 2`, and torch's kernels take tensors alone."""
+        """Convert numbers to tensors: `x * 2` passes a number where torch's kernels take a tensor."""
         torch = self._torch
         places = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
 
@@ -95,7 +95,7 @@ class Follower:
 
 
 def _as_tensor(torch: Any, number: float, beside: Any) -> Any:
-    """A number as a tensor of the host, of a type that leaves an operator's type of result as the number would."""
+    """Convert a number to a host tensor that affects type promotion as the number would."""
     dtype = beside.dtype if isinstance(beside, torch.Tensor) else None
     keeps = dtype is not None and (
         dtype.is_floating_point

@@ -1,7 +1,7 @@
-"""Torch's own history of memory beside the log: it knows the bytes that were requested and the stream.
+"""Reads torch's own memory history, which knows the requested bytes and the stream of each block.
 
-It is kept without stacks from the moment that CUDA is initialised. A script that records a history of its own gets it, and
-ours goes on when the script's has ended.
+It is recorded without stacks from CUDA's initialisation on. If a script records its own history, that one is read,
+and ours resumes when the script's has ended.
 """
 
 from collections import Counter, defaultdict, deque
@@ -17,7 +17,7 @@ _SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 
 
 class History:
-    """Entries taken so far, in order: allocations with size and stream, and segments with their stream."""
+    """Entries read so far, in order: allocations with size and stream, and segments with their stream."""
 
     def __init__(self, device: DriverDevice, torch: Any) -> None:
         self._device = device
@@ -27,10 +27,10 @@ class History:
         self._first = self._first_segment = 0
         self._record = torch._C._cuda_record_memory_history
         self._is_on = self._is_ours = self._is_ours_to_come = False
-        self._taken: Counter[int] = Counter()  # entries, by card
+        self._taken: Counter[int] = Counter()  # entries read, by card
 
     def install(self) -> Callable[[], None]:
-        """Begin when CUDA is initialised; the result ends it."""
+        """Start when CUDA is initialised; the returned function stops it."""
         torch = self._torch
         plain_empty_cache = torch._C._cuda_emptyCache
 
@@ -67,21 +67,21 @@ class History:
         self._taken.clear()
 
     def _set(self, enabled: str | None) -> None:
-        """Through torch's public function, whose native half takes other arguments in every version."""
+        """Use torch's public function, because the native one has different parameters in every version."""
         record = self._torch.cuda.memory._record_memory_history
         self._is_ours_to_come = True
         try:
             if "clear_history" in signature(record).parameters:
                 record(enabled, context=None, max_entries=_MOST_ENTRIES, clear_history=True)
             else:
-                # Before torch 2.8 a history is dropped by ending it.
+                # Before torch 2.8, history is cleared by stopping it.
                 record(None)
                 record(enabled, context=None, max_entries=_MOST_ENTRIES)
         finally:
             self._is_ours_to_come = False
 
     def take(self) -> None:
-        """Take what torch has recorded since the last time."""
+        """Read what torch has recorded since the last time."""
         if not self._is_on:
             return
         self._device.drain()
@@ -94,14 +94,11 @@ class History:
                     self._segment_streams.append((entry["addr"], entry["stream"]))
             self._taken[card] = len(entries)
         if self._is_ours:
-            self._begin()  # which drops what was taken
+            self._begin()  # clears what was read
         self._lay_beside()
 
     def _lay_beside(self) -> None:
-        """Give the recorded blocks what the history knows of them.
-
-        Each card has a history of its own, and the log has all of them as they came: an address tells them apart.
-        """
+        """Add the history's data to the recorded blocks, matched by address: each card has its own history."""
         device = self._device
         known: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
         for address, size, stream in self._blocks:

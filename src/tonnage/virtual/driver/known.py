@@ -1,6 +1,7 @@
-"""What is known and what is assumed of the numbers on a card that computes nothing, by the address of their storage.
+"""Known and assumed values of tensors on the virtual card, by the address of their storage.
 
-Small integers, masks and scalars have a copy of their storage on the host; of others a law may be kept (`laws`).
+Small integer tensors, masks and scalars have a copy of their storage on the host; for others a law may be kept
+(`laws`).
 """
 
 from dataclasses import dataclass
@@ -9,26 +10,26 @@ from typing import Any
 from tonnage.script.attribution import address_of
 from tonnage.virtual.driver.device import DriverDevice
 
-# Beyond this no values are kept.
+# Values of larger tensors are not kept.
 MOST_INTEGERS = 1 << 22
 MOST_FLOATS = 1 << 20
 
 
 @dataclass(slots=True)
 class _Mirror:
-    """The bytes of a storage on the card, kept on the host, as of one version of its tensors."""
+    """The bytes of a storage on the card, kept on the host, as of one tensor version."""
 
     storage: Any
     version: int
 
 
 class KnownValues:
-    """The storages of one card whose values are known, or follow a law."""
+    """The storages of one card whose values are known or follow a law."""
 
     def __init__(self, device: DriverDevice, torch: Any) -> None:
         self._device = device
         self._torch = torch
-        # A library may have replaced those of torch by its own (DeepSpeed, ZeRO 3).
+        # Use torch's originals: libraries may replace the public functions (DeepSpeed ZeRO 3 does).
         self._plain = torch._C._VariableFunctions
         self._mirrors: dict[int, _Mirror] = {}
         self._laws: dict[int, int] = {}
@@ -38,31 +39,31 @@ class KnownValues:
         return self._mirror(tensor) is not None
 
     def forget(self, tensor: Any) -> None:
-        """Nobody knows them from now on."""
+        """Mark the values as unknown."""
         self.dropped(address_of(tensor))
 
     def dropped(self, address: int) -> None:
-        """A block was given back, or written to."""
+        """Drop the values at an address that was freed or overwritten."""
         self._mirrors.pop(address, None)
         self._laws.pop(address, None)
 
     def host_view(self, tensor: Any) -> Any:
-        """The values of a known tensor, on the host."""
+        """Return the values of a known tensor, on the host."""
         mirror = self._mirror(tensor)
         assert mirror is not None
         empty = self._plain.empty(0, dtype=tensor.dtype)
         return empty.set_(mirror.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def put(self, tensor: Any, values: Any, fresh: bool = False) -> None:
-        """Let these be the values of the tensor. A fresh one's storage holds nothing else, and may be larger."""
+        """Set the values of the tensor. A `fresh` one's storage holds nothing else, and may be larger."""
         if not self._may_be_known(tensor) or not tensor.is_cuda:
             return
-        self._device.drain()  # what is in the log was at these addresses before
+        self._device.drain()  # log entries may concern earlier blocks at these addresses
         address = address_of(tensor)
         mirror = self._mirror(tensor)
         if mirror is None:
             if not fresh and not self._is_whole(tensor):
-                return  # a part of something unknown
+                return  # part of an unknown storage
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             elements = tensor.storage_offset() + last + 1 if tensor.numel() else 0
             mirror = _Mirror(self._torch.UntypedStorage(elements * tensor.element_size()), 0)
@@ -72,10 +73,10 @@ class KnownValues:
         self.host_view(tensor).copy_(values.reshape(tensor.shape) if values.shape != tensor.shape else values)
 
     def _is_whole(self, tensor: Any) -> bool:
-        """Whether the tensor is all of its storage, whose size is not asked for: see `address_of`."""
+        """Whether the tensor spans its storage, without asking for its size (see `address_of`)."""
         try:
             self._plain.as_strided(tensor, (tensor.numel() + 1,), (1,), 0)
-        except RuntimeError:  # one element more is out of bounds
+        except RuntimeError:  # one more element is out of bounds
             return True
         return False
 
@@ -91,11 +92,12 @@ class KnownValues:
         address = address_of(tensor)
         if address not in self._mirrors:
             return None
-        self._device.drain()  # it may be that of a block that is gone, and whose address serves again
+        self._device.drain()  # the address may have been freed and reused
         mirror = self._mirrors.get(address)
         if mirror is None:
             return None
-        # A write by an operator that is followed counts itself after the wrapper, so one more version is the same values.
+        # A tracked in-place operator increments the version after the wrapper, so one version more means the same
+        # values.
         if version_of(tensor) - mirror.version > 1:
             del self._mirrors[address]
             return None
@@ -105,7 +107,7 @@ class KnownValues:
         return self.host_view(tensor) if tensor.is_cuda else tensor
 
     def _law_number(self, tensor: Any) -> int:
-        """What is assumed of the tensor, by its number; 0 for nothing."""
+        """Return the number of the tensor's law; 0 if it has none."""
         if not self._laws or not tensor.is_cuda or address_of(tensor) not in self._laws:
             return 0
         self._device.drain()
@@ -113,12 +115,12 @@ class KnownValues:
 
     def _keep_law(self, tensor: Any, number: int) -> None:
         if number:
-            self._device.drain()  # what is in the log was at this address before
+            self._device.drain()  # log entries may concern earlier blocks at this address
             self._laws[address_of(tensor)] = number
 
 
 def without_repeats(tensor: Any) -> Any:
-    """Each element of the memory behind an expanded tensor once."""
+    """Narrow an expanded tensor so that each element in memory occurs once."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -128,5 +130,5 @@ def without_repeats(tensor: Any) -> Any:
 def version_of(tensor: Any) -> int:
     try:
         return int(tensor._version)
-    except RuntimeError:  # tensors of inference mode count no versions
+    except RuntimeError:  # inference tensors have no version counter
         return 0

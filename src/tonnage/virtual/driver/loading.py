@@ -1,6 +1,6 @@
-"""Puts the stand-in libraries into the process before torch, whose loader then takes them for the ones it needs.
+"""Loads the stand-in libraries before torch, so that the dynamic loader resolves torch's dependencies to them.
 
-A CUDA build of torch finds its libraries by name, and whoever was loaded first under a name is the one it gets. Nothing here
+A CUDA build of torch finds its libraries by soname, and the first one loaded under a name is used. Nothing here
 imports torch.
 """
 
@@ -42,7 +42,7 @@ class Card(ctypes.Structure):
 
 
 def torch_root() -> Path:
-    """The folder of the installed torch."""
+    """Return the folder of the installed torch."""
     spec = importlib.util.find_spec("torch")
     if not spec or not spec.origin:
         raise MissingPart("The virtual GPU needs PyTorch.", hint="Install it: pip install 'tonnage[torch]'")
@@ -55,20 +55,20 @@ def is_cuda_build(root: Path) -> bool:
 
 
 def installed_version(root: Path) -> tuple[str, str]:
-    """The versions of torch and of the CUDA that it was built for, read without importing it."""
+    """Return the versions of torch and of the CUDA it was built for, without importing torch."""
     text = (root / "version.py").read_text()
     found = {name: re.search(rf"^{name}[^=\n]*= ['\"]([^'\"]+)['\"]", text, re.M) for name in ("__version__", "cuda")}
     return tuple(match.group(1) if match else "" for match in found.values())  # type: ignore[return-value]
 
 
 def installed_cuda() -> int:
-    """The major version of the CUDA that the installed torch was built for."""
+    """Return the major version of the CUDA that the installed torch was built for."""
     return int(installed_version(torch_root())[1].split(".")[0])
 
 
 @cache
 def installed_release() -> Release:
-    """What the installed torch was built with."""
+    """Return the versions that the installed torch was built with."""
     root = torch_root()
     version, cuda = installed_version(root)
     major, minor = (int(number) for number in version.split(".")[:2])
@@ -79,7 +79,7 @@ def installed_release() -> Release:
 
 @cache
 def load(cuda_major: int) -> ctypes.CDLL:
-    """The core of the stand-ins, with every library loaded under the name that torch looks for."""
+    """Load every stand-in library under the name that torch looks for, and return their core."""
     if "torch" in sys.modules:
         raise MissingPart(
             "torch was imported before the virtual GPU, so it has looked for a real one already.",
@@ -90,18 +90,18 @@ def load(cuda_major: int) -> ctypes.CDLL:
     ctypes.c_int.in_dll(core, "tn_cuda_major").value = cuda_major
     for library in libraries(cuda_major):
         ctypes.CDLL(str(folder / library.soname), mode=ctypes.RTLD_GLOBAL)
-    # Triton links its launchers against the driver's library, and child processes look for it by name.
+    # Triton links its launchers against libcuda, and child processes look for it by name.
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     return core
 
 
 def is_loaded() -> bool:
-    """Whether this process has the stand-ins."""
+    """Whether this process has loaded the stand-ins."""
     return load.cache_info().currsize > 0
 
 
 def prepare(gpu: Gpu, devices: int = 1) -> ctypes.CDLL:
-    """Load the stand-ins for the installed torch and let them be this card."""
+    """Load the stand-ins for the installed torch and configure them as this card."""
     release = installed_release()
     core = load(installed_cuda())
     describe(core, gpu, release.torch, devices)
@@ -111,7 +111,7 @@ def prepare(gpu: Gpu, devices: int = 1) -> ctypes.CDLL:
 
 
 def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], devices: int) -> None:
-    """Let the stand-ins be this card. A process has one: torch asks once and remembers."""
+    """Configure the stand-ins as this card. A process can have only one: torch caches the properties."""
     card = Card.in_dll(core, "tn_card")
     if card.memory_bytes:
         if card.name != gpu.name.encode():
@@ -143,9 +143,10 @@ def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], device
 
 
 def choose_code(core: ctypes.CDLL, gpu: Gpu, torch_version: str, architectures: str) -> None:
-    """Let the card run the newest machine code that this torch has for it, or refuse a card that it has none for.
+    """Choose the newest machine code in this torch that the card runs; raise MissingPart if there is none.
 
-    A card runs machine code of its own major version and no newer minor one, and whatever its driver compiles from PTX.
+    A card runs machine code of its own major version and no newer minor one, and whatever its driver compiles from
+    PTX.
     """
     major, minor = gpu.compute_capability
     own = major * 10 + minor

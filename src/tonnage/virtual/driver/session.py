@@ -24,7 +24,7 @@ _ASSUMED_KERNELS = "One whose machine code could not be read is taken to use 32 
 
 
 class DriverSession(Session):
-    """One virtual card below torch."""
+    """A session with virtual cards below torch."""
 
     device: DriverDevice
 
@@ -34,7 +34,7 @@ class DriverSession(Session):
         version = version_pair(installed)
         with no_collection():
             import torch
-        # `torch._C._cuda_getArchFlags` would say it too, and from then on no forked child could use the card.
+        # `torch._C._cuda_getArchFlags` would tell, too, but after it no forked child could use the card.
         built_for = " ".join(re.findall(r"code=(\w+)", torch._C._show_config())) or release_of(version).architectures
         loading.choose_code(self.core, gpu, installed, built_for)
         super().__init__(gpu, torch, installed.split("+")[0], cards)
@@ -71,7 +71,7 @@ class DriverSession(Session):
     def _uninstall(self) -> None:
         self.device.drain()
         self.core.tn_close()
-        # Functions of CUDA's libraries that were called and have no meaning here.
+        # Unsupported functions of CUDA's libraries that were called.
         library, name, calls, at = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_longlong(), 0
         while self.core.tn_unknown_at(at, ctypes.byref(library), ctypes.byref(name), ctypes.byref(calls)):
             at += 1
@@ -93,7 +93,6 @@ class DriverSession(Session):
         self.values.forget(tensor)
 
     def _answer(self, question: bytes) -> int:
-        """What a closed library decides, asked by its stand-in."""
         if question.startswith(b"grant "):
             return int(self.device.grants(int(question.partition(b"=")[2])))
         return answers.answer(question.decode(), self.device, self.stand_ins.assume)

@@ -1,8 +1,9 @@
-"""Large tensors of the host whose values nobody needs: the weights of a model that is built here and then moved to the card.
+"""Large host tensors whose values are not needed: the weights of a model that is built on the host and moved to the
+card.
 
-Random initialisation leaves them unwritten, and what is computed from unwritten tensors alone stays unwritten. Large tensors
-come from fresh pages of the system, so pages that nobody writes cost no memory: a 70B model builds in seconds. The generator
-passes over the numbers that they would have taken, so what the script draws next is what it would draw on a real GPU.
+Random initialisation leaves them unwritten, and results computed from unwritten tensors alone stay unwritten. Large
+tensors get fresh pages from the system, so pages that are never written cost no memory: a 70B model builds in
+seconds. The generator skips the numbers they would have taken, so later random numbers are the same as on a real GPU.
 """
 
 import ctypes
@@ -13,30 +14,30 @@ from tonnage.virtual.driver.build import CORE
 from tonnage.virtual.driver.following import Follower, Keywords, Run
 
 LARGE_BYTES = 1 << 20
-# Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
+# The first do not fill large host tensors, and the second leave results of unwritten tensors unwritten.
 FILLS = "normal_ uniform_".split()
 DERIVES = (
     "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ "
     "clamp_min clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
 ).split()
-# A state of the Mersenne Twister has this many words.
+# Words in the state of the Mersenne Twister
 _WORDS = 624
 _SMALL = 1 << 10
 
 
 class Unwritten:
-    """Follows the operators of the host that fill and derive large tensors."""
+    """Tracks the host operators that fill and derive large tensors."""
 
     def __init__(self, follower: Follower, torch: Any) -> None:
         self._torch = torch
-        # A library may have replaced those of torch by its own (DeepSpeed, ZeRO 3).
+        # Use torch's originals: libraries may replace the public functions (DeepSpeed ZeRO 3 does).
         self._plain = torch._C._VariableFunctions
         self._addresses: dict[int, int] = {}
         self._follower = follower
         self._core = ctypes.CDLL(CORE)
 
     def install(self) -> None:
-        """Follow them until the session's follower is released."""
+        """Track the operators until the session's follower is released."""
         for name in FILLS:
             self._follower.follow("aten", name, "CPU", self._fill)
         for name in DERIVES:
@@ -50,7 +51,7 @@ class Unwritten:
         )  # fmt: skip
 
     def is_unwritten(self, tensor: Any) -> bool:
-        """Whether nobody wrote this large tensor of the host."""
+        """Whether this large host tensor was never written."""
         if not self._addresses or not self._is_large(tensor):
             return False
         size = self._addresses.get(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
@@ -62,12 +63,13 @@ class Unwritten:
             self._addresses[storage.data_ptr()] = storage.nbytes()
 
     def _fill(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Random numbers that nobody looks at."""
+        """Mark a large tensor as unwritten instead of filling it."""
         target = arguments[0]
         if not self._is_large(target) or not target.is_contiguous():
             return call()
         self._mark(target)
-        # A small tensor that ends as this one does is filled, as ends are drawn twice or in part; the rest is passed over.
+        # Fill a small tensor of the same remainder, because the last elements are drawn twice or in part; skip the
+        # rest.
         small = self._plain.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype)
         words = 2 if target.dtype is self._torch.float64 else 1
         self._pass_over(keywords.get("generator"), words * (target.numel() - small.numel()))
@@ -75,10 +77,10 @@ class Unwritten:
         return target
 
     def _pass_over(self, generator: Any, count: int) -> None:
-        """Bring the generator to where it is after this many numbers of 32 bits."""
+        """Advance the generator by this many 32-bit numbers."""
         torch = self._torch
         generator = generator or torch.default_generator
-        # torch's state is the seed, how many numbers are left and which is next, and the twister's words
+        # torch's state: the seed, how many numbers are left, which is next, and the twister's words
         state = generator.get_state()
         longs, integers = state.view(torch.int64), state.view(torch.int32)
         words = longs[3 : 3 + _WORDS].to(torch.uint32)
@@ -91,7 +93,6 @@ class Unwritten:
         generator.set_state(state)
 
     def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """A copy of what was not written is not written."""
         to, source = arguments[0], arguments[1]
         if not (self._is_large(to) and self.is_unwritten(source)):
             return call()
@@ -99,7 +100,7 @@ class Unwritten:
         return to
 
     def _derive(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """What follows from unwritten tensors alone, besides scalars, is unwritten."""
+        """Leave results unwritten if all tensor operands, apart from scalars, are."""
         torch = self._torch
         given = [a for part in arguments for a in (part if isinstance(part, (list, tuple)) else (part,))]
         tensors = [a for a in given if isinstance(a, torch.Tensor) and a.dim()]

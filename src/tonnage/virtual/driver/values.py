@@ -1,9 +1,11 @@
-"""Values on a card that computes nothing, under a CUDA build of torch: what is known, what may be assumed, what stands in.
+"""Tracks values on the virtual card under a CUDA build of torch: what is known, what may be assumed, and
+placeholders.
 
-Torch's own kernels run their host code and write nothing. Beside them, operators that read values, compare them or decide
-sizes by them are followed here: each gets a wrapper on the CUDA key that calls torch's kernel and then keeps book. Small
-integers, masks and scalars whose values are known have a copy of their storage on the host, and operators on known values
-are computed there. What follows from random numbers is an assumption (`assumptions`); the rest is a stand-in, counted.
+Torch's own kernels run their host code and write nothing. Operators that read values, compare them or choose sizes by
+them get a wrapper on the CUDA key that calls torch's kernel and then records what is known of the result. Small
+integer tensors, masks and scalars with known values have a copy of their storage on the host, and operators on known
+values are computed there. Results of random numbers are assumptions (`assumptions`); other values are placeholders,
+which are counted.
 """
 
 import ctypes
@@ -34,7 +36,7 @@ _UNIFORM = "Indices that depend on computed values are drawn uniformly."
 
 
 class Values(KnownValues):
-    """Follows the operators of one card that read values, compare them or decide by them."""
+    """Tracks the operators of one card that read values, compare them or decide by them."""
 
     def __init__(self, session: "DriverSession", torch: Any) -> None:
         super().__init__(session.device, torch)
@@ -44,7 +46,7 @@ class Values(KnownValues):
         self._told: list[float] = []
 
     def install(self) -> None:
-        """Follow the operators until the session's follower is released."""
+        """Track the operators until the session's follower is released."""
         torch = self._torch
         self._generator = torch.Generator().manual_seed(0)
         for name, wrapper in self._wrappers():
@@ -70,11 +72,11 @@ class Values(KnownValues):
             yield from ((name, wrapper) for name in names)
 
     def _evaluated(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """The operator, and its values on the host where all that it reads is known."""
+        """Run the operator, and compute its values on the host if all inputs are known."""
         tensors = list(_tensors(arguments, self._torch.Tensor))
         known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
         if known and operator._schema.name.removeprefix("aten::") not in REDUCED:
-            # What comes of an expanded number is too large to keep.
+            # Results of an expanded operand may be too large to keep.
             known = all(t.numel() <= MOST_INTEGERS for t in tensors)
         if not known:
             decided = self._decided(operator, tensors)
@@ -88,7 +90,7 @@ class Values(KnownValues):
             return result
         in_place = operator._schema.name.endswith("_")
         on_host = _mapped(arguments, self._torch.Tensor, lambda t: self.host_view(t) if t.is_cuda else t)
-        # Written in place, the host's copy is the tensor's; otherwise it must be read before torch may reuse the block.
+        # In place, the mirror itself is written; otherwise inputs must be read before torch may reuse their blocks.
         values = None if in_place else _quietly(operator, on_host, keywords)
         result = call()
         if in_place:
@@ -103,7 +105,7 @@ class Values(KnownValues):
         return result
 
     def _decided(self, operator: Any, tensors: Sequence[Any]) -> int | None:
-        """What `|` and `&` give where one side alone decides: all true, or all false. Others may still be unknown."""
+        """Return 1 or 0 if one known operand of `|` or `&` decides the result alone, else None."""
         decisive = _DECISIVE.get(operator._schema.name.removeprefix("aten::").rstrip("_"))
         if decisive is None:
             return None
@@ -115,7 +117,7 @@ class Values(KnownValues):
         return None
 
     def _follow_law(self, operator: Any, arguments: Sequence[Any], result: Any) -> None:
-        """What may be assumed of the result, where something is of the operands."""
+        """Derive the law of the result from those of the operands."""
         tensor = self._torch.Tensor
         if not self._laws or not isinstance(result, tensor) or not result.numel():
             return
@@ -133,7 +135,7 @@ class Values(KnownValues):
             self._keep_law(result, number)
 
     def _operand(self, argument: Any) -> Any:
-        """As `Laws.follow` takes it: a law's number, a plain number, the mean of known values, or None."""
+        """Convert to what `Laws.follow` takes: a law's number, a plain number, the mean of known values, or None."""
         if not isinstance(argument, self._torch.Tensor):
             return float(argument)
         if number := self._law_number(argument):
@@ -143,7 +145,7 @@ class Values(KnownValues):
         return (float(without_repeats(self._on_host(argument)).double().mean()),) if argument.numel() else None
 
     def _sampled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Random numbers: their distribution is kept."""
+        """Run the operator and record the distribution of its random numbers."""
         result = call()
         target = arguments[0]
         address = address_of(target)
@@ -159,7 +161,6 @@ class Values(KnownValues):
         return result
 
     def _filled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Constants and ranges."""
         result = call()
         target = keywords.get("out", arguments[0])
         if not self._may_be_known(target):
@@ -178,7 +179,7 @@ class Values(KnownValues):
         return result
 
     def _flag(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Comparisons with numbers that no computed value reaches: nothing is infinite, and no tolerance is met."""
+        """Track comparisons with numbers that no computed value reaches: nothing is infinite, and no tolerance is met."""
         result = self._evaluated(operator, call, arguments, keywords)
         if self._mirror(result) is not None or not self._may_be_known(result):
             return result
@@ -196,7 +197,7 @@ class Values(KnownValues):
         return result
 
     def _chosen(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Indices of what is largest, or was sampled: where the values are unknown each is as likely as any other."""
+        """Track indices of the largest or sampled elements; for unknown values all are equally likely."""
         result = self._evaluated(operator, call, arguments, keywords)
         indices = _flat(result)[-1]
         if self._mirror(indices) is not None or not self._may_be_known(indices) or not indices.numel():
@@ -211,10 +212,10 @@ class Values(KnownValues):
         dim = -1 if dim is None else dim
         choices = source.numel() if takes_all else source.shape[dim]
         drawn = self._plain.randint(max(choices, 1), indices.shape, generator=self._generator)
-        if indices.dim() == source.dim() and indices.dim():  # none twice, as the k largest have it
+        if indices.dim() == source.dim() and indices.dim():  # distinct indices, as topk returns
             rows = indices.numel() // indices.shape[dim]
             if rows * choices <= 1 << 18:
-                # Integers, as large tensors of floats are left unwritten.
+                # Integers, because large float tensors are left unwritten.
                 ranks = self._plain.randint(1 << 31, (rows, choices), generator=self._generator)
                 ranked = ranks.topk(indices.shape[dim]).indices
                 shape = list(indices.shape)
@@ -223,10 +224,9 @@ class Values(KnownValues):
         self.put(indices, drawn)
         return result
 
-    # Reading
+    # Reading values
 
     def _read_scalar(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """`.item()` and whatever asks for one number."""
         call()
         tensor = arguments[0]
         if self._told:
@@ -238,7 +238,6 @@ class Values(KnownValues):
         return value if tensor.dtype.is_floating_point else bool(value) if dtype == "Bool" else int(value)
 
     def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """To the card, from it, or on it."""
         to, source = arguments[0], arguments[1]
         result = call()
         from_card = source.is_cuda
@@ -261,7 +260,7 @@ class Values(KnownValues):
         return result
 
     def _equal(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Whether two tensors are the same: a tensor is itself, and what is not known differs."""
+        """Compare two tensors: a tensor equals itself, and unknown values differ."""
         one, other = arguments[0], arguments[1]
         call()
         if one.shape != other.shape or one.dtype != other.dtype:
@@ -272,10 +271,10 @@ class Values(KnownValues):
             return bool(self._session.stand_ins.read("Bool", -1))
         return bool((self.host_view(one) == self.host_view(other)).all())
 
-    # Sizes that depend on values: torch's own code reads them back, and is told the number here
+    # Sizes that depend on values: torch's code reads them back, and gets the number from here
 
     def _told_call(self, call: Run, *numbers: int) -> Any:
-        """Torch's own code, which is told these: some versions read a number as a scalar, others copy it themselves."""
+        """Run torch's code and let it read these numbers: some versions read a scalar, others copy it themselves."""
         self._told = list(numbers)
         self._session.core.tn_tell(len(numbers), (ctypes.c_int64 * len(numbers))(*numbers))
         result = call()
@@ -283,7 +282,6 @@ class Values(KnownValues):
         return result
 
     def _nonzero(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Coordinates of a mask's true elements."""
         mask, found = arguments[0], None
         if self._mirror(mask) is not None:
             held = without_repeats(self.host_view(mask))
@@ -302,14 +300,13 @@ class Values(KnownValues):
         return result
 
     def _histogram(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Counts between bounds, which torch reads from the card where the script names none. Any two will do."""
+        """Run a histogram without given bounds, which torch reads from the card: any two will do."""
         self._told = [0.0, 1.0]
         result = call()
         self._told = []
         return result
 
     def _unique(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Distinct elements: as many as there are, or as may be expected."""
         tensor = arguments[0]
         if self._mirror(tensor) is not None:
             values = operator(*_mapped(arguments, self._torch.Tensor, self._on_host), **keywords)
@@ -326,9 +323,8 @@ class Values(KnownValues):
         return self._told_call(call, distinct_values(law, elements))
 
     def _coalesced(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """A sparse tensor with every index once: as many as there are, or as may be expected."""
         indices, found = arguments[0]._indices(), None
-        if indices.shape[1] < 2:  # torch does not look at these
+        if indices.shape[1] < 2:  # torch does not read these
             return call()
         if self._mirror(indices) is not None:
             sizes = arguments[0].shape[: indices.shape[0]]
@@ -349,7 +345,7 @@ class Values(KnownValues):
 
 
 def _expected(name: str, arguments: Sequence[Any]) -> bool | None:
-    """What a comparison of ordinary numbers gives, where that is plain."""
+    """Return the result of a comparison of ordinary numbers, if it is clear."""
     if name in ("isnan", "isposinf", "isneginf", "isinf"):
         return False
     other = arguments[1] if len(arguments) > 1 else None
@@ -390,7 +386,7 @@ def _flat(result: Any) -> list[Any]:
 
 
 def _quietly(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """The operator on the host; None where it has none for these types there."""
+    """Run the operator on the host; return None if it does not support these types there."""
     keywords = {name: value for name, value in keywords.items() if name not in ("device", "pin_memory", "out")}
     try:
         return operator(*arguments, **keywords)

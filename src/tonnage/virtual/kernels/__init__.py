@@ -1,9 +1,9 @@
-"""The CUDA operators whose host code does more than allocate its outputs. One family a file; see `registry` for the form."""
+"""CUDA operators whose host code allocates more than its outputs, one family per file; see `registry` for the form."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-# Operators that go through a library with a workspace of its own, by aten name.
+# Operators that use a library with its own workspace, by aten name.
 LIBRARIES = {
     "mm": "cublas", "bmm": "cublas", "addmm": "cublas", "baddbmm": "cublas", "addmv": "cublas", "addbmm": "cublas",
     "dot": "cublas", "vdot": "cublas", "mv": "cublas", "_int_mm": "cublas", "_scaled_mm": "cublas",

@@ -1,7 +1,8 @@
-"""What each attention backend allocates: outputs, statistics, accumulators and workspaces, in the order of the host code.
+"""Allocations of each attention backend: outputs, statistics, accumulators and workspaces, in the order of the host
+code.
 
-Flash attention and the efficient (CUTLASS) kernels follow PyTorch's source; cuDNN's workspaces are closed and follow what
-an H200 showed with cuDNN 9.19. Which backend is taken is told in `attention_choice`.
+Flash attention and the efficient (CUTLASS) kernels follow PyTorch's source; cuDNN is closed, so its workspaces follow
+measurements on an H200 with cuDNN 9.19. `attention_choice` selects the backend.
 """
 
 from math import ceil
@@ -29,11 +30,13 @@ def _floats(like: torch.Tensor, *shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-LARGEST_GRID = 65535  # in the second and third dimension of a launch, which the kernels have for heads and sequences
+LARGEST_GRID = (
+    65535  # limit of a launch's second and third grid dimensions, which the kernels use for heads and sequences
+)
 
 
 def _check_launch(*counts: int) -> None:
-    """CUDA refuses a kernel with more blocks in a row: real runs with more sequences than that die here, too."""
+    """Raise CUDA's error for a grid that is too large: real runs with more sequences fail here, too."""
     if max(counts) > LARGEST_GRID:
         raise RuntimeError("CUDA error: invalid configuration argument")
 
@@ -42,7 +45,7 @@ def _check_launch(*counts: int) -> None:
 
 
 def flash_splits(blocks: int, slots: int, key_blocks: int, most: int = 128) -> int:
-    """Into how many runs the keys are split so that the card is busy (blocks: work items, slots: twice the processors)."""
+    """Return how often keys are split to keep the card busy (`slots` is twice the SM count)."""
     if blocks >= 0.8 * slots:
         return 1
     counts = range(1, min(most, slots, key_blocks) + 1)
@@ -80,16 +83,16 @@ def _random_state(like: torch.Tensor, dropout: float) -> tuple[torch.Tensor, tor
 
 
 def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, windowed: bool) -> Tensors:
-    """Inputs by batch, length, head, width."""
+    """Allocate for inputs of shape (batch, length, heads, width)."""
     batch, queries, heads, width = query.shape
     keys, key_heads = key.shape[1], key.shape[2]
     swapped = queries == 1 and heads > key_heads and not windowed and dropout == 0
-    if swapped:  # one query: its heads that share keys become its length
+    if swapped:  # one query: the heads that share keys become its length
         query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2)
         queries, heads = heads // key_heads, key_heads
     out = torch.empty_like(query)
     statistics = _floats(query, batch, heads, queries)
-    if _device().torch_version >= (2, 2):  # where FlashAttention 2 came
+    if _device().torch_version >= (2, 2):  # the first version with FlashAttention 2
         _check_launch(batch, heads)
     softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
     statistics_parts, out_parts = (
@@ -104,7 +107,7 @@ def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, 
 
 
 def _flash_varlen(query: Any, key: Any, ends: Any, longest: tuple[int, int], dropout: float, debug: bool) -> Tensors:
-    """Inputs by token, head, width; keys may be pages."""
+    """Allocate for inputs of shape (tokens, heads, width); keys may be paged."""
     total, heads, width = query.shape
     batch, (queries, keys) = ends.numel() - 1, longest
     key_heads = key.shape[-2]
@@ -152,7 +155,7 @@ def scaled_dot_product_flash_attention(
 
 
 def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends: Any) -> Tensors:
-    """Gradients first, then the accumulators; keys that are shared get a gradient a head, summed at the end."""
+    """Allocate gradients, then accumulators; shared keys get a gradient per head, summed at the end."""
     grad, out = grad.contiguous(), out.contiguous()
     heads, width = query.shape[-2], query.shape[-1]
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
@@ -192,12 +195,12 @@ def scaled_dot_product_flash_attention_backward(
     return tuple(t.transpose(1, 2) for t in _flash_backward(grad, q, k, v, o, cum_seq_q))
 
 
-# In plain operators
+# Math attention
 
 
 @kernel("_safe_softmax")
 def safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Since 2.5, rows that a mask hides whole are zeros; before, a plain softmax."""
+    """Softmax of math attention. Since 2.5, fully masked rows are zeros; before, it was a plain softmax."""
     out = torch.softmax(self, dim, dtype=dtype)
     if _device().torch_version < (2, 5):
         return out
@@ -209,11 +212,11 @@ def safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None)
     return out
 
 
-# The efficient kernels
+# Efficient (CUTLASS) kernels
 
 
 def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs by batch, length, head, width. Statistics are padded to 32 queries; wide heads accumulate in float."""
+    """Allocate for (batch, length, heads, width). Statistics are padded to 32 queries; wide heads accumulate in float32."""
     batch, _, heads, width = query.shape
     shape = (batch, query.shape[1], heads, value.shape[-1])
     out = query.new_empty(shape)
@@ -221,7 +224,7 @@ def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> t
     if query.dtype in _HALF and max(width, value.shape[-1]) > 128:
         accumulator = _floats(query, *shape)
         del accumulator
-    if _device().torch_version < (2, 8):  # which goes through large batches in pieces
+    if _device().torch_version < (2, 8):  # since 2.8, large batches are processed in pieces
         _check_launch(batch, heads)
     return out, statistics
 
@@ -254,7 +257,7 @@ def efficient_attention_forward(
 
 
 def backward_tile(dtype: torch.dtype, width: int, capability: tuple[int, int], dropout: bool) -> tuple[int, int, bool]:
-    """Queries and keys of a block, and whether the gradients of keys and values need an accumulator in memory."""
+    """Return the queries and keys of a block, and whether gradients of keys and values are accumulated in global memory."""
     half, modern = dtype in _HALF, capability >= (8, 0)
     major, minor = capability
     roomy = attention_data()["shared_memory_kib"].get(f"{major}.{minor}", 99) >= 163 and (modern or half)
@@ -271,7 +274,7 @@ def efficient_workspace_bytes(
     dtype: torch.dtype, sizes: tuple[int, int, int, int], widths: tuple[int, int], capability: tuple[int, int],
     dropout: bool, splits_asked: int | None = None,
 ) -> int:  # fmt: skip
-    """`sizes`: batch, heads, queries, keys; `widths`: of keys and of values."""
+    """Return the backward workspace. `sizes`: batch, heads, queries, keys; `widths`: head sizes of keys and values."""
     batch, heads, queries, keys = sizes
     block_q, block_k, accumulates = backward_tile(dtype, max(widths), capability, dropout)
     splits = ceil(keys / block_k)
@@ -352,7 +355,7 @@ def scaled_dot_product_efficient_attention_backward(
 
 
 def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """An output whose dimensions are nested in memory as the query's are."""
+    """Allocate an output whose dimensions are ordered in memory like the query's."""
     strides, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=query.stride):
         strides[dim] = step
@@ -393,7 +396,7 @@ def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
 def cudnn_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, out: Any, *_: Any, **__: Any) -> Tensors:
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     turned = _like_layout(out, tuple(grad_out.shape)) if grad_out.stride(-1) != 1 else None
-    # The query's gradient in float and the softmax sums; shared keys and values get a gradient for each head.
+    # The query's gradient in float32 and the softmax sums; shared keys and values get a gradient per head.
     batch, heads, queries, width = query.shape
     size = batch * heads * queries * (width + 1) * 4 + cudnn_backward_bytes()
     for shared in (key, value):

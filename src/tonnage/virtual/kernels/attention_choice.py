@@ -1,7 +1,7 @@
-"""Which backend CUDA would take for scaled dot product attention: the conditions of each, tried in the order of priority.
+"""Selects the backend of scaled dot product attention on CUDA: the conditions of each, in order of priority.
 
-It follows the host code of PyTorch 2.11 to 2.13. It does not know nested tensors' lengths, and builds without one of the
-backends.
+It follows the host code of PyTorch 2.11 to 2.13. Lengths in nested tensors, and builds without one of the backends,
+are not considered.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(slots=True)
 class Question:
-    """The inputs, and the card and version that they meet."""
+    """The inputs of attention, with the card's compute capability and the PyTorch version."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -35,7 +35,7 @@ class Question:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a backward will follow."""
+        """Whether a backward pass will follow."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
     @property
@@ -52,13 +52,13 @@ def choose_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool,
     scale: float | None, grouped: bool,
 ) -> int:  # fmt: skip
-    """The first backend, in CUDA's order, that takes these inputs."""
+    """Return the first backend, in CUDA's order, that supports these inputs."""
     device = active().device
     asked = Question(
         query, key, value, mask, dropout, causal, grouped, device.gpu.compute_capability, device.torch_version
     )  # fmt: skip
     if asked.is_nested and query.layout is torch.strided:
-        # Nested tensors of the older, strided layout have no shape to look at; for them only the math is modelled.
+        # Nested tensors of the older, strided layout have no shape; only math attention is modelled for them.
         if query.dtype in _HALF or not asked.needs_grad:
             raise NotModelled(
                 "The virtual GPU does not model fused attention over nested tensors of the strided layout.",
@@ -81,17 +81,18 @@ def fused_sdp_choice(
 
 
 def can_use(backend: int, params: Any, debug: bool = False) -> bool:
-    """`torch.backends.cuda.can_use_flash_attention` and kin: `params` is a `torch.backends.cuda.SDPAParams`."""
+    """Implement `torch.backends.cuda.can_use_flash_attention` and similar; `params` is a
+    `torch.backends.cuda.SDPAParams`."""
     device, p = active().device, params
     inputs = (p.query, p.key, p.value, p.attn_mask, p.dropout, p.is_causal, p.enable_gqa)
     return _TAKES[backend](Question(*inputs, device.gpu.compute_capability, device.torch_version))
 
 
-_ordered: Any = None  # the device for which the default order has been set
+_ordered: Any = None  # the device whose default order has been set
 
 
 def _prefer_cudnn_once(device: Any) -> None:
-    """PyTorch changes the order at the first question, unless the user has set one by then; later he may."""
+    """Set the default order at the first choice, as PyTorch does; users may change it later."""
     global _ordered
     if _ordered is device:
         return
@@ -166,7 +167,7 @@ _TAKES: dict[int, Callable[[Question], bool]] = {
 
 
 def _of_one_kind(asked: Question) -> bool:
-    """Four dimensions each, and one type."""
+    """Whether all inputs have four dimensions and the same dtype."""
     tensors = (asked.query, asked.key, asked.value)
     return all(tensor.dim() == 4 and tensor.dtype == asked.query.dtype for tensor in tensors)
 
@@ -174,7 +175,7 @@ def _of_one_kind(asked: Question) -> bool:
 def _dense_inputs(
     asked: Question, *, grouping: bool, same_key_value_heads: bool = True, any_stride_of_one: bool = False
 ) -> bool:
-    """Lengths, last strides, batches and heads, as every fused backend wants them."""
+    """Check lengths, last strides, batches and heads, as every fused backend does."""
     query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
     if query.shape[-2] == 0 or key.shape[-2] == 0 or not query.shape[0] == key.shape[0] == value.shape[0]:
         return False

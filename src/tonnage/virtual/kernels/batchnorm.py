@@ -1,8 +1,8 @@
-"""Batch normalisation: cuDNN's and PyTorch's own, forward and backward.
+"""Batch normalization: cuDNN's and PyTorch's own, forward and backward.
 
-Which of the two runs is PyTorch's choice, made in its own code. cuDNN's workspace for channels last was measured on
-an H200 (cuDNN 9.19) and follows the formula below for 64 channels and more; with fewer it is within a few hundred
-bytes. It has none for contiguous inputs.
+PyTorch's own code chooses between the two. cuDNN's workspace for channels last was measured on an H200 (cuDNN 9.19)
+and follows the formula below for 64 channels and more; with fewer it is within a few hundred bytes. Contiguous inputs
+need none.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def _statistics_type(x: Tensor) -> torch.dtype:
 
 
 def _is_fast_last(x: Tensor) -> bool:
-    """Whether PyTorch's kernels for channels last take it: also a matrix, whose channels are its last dimension."""
+    """Whether PyTorch's channels-last kernels apply; they also do for a matrix, whose channels are its last dimension."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     last = layout is not None and x.is_contiguous(memory_format=layout)
     return last or (x.is_contiguous() and x.stride(1) == 1)
@@ -45,19 +45,19 @@ def _way(x: Tensor) -> str:
     return "channels_last" if x.dim() == 4 and _is_fast_last(x) else "general"
 
 
-# ---- PyTorch's own
+# ---- PyTorch's kernels
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Blocks of a reduction over everything but the channels."""
+    """Thread blocks of a reduction over all dimensions but the channels."""
 
     columns: int
     rows: int
 
 
 def reduction_grid(length: int, channels: int) -> Grid:
-    """As PyTorch lays the reduction out; one row means that no block waits for another."""
+    """Return PyTorch's grid for the reduction; one row means that no block waits for another."""
     block_x = min(_last_power(channels), TILE_WIDTH)
     block_y = min(_last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
     if block_x * block_y != MAX_BLOCK:
@@ -71,7 +71,7 @@ def _last_power(number: int) -> int:
 
 
 def _between_blocks(x: Tensor, values: int) -> None:
-    """What blocks hand each other: partial results, and a counter for each column of blocks."""
+    """Allocate what blocks exchange: partial results, and a counter for each column of blocks."""
     channels = x.shape[1]
     grid = reduction_grid(x.numel() // channels, channels)
     if grid.rows == 1:
@@ -97,7 +97,7 @@ def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def native_batch_norm(
     input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, two statistics, then what the reduction needs."""
+    """Allocate the output, two statistics, then the reduction's buffers."""
     output = torch.empty_like(input)
     mean, deviation = _per_channel(input), _per_channel(input)
     if training:
@@ -107,7 +107,7 @@ def native_batch_norm(
 
 @kernel("batch_norm_stats")
 def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The first half of a synchronised batch norm."""
+    """Allocate for the first half of a synchronized batch norm."""
     mean, deviation = _per_channel(input), _per_channel(input)
     if _is_fast_last(input):
         _between_blocks(input, 4)
@@ -119,7 +119,7 @@ def batch_norm_backward_reduce(
     grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, input_g: bool, weight_g: bool, bias_g:
     bool,
 ) -> tuple[Maybe, Maybe, Maybe, Maybe]:  # fmt: skip
-    """Two sums for the input's gradient, and the gradients of weight and bias."""
+    """Allocate two sums for the input's gradient, and the gradients of weight and bias."""
     last = _is_fast_last(grad_out) and _is_fast_last(input) and grad_out.numel() < INDEX_LIMIT
     dtype = weight.dtype if weight is not None else mean.dtype
     sums = (torch.empty_like(mean), torch.empty_like(mean)) if input_g or last else (None, None)
@@ -140,12 +140,12 @@ def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-# Between ranks (SyncBatchNorm): everybody's statistics become one, and the rest is elementwise
+# SyncBatchNorm: statistics of all ranks are merged, and the rest is elementwise
 
 
 @kernel("batch_norm_gather_stats_with_counts")
 def batch_norm_gather_stats_with_counts(input: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """One value a channel of each; half types in float32."""
+    """Allocate two values per channel, in float32 for half-precision inputs."""
     dtype = torch.float32 if mean.dtype in (torch.float16, torch.bfloat16) else mean.dtype
     return mean.new_empty(mean.shape[1], dtype=dtype), mean.new_empty(mean.shape[1], dtype=dtype)
 
@@ -165,7 +165,7 @@ def native_batch_norm_backward(
     grad_out: Tensor, input: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
     save_invstd: Maybe, train: bool, eps: float, output_mask: list[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
-    """Fused where channels are not last, in two steps elsewhere."""
+    """Allocate gradients: fused unless channels are last, else in two steps."""
     reduces = train or output_mask[1] or output_mask[2]
     small = max(input.numel(), grad_out.numel()) < INDEX_LIMIT
     if reduces and output_mask[0] and not _is_fast_last(input) and small:
@@ -189,7 +189,7 @@ def native_batch_norm_backward(
 
 
 def cudnn_workspace_bytes(x: Tensor, backward: bool) -> int:
-    """None where channels are not last."""
+    """Return cuDNN's workspace; 0 for contiguous inputs."""
     is_contiguous = suggested_format(x) == torch.contiguous_format
     return 0 if is_contiguous else batch_norm_bytes(x.numel(), x.shape[1], x.element_size(), backward)
 
@@ -198,7 +198,7 @@ def cudnn_workspace_bytes(x: Tensor, backward: bool) -> int:
 def cudnn_batch_norm(
     input: Tensor, weight: Tensor, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Statistics and workspace only while training; the reserve space is empty without a fused activation."""
+    """Allocate statistics and workspace in training only; the reserve space is empty without a fused activation."""
     active().device.use("cudnn")
     output = torch.empty_like(input, memory_format=suggested_format(input))
     reserve = torch.empty(0, dtype=torch.uint8, device=input.device)
@@ -213,7 +213,7 @@ def cudnn_batch_norm(
 def cudnn_batch_norm_backward(
     input: Tensor, grad_output: Tensor, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All three gradients, in the input's layout."""
+    """Allocate all three gradients; the input's has its layout."""
     layout = suggested_format(input)
     laid_grad = grad_output.contiguous(memory_format=layout)
     to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=layout)

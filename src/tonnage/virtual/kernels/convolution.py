@@ -1,7 +1,7 @@
-"""Convolutions: cuDNN's with its layouts and workspaces, and PyTorch's own depthwise and unfolding ones.
+"""Convolutions: cuDNN's with its layouts and workspaces, and PyTorch's own depthwise and im2col kernels.
 
-Which of them runs is PyTorch's choice (`_select_conv_backend`), made in its own code. The bytes of cuDNN's workspaces
-are the business of `convolution_engines`.
+PyTorch's own code chooses among them (`_select_conv_backend`). `convolution_engines` has the sizes of cuDNN's
+workspaces.
 """
 
 import math
@@ -36,7 +36,7 @@ _searched: WeakKeyDictionary[Session, set[Plan]] = WeakKeyDictionary()
 
 @cache
 def _is_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether PyTorch takes these strides for channels last: its own rule, which calls ambiguous ones contiguous."""
+    """Whether PyTorch treats these strides as channels last: by its own rule, ambiguous ones are contiguous."""
     dims = len(sizes)
     if dims not in (4, 5) or strides[1] == 0:
         return False
@@ -49,7 +49,7 @@ def _is_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def suggested_format(tensor: Tensor) -> torch.memory_format:
-    """`Tensor::suggest_memory_format` of PyTorch's C++."""
+    """Return `Tensor::suggest_memory_format` of PyTorch's C++."""
     if not _is_channels_last(tuple(tensor.shape), tensor.stride()):
         return torch.contiguous_format
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
@@ -73,15 +73,15 @@ def _input_sides(output: Ints, weight: Ints, padding: Ints, extra: Ints, stride:
 
 
 def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
-    """One plan: its workspace lives while it runs. PyTorch goes on to the next plan where there is no room for it.
+    """Run one plan: its workspace lives while it runs. Without room for it, PyTorch tries the next plan.
 
-    The last plans of cuDNN's list need no workspace, so that a convolution runs wherever its operands fit.
+    The last plans of cuDNN's list need no workspace, so a convolution runs wherever its operands fit.
     """
     padding, stride, dilation, groups = how
     layer = Layer(
         tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups
     )  # fmt: skip
-    # Larger batches go through cuDNN's engines in pieces: what an H200 showed with cuDNN 9.19.
+    # cuDNN's engines process larger batches in pieces (measured on an H200 with cuDNN 9.19).
     largest = max(math.prod(x.shape[1:]), weight.shape[0] * math.prod(layer.output_sides()))
     batch = min(x.shape[0], max(_MOST_ELEMENTS // largest, 1)) if largest else x.shape[0]
     plan = Plan(way, layer, batch, str(x.dtype).removeprefix("torch."), last)
@@ -101,7 +101,7 @@ def _chosen_bytes(plan: Plan) -> int:
 
 
 def _search(plan: Plan, x: Tensor) -> None:
-    """`torch.backends.cudnn.benchmark`: the first call of each kind tries every engine, then returns the cache."""
+    """Model `torch.backends.cudnn.benchmark`: the first call of each kind tries every engine, then empties the cache."""
     session = active()
     searched = _searched.setdefault(session, set())
     if plan in searched:
@@ -163,7 +163,7 @@ def cudnn_convolution(
     self: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
     deterministic: bool, allow_tf32: bool,
 ) -> Tensor:  # fmt: skip
-    """The output first, then copies in its layout, then the workspace."""
+    """Allocate the output, then copies in its layout, then the workspace."""
     return _convolve(self, weight, (padding, stride, dilation, groups), benchmark)
 
 
@@ -172,7 +172,7 @@ def cudnn_convolution_out(
     self: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
     deterministic: bool, allow_tf32: bool, *, out: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The same into a tensor that is there."""
+    """Convolve into an existing tensor."""
     if out.numel():
         _forward(out, self, weight, (padding, stride, dilation, groups), benchmark)
     return out
@@ -183,7 +183,7 @@ def cudnn_convolution_transpose(
     self: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints, groups: int,
     benchmark: bool, deterministic: bool, allow_tf32: bool,
 ) -> Tensor:  # fmt: skip
-    """To cuDNN this is the gradient with respect to the input of the convolution that goes the other way."""
+    """Run as cuDNN does: as the input's gradient of the opposite convolution."""
     sides = _input_sides(list(self.shape[2:]), list(weight.shape[2:]), padding, output_padding, stride, dilation)
     shape = [self.shape[0], weight.shape[1] * groups, *sides]
     return _gradient_of_input(shape, self, weight, (padding, stride, dilation, groups), benchmark)
@@ -193,7 +193,7 @@ def cudnn_convolution_transpose(
 def cudnn_convolution_relu(
     self: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
-    """Fused; a missing bias is made of zeros."""
+    """Run the fused kernel; a missing bias is allocated as zeros."""
     zeros = None
     if bias is None:
         zeros = torch.empty(weight.shape[0], dtype=self.dtype, device=self.device)
@@ -207,7 +207,7 @@ def cudnn_convolution_add_relu(
     self: Tensor, weight: Tensor, z: Tensor, alpha: float | None, bias: Tensor | None, stride: Ints, padding: Ints,
     dilation: Ints, groups: int,
 ) -> Tensor:  # fmt: skip
-    """The same with a term added, which takes on the layout."""
+    """Run the fused kernel with an added term, which is copied to the output's layout."""
     laid_z = z.contiguous(memory_format=_convolution_format(self, weight))
     output = cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups)
     del laid_z
@@ -222,7 +222,7 @@ def cudnn_convolution_backward(
     input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark:
     bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradient of the input, then that of the weight."""
+    """Allocate the gradient of the input, then that of the weight."""
     if not input.numel():
         return torch.empty_like(input) if want_input else None, torch.zeros_like(weight) if want_weight else None
     how = (padding, stride, dilation, groups)
@@ -241,7 +241,7 @@ def cudnn_convolution_transpose_backward(
     input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints,
     groups: int, benchmark: bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradient of the input is a plain convolution of the incoming gradient."""
+    """Allocate gradients; the input's is a plain convolution of the incoming gradient."""
     how = (padding, stride, dilation, groups)
     grad = grad.contiguous(memory_format=suggested_format(input))
     to_input = _convolve(grad, weight, how, benchmark) if want_input else None
@@ -249,16 +249,16 @@ def cudnn_convolution_transpose_backward(
     return to_input, to_weight
 
 
-# ---- PyTorch's own
+# ---- PyTorch's kernels
 
 _MOST_ELEMENTS = 2**31 - 1
 
 
 def _is_left_to_cudnn(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
-    """Whether a release gave a depthwise convolution with too many elements for PyTorch's own kernel to cuDNN.
+    """Whether this release gives a depthwise convolution with too many elements for PyTorch's kernel to cuDNN.
 
-    Since cuDNN has indices of 64 bits PyTorch's choice depends on the size, and what comes here is not for cuDNN. Before, it
-    chose as for small tensors: all with channels last, of others those that cuDNN is fast with.
+    With cuDNN's 64-bit indices, PyTorch's choice depends on the size, and what comes here is not for cuDNN. Before,
+    it chose as for small tensors: all with channels last, and others in the cases that are fast in cuDNN.
     """
     if release_of(active().device.torch_version).cudnn >= (9, 3, 0):
         return False
@@ -281,14 +281,14 @@ def _output_shape(
 def depthwise(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints
 ) -> Tensor:
-    """One channel at a time, straight from contiguous operands."""
+    """Convolve each channel separately, from contiguous operands."""
     shape = _output_shape(self, weight, stride, padding, dilation)
     too_large = max(self.numel(), math.prod(shape)) >= _MOST_ELEMENTS
     if too_large and self.dim() == 4 and _is_left_to_cudnn(self, weight, stride):
         layout = _convolution_format(self, weight)
         return torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
     output = torch.empty(shape, dtype=self.dtype, device=self.device)
-    if too_large:  # its kernels count elements in 32 bits
+    if too_large:  # its kernels use 32-bit indices
         raise RuntimeError(
             "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false."
         )
@@ -304,7 +304,7 @@ def dilated(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None = None, stride: Sequence[int] = (1,),
     padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
 ) -> Tensor:  # fmt: skip
-    """Unfolds one image at a time into columns, then multiplies matrices."""
+    """Unfold one image at a time into columns, then multiply matrices."""
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
     shape = _output_shape(self, weight, stride, padding, dilation)
     output = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -318,7 +318,7 @@ def dilated(
 def slow_conv2d(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints
 ) -> Tensor:
-    """Unfolds each image, unless the kernel is a single point."""
+    """Unfold each image, unless the kernel is a single point."""
     output = torch.empty(_output_shape(self, weight, stride, padding, [1, 1]), dtype=self.dtype, device=self.device)
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
     columns = None

@@ -1,15 +1,16 @@
-"""How many bytes of workspace cuDNN's plan for a convolution takes.
+"""The workspace of cuDNN's plan for a convolution, in bytes.
 
-cuDNN is closed: a heuristic inside it picks an engine, and the engine decides its workspace. What was measured is a
-table (`data/cudnn-convolutions.npz`, some 718,000 plans: the layers of common networks, and others drawn at random). A
-convolution in the table gets its bytes; any other one gets the median of what the engines of the three nearest measured
-layers would take. An engine is known by what its workspace holds: copies of operands in the other layout (channels
-padded to 4, 8 or a power of two), a gradient of the weights for each image, and a remainder that depends on the card's
-multiprocessors rather than on the batch.
+cuDNN is closed: its heuristic picks an engine, and the engine determines the workspace. Measurements are in a table
+(`data/cudnn-convolutions.npz`, some 718,000 plans: layers of common networks, and random ones). A convolution in the
+table gets its measured bytes; any other gets the median of what the engines of the three nearest measured layers
+would take. An engine is identified by what its workspace contains: copies of operands in the other layout (channels
+padded to 4, 8 or a power of two), a gradient of the weights for each image, and a remainder that depends on the
+card's SMs rather than on the batch.
 
-Held out layer by layer, the guess is within 5 % of the operands in 92 % of cases among layers of common networks, and in
-87 % (two dimensions) and 78 % (three) among layers drawn at random. Other cards are taken to choose as an H200 does, but
-for those that gain nothing by TF32 (`takes_none`); that, engines without TF32 and deterministic ones were not measured.
+Held out layer by layer, the estimate is within 5 % of the operands in 92 % of cases for layers of common networks,
+and in 87 % (two dimensions) and 78 % (three) for random layers. Other cards are assumed to choose as an H200 does,
+except those that gain nothing by TF32 (`takes_none`); that, engines without TF32 and deterministic ones were not
+measured.
 """
 
 import math
@@ -31,12 +32,13 @@ Floats = npt.NDArray[np.float32]
 
 NEGLIGIBLE_BYTES = 1024
 LARGEST_REMAINDER_BYTES = 24 << 20
-# Channels are padded to multiples of these inside an engine; 0 is the next power of two, of grouped convolutions only.
+# Channels are padded to multiples of these inside an engine; 0 means the next power of two (grouped convolutions
+# only).
 PADDINGS = (1, 4, 8, 0)
 
 
 class Layer(NamedTuple):
-    """A convolution but for its batch: what goes in (channels and sides), the weight, and how it moves."""
+    """A convolution without its batch size: the input (channels and sides), the weight, and the parameters."""
 
     input: Shape
     weight: Shape
@@ -46,14 +48,14 @@ class Layer(NamedTuple):
     groups: int
 
     def output_sides(self) -> Shape:
-        """Height and width of what comes out."""
+        """Return the spatial sizes of the output."""
         sides = zip(self.input[1:], self.weight[2:], self.stride, self.padding, self.dilation, strict=True)
         return tuple((side + 2 * pad - step * (kernel - 1) - 1) // move + 1 for side, kernel, move, pad, step in sides)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One call of cuDNN: which of the three ways through a layer, on what."""
+    """One call of cuDNN: forward or one of the two backward passes of a layer, with its batch, dtype and layout."""
 
     way: Way
     layer: Layer
@@ -63,7 +65,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """The table's column; types that were not measured run as float32."""
+        """The table's column; dtypes that were not measured run as float32."""
         dtype = self.dtype if self.dtype in ("bfloat16", "float16") else "float32"
         return f"{self.way} {dtype} {'channels_last' if self.channels_last else 'contiguous'}"
 
@@ -76,7 +78,7 @@ class Plan:
         return math.prod(self.layer.weight)
 
     def operand_bytes(self, padding: int = 1) -> tuple[int, int, int]:
-        """Input, weight and output with their channels padded."""
+        """Return the bytes of input, weight and output with padded channels."""
         layer, size = self.layer, self.element_bytes
         inner, outer = padded(layer.weight[1], padding), padded(layer.weight[0] // layer.groups, padding)
         x = self.batch * inner * layer.groups * math.prod(layer.input[1:])
@@ -87,7 +89,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Engine:
-    """What a workspace is made of."""
+    """The components of a workspace."""
 
     padding: int = 1
     copies: tuple[int, int, int] = (0, 0, 0)
@@ -96,7 +98,7 @@ class Engine:
     remainder_share: float = 0.0
 
     def workspace_bytes(self, plan: Plan) -> int:
-        """The engine's workspace for another convolution."""
+        """Return the engine's workspace for another convolution."""
         total = sum(kept * size for kept, size in zip(self.copies, plan.operand_bytes(self.padding), strict=True))
         if self.weights_per_image:
             total += plan.batch * plan.weight_elements * 4
@@ -105,12 +107,12 @@ class Engine:
 
 
 def padded(channels: int, multiple: int) -> int:
-    """Channels rounded up to a multiple; 0: to a power of two."""
+    """Round channels up to a multiple, or to a power of two if it is 0."""
     return -(-channels // multiple) * multiple if multiple else 1 << (channels - 1).bit_length()
 
 
 def recognised(plan: Plan, workspace_bytes: int) -> Engine:
-    """The engine that explains a measured workspace with the least left over."""
+    """Return the engine that explains a measured workspace with the smallest remainder."""
     if workspace_bytes < NEGLIGIBLE_BYTES:
         return Engine(remainder_bytes=workspace_bytes)
     parts = sorted(_decompositions(plan, workspace_bytes), key=lambda part: part[0])
@@ -144,7 +146,7 @@ def _decompositions(plan: Plan, workspace_bytes: int) -> list[tuple[int, int, tu
 
 
 def _with_partial_sums(plan: Plan, parts: list[tuple[int, int, tuple[int, int, int]]]) -> Engine | None:
-    """Split over the batch: the weight's gradient several times, in float32."""
+    """Explain the rest as several float32 gradients of the weight (a split over the batch), if it is a multiple."""
     gradient = plan.weight_elements * 4
     if plan.way != "backward_filter" or gradient < 4 * NEGLIGIBLE_BYTES:
         return None
@@ -154,12 +156,12 @@ def _with_partial_sums(plan: Plan, parts: list[tuple[int, int, tuple[int, int, i
     return None
 
 
-# What makes two convolutions run on the same engine, most decisive first; found by holding layers out of the table.
+# Weights of the features that decide the engine, most decisive first; found by holding out layers of the table.
 WEIGHTS: Floats = np.array([10, 10, 4, 4, 3, 3, 2, 1.5, 1.5, 1.5, 1.5, 1.5, 0.6, 0.5, 0.6, 0.5], dtype=np.float32)
 
 
 def layer_features(layer: Layer) -> list[float]:
-    """All but the batch, in the order of WEIGHTS."""
+    """Return all features but the batch's, in the order of WEIGHTS."""
     inner, outer = layer.weight[1], layer.weight[0] // layer.groups
     alignment = 8 if layer.groups > 1 else 3
     log = math.log2
@@ -173,7 +175,7 @@ def layer_features(layer: Layer) -> list[float]:
 
 
 def twos(number: int, at_most: int) -> int:
-    """How often 2 divides the number, up to a limit: what vectorised loads ask for."""
+    """Return how often 2 divides the number, up to a limit: vectorized loads depend on it."""
     count = 0
     while count < at_most and number % 2 == 0:
         number, count = number // 2, count + 1
@@ -181,11 +183,11 @@ def twos(number: int, at_most: int) -> int:
 
 
 class Column:
-    """The measured plans of one way, type and layout."""
+    """The measured plans of one pass, dtype and layout."""
 
     def __init__(self, table: "Table", rows: npt.NDArray[np.int64]) -> None:
         self._table = table
-        self.layers = np.cumsum(rows[0])  # kept as steps, which pack better
+        self.layers = np.cumsum(rows[0])  # stored as differences, which compress better
         _, self.batches, self.bytes = rows
 
     @cached_property
@@ -198,10 +200,7 @@ class Column:
         return _points(self._table.features[self.layers], self.batches)
 
     def nearest(self, plan: Plan, count: int) -> list[tuple[Plan, int]]:
-        """The measured plans that are most like this one, each of another layer, and their bytes.
-
-        The layer itself at another batch says more than all others.
-        """
+        """Return the most similar measured plans of different layers, or only the layer itself at another batch."""
         features = np.array([layer_features(plan.layer)], dtype=np.float32)
         distances = np.abs(self.points - _points(features, np.array([plan.batch]))).sum(axis=1)
         own = np.flatnonzero(self.layers == self._table.places.get(plan.layer, -1))
@@ -225,7 +224,7 @@ def _points(features: Floats, batches: npt.NDArray[Any]) -> Floats:
 
 
 def as_row(layer: Layer) -> list[int]:
-    """A layer as the table keeps it: how many sides, then every number in turn, with zeros for sides that are missing."""
+    """Encode a layer for the table: the number of sides, then all numbers, with zeros for missing sides."""
     sides = len(layer.stride)
     groups = ((layer.input, 4), (layer.weight, 5), (layer.stride, 3), (layer.padding, 3), (layer.dilation, 3))
     filled = [number for numbers, width in groups for number in (*numbers, *(0,) * (width - len(numbers)))]
@@ -233,7 +232,7 @@ def as_row(layer: Layer) -> list[int]:
 
 
 class Table:
-    """What was measured; a column is read when it is asked for."""
+    """The measurements; a column is read on first use."""
 
     def __init__(self, path: Path) -> None:
         self._file = np.load(path)
@@ -262,24 +261,24 @@ def _table() -> Table:
 
 
 def measured_bytes(plan: Plan) -> int | None:
-    """The workspace as measured, or None where it was not."""
+    """Return the measured workspace, or None if it was not measured."""
     place = _table().places.get(plan.layer)
     return None if place is None else _table().column(plan.key).exact.get((place, plan.batch))
 
 
 def takes_none(plan: Plan, rates: Mapping[str, float]) -> bool:
-    """Whether a card of these rates convolves in the layout it is given, without a workspace.
+    """Whether a card with these rates convolves in the given layout, without a workspace.
 
-    The measured engines turn float32 operands into the layout of the tensor cores, for TF32. Where these are no faster than
-    the plain units, as on GeForce cards, or not there, nothing is gained by that. Trainings of ten networks on an RTX 3060
-    and an RTX 4060 (`benchmarks/league`, xMem) hold what their tensors do.
+    The measured engines convert float32 operands to the layout of the tensor cores, for TF32. That gains nothing
+    where these are missing or no faster than the CUDA cores, as on GeForce cards. Training of ten networks on an RTX
+    3060 and an RTX 4060 (`benchmarks/league`, xMem) used no more memory than the tensors.
     """
     return plan.dtype == "float32" and rates.get("tf32", 0) <= rates["fp32"]
 
 
 @cache
 def workspace_bytes(plan: Plan) -> int:
-    """The workspace as measured, or as the engines of the nearest measured plans would take it."""
+    """Return the measured workspace, or an estimate from the nearest measured plans."""
     known = measured_bytes(plan)
     if known is not None and plan.dtype != "float64":
         return known
@@ -288,11 +287,12 @@ def workspace_bytes(plan: Plan) -> int:
 
 
 def search_bytes(plan: Plan) -> list[int]:
-    """Workspaces while cuDNN tries every engine (`torch.backends.cudnn.benchmark`); the largest that fits is allocated.
+    """Return workspaces while cuDNN tries every engine (`torch.backends.cudnn.benchmark`); the largest that fits is
+    used.
 
-    Of float32 that is a Fourier transform's wherever one applies; one channel a group is tried as four, and at least
-    sixteen groups. What others take is not known beyond their copies: of 8,400 searches measured on an H200, half of those
-    of layers above 64 MiB took within 5 % of this.
+    For float32 that is an FFT's wherever one applies; one channel per group is tried as four, with at least sixteen
+    groups. For other engines only their copies are known: of 8,400 searches measured on an H200, half of those of
+    layers above 64 MiB took within 5 % of this.
     """
     copies = sum(plan.operand_bytes(16 // min(plan.element_bytes, 4))) + 16
     if plan.layer.groups > 1 and plan.layer.weight[1] == 1:

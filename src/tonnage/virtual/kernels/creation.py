@@ -1,4 +1,4 @@
-"""Tensors out of chance: what CUDA's generators hold beside their result. Permutations have values, the rest none."""
+"""Random tensors: temporary memory of CUDA's generators. Permutations have values, other results do not."""
 
 import math
 
@@ -13,7 +13,7 @@ WIDEST_INT_BITS = 32
 
 @kernel("randperm.generator_out")
 def randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
-    """Random keys are sorted, and a range with them."""
+    """Sort random keys together with a range."""
     plain(aten.randperm.generator_out)(n, generator=None, out=out)
     largest = torch.empty((), dtype=out.dtype, device=out.device)
     del largest
@@ -30,7 +30,7 @@ def randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Ten
 
 @kernel("bernoulli_.Tensor")
 def bernoulli(self: torch.Tensor, p: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Probabilities are read as float32, or as float64 for such a tensor."""
+    """Read probabilities as float32, or as float64 for a float64 tensor."""
     wanted = torch.float64 if self.dtype == torch.float64 else torch.float32
     probabilities = p.to(device=self.device, dtype=wanted)
     del probabilities
@@ -40,7 +40,7 @@ def bernoulli(self: torch.Tensor, p: torch.Tensor, *, generator: torch.Generator
 
 @kernel("normal.Tensor_float")
 def normal(mean: torch.Tensor, std: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Standard deviations are spread over a temporary of the result's size."""
+    """Expand the standard deviation to a temporary of the result's size."""
     result = torch.empty_like(mean, memory_format=torch.contiguous_format)
     spread = torch.empty_like(result)
     del spread

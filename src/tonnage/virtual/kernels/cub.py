@@ -1,7 +1,7 @@
-"""The temporary storage that CUB's device-wide algorithms ask for, in bytes.
+"""The temporary storage of CUB's device-wide algorithms, in bytes.
 
-Each function names the algorithm it stands for. Sizes follow from the number of items, the bytes of each and the card:
-the items of a tile are data (`data/cub.toml`), the rest is arithmetic. It does not know of tensors or of PyTorch.
+Each function names its algorithm. Sizes follow from the number of items, the bytes of each and the card; the items
+per tile come from `data/cub.toml`. This module uses neither tensors nor PyTorch.
 """
 
 import tomllib
@@ -40,12 +40,12 @@ def _tile(table: str, item_bytes: int) -> int:
 
 
 def blob(*sizes: int) -> int:
-    """One allocation for all of these, each aligned."""
+    """Return the size of one allocation for all of these, each aligned."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) + ALIGNMENT - 1
 
 
 def _tile_states(tiles: int, value_bytes: int, primitive: bool) -> int:
-    """Descriptors of a single-pass scan: value and status in one word, or in three arrays."""
+    """Return the bytes of the tile descriptors of a single-pass scan: value and status in one word, or in three arrays."""
     states = tiles + WARP
     if primitive:
         return blob(states * {1: 4, 2: 4, 4: 8, 8: 16}[value_bytes], 0, 0)
@@ -53,13 +53,13 @@ def _tile_states(tiles: int, value_bytes: int, primitive: bool) -> int:
 
 
 def memory_bound_tile(threads: int, nominal_items: int, item_bytes: int) -> int:
-    """Items of a tile where registers are not what limits."""
+    """Return the items of a tile of a memory-bound kernel."""
     items = max(1, min(nominal_items * 4 // item_bytes, nominal_items * 2))
     return items * min(threads, _warps(SHARED_MEMORY_PER_BLOCK // (item_bytes * items)))
 
 
 def register_bound_tile(threads: int, nominal_items: int, item_bytes: int) -> int:
-    """The same where they are."""
+    """Return the items of a tile of a register-bound kernel."""
     items = max(1, nominal_items * 4 // max(4, item_bytes))
     return items * min(threads, _warps(SHARED_MEMORY_PER_BLOCK // (item_bytes * items)))
 
@@ -69,20 +69,20 @@ def _warps(threads: int) -> int:
 
 
 def scan_bytes(count: int, item_bytes: int, *, primitive: bool = True, plus: bool = False) -> int:
-    """DeviceScan; `plus`: the operator is cuda::std::plus, for which there are tunings."""
+    """Return the storage of DeviceScan; `plus` means cuda::std::plus, which has its own tunings."""
     tile = _tile("scan_plus", item_bytes) if plus else memory_bound_tile(128, 15, item_bytes)
     return blob(_tile_states(-(-count // tile), item_bytes, primitive))
 
 
 def scan_by_key_bytes(count: int, key_bytes: int) -> int:
-    """DeviceScan::InclusiveSumByKey of values as large as an int."""
+    """Return the storage of DeviceScan::InclusiveSumByKey for int-sized values."""
     tile = 288 * 14 if _gpu().compute_capability >= (9, 0) else 256 * 9
     tiles = -(-count // tile)
     return blob((tiles + WARP) * 16, key_bytes * (tiles + 1))
 
 
 def reduce_bytes(count: int, item_bytes: int) -> int:
-    """DeviceReduce."""
+    """Return the storage of DeviceReduce."""
     tile = memory_bound_tile(REDUCE_THREADS, REDUCE_ITEMS, item_bytes)
     if count <= tile:
         return 1
@@ -91,42 +91,42 @@ def reduce_bytes(count: int, item_bytes: int) -> int:
 
 
 def select_flagged_bytes(count: int, item_bytes: int) -> int:
-    """DeviceSelect::Flagged."""
+    """Return the storage of DeviceSelect::Flagged."""
     return blob(_tile_states(-(-count // _tile("select_flagged", item_bytes)), 4, True), 0, 0)
 
 
 def select_unique_bytes(count: int, item_bytes: int, *, primitive: bool = True) -> int:
-    """DeviceSelect::Unique."""
+    """Return the storage of DeviceSelect::Unique."""
     tile = _tile("select_unique", item_bytes) if primitive else 128 * max(1, min(40 // item_bytes, 10))
     return blob(_tile_states(-(-count // tile), 4, True), 0, 0)
 
 
 def unique_by_key_bytes(count: int, key_bytes: int) -> int:
-    """DeviceSelect::UniqueByKey of ints by keys of this size; PyTorch counts in 64 bits."""
+    """Return the storage of DeviceSelect::UniqueByKey for ints by keys of this size; PyTorch counts in 64 bits."""
     tile = _tile("unique_by_key", key_bytes)
     return blob(_tile_states(-(-count // tile), 8, True), 0)
 
 
 def merge_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
-    """DeviceMergeSort of pairs, which Thrust takes where the order is not one of its own."""
+    """Return the storage of DeviceMergeSort for pairs, which Thrust uses for custom comparisons."""
     tiles = -(-count // (MERGE_SORT_THREADS * max(1, min(MERGE_SORT_ITEMS * 4 // key_bytes, MERGE_SORT_ITEMS))))
     return blob((tiles + 1) * 4, count * key_bytes, count * value_bytes, 0)
 
 
 def run_length_bytes(count: int) -> int:
-    """DeviceRunLengthEncode::Encode with lengths of 8 bytes."""
+    """Return the storage of DeviceRunLengthEncode::Encode with 8-byte lengths."""
     return blob((-(-count // (128 * 6)) + WARP) * 16)
 
 
 def radix_sort_bytes(
     count: int, key_bytes: int, value_bytes: int = 0, bits: int | None = None, *, floating: bool = False
 ) -> int:
-    """DeviceRadixSort of keys, or of pairs; PyTorch counts in 64 bits."""
+    """Return the storage of DeviceRadixSort for keys or pairs; PyTorch counts in 64 bits."""
     largest = max(key_bytes, value_bytes)
     if count <= register_bound_tile(SINGLE_TILE_THREADS, SINGLE_TILE_ITEMS, largest):
         return 1
     if key_bytes < 4 and _gpu().compute_capability < (9, 0):
-        # Upsweep and downsweep passes; two of the downsweep's blocks of 512 threads are taken to fit a multiprocessor.
+        # Upsweep and downsweep passes; assumes that two downsweep blocks of 512 threads fit on an SM.
         digits = 1 << (7 if key_bytes > 1 else 5)
         spine = 2 * _gpu().sm_count * SUBSCRIPTION_FACTOR * digits + memory_bound_tile(512, 23, 8)
         return blob(spine * 8, count * key_bytes, count * value_bytes)
@@ -154,5 +154,5 @@ def _onesweep_tile(key_bytes: int, value_bytes: int, floating: bool) -> int:
 
 
 def segmented_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
-    """DeviceSegmentedRadixSort of pairs."""
+    """Return the storage of DeviceSegmentedRadixSort for pairs."""
     return blob(count * key_bytes, count * value_bytes)

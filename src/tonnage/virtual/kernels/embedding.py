@@ -1,4 +1,4 @@
-"""The backward of embeddings.
+"""The backward pass of embeddings.
 
 Few indices are added in one kernel; many are sorted, and the rows of equal index summed in parts.
 """
@@ -46,7 +46,7 @@ def embedding_bag(
     sparse: bool = False, per_sample_weights: torch.Tensor | None = None, include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Bags, and what their backward needs."""
+    """Allocate the bags, and what their backward pass needs."""
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     indices, offsets = indices.to(dtype), offsets.to(dtype)
     bags = offsets.shape[0] - include_last_offset
@@ -59,7 +59,7 @@ def embedding_bag(
 
 @kernel("embedding_renorm_")
 def embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
-    """The rows in use are found by sorting the indices."""
+    """Sort the indices to find the rows in use."""
     ordered = indices.contiguous().sort()[0].contiguous()
     unique, count = torch.empty_like(ordered), torch.empty((), dtype=torch.int64, device=self.device)
     storage = scratch(select_unique_bytes(ordered.numel(), ordered.element_size()), self)
@@ -73,7 +73,7 @@ def _sorted_backward(
     count, item_bytes = indices.numel(), indices.element_size()
     ordered, order = torch.empty_like(indices), torch.empty_like(indices)
     positions = indices.new_empty(count)
-    # From 2.13 on only the bits that a row's number needs are sorted.
+    # Since 2.13 only the bits needed for a row's number are sorted.
     bits = max(1, num_weights.bit_length()) if active().device.torch_version >= (2, 13) else None
     radix_sort(count, item_bytes, item_bytes, indices, bits)
     del positions
@@ -114,7 +114,7 @@ def _summed_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, ba
 
 
 def _accumulates_in_place(segments: int, parts: int, width: int) -> bool:
-    """Few long segments would leave most of the card idle; from 2.11 on their parts are added atomically."""
+    """Whether parts are added atomically: since 2.11, for few long segments, which would leave most of the card idle."""
     device = active().device
     if device.torch_version < (2, 11) or torch.are_deterministic_algorithms_enabled():
         return False

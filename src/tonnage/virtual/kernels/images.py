@@ -1,7 +1,7 @@
-"""Images: resizing, columns of windows (`unfold`, `fold`), and samples on a grid.
+"""Image operators: resizing, `unfold` and `fold`, and grid sampling.
 
-Resizing copies what is laid out channels last, except where a kernel for that layout exists. Columns are written into a
-tensor that starts out as large as the input, so what comes out may keep more bytes than it needs.
+Resizing copies channels-last tensors, except where a kernel for that layout exists. Columns are written into a tensor
+that starts as large as the input, so the result may keep more bytes than it needs.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from tonnage.virtual.kernels.pooling import contiguous_like
 from tonnage.virtual.kernels.registry import kernel, plain
 from tonnage.virtual.session import active
 
-# Channels from which on the kernels for channels last are used.
+# The channels-last kernels are used from this many channels on.
 LEAST_CHANNELS = 4
 
 
@@ -43,7 +43,6 @@ _through_copies("upsample_bicubic2d_backward", native_channels_last=False, copie
 
 
 def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:
-    """A tensor that was made as large as the input before it took its own shape."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     laid = x.contiguous()
     output.resize_(shape)
@@ -53,7 +52,7 @@ def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:
 
 @kernel("im2col")
 def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Tensor:
-    """`unfold`: one column for each place of the window."""
+    """`unfold`: make one column for each window position."""
     places = 1
     for side, length, step, pad, move in zip(self.shape[-2:], kernel_size, dilation, padding, stride, strict=True):
         places *= (side + 2 * pad - step * (length - 1) - 1) // move + 1
@@ -70,7 +69,7 @@ def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], *_: lis
 
 @kernel("cudnn_grid_sampler")
 def cudnn_grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
-    """Bilinear samples of images in float32 and double, padded with zeros, with aligned corners."""
+    """Sample bilinearly in float32 or float64, with zero padding and aligned corners."""
     active().device.use("cudnn")
     laid, grid = self.contiguous(), grid.contiguous()
     output = self.new_empty((self.shape[0], self.shape[1], *grid.shape[1:3]))
@@ -80,7 +79,7 @@ def cudnn_grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
 
 @kernel("cudnn_grid_sampler_backward")
 def cudnn_grid_sampler_backward(self: Tensor, grid: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """Both gradients, whether or not both are needed."""
+    """Allocate both gradients, whether or not both are needed."""
     laid, grid, grad = self.contiguous(), grid.contiguous(), grad_output.contiguous()
     result = laid.new_empty(laid.shape), grid.new_empty(grid.shape)
     del grad, laid

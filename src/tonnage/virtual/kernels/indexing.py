@@ -1,7 +1,7 @@
-"""Indexing by tensors, masks and lists, and what counts or repeats elements: results whose size depends on data.
+"""Indexing by tensors, masks and lists, counting and repeating: results whose size depends on data.
 
-A mask becomes the coordinates of its true elements; where nobody knows the mask, as many as `values` assumes. Adding
-into repeated places (`index_put_` with `accumulate`, the backward of indexing) sorts the places first.
+A mask becomes the coordinates of its true elements; for an unknown mask, as many as `values` assumes. Accumulating at
+repeated positions (`index_put_` with `accumulate`, the backward of indexing) sorts the positions first.
 """
 
 import math
@@ -29,7 +29,7 @@ CHUNK = 1 << 30
 
 @kernel("nonzero")
 def nonzero(self: torch.Tensor) -> torch.Tensor:
-    """Coordinates of the elements that are not zero, a column for each dimension."""
+    """Return the coordinates of nonzero elements, one column per dimension."""
     source = self.contiguous()
     found = source.cpu().nonzero() if is_known(source) else None
     rows = true_elements(source) if found is None else found.shape[0]
@@ -45,7 +45,7 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
         del storage
     del counts, source
     if found is None and result.numel() <= CHUNK >> 10:
-        # So many elements, spread evenly over the tensor.
+        # That many elements, spread evenly over the tensor.
         places = torch.arange(rows) * math.prod(self.shape) // max(rows, 1)
         columns = torch.unravel_index(places, tuple(self.shape)) if self.dim() else ()
         found = torch.stack(columns, 1) if columns else torch.empty(rows, 0, dtype=torch.int64)
@@ -67,7 +67,7 @@ def _is_simple(indices: Sequence[Index]) -> bool:
 
 
 def _expanded(self: torch.Tensor, indices: Sequence[Index], *, same_device: bool) -> list[Index]:
-    """Masks as coordinates, and all indices of one shape."""
+    """Convert masks to coordinates, and broadcast all indices."""
     result: list[Index] = []
     for index in indices:
         if index is not None and index.dtype in MASKS:
@@ -81,7 +81,7 @@ def _expanded(self: torch.Tensor, indices: Sequence[Index], *, same_device: bool
 
 
 def prepared(self: torch.Tensor, indices: Sequence[Index]) -> list[Index]:
-    """Indices as the kernel reads them: on the device, 64 bits wide, of one shape and one stride."""
+    """Return indices as the kernel reads them: on the device, int64, of one shape and one stride."""
     result = [None if i is None else i.to(torch.int64) for i in _expanded(self, indices, same_device=True)]
     given = [i for i in result if i is not None]
     if len({i.stride() for i in given}) > 1:
@@ -134,7 +134,7 @@ def index_put(
 
 
 def _only_mask(self: torch.Tensor, indices: list[Index], values: torch.Tensor) -> torch.Tensor | None:
-    """The mask, if a single value from the host is written under one mask."""
+    """Return the mask, if a single value from the host is written under one mask."""
     given = [i for i in indices if i is not None]
     if values.numel() != 1 or not values.is_cpu or len(given) != 1:
         return None
@@ -171,7 +171,7 @@ def _put_sorted(self: torch.Tensor, indices: list[Index], values: torch.Tensor, 
 
 
 def _adjacent(self: torch.Tensor, at: list[Index]) -> tuple[torch.Tensor, list[Index]]:
-    """Indexed dimensions moved to the front where they are apart."""
+    """Move indexed dimensions to the front if they are not adjacent."""
     given = [d for d, i in enumerate(at) if i is not None]
     if given == list(range(given[0], given[-1] + 1)):
         return self, at
@@ -201,7 +201,7 @@ def _linear_places(self: torch.Tensor, at: list[Index], *, check_range: bool) ->
 
 @kernel("masked_scatter_")
 def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Elements of the source go, in order, where the mask is true."""
+    """Copy elements of the source, in order, to where the mask is true."""
     if not self.numel():
         return self
     places = torch.empty(self.shape, dtype=torch.int64, device=self.device)
@@ -216,7 +216,7 @@ def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
 def scatter_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor:
-    """Elements that fall into the same place become one."""
+    """Reduce elements with the same index."""
     result: torch.Tensor = plain(aten.scatter_reduce.two)(self, dim, index, src, reduce, include_self=include_self)
     return _counted(result, src, reduce)
 
@@ -230,7 +230,7 @@ def scatter_reduce_(
 
 
 def _counted(result: torch.Tensor, src: torch.Tensor, reduce: str) -> torch.Tensor:
-    """A mean counts what falls into each place."""
+    """Allocate the counts that a mean needs."""
     if reduce == "mean":
         ones, counts = torch.empty_like(src), torch.empty_like(result)
         empty = torch.empty_like(counts, dtype=torch.bool)
@@ -243,7 +243,7 @@ def _counted(result: torch.Tensor, src: torch.Tensor, reduce: str) -> torch.Tens
 
 @kernel("repeat_interleave.Tensor")
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    """Each place, as often as it is to be repeated."""
+    """Return each position as often as it is repeated."""
     if not repeats.shape[0]:
         return torch.empty_like(repeats)
     known = is_known(repeats)
@@ -282,7 +282,7 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
 
 @kernel("histc")
 def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """A histogram; its range is that of the values if none is given."""
+    """Count elements in bins; without a given range, that of the values is used."""
     result = self.new_zeros(bins)
     if min == max and self.numel():
         for find in (torch.min, torch.max):
@@ -295,7 +295,7 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
 def isin(
     elements: torch.Tensor, test_elements: torch.Tensor, *, assume_unique: bool = False, invert: bool = False
 ) -> torch.Tensor:
-    """All against all while there are few, else by sorting both."""
+    """Compare all pairs if there are few, else sort both."""
     result: torch.Tensor = plain(aten.isin.Tensor_Tensor)(
         elements, test_elements, assume_unique=assume_unique, invert=invert
     )

@@ -1,8 +1,8 @@
-"""Work areas that closed libraries ask for: cuFFT's plans, cuSOLVER's routines, cuDNN's batch norm and attention, cuSPARSE.
+"""Workspaces of closed libraries: cuFFT's plans, cuSOLVER's routines, cuDNN's batch norm and attention, cuSPARSE.
 
-Figures only, without tensors: the CPU build allocates them in its kernels, the CUDA build answers them to the real host code.
-They follow what an H200 showed with CUDA 13 and cuDNN 9.19. Convolutions and recurrent networks have modules of their own
-(`convolution_engines`, `recurrent_sizes`).
+Sizes only, without tensors: the CPU build's kernels allocate them, and the CUDA build reports them to the real host
+code. They follow measurements on an H200 with CUDA 13 and cuDNN 9.19. Convolutions and recurrent networks are in
+`convolution_engines` and `recurrent_sizes`.
 """
 
 import tomllib
@@ -23,9 +23,9 @@ _FUSED_REAL_POINTS = frozenset(1 << k for k in range(17))
 
 
 def fourier_bytes(batch: int, signal: Sequence[int], item_bytes: int, real: bool) -> int:
-    """What cuFFT asks for this plan: nothing where one kernel does it, a copy of the data where it takes several.
+    """Return the workspace of a cuFFT plan: 0 if one kernel does it, a copy of the data if it takes several.
 
-    `item_bytes` is the size of a complex element; `real` says that one side of the transform is real.
+    `item_bytes` is the size of a complex element; `real` means that one side of the transform is real.
     """
     points, unit = prod(signal), item_bytes // (2 if real else 1)
     prime, length = max((_largest_prime(n), n) for n in signal)
@@ -48,32 +48,32 @@ def _largest_prime(number: int) -> int:
     return max(largest, number)
 
 
-# cuSOLVER, by the names of its routines. Where a comment says nothing, the figure is within 1 % of all measured ones.
+# cuSOLVER, by routine. Unless a docstring says otherwise, the size is within 1 % of all measured ones.
 
 
 def potrf_bytes(n: int) -> int:
-    """Cholesky: 16 bytes for each tile of 64 by 64."""
+    """Return the workspace of Cholesky: 16 bytes for each tile of 64 by 64."""
     return 128 + -(-n * n // 8192) * 32 if n else 0
 
 
 def getrf_bytes(n: int) -> int:
-    """LU: `n` is the longer side. 15 % too much at 1500, as measured."""
+    """Return the workspace of LU, where `n` is the longer side; 15 % above the measured size at 1500."""
     return -(-n // 32) * 32 * 16 + 256 if n else 0
 
 
 def householder_bytes(columns: int, item: int) -> int:
-    """cuSOLVER's geqrf: 3 MiB, more from 256 columns on; twice that in double precision."""
+    """Return the workspace of geqrf: 3 MiB, more from 256 columns on; twice that in double precision."""
     return (max(3 * _MIB, 2 * _MIB + 4096 * columns) * item) // 4 + 128
 
 
 def orgqr_bytes(rows: int, columns: int, item: int) -> int:
-    """The orthogonal matrix of a factorisation: a copy, or blocks of 128 columns. 8 % too little at 100 by 100, as measured."""
+    """Return the workspace of orgqr: a copy, or blocks of 128 columns; 8 % below the measured size at 100 by 100."""
     blocks = 128 * (rows + 2 * columns - 128)
     return (32768 + 256 + (blocks if columns >= 128 else _rounded(rows * columns))) * item
 
 
 def ormqr_bytes(rows: int, columns: int, reflectors: int, item: int) -> int:
-    """A product of that matrix, of so many reflectors, with one of these rows and columns."""
+    """Return the workspace of ormqr for this many reflectors and a matrix of these rows and columns."""
     copies = _rounded(rows * reflectors) + _rounded(reflectors * reflectors)
     return (65536 + 256 + 256 * rows + copies + 512 * columns) * item
 
@@ -83,30 +83,31 @@ def _rounded(elements: int) -> int:
 
 
 def syevd_bytes(n: int, item: int) -> int:
-    """Eigenvalues of a symmetric matrix by divide and conquer."""
+    """Return the workspace of a symmetric eigenproblem by divide and conquer."""
     return max(262144 + 3072 * n + 12 * n * n, 16 * n * n + 596 * n) * item // 4
 
 
 def syevj_bytes(n: int, item: int) -> int:
-    """Eigenvalues of a symmetric matrix by Jacobi rotations of blocks of 32."""
+    """Return the workspace of a symmetric eigenproblem by Jacobi rotations of blocks of 32."""
     blocks = -(-n // 32)
     return (n * n + n + 4 * blocks * blocks + 1025 * blocks + 1024) * item
 
 
 def syev_batched_bytes(n: int, batch: int, item: int) -> int:
-    """Eigenvalues of many small symmetric matrices: each has a work area of its own."""
+    """Return the workspace of many small symmetric eigenproblems: each has its own area."""
     return batch * syevd_bytes(n, item)
 
 
 def geev_bytes(n: int, item: int) -> int:
-    """Eigenvalues of any square matrix: measured 512 bytes beside those of `orgqr_bytes`, and as inexact."""
+    """Return the workspace of a general eigenproblem: 512 bytes more than `orgqr_bytes`, and as inexact."""
     return orgqr_bytes(n, n, item) + 512
 
 
 def singular_bytes(rows: int, columns: int, item: int) -> int:
-    """Singular values: a square matrix by Jacobi rotations of blocks of 32, others after Householder reflections.
+    """Return the workspace of an SVD: Jacobi rotations of blocks of 32 for square matrices, else Householder
+    reflections.
 
-    A wide matrix is transposed first. 7 % too little at 3000 by 3, as measured.
+    A wide matrix is transposed first. 7 % below the measured size at 3000 by 3.
     """
     if rows == columns:
         blocks = -(-rows // 32)
@@ -120,10 +121,7 @@ def singular_bytes(rows: int, columns: int, item: int) -> int:
 
 
 def sparse_product_bytes(algorithm: int) -> int | None:
-    """A compressed sparse matrix by a dense one, by cuSPARSE's number of the algorithm; None where it was not measured.
-
-    Each was measured once, with 2,145 elements by 20 columns: how it grows is not known.
-    """
+    """Return the buffer of a sparse by dense product; None if unmeasured. Measured at one size only."""
     return {4: 43, 6: 727}.get(algorithm)
 
 
@@ -131,7 +129,7 @@ def sparse_product_bytes(algorithm: int) -> int | None:
 
 
 def batch_norm_bytes(elements: int, channels: int, item: int, backward: bool) -> int:
-    """Batch norm with channels last: partial sums of tiles of rows. Contiguous inputs need none."""
+    """Return the workspace of a channels-last batch norm: partial sums of row tiles. Contiguous inputs need none."""
     columns = -(-channels // 64)
     rows = (96 if backward else 64 if item == 4 else 160) * min(channels, 64) // 64
     tiles = -(-elements // channels // max(rows, 1))
@@ -141,12 +139,15 @@ def batch_norm_bytes(elements: int, channels: int, item: int, backward: bool) ->
 
 @cache
 def attention_data() -> dict[str, Any]:
-    """The numbers of `data/attention.toml`."""
+    """Return the contents of `data/attention.toml`."""
     return tomllib.loads(_ATTENTION.read_text())
 
 
 def cudnn_forward_bytes(heads: int, queries: int, keys: int, width: int, sm_count: int) -> int:
-    """`heads` of the whole batch. Where a single query is split over its keys, each split keeps output, maximum and sum."""
+    """Return the forward workspace for the `heads` of the whole batch.
+
+    If a single query is split over its keys, each split keeps its output, maximum and sum.
+    """
     data = attention_data()["cudnn_workspace"]
     if queries > 1:
         return int(data["forward_bytes"])
@@ -159,5 +160,5 @@ def cudnn_forward_bytes(heads: int, queries: int, keys: int, width: int, sm_coun
 
 
 def cudnn_backward_bytes() -> int:
-    """The plan's own part; the accumulators beside it are allocated by cuDNN's frontend, which is a part of PyTorch."""
+    """Return the plan's own workspace; the accumulators are allocated by cuDNN's frontend, which is part of PyTorch."""
     return int(attention_data()["cudnn_workspace"]["forward_bytes"])

@@ -1,6 +1,6 @@
-"""Factorisations and solves (cuSOLVER, cuBLAS, MAGMA): copies, pivots and work areas beside the outputs.
+"""Factorizations and solves (cuSOLVER, cuBLAS, MAGMA): copies, pivots and workspaces in addition to the outputs.
 
-The libraries are closed: their work areas are the business of `library_sizes`.
+`library_sizes` has the workspaces of the closed libraries.
 """
 
 from math import prod
@@ -28,7 +28,7 @@ def _info(like: torch.Tensor) -> torch.Tensor:
 
 
 def _check(info: torch.Tensor) -> None:
-    """PyTorch asks whether any factorisation failed; none does here."""
+    """Allocate the flag for PyTorch's check of failed factorizations; none fails here."""
     flag = torch.empty((), dtype=torch.bool, device=info.device)
     del flag
 
@@ -64,7 +64,7 @@ def cholesky_solve_helper(self: Any, A: Any, upper: bool) -> torch.Tensor:
 
 
 def _factor(matrix: Any) -> None:
-    """cuSOLVER for one matrix; pointers for a batch of small ones."""
+    """Use cuSOLVER for one matrix; allocate pointers for a batch of small ones."""
     batch, n = _batch(matrix), max(matrix.shape[-2:])
     if batch > 1:
         _borrow(batch * 8 if n <= 16 else 0, matrix)
@@ -73,7 +73,7 @@ def _factor(matrix: Any) -> None:
 
 
 def _substitute(matrix: Any, columns: int) -> None:
-    """Solve with the factors: small systems as they are, larger ones on a permuted copy of the right side."""
+    """Solve with the factors: small systems in place, larger ones on a permuted copy of the right side."""
     batch, n = _batch(matrix), matrix.shape[-1]
     if n < 32 or (batch == 1 and (n * columns <= 160 or (columns == 1 and n <= 100))):
         _borrow(batch * 8, matrix)
@@ -205,7 +205,7 @@ def linalg_lstsq_out(
     self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None, solution: Any, residuals: Any, rank: Any,
     singular_values: Any,
 ) -> Tensors:  # fmt: skip
-    """By Householder reflections of a copy."""
+    """Solve by Householder reflections of a copy."""
     vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
     columns = 1 if vector else b.shape[-1]
     info = _info(self)
@@ -225,7 +225,7 @@ def linalg_lstsq_out(
 
 
 def eigen_bytes(n: int, batch: int, item: int) -> int:
-    """PyTorch batches small matrices; else it takes Jacobi in single precision from 32 to 512, divide and conquer elsewhere."""
+    """Return the workspace of eigh as PyTorch chooses: batched if small, Jacobi for float32 from 32 to 512, else syevd."""
     if n <= 32 and batch > 1:
         return sizes.syev_batched_bytes(n, batch, item)
     return sizes.syevj_bytes(n, item) if item == 4 and 32 <= n <= 512 else sizes.syevd_bytes(n, item)
@@ -271,7 +271,7 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 
 @kernel("linalg_matrix_exp")
 def linalg_matrix_exp(self: Any) -> torch.Tensor:
-    """A Taylor polynomial of the matrix and its powers: at most thirteen of its size at a time."""
+    """Evaluate a Taylor polynomial of the matrix and its powers: at most thirteen matrices at a time."""
     size = self.numel() * self.element_size()
     _borrow(13 * size, self)
     result: torch.Tensor = plain("linalg_matrix_exp")(self)

@@ -1,4 +1,4 @@
-"""Losses: some reduce into a tensor that keeps the storage of all elements, some need the elements beside it."""
+"""Losses: some reduce into a tensor that keeps the storage of all elements, others allocate the elements separately."""
 
 from typing import Any
 
@@ -16,7 +16,6 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 
 
 def _pairwise(self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A new tensor as an operator on both would make it."""
     if self.shape == target.shape and self.dtype == target.dtype and self.stride() == target.stride():
         return torch.empty_like(self)
     return torch.ops.aten.sub.Tensor(self, target)
@@ -24,7 +23,7 @@ def _pairwise(self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @kernel("mse_loss", "smooth_l1_loss")
 def elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *_: float) -> torch.Tensor:
-    """The result is made for all elements and shrunk before they are reduced into it."""
+    """Allocate the result for all elements and shrink it before they are reduced into it."""
     result = _pairwise(self, target)
     if reduction == NONE:
         return result
@@ -48,7 +47,7 @@ def elementwise_loss_backward(*_: Any, grad_input: torch.Tensor) -> torch.Tensor
 def binary_cross_entropy(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = MEAN
 ) -> torch.Tensor:
-    """The reduced loss is copied over the first of all losses."""
+    """Copy the reduced loss over the first of all losses."""
     loss = torch.empty_like(self)
     if reduction == NONE:
         return loss
@@ -58,14 +57,14 @@ def binary_cross_entropy(
     return loss
 
 
-# Margins
+# Margin losses
 
 
 @kernel("multi_margin_loss")
 def multi_margin_loss(
     self: torch.Tensor, target: torch.Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = MEAN
 ) -> torch.Tensor:
-    """A loss for each row, then their sum."""
+    """Compute a loss for each row, then their sum."""
     rows = self.shape[0] if self.dim() > 1 else 1
     if reduction == NONE:
         return self.new_empty((rows,) if target.dim() else ())
@@ -84,7 +83,7 @@ def margin_loss_backward(grad_output: torch.Tensor, self: torch.Tensor, *_: Any)
 
 @kernel("multilabel_margin_loss_forward")
 def multilabel_margin_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> Tensors:
-    """A loss for each row and a flag for each class that is a target, then the sum."""
+    """Compute a loss for each row and a flag for each target class, then the sum."""
     is_target = self.new_empty(target.shape)
     rows = self.shape[0] if self.dim() > 1 else 1
     if reduction == NONE or self.dim() < 2:
@@ -101,7 +100,7 @@ def multilabel_margin_loss(self: torch.Tensor, target: torch.Tensor, reduction: 
 
 @kernel("_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor")
 def use_cudnn_ctc_loss(*arguments: object) -> bool:
-    """cuDNN takes 32-bit targets of the host alone, which PyTorch then refuses: never."""
+    """Return False: cuDNN requires 32-bit targets on the host, which PyTorch then rejects."""
     return False
 
 
@@ -109,7 +108,7 @@ def use_cudnn_ctc_loss(*arguments: object) -> bool:
 def ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: object, target_lengths: list[int] | torch.Tensor, *_: Any
 ) -> Tensors:  # fmt: skip
-    """The losses of the batch and the forward variables."""
+    """Allocate the losses of the batch and the forward variables."""
     if targets.dim() == 1:
         longest = max(target_lengths if isinstance(target_lengths, list) else target_lengths.cpu().tolist())
     else:
@@ -127,7 +126,7 @@ def ctc_loss_backward(
     grad: torch.Tensor, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: object, target_lengths: object,
     neg_log_likelihood: torch.Tensor, log_alpha: torch.Tensor, *_: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """The backward variables are as many as the forward ones."""
+    """Allocate as many backward variables as forward ones."""
     batch = log_probs.shape[1]
     lengths, inputs, offsets = (torch.empty(batch, dtype=torch.int64, device=targets.device) for _ in range(3))
     beta = torch.empty_like(log_alpha)
@@ -143,7 +142,7 @@ def ctc_loss_backward(
 def cdist_backward(
     grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
 ) -> torch.Tensor:
-    """A gradient for each pair, before they are summed."""
+    """Allocate a gradient for each pair, before they are summed."""
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     x1, x2 = (x.expand(*batch, *x.shape[-2:]).contiguous() for x in (x1, x2))
     held = [cdist.contiguous(), grad.contiguous()]
@@ -155,7 +154,7 @@ def cdist_backward(
 
 @kernel("_pdist_backward")
 def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
-    """The same within one set."""
+    """Allocate a gradient for each pair within one set, before they are summed."""
     result = torch.empty_like(self, memory_format=torch.contiguous_format)
     pairs = self.new_empty((self.shape[0] - 1, *result.shape)) if p and self.numel() else None
     del pairs
@@ -167,7 +166,7 @@ def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torc
 
 @kernel("nll_loss2d_forward")
 def nll_loss2d_forward(self: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, *_: int) -> Tensors:
-    """The sum of weights comes first."""
+    """Allocate the total weight first."""
     total_weight = self.new_empty(())
     output = self.new_empty((self.shape[0], *self.shape[2:]) if reduction == NONE else ())
     if reduction != NONE:

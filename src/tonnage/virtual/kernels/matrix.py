@@ -1,6 +1,7 @@
 """Matrix products: copies of operands that cuBLAS cannot read, and the workspaces of cuBLASLt.
 
-The workspace of cuBLAS itself is taken by the generic kernel (`LIBRARIES` in the package); values are not computed here.
+The workspace of cuBLAS itself is taken by the generic kernel (`LIBRARIES` in the package); values are not computed
+here.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ _LT_TYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat
 
 
 def _unreadable(matrix: torch.Tensor) -> bool:
-    """Neither its rows nor its columns lie one after the other."""
+    """Whether cuBLAS cannot read the matrix: neither rows nor columns are contiguous."""
     (rows, columns), (row_step, column_step) = matrix.shape, matrix.stride()
     if (column_step == 1 and row_step >= max(1, columns)) or (row_step == 1 and column_step >= max(1, rows)):
         return False
@@ -23,7 +24,7 @@ def _unreadable(matrix: torch.Tensor) -> bool:
 
 
 def _is_dense(matrix: torch.Tensor) -> bool:
-    """No gaps and no overlaps, in whatever order; a dimension of one may have any stride."""
+    """Whether there are no gaps and overlaps, in any order; a dimension of size 1 may have any stride."""
     expected = 1
     for step, size in sorted(zip(matrix.stride(), matrix.shape, strict=True)):
         if size == 1:
@@ -35,7 +36,7 @@ def _is_dense(matrix: torch.Tensor) -> bool:
 
 
 def _unreadable_batch(batch: torch.Tensor) -> bool:
-    """The same for a batch of matrices, of which only the last two dimensions count; a stride of 0 is no leading one."""
+    """Whether cuBLAS cannot read the matrices of a batch; a stride of 0 is not a leading dimension."""
     (_, rows, columns), (_, row_step, column_step) = batch.shape, batch.stride()
     if (column_step == 1 and row_step >= max(1, columns)) or (row_step == 1 and column_step >= max(1, rows)):
         return False
@@ -43,7 +44,7 @@ def _unreadable_batch(batch: torch.Tensor) -> bool:
 
 
 def _takes_lt(bias: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, beta: Any, out: torch.Tensor) -> bool:
-    """A bias that is a vector goes through cuBLASLt, which adds it in the same kernel."""
+    """Whether cuBLASLt is used, which adds a vector bias in the same kernel."""
     return (
         mat1.numel() > 0
         and mat2.numel() > 0
@@ -66,13 +67,13 @@ def _unreadable_for_vectors(matrix: torch.Tensor) -> bool:
 
 
 def _register(name: str, unreadable: Callable[[torch.Tensor], bool], first: int = 0, last: int = 1) -> None:
-    """A product of the arguments from `first` to `last`."""
+    """Register a product of the arguments from `first` to `last`."""
     by_shape, may_take_lt = plain(name), "addmm" in name
 
     @kernel(name)
     def multiply(*given: Any, **others: Any) -> torch.Tensor:
         result: torch.Tensor = by_shape(*given, **others)
-        # What the library needs in another layout is copied, all at once.
+        # Operands that the library needs in another layout are copied, all at once.
         operands = [each for each in given[last : first - 1 if first else None : -1] if unreadable(each)]
         held = [each.clone(memory_format=torch.contiguous_format) for each in operands]
         while held:
@@ -83,7 +84,7 @@ def _register(name: str, unreadable: Callable[[torch.Tensor], bool], first: int 
 
 
 def _register_lt(name: str, since: tuple[int, int] = (2, 0)) -> None:
-    """A product in cuBLASLt, which has a workspace since this version."""
+    """Register a product in cuBLASLt, which has a workspace since this version."""
     by_shape = plain(name)
 
     @kernel(name)
@@ -110,7 +111,7 @@ for _name in ("_scaled_mm", "_scaled_mm.out"):
     _register_lt(_name)
 
 
-# Many products of different sizes at once
+# Grouped products
 
 
 @kernel("_grouped_mm")
@@ -118,7 +119,7 @@ def grouped_mm(
     self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """On Hopper and Blackwell one CUTLASS kernel for bfloat16, with its arguments in memory; else one product a group."""
+    """Use one CUTLASS kernel for bfloat16 on Hopper and Blackwell, else one product per group."""
 
     out = _grouped_output(self, mat2, offs, out_dtype or self.dtype)
     device = active().device
@@ -128,7 +129,7 @@ def grouped_mm(
         return out
     groups = mat2.shape[0] if mat2.dim() == 3 else self.shape[0] if self.dim() == 3 else _length(offs)
     arguments = scratch(groups * 60, self)  # three pointers, three strides and three sizes
-    workspace = scratch(device.gpu.sm_count * 512, self)  # four tensor maps for each multiprocessor
+    workspace = scratch(device.gpu.sm_count * 512, self)  # four tensor maps for each SM
     del workspace, arguments
     return out
 
@@ -139,7 +140,7 @@ def _length(offs: torch.Tensor | None) -> int:
 
 
 def _grouped_output(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Rows begin at 16 bytes."""
+    """Allocate the output with rows aligned to 16 bytes."""
     columns = b.shape[-1]
     padded = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
     if a.dim() == b.dim():

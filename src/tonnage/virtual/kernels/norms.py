@@ -1,6 +1,6 @@
-"""Layer, RMS and group normalisation: copies of inputs that are not contiguous, and partial sums of the weights' gradients.
+"""Layer, RMS and group norm: copies of non-contiguous inputs, and partial sums of the weights' gradients.
 
-Batch normalisation goes through cuDNN and lives with the convolutions.
+Batch normalization is in `batchnorm`.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def fused_rms_norm(input: Any, normalized_shape: list[int], weight: Any, eps: fl
 def unfused_rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """`torch.rms_norm` before torch 2.9: operators that autograd differentiates one by one."""
+    """Replace `torch.rms_norm` for torch before 2.9: separate operators, each differentiated by autograd."""
     wide = input.to(torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else input
     dims = list(range(input.dim() - len(normalized_shape), input.dim()))
     scale = wide.pow(2).mean(dims, keepdim=True).add_(torch.finfo(wide.dtype).eps if eps is None else eps).rsqrt()
@@ -62,7 +62,7 @@ def fused_rms_norm_backward(
 
 
 def _backward(grad: Any, input: Any, normalized_shape: list[int], affine: Tensors, mask: list[bool]) -> Tensors:
-    """Gradients of the input and of the affine parameters; the incoming one is made contiguous after they are there."""
+    """Allocate gradients of the input and the affine parameters, then make the incoming gradient contiguous."""
     rows = input.contiguous()
     outputs = [torch.empty_like(rows) if mask[0] else None]
     outputs += [torch.empty_like(each) if wanted else None for each, wanted in zip(affine, mask[1:], strict=True)]
@@ -73,14 +73,14 @@ def _backward(grad: Any, input: Any, normalized_shape: list[int], affine: Tensor
 
 
 def gradient_parts(rows: int, width: int, sm_count: int) -> int:
-    """Into how many parts the sum over rows is cut where there are many rows and few columns; 1: not at all."""
+    """Return the number of parts of the sum over rows: 1 unless there are many rows and few columns."""
     if rows <= _MANY_ROWS or width // 32 >= sm_count // 2:
         return 1
     return min(_GRID // -(-width // 32), -(-rows // 32))
 
 
 def _sum_in_parts(input: torch.Tensor, normalized_shape: list[int], outputs: list[Any]) -> None:
-    """Where the sum is cut, the weights' gradients are replaced by the sums over their parts."""
+    """If the sum is split, replace the weights' gradients by sums over their parts."""
     width = prod(normalized_shape)
     rows = input.numel() // width if width else 0
     if rows <= _MANY_ROWS:

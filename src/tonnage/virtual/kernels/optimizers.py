@@ -1,4 +1,4 @@
-"""What the multi-tensor kernels of optimizers and gradient clipping allocate beside their outputs."""
+"""Temporary memory of the multi-tensor kernels of optimizers and gradient clipping."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import torch
 
 from tonnage.virtual.kernels.registry import kernel, plain
 
-_CHUNK = 65536  # elements that one block of a multi-tensor kernel works on
+_CHUNK = 65536  # elements per block of a multi-tensor kernel
 
 
 @kernel("_foreach_norm.Scalar")
 def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:
-    """Norms of the chunks first, then one result for each tensor."""
+    """Compute norms of the chunks, then one result for each tensor."""
     if not _is_fast(self, ord):
         return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in self]
     kind = torch.float64 if (dtype or self[0].dtype) == torch.float64 else torch.float32
@@ -23,7 +23,7 @@ def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None
 
 @kernel("_foreach_max")
 def foreach_max(self: list[Any]) -> list[Any]:
-    """One result for each tensor, then the largest of each chunk."""
+    """Allocate one result for each tensor, then the maximum of each chunk."""
     if not _is_fast(self, 2):
         return [t.max() for t in self]
     outputs = [torch.empty((), dtype=t.dtype, device=t.device) for t in self]
@@ -33,7 +33,7 @@ def foreach_max(self: list[Any]) -> list[Any]:
 
 
 def chunks(tensors: list[Any]) -> int:
-    """The number of chunks of the largest tensor."""
+    """Return the number of chunks of the largest tensor."""
     return max(-(-t.numel() // _CHUNK) for t in tensors)
 
 
@@ -49,7 +49,7 @@ def _is_fast(tensors: list[Any], order: Any) -> bool:
 
 @kernel("pow.Scalar")
 def pow_scalar(self: Any, exponent: torch.Tensor) -> torch.Tensor:
-    """The base becomes a number on the device, unless it is one."""
+    """Copy the base to the device, unless it is 1."""
     result: torch.Tensor = plain("pow.Scalar")(self, exponent)
     if complex(self) != 1:
         types = {bool: torch.bool, int: torch.int64, float: torch.float64}

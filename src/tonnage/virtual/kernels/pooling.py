@@ -1,4 +1,4 @@
-"""Pooling that copies operands which are not contiguous. The other kinds allocate nothing beside their outputs."""
+"""Pooling operators that copy non-contiguous operands. Others allocate only their outputs."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tonnage.virtual.kernels.registry import kernel, plain
 
 
 def contiguous_like(tensor: Tensor) -> Tensor | None:
-    """A contiguous tensor to write the result into first, where the result is not contiguous itself."""
+    """Allocate a contiguous tensor for the result, if that is not contiguous itself."""
     return None if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
@@ -24,7 +24,7 @@ def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, T
 
 @kernel("adaptive_max_pool2d_backward")
 def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
-    """Scatters the gradient to where the maxima were."""
+    """Scatter the gradient to the positions of the maxima."""
     result: Tensor = plain("adaptive_max_pool2d_backward")(grad_output, self, indices)
     laid, places, first = grad_output.contiguous(), indices.contiguous(), contiguous_like(result)
     del first, places, laid
@@ -33,7 +33,7 @@ def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Ten
 
 @kernel("adaptive_max_pool3d")
 def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
-    """The same in three dimensions; its outputs are contiguous."""
+    """Copy a non-contiguous input; the outputs are contiguous."""
     output, indices = plain("adaptive_max_pool3d")(self, output_size)
     self.contiguous()
     return output, indices
@@ -41,7 +41,7 @@ def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, T
 
 @kernel("_adaptive_avg_pool3d")
 def adaptive_avg_pool3d(self: Tensor, output_size: list[int]) -> Tensor:
-    """The copy comes before the output here."""
+    """Copy the input before the output is allocated."""
     laid = self.contiguous()
     output: Tensor = plain("_adaptive_avg_pool3d")(self, output_size)
     del laid
@@ -56,9 +56,9 @@ def avg_pool3d(self: Tensor, kernel_size: list[int], *rest: Any, **options: Any)
 
 
 def _register_backward(name: str, channels_last: bool) -> None:
-    """Backward of a pooling: after the result, the gradient is laid out as the input is, which that of a sum is not.
+    """Register a pooling's backward: after the result, the gradient is copied to the input's layout if it differs.
 
-    A pooling may read a gradient of any strides where the input has its channels last.
+    With `channels_last=False` the kernel reads a gradient of any strides if the input is channels last.
     """
     by_shape = plain(name)
 

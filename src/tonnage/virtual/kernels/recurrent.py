@@ -1,6 +1,6 @@
 """Recurrent networks: cuDNN's (one call for all layers and steps) and PyTorch's fused cells.
 
-The bytes of cuDNN's buffers are the business of `recurrent_sizes`.
+`recurrent_sizes` has the sizes of cuDNN's buffers.
 """
 
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ def _network(
     input: Tensor, mode: int, hidden: int, projected: int, layers: int, dropout: float, train: bool, bidirectional:
     bool, batch_sizes: Ints,
 ) -> Network:  # fmt: skip
-    """From a time-major input; a packed one is a matrix with one row for each element of each sequence."""
+    """Describe a network by its time-major input; a packed input is a matrix with one row per element of each sequence."""
     packed = bool(batch_sizes)
     return Network(
         kind=KINDS[mode], input=input.shape[-1], hidden=hidden, layers=layers, directions=2 if bidirectional else 1,
@@ -32,7 +32,7 @@ def _network(
     )  # fmt: skip
 
 
-# ---- what PyTorch's `lstm`, `gru` and `rnn_*` do on a card with cuDNN
+# ---- PyTorch's `lstm`, `gru` and `rnn_*` with cuDNN
 
 
 @own_operator(
@@ -44,7 +44,7 @@ def cudnn_rnn(
     mode: int, input: Tensor, batch_sizes: Maybe, hx: Tensor, cx: Maybe, weights: list[Tensor], biases: bool, layers:
     int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Finds the flat buffer of the weights where there is one, and the dropout's state, then makes the one call."""
+    """Find the flat weight buffer, if any, and the dropout state, then call cuDNN."""
     was_autocast = torch.is_autocast_enabled("cuda")
     projected = cx.shape[2] != hx.shape[2] if cx is not None else False
     hidden = cx.shape[2] if cx is not None else hx.shape[2]
@@ -67,9 +67,9 @@ def _half_weights(
     input: Tensor, weights: list[Tensor], buffer: Maybe, mode: int, hidden: int, projected: int, layers: int,
     bidirectional: bool,
 ) -> tuple[Maybe, list[Tensor]]:  # fmt: skip
-    """What autocast does before the call: the weights as views of one new buffer, in FP16 even where BF16 was asked for.
+    """Copy the weights as autocast does: to views of one new buffer, in FP16 even where BF16 was requested.
 
-    The views know nothing of each other, so each weight has a gradient of its own.
+    The views are independent tensors, so each weight has its own gradient.
     """
     if weights[0].dtype in (torch.half, torch.double):
         return buffer, weights
@@ -88,7 +88,7 @@ def _half(tensor: Maybe) -> Maybe:
 
 
 def _flat_buffer(weights: list[Tensor]) -> Maybe:
-    """The buffer that all weights are views of, or None where they are tensors of their own."""
+    """Return the buffer that all weights are views of, or None if they are separate tensors."""
     first = weights[0].detach()
     storage = first.untyped_storage()
     if len(weights) < 2 or any(w.untyped_storage().data_ptr() != storage.data_ptr() for w in weights):
@@ -108,7 +108,7 @@ def _dropout_state(input: Tensor) -> Tensor:
 
 @kernel("_cudnn_init_dropout_state")
 def init_dropout_state(*_: Any, device: torch.device | None = None, **__: Any) -> Tensor:
-    """Kept for the rest of the run."""
+    """Allocate the dropout state, which is kept for the rest of the run."""
     size = dropout_state_bytes(active().gpu.sm_count, active().gpu.max_threads_per_sm)
     return torch.empty(size, dtype=torch.uint8, device=device or "cuda")
 
@@ -118,7 +118,7 @@ def flatten_weight(
     weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int, proj_size: int,
     num_layers: int, batch_first: bool, bidirectional: bool,
 ) -> Tensor:  # fmt: skip
-    """`flatten_parameters`: one buffer, of which every weight becomes a view."""
+    """`flatten_parameters`: allocate one buffer and make every weight a view of it."""
     shape_of_input = weight_arr[0].new_empty((0, 0, input_size))
     network = _network(shape_of_input, mode, hidden_size, proj_size, num_layers, 0, False, bidirectional, [])
     buffer = torch.empty(network.weight_elements, dtype=weight_arr[0].dtype, device=weight_arr[0].device)
@@ -144,7 +144,7 @@ def rnn_forward(
     hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional:
     bool, batch_sizes: Ints, dropout_state: Maybe,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """A contiguous input, the outputs, weights in one buffer, workspace, and in training the reserve space."""
+    """Allocate a contiguous input, outputs, weights in one buffer, workspace and, in training, the reserve space."""
     active().device.use("cudnn")
     turned = batch_first and not batch_sizes
     x = (input.transpose(0, 1) if turned else input).contiguous()
@@ -166,7 +166,7 @@ def rnn_backward(
     batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Ints, dropout_state: Maybe,
     reserve: Tensor, output_mask: list[bool],
 ) -> tuple[Maybe, Maybe, Maybe, list[Tensor]]:  # fmt: skip
-    """First the gradients of input and states, always; then those of the weights, as views of one buffer."""
+    """Allocate gradients of input and states, always, then those of the weights, as views of one buffer."""
     if grad_output is None and grad_hy is None and grad_cy is None:
         return None, None, None, []
     turned = batch_first and not batch_sizes
@@ -202,7 +202,7 @@ def _backward_to_input(
 def _backward_to_weights(
     seen: Tensor, weights: list[Tensor], weight_buf: Tensor, biases: bool, network: Network
 ) -> list[Tensor]:
-    """Without biases the buffer, which has room for them, is not handed out: the gradients are copies."""
+    """Allocate the weights' gradients: views of one buffer with biases, copies without."""
     x = seen.contiguous()
     buffer = torch.empty_like(weight_buf)
     workspace = scratch(network.workspace_bytes(), x)
@@ -216,7 +216,7 @@ def _backward_to_weights(
 
 @kernel("_thnn_fused_gru_cell")
 def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Maybe) -> tuple[Tensor, Tensor]:
-    """The new state, and five rows of gates for the backward pass, which are made first."""
+    """Allocate five rows of gates for the backward pass, then the new state."""
     workspace = hx.new_empty((hx.shape[0], hx.shape[1] * 5))
     return torch.empty_like(hx), workspace
 
@@ -225,7 +225,7 @@ def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Maybe) -
 def gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Maybe, Maybe]:
-    """Gradients of both sets of gates and of the state; biases by a sum over the batch."""
+    """Allocate gradients of both sets of gates and of the state; biases are summed over the batch."""
     gates = workspace.shape[1] // 5 * 3
     to_input = workspace.new_empty((workspace.shape[0], gates))
     to_hidden = torch.empty_like(to_input)
@@ -237,7 +237,7 @@ def gru_cell_backward(
 
 @kernel("_thnn_fused_lstm_cell")
 def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *_: Maybe) -> tuple[Tensor, Tensor, Tensor]:
-    """The gates, for the backward pass, are made before the new states."""
+    """Allocate the gates for the backward pass, then the new states."""
     workspace = torch.empty_like(input_gates)
     hy, cy = torch.empty_like(cx), torch.empty_like(cx)
     return hy, cy, workspace

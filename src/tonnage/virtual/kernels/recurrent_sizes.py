@@ -1,7 +1,7 @@
-"""How many bytes cuDNN's recurrent networks take: weights, workspace, reserve space, dropout state.
+"""Sizes of the buffers of cuDNN's recurrent networks, in bytes: weights, workspace, reserve space, dropout state.
 
-The formulas were read off measurements (`data/cudnn-recurrent.toml`); cuDNN does not publish them. Projections and
-inputs more than twice as wide as the hidden state were hardly measured.
+The formulas were derived from measurements (`data/cudnn-recurrent.toml`); cuDNN does not publish them. Projections
+and inputs more than twice as wide as the hidden state were hardly measured.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 _DATA = Path(__file__).parent.parent / "data" / "cudnn-recurrent.toml"
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-KINDS = ("RNN", "RNN", "LSTM", "GRU")  # by cuDNN's number of the mode
+KINDS = ("RNN", "RNN", "LSTM", "GRU")  # by cuDNN's mode
 ALIGNMENT_BYTES = 32
 STATE_BYTES_PER_THREAD = 24
 
@@ -47,7 +47,7 @@ class Network:
 
     @cached_property
     def weight_elements(self) -> int:
-        """All matrices and both biases, which have their place even where there are none."""
+        """All matrices and both biases, which have space reserved even if there are none."""
         return self.matrix_elements + 2 * GATES[self.kind] * self.hidden * self.layers * self.directions
 
     @cached_property
@@ -65,7 +65,6 @@ class Network:
 
     @property
     def _is_persistent(self) -> bool:
-        """PyTorch asks for the persistent algorithm by this rule."""
         simple = (
             self.dtype == "float16" and self.kind != "GRU" and self.layers == self.directions == 1 and not self.rows
         )
@@ -76,11 +75,11 @@ class Network:
 
     @property
     def _chunk(self) -> int:
-        """Steps that several layers work on at a time."""
+        """Steps that several layers process at a time."""
         return 8 * (self.layers + 1)
 
     def workspace_bytes(self) -> int:
-        """The larger of what the forward and, in training, the backward pass needs."""
+        """Return the maximum of the forward and, in training, the backward pass."""
         figures = _figures()
         fixed = figures["bytes_per_layer_and_direction"] * self.layers * self.directions + figures["fixed_bytes"]
         if self.rows:
@@ -109,7 +108,7 @@ class Network:
         return self.steps * (per_step + 2 * ratio + wider + more) + per_layer * self.layers
 
     def reserve_bytes(self) -> int:
-        """What the backward pass needs: gates and states, outputs between layers, dropout masks as bits."""
+        """Return what the backward pass needs: gates and states, outputs between layers, dropout masks as bits."""
         rows = self.rows or self.steps * self.batch
         unit = rows * self.hidden * self.directions
         per_layer = _figures()["reserve_per_layer"][self.kind]
@@ -126,5 +125,5 @@ def _aligned(size: int) -> int:
 
 
 def dropout_state_bytes(sm_count: int, threads_per_sm: int) -> int:
-    """One random state for each thread that the card can hold."""
+    """Return the size of one random state for each thread that can be resident on the card."""
     return sm_count * threads_per_sm * STATE_BYTES_PER_THREAD

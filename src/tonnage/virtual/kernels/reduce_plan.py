@@ -1,8 +1,8 @@
-"""How PyTorch's CUDA reductions are laid out on the card, and the global memory that blocks need to meet in.
+"""The launch configuration of PyTorch's CUDA reductions, and the global memory that blocks need to combine results.
 
-A reduction whose input is split over several thread blocks stages partial results in a buffer, with a semaphore for
-each output. The rules are those of the launch configuration: they depend on the sizes and strides once dimensions have
-been sorted and merged, on the element types, and on the multiprocessors. It does not know of tensors.
+A reduction split over several thread blocks stages partial results in a buffer, with a semaphore for each output. The
+configuration depends on sizes and strides after dimensions have been sorted and merged, on the element types, and on
+the number of SMs. This module does not use tensors.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from math import prod
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 512
 MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256
-# No reduction of fewer elements is split: 128 threads (vectors of 4 outputs) of 256 values, 64 of complex doubles.
+# Smaller reductions are never split: 128 threads (vectors of 4 outputs) of 256 values, 64 for complex doubles.
 FEWEST_SPLIT = 64 * MAX_VALUES_PER_THREAD
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """The types of a reduction, in bytes: what it reads, what it carries along; and how many values a load takes."""
+    """The element sizes of a reduction, in bytes: as read and as accumulated; and how many values a load takes."""
 
     scalar_bytes: int
     carried_bytes: int
@@ -29,7 +29,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What of the card matters."""
+    """The properties of the card that matter."""
 
     multiprocessors: int
     threads_per_multiprocessor: int
@@ -57,7 +57,7 @@ class Loop:
 
 @lru_cache(maxsize=4096)
 def make_loop(shape: tuple[int, ...], output: tuple[int, ...], input: tuple[int, ...], address: int) -> Loop:
-    """The loop with its dimensions in the order of their strides (in bytes) and merged where they are one run."""
+    """Build a loop with dimensions sorted by stride (in bytes) and merged where they are contiguous."""
     order = _sorted_dimensions(shape, output, input)
     merged: list[tuple[int, int, int]] = []
     for size, out, stride in ((shape[d], output[d], input[d]) for d in order):
@@ -72,7 +72,7 @@ def make_loop(shape: tuple[int, ...], output: tuple[int, ...], input: tuple[int,
 
 
 def _sorted_dimensions(shape: tuple[int, ...], output: tuple[int, ...], input: tuple[int, ...]) -> list[int]:
-    """An insertion sort, because the comparison can be ambiguous and the order then matters."""
+    """Sort by insertion, because the comparison can be ambiguous and the order then matters."""
 
     def compare(a: int, b: int) -> int:
         if (output[a] == 0) != (output[b] == 0):
@@ -101,13 +101,13 @@ def _sorted_dimensions(shape: tuple[int, ...], output: tuple[int, ...], input: t
 
 @lru_cache(maxsize=4096)
 def staging_bytes(loop: Loop, element: Element, card: Card) -> tuple[tuple[int, int], ...]:
-    """(buffer, semaphores) of each launch, (0, 0) where it needs none; loops beyond 32-bit offsets take several."""
+    """Return (buffer, semaphores) of each launch, (0, 0) if it needs none; loops beyond 32-bit offsets take several."""
     return tuple(_staging(part, element, card) for part in _within_32_bits(loop))
 
 
 @lru_cache(maxsize=4096)
 def fits_32_bits(loop: Loop) -> bool:
-    """Whether offsets of the loop fit 32 bits, so that it is one launch."""
+    """Whether all offsets fit 32 bits, so that one launch is enough."""
     if loop.numel() > INT32_MAX:
         return False
     return all(

@@ -1,6 +1,6 @@
-"""Reductions: a large one, split over thread blocks, stages partial results in memory; some cast their input first.
+"""Reductions: large ones, split over thread blocks, stage partial results in memory; some cast their input first.
 
-What a reduction reads and carries along is listed below by operator; `reduce_plan` knows how it is laid out on a card.
+The types that each operator reads and accumulates are listed below; `reduce_plan` has the launch configuration.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tonnage.virtual.kernels.values import choose, is_known
 from tonnage.virtual.session import active
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
-# (its input, its result) -> the type it reads, what it carries, and whether it can accumulate in the result.
+# (input, result) -> the dtype it reads, its element sizes, and whether it can accumulate in the result.
 Rule = Callable[[torch.Tensor, torch.Tensor], tuple[torch.dtype, Element, bool]]
 
 
@@ -42,7 +42,7 @@ def _accumulator_bytes(dtype: torch.dtype) -> int:
 
 
 def _read_dtype(self: torch.Tensor, result: torch.Tensor) -> torch.dtype:
-    """Half precision is reduced into float32 as it is; anything else is cast to the type of the result first."""
+    """Half precision is reduced to float32 directly; others are cast to the result's dtype first."""
     if self.dtype in LOW_PRECISION and result.dtype == torch.float32:
         return self.dtype
     return result.dtype.to_complex() if self.is_complex() and not result.is_complex() else result.dtype
@@ -80,7 +80,7 @@ def _pair_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, E
     return self.dtype, _element(self.dtype, 2 * self.dtype.itemsize), False
 
 
-# Which operators go by which rule; those with a dot are overloads.
+# Operators by rule; a dot separates the overload.
 OPERATORS: tuple[tuple[Rule, str], ...] = (
     (_sum_rule(True), "sum.dim_IntList sum.IntList_out mean.dim mean.out"),
     (_sum_rule(False), "nansum nansum.out"),
@@ -102,7 +102,7 @@ def _register(name: str, rule: Rule) -> None:
     schema = getattr(getattr(torch.ops.aten, word), overload or "default")._schema
     places = {argument.name: place for place, argument in enumerate(schema.arguments)}
     by_shape = plain(name)
-    # Checks hold and no flag is raised, where nobody knows.
+    # For unknown values, checks hold and no flag is set.
     otherwise = {"all": True, "any": False}.get(word)
 
     def argument(word: str, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -126,7 +126,7 @@ def _register(name: str, rule: Rule) -> None:
 
 
 def _stage(self: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool, rule: Rule) -> None:
-    """What the reduction holds beside its result, in turn."""
+    """Allocate what the reduction holds in addition to its result, in order."""
     dtype, element, accumulates = rule(self, result)
     source = self if dtype == self.dtype else torch.empty_like(self, dtype=dtype)
     if self.numel() < FEWEST_SPLIT:
@@ -145,7 +145,7 @@ def _stage(self: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool, ru
 
 
 def loop_of(source: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool) -> Loop:
-    """The loop over the source's elements; those along `dim` (None or empty: all) meet in one of the result's."""
+    """Build the loop over the source's elements, reduced along `dim` (None or empty: all)."""
     rank = source.dim()
     dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     reduced = {d % rank for d in dims} if rank else set()

@@ -2,12 +2,12 @@
 
     @kernel("embedding_dense_backward")
     def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
-        sorted_indices = torch.empty_like(indices)      # a temporary, dropped when the function returns
+        sorted_indices = torch.empty_like(indices)      # a temporary, freed when the function returns
         return torch.zeros((num_weights, grad.shape[-1]), dtype=grad.dtype, device=grad.device)
 
-A kernel makes and drops tensors in the order in which the real host code does; nothing is computed. `plain("name.overload")`
-calls the operator's shape rule, for kernels that only add temporaries to it. Arguments arrive as the schema lists them; those
-that equal the schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
+A kernel allocates and frees tensors in the order of the real host code; nothing is computed. `plain("name.overload")`
+calls the operator's shape rule, for kernels that only add temporaries. Arguments arrive as in the schema; those equal
+to the schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 KERNELS: dict[str, Callable[..., Any]] = {}
 # the same for sparse tensors
 SPARSE_KERNELS: dict[str, Callable[..., Any]] = {}
-# names of this project's own operators: what PyTorch's C++ asks of CUDA through function tables
+# our own operators, by name: what PyTorch's C++ requests from CUDA through function tables
 SCHEMAS: dict[str, str] = {}
 COMPOSITES: dict[str, Callable[..., Any]] = {}
 
@@ -41,7 +41,7 @@ def kernel(*names: str) -> Callable[[Kernel], Kernel]:
 
 
 def sparse_kernel(*names: str) -> Callable[[Kernel], Kernel]:
-    """Register the function for these aten operators where an argument is a sparse (COO) tensor."""
+    """Register the function for these aten operators on sparse (COO) tensors."""
 
     def register(function: Kernel) -> Kernel:
         SPARSE_KERNELS.update(dict.fromkeys(names, function))
@@ -51,7 +51,7 @@ def sparse_kernel(*names: str) -> Callable[[Kernel], Kernel]:
 
 
 def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], Kernel]:
-    """Register the function as an operator of the namespace `tonnage`; a composite one is differentiated through."""
+    """Register the function as an operator of the namespace `tonnage`; autograd differentiates through a composite one."""
 
     def register(function: Kernel) -> Kernel:
         name = schema.split("(", 1)[0]
@@ -66,7 +66,7 @@ def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], 
 
 
 def plain(operator: Any) -> Callable[..., Any]:
-    """The operator, or the one of this aten name, by its shape rule alone: outputs are allocated, nothing else is."""
+    """Return a function that applies only the operator's shape rule: it allocates the outputs and nothing else."""
     if isinstance(operator, str):
         packet, _, overload = operator.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -78,5 +78,5 @@ def plain(operator: Any) -> Callable[..., Any]:
 
 
 def scratch(size_bytes: int, like: torch.Tensor) -> torch.Tensor | None:
-    """Bytes that a kernel borrows from the caching allocator; hold the result for as long as the kernel would."""
+    """Allocate temporary bytes from the caching allocator; hold the result for as long as the kernel would."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=like.device) if size_bytes > 0 else None

@@ -8,12 +8,12 @@ from tonnage.virtual.kernels.cub import scan_bytes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 
 MOST_ITEMS = 1 << 30
-# Structs to CUB, so that value and status do not share a word.
+# Structs in CUB, so that value and status do not share a word.
 NOT_PRIMITIVE = (torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 
 
 def scan(count: int, dtype: torch.dtype, like: torch.Tensor) -> None:
-    """An inclusive scan of so many items: its storage is taken and given back."""
+    """Allocate and free the storage of an inclusive scan."""
     storage = scratch(scan_bytes(min(count, MOST_ITEMS), dtype.itemsize, primitive=dtype not in NOT_PRIMITIVE), like)
     del storage
     for start in range(MOST_ITEMS, count, MOST_ITEMS):
@@ -55,7 +55,7 @@ def logcumsumexp(self: torch.Tensor, dim: int) -> torch.Tensor:
 
 @kernel("_cummax_helper", "_cummin_helper")
 def cummax(self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
-    """Both results are given; one that is not contiguous is written through a copy."""
+    """Allocate copies for results that are not contiguous."""
     held = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (values, indices) if not t.is_contiguous()]
     while held:
         held.pop()

@@ -1,4 +1,4 @@
-"""Operators that move or choose elements and hold a cast, a contiguous copy or a range while they do."""
+"""Operators that move or select elements with a temporary cast, contiguous copy or range."""
 
 import torch
 
@@ -11,7 +11,7 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 @kernel("where.self")
 def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Operands of other types are cast first, scalars of the host are moved."""
+    """Cast operands of other dtypes first, and move scalars from the host."""
     dtype = torch.result_type(self, other)
     self, other = self.to(dtype), other.to(dtype)
     if not (condition.is_cuda and self.is_cuda and other.is_cuda):
@@ -21,7 +21,7 @@ def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> t
     if chosen is not None:
         return chosen
     if all(t.is_contiguous() for t in (condition, self, other)) and not is_known(condition, self, other):
-        # PyTorch's shape rule of this operator is slow, and here the answer is plain.
+        # PyTorch's shape rule of this operator is slow, and not needed here.
         shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
         return torch.empty(shape, dtype=dtype, device=condition.device)
     result: torch.Tensor = plain(aten.where.self)(condition, self, other)
@@ -29,7 +29,7 @@ def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> t
 
 
 def _only_choice(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """The result, where the condition is known to choose one operand throughout and nobody knows the other."""
+    """Return the result if the condition is known to select one operand throughout and only that one is known."""
     if condition.numel() > MOST_COMPARED or not is_known(condition) or is_known(self) == is_known(other):
         return None
     flags, known = condition.cpu(), self if is_known(self) else other
@@ -41,7 +41,7 @@ def _only_choice(condition: torch.Tensor, self: torch.Tensor, other: torch.Tenso
 
 @kernel("roll")
 def roll(self: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> torch.Tensor:  # type: ignore[assignment]
-    """One dimension after the other."""
+    """Roll one dimension after the other."""
     if len(dims) == 1 and len(shifts) == 1:
         source = self.contiguous()
         result: torch.Tensor = plain(aten.roll.default)(source, shifts, dims)
@@ -57,7 +57,7 @@ def roll(self: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> torch.T
 
 @kernel("unfold_backward")
 def unfold_backward(grad_in: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> torch.Tensor:
-    """Overlapping windows are added by a walk over the places they cover."""
+    """Add overlapping windows by a walk over the positions they cover."""
     result: torch.Tensor = plain(aten.unfold_backward.default)(grad_in, input_sizes, dim, size, step)
     dim %= len(input_sizes)
     covered = min(input_sizes[dim], (grad_in.shape[dim] - 1) * step + size)
@@ -68,7 +68,7 @@ def unfold_backward(grad_in: torch.Tensor, input_sizes: list[int], dim: int, siz
 
 @kernel("reflection_pad2d")
 def reflection_pad2d(self: torch.Tensor, padding: list[int]) -> torch.Tensor:
-    """Reads a contiguous input."""
+    """Copy the input if it is not contiguous."""
     result: torch.Tensor = plain(aten.reflection_pad2d.default)(self, padding)
     if not self.is_contiguous():
         source = torch.empty_like(self, memory_format=torch.contiguous_format)
@@ -78,7 +78,7 @@ def reflection_pad2d(self: torch.Tensor, padding: list[int]) -> torch.Tensor:
 
 @kernel("renorm")
 def renorm(self: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Tensor:
-    """Norms in float32, and the factors they give."""
+    """Compute norms in float32, and the factors from them."""
     result: torch.Tensor = plain(aten.renorm.default)(self, p, dim, maxnorm)
     norms = torch.linalg.vector_norm(
         self, p, [d for d in range(self.dim()) if d != dim % self.dim()], True,

@@ -1,4 +1,4 @@
-"""Softmax: its input is made contiguous, and its backward multiplies gradient and output into a temporary first."""
+"""Softmax: the input is made contiguous, and backward first multiplies gradient and output into a temporary."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _register("_log_softmax")
 def softmax_backward(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, **out: torch.Tensor
 ) -> torch.Tensor:
-    """The product of gradient and output lives until the end."""
+    """Hold the product of gradient and output until the end."""
     by_shape = plain("_softmax_backward_data.out" if out else "_softmax_backward_data")
     result: torch.Tensor = by_shape(grad_output, output, dim, input_dtype, **out)
     product = grad_output * output
@@ -56,7 +56,7 @@ def _hold(grad: torch.Tensor, output: torch.Tensor) -> None:
 def masked_softmax(
     self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
 ) -> torch.Tensor:
-    """One kernel where rows are short and the mask is contiguous; a masked copy and a softmax otherwise."""
+    """Use one kernel if rows are short and the mask is contiguous, else a masked copy and a softmax."""
     result = torch.empty_like(self)
     if mask_type == 0 and self.dim() == 4 and mask.dim() == 2:
         mask = mask.expand(self.shape)

@@ -1,6 +1,7 @@
-"""Sorting and selecting: rows of up to 4,096 sort in place, longer ones through CUB with buffers for keys and indices.
+"""Sorting and selection: rows of up to 4,096 sort in place, longer ones through CUB with buffers for keys and
+indices.
 
-Indices that nobody can know are made up (`values`), each as likely as any other.
+Unknown indices are sampled uniformly (`values`).
 """
 
 import math
@@ -92,7 +93,7 @@ def _sort_batch(count: int, length: int, self: torch.Tensor) -> None:
 
 
 def radix_sort(count: int, key_bytes: int, value_bytes: int, like: torch.Tensor, bits: int | None = None) -> None:
-    """CUB's storage is taken and given back."""
+    """Allocate and free CUB's storage."""
     storage = scratch(radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
     del storage
 
@@ -107,7 +108,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _strides_with_last(tensor: torch.Tensor, dim: int) -> list[int]:
-    """Dense strides in the order of the tensor's own, with `dim` fastest."""
+    """Return dense strides in the order of the tensor's own, with `dim` fastest."""
     order = sorted(range(tensor.dim()), key=lambda d: -1 if d == dim else tensor.stride(d), reverse=True)
     strides, step = [0] * tensor.dim(), 1
     for d in reversed(order):
@@ -116,7 +117,7 @@ def _strides_with_last(tensor: torch.Tensor, dim: int) -> list[int]:
     return strides
 
 
-# The k largest
+# Top k
 
 
 @kernel("topk", "topk.values")
@@ -143,7 +144,7 @@ def topk(
 
 
 def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
-    """Long slices are each worked on by many blocks: what these hand each other."""
+    """Allocate the buffers of the multi-block kernel, which is used for long slices."""
     limits = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
     if length < next((least for most, least in limits if slices <= most), 400):
         return
@@ -170,14 +171,14 @@ def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
 
 @kernel("median")
 def median(self: torch.Tensor) -> torch.Tensor:
-    """All elements are sorted."""
+    """Sort all elements."""
     ordered = self.flatten().sort()[0]
     return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(self.numel() - 1) // 2])
 
 
 @kernel("nanmedian")
 def nanmedian(self: torch.Tensor) -> torch.Tensor:
-    """The place of the median depends on how many are not a number."""
+    """Sort all elements; the median's position depends on the number of NaNs."""
     ordered = self.flatten().sort()[0]
     mask = ordered.isnan()
     count = mask.sum()
@@ -188,14 +189,14 @@ def nanmedian(self: torch.Tensor) -> torch.Tensor:
     return aten.index.Tensor(ordered, [place])
 
 
-# Drawing
+# Sampling
 
 
 @kernel("multinomial")
 def multinomial(
     self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: object = None
 ) -> torch.Tensor:
-    """Categories, drawn with equal probability: what the weights are is not known."""
+    """Sample categories uniformly, because the weights are unknown."""
     shape = (num_samples,) if self.dim() == 1 else (self.shape[0], num_samples)
     result = torch.empty(shape, dtype=torch.int64, device=self.device)
     if replacement and num_samples > 1:
@@ -215,7 +216,7 @@ def multinomial(
 
 
 def _check_weights(self: torch.Tensor) -> list[torch.Tensor]:
-    """Flags that live as long as the drawing: are all weights valid, is a row without any."""
+    """Return the flags that live during sampling: whether all weights are valid, and whether a row has none."""
     largest = self.max()
     finite = largest < math.inf
     smallest = self.min()
@@ -239,7 +240,7 @@ def _draw_again(self: torch.Tensor) -> None:
         held.pop()
 
 
-# Uniqueness
+# Unique values
 
 
 @kernel("_unique2")
@@ -267,7 +268,6 @@ def unique_dim(self: torch.Tensor, dim: int, sorted: bool = True, *returned: boo
 
 
 def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tuple[torch.Tensor, ...] | None:
-    """The answer, where the values are known."""
     if not is_known(self):
         return None
     find = torch.unique_consecutive if consecutive else torch.unique
@@ -275,7 +275,7 @@ def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tup
 
 
 def expected_distinct(self: torch.Tensor, consecutive: bool = False) -> int:
-    """How many distinct values a tensor has that nobody knows."""
+    """Return the expected number of distinct values in an unknown tensor."""
     law = None if consecutive else law_of(self)
     unknown = "No value occurs twice in a tensor whose values are not known."
     expected = "Random integers have as many distinct values as can be expected."
@@ -286,7 +286,7 @@ def expected_distinct(self: torch.Tensor, consecutive: bool = False) -> int:
 def _filled(
     storage_count: int, dtype: torch.dtype, self: torch.Tensor, values: torch.Tensor | None, count: int
 ) -> torch.Tensor:
-    """A tensor of `count` whose storage was made for more."""
+    """Allocate a tensor of `count` elements whose storage was allocated for more."""
     result = _empty(storage_count, dtype, self)
     if values is not None:
         padded = torch.zeros(storage_count, dtype=dtype)

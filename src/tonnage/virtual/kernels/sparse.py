@@ -1,7 +1,8 @@
-"""Sparse (COO) tensors: coalescing and sums. What PyTorch writes alike for all devices runs as it is, of nested ones too.
+"""Sparse (COO) tensors: coalescing and sums. Device-independent code of PyTorch runs unchanged, also for nested
+tensors.
 
-Indices that are equal become one when a tensor is coalesced; how many are left is counted where the indices are known,
-and else expected (`values`). Not modelled: products of two sparse tensors, and products of matrices.
+Coalescing merges equal indices; the number left is counted if the indices are known, else expected (`values`). Not
+modelled: products of two sparse tensors, and matrix products.
 """
 
 import torch
@@ -17,7 +18,7 @@ _HOST_CODE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 @kernel("_to_sparse", "_to_sparse.sparse_dim")
 def to_sparse(self: Tensor, *arguments: object, **options: object) -> Tensor:
-    """The elements that are not zero; PyTorch's code is the same for all devices."""
+    """Convert with PyTorch's code, which is the same for all devices."""
     made = torch.ops.aten._to_sparse.sparse_dim if arguments else torch.ops.aten._to_sparse.default
     result: Tensor = made.redispatch(_HOST_CODE, self, *arguments, **options)
     return result
@@ -25,7 +26,7 @@ def to_sparse(self: Tensor, *arguments: object, **options: object) -> Tensor:
 
 @kernel("_nested_view_from_buffer")
 def nested_view_from_buffer(*arguments: Tensor) -> Tensor:
-    """Sizes, strides and offsets are on the host, and no bytes are touched: the host's code does for the card."""
+    """Use the host's code: sizes, strides and offsets are on the host, and no data is accessed."""
     result: Tensor = torch.ops.aten._nested_view_from_buffer.default.redispatch(_HOST_CODE, *arguments)
     return result
 
@@ -36,7 +37,7 @@ def coalesce(self: Tensor) -> Tensor:
     count = self._nnz()
     if count < 2:
         return self.clone()._coalesced_(True)
-    # Flat indices, sorted together with the places that they came from.
+    # Flat indices, sorted together with their positions.
     indices, values = self._indices(), self._values()
     flat = _flat_indices(indices, self.shape, copy=True)
     places, offsets = (torch.empty(count, dtype=torch.int64, device=self.device) for _ in range(2))
@@ -44,7 +45,7 @@ def coalesce(self: Tensor) -> Tensor:
     del storage
     storage = scratch(unique_by_key_bytes(count, 8), flat)
     del storage
-    # One index for each distinct one, in the memory of all; values of their own.
+    # Distinct indices keep the storage of all; values get a new one.
     distinct = torch.unique(flat.cpu()) if is_known(flat) else None
     left = expected_distinct(flat) if distinct is None else distinct.numel()
     if distinct is not None:
@@ -64,7 +65,7 @@ def coalesce(self: Tensor) -> Tensor:
 
 
 def _flat_indices(indices: Tensor, shape: torch.Size, *, copy: bool) -> Tensor:
-    """One number for each element's place in the sparse dimensions."""
+    """Return the linear index of each element in the sparse dimensions."""
     dims = indices.shape[0]
     if dims == 1:
         flat = indices.squeeze(0)
@@ -75,7 +76,7 @@ def _flat_indices(indices: Tensor, shape: torch.Size, *, copy: bool) -> Tensor:
 
 @sparse_kernel("add.out")
 def add_out(self: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor) -> Tensor:
-    """A dense and a sparse tensor, or two sparse ones, which are put one after the other."""
+    """Add a sparse tensor to a dense one, or concatenate two sparse ones."""
     if not self.is_sparse:
         return _add_to_dense(self, other, out)
     if not other.is_sparse:
@@ -96,7 +97,7 @@ def add_out(self: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor) -> Te
 
 
 def _add_to_dense(self: Tensor, other: Tensor, out: Tensor) -> Tensor:
-    """Rows are added where they belong; of a tensor that is not coalesced, through `index_add_`."""
+    """Add rows at their indices; uncoalesced tensors use `index_add_`."""
     dtype = torch.result_type(self, other)
     result = out if out.dtype == dtype else torch.empty_like(self, dtype=dtype)
     base, values = self.to(dtype), other._values().to(dtype)

@@ -1,6 +1,6 @@
-"""Fourier transforms (cuFFT): copies that its data layout needs, and its work areas, which come from the caching allocator.
+"""Fourier transforms (cuFFT): copies for its data layout, and its work areas, which come from the caching allocator.
 
-Which transforms need a work area is closed: see `library_sizes`.
+The sizes of the work areas are in `library_sizes`.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def fft_r2c(self: torch.Tensor, dim: list[int], normalization: int, onesided: bo
 
 @kernel("_fft_c2r")
 def fft_c2r(self: torch.Tensor, dim: list[int], normalization: int, last_dim_size: int) -> torch.Tensor:
-    """The transform may overwrite its input, so that it works on a copy."""
+    """Transform a copy, because cuFFT may overwrite its input."""
     sizes = list(self.shape)
     sizes[dim[-1]] = last_dim_size
     output = torch.empty(sizes, dtype=_REAL[self.dtype], device=self.device)
@@ -70,7 +70,7 @@ def _at_once(dim: Sequence[int]) -> bool:
 
 
 def _transform(output: torch.Tensor, source: torch.Tensor, sizes: tuple[int, ...], dim: Sequence[int]) -> torch.Tensor:
-    """One plan of cuFFT: batches first and in the order of their strides, made one dimension; the output follows."""
+    """Run one cuFFT plan: batch dimensions come first, by stride, and are merged; the output follows that order."""
     batch = sorted((d for d in range(source.dim()) if d not in dim), key=source.stride, reverse=True)
     order = [*batch, *dim]
     flat = source.permute(order).reshape(-1, *(source.shape[d] for d in dim))
@@ -83,7 +83,7 @@ def _transform(output: torch.Tensor, source: torch.Tensor, sizes: tuple[int, ...
 
 
 def _restride(output: torch.Tensor, sizes: tuple[int, ...], order: list[int]) -> torch.Tensor:
-    """The same storage, with dimensions nested in this order."""
+    """Return the same storage with dimensions nested in this order."""
     strides, step = [0] * len(order), 1
     for d in reversed(order):
         strides[d] = step
@@ -94,7 +94,7 @@ def _restride(output: torch.Tensor, sizes: tuple[int, ...], order: list[int]) ->
 
 
 def _must_clone(flat: torch.Tensor, signal: Sequence[int], halved: bool) -> bool:
-    """Strides that cuFFT's embedding cannot say."""
+    """Whether cuFFT's advanced data layout cannot express the strides."""
     strides = flat.stride()
     last = strides[-1]
     if last <= 0 or (flat.shape[0] != 1 and strides[0] == 0):
@@ -109,12 +109,12 @@ def _must_clone(flat: torch.Tensor, signal: Sequence[int], halved: bool) -> bool
 
 
 def work_area_bytes(batch: int, signal: Sequence[int], source: torch.dtype, output: torch.dtype) -> int:
-    """What cuFFT asks for this plan."""
+    """Return the work area of a cuFFT plan, in bytes."""
     real = not (source.is_complex and output.is_complex)
     return fourier_bytes(batch, signal, max(source.itemsize, output.itemsize), real)
 
 
-# Complex numbers whose result is real pass through a complex result
+# Real results of complex inputs go through a complex temporary
 
 
 _ABS = plain(torch.ops.aten.abs.out)

@@ -1,4 +1,4 @@
-"""The fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer in evaluation: host code of several operators.
+"""The inference fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer: host code of several operators.
 
 Nested tensors, into which PyTorch packs a padded batch on that path, are not modelled: the batch stays padded.
 """
@@ -21,7 +21,7 @@ def native_multi_head_attention(
     proj_bias: Any, mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> Tensors:  # fmt: skip
-    """Fused attention where a backend takes it and no weights are wanted; else packed projections and a masked softmax."""
+    """Use fused attention if supported and no weights are needed, else a masked softmax."""
     if query is key is value and embed_dim // num_head % 8 == 0 and not need_weights and mask is None:
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
         if choose_attention(heads, heads, heads, None, 0.0, False, None, False) != MATH:
@@ -32,7 +32,7 @@ def native_multi_head_attention(
     masked = torch.ops.aten._masked_softmax
     weights = torch.softmax(scores, -1) if mask is None else masked(scores, mask, 3, mask_type)
     del scores
-    context = packed[0]  # its storage is used again
+    context = packed[0]  # its storage is reused
     del packed
     if not need_weights:
         weights = None
@@ -54,7 +54,7 @@ def _fused(query: Any, heads: int, into: Tensors, out_of: Tensors) -> torch.Tens
 
 
 def _packed_heads(query: Any, key: Any, value: Any, heads: int, weight: Any) -> torch.Tensor:
-    """Queries, keys and values of each head in one tensor; the projection before it is dropped."""
+    """Return queries, keys and values of all heads in one tensor; the projection before it is freed."""
     if query is key is value:
         projected = torch.matmul(query, weight.t())
     elif key is value:

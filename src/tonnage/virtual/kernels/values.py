@@ -1,7 +1,7 @@
-"""What is known, or may be taken for granted, of values on a GPU that computes nothing.
+"""Known and assumed values on a GPU that computes nothing.
 
-Small integers and masks keep their values; whatever else a kernel decides from data (an expert, a token, a mask of
-infinities) is a stand-in that is plausible, known from then on, and stated once as an assumption.
+Small integer tensors and masks keep their values; whatever else a kernel decides by data (an expert, a token, a mask
+of infinities) gets a plausible placeholder, which is known from then on and reported once as an assumption.
 """
 
 import math
@@ -13,7 +13,7 @@ from tonnage.virtual.kernels.registry import kernel, plain
 from tonnage.virtual.session import active
 
 _generator = torch.Generator().manual_seed(0)
-# Beyond this no values are kept, so that none need be made up.
+# Values of larger tensors are not kept, so none need be made up.
 MOST_KNOWN = 1 << 20
 MOST_RANKED = 1 << 18
 MOST_COMPARED = 1 << 12
@@ -21,25 +21,25 @@ HUGE = 1e8
 
 
 def is_known(*tensors: torch.Tensor) -> bool:
-    """Whether the values of all these are known."""
+    """Whether the values of all these tensors are known."""
     known = active().library.tonnage_is_known
     return all(known(t.untyped_storage()._cdata) for t in tensors)
 
 
 def forget(tensor: torch.Tensor) -> torch.Tensor:
-    """From now on nobody knows the values of the tensor."""
+    """Mark the tensor's values as unknown."""
     active().library.tonnage_forget(tensor.untyped_storage()._cdata)
     return tensor
 
 
 def law_of(tensor: torch.Tensor) -> Law | None:
-    """What is assumed of the tensor's values, where they are not known."""
+    """Return the law assumed for the tensor's values, if they are unknown."""
     session = active()
     return session.laws.of(session.library.tonnage_law(tensor.untyped_storage()._cdata))
 
 
 def true_elements(mask: torch.Tensor) -> int:
-    """How many elements of a mask that is not known are not zero, stated as an assumption."""
+    """Return the assumed number of true elements of an unknown mask, and note the assumption."""
     law = law_of(mask)
     if law is None:
         active().stand_ins.assume("nonzero", "Every element of a mask whose values are not known counts as true.")
@@ -50,7 +50,7 @@ def true_elements(mask: torch.Tensor) -> int:
 
 
 def put(result: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Let these host values be those of the result. Nothing is allocated on the device."""
+    """Set the result's values from the host. Nothing is allocated on the device."""
     if result.numel() <= MOST_KNOWN:
         laid_out = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
         result.copy_(laid_out.copy_(values.reshape(result.shape)), non_blocking=True)
@@ -58,7 +58,7 @@ def put(result: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def choose(result: torch.Tensor, choices: int, operator: str) -> torch.Tensor:
-    """Make the indices in `result` up: each of the choices is as likely as any other."""
+    """Fill `result` with uniformly sampled indices, unless it is known."""
     if result.numel() > MOST_KNOWN or is_known(result):
         return result
     active().stand_ins.assume(operator, "Indices that depend on computed values are drawn uniformly.")
@@ -66,7 +66,7 @@ def choose(result: torch.Tensor, choices: int, operator: str) -> torch.Tensor:
 
 
 def choose_distinct(result: torch.Tensor, choices: int, dim: int, operator: str) -> torch.Tensor:
-    """The same, with no index twice along the dimension, as the k largest have it."""
+    """Fill `result` with sampled indices that do not repeat along the dimension, as in topk."""
     if result.numel() > MOST_KNOWN or is_known(result) or not result.dim():
         return result
     active().stand_ins.assume(operator, "Indices that depend on computed values are drawn uniformly.")
@@ -86,11 +86,11 @@ def _distinct(rows: int, count: int, choices: int) -> torch.Tensor:
     return (start + step * torch.arange(count)) % choices
 
 
-# Flags: no value is infinite or not a number, everything that is checked holds
+# Flags: no value is infinite or NaN, and all checks hold
 
 
 def _register_absent(name: str) -> None:
-    """Nothing is infinite or not a number."""
+    """Register a test that is always false: no value is infinite or NaN."""
     by_shape = plain(name)
     kernel(name)(lambda self: _flag(by_shape(self), False))
 
@@ -100,7 +100,7 @@ def _flag(result: torch.Tensor, value: bool) -> torch.Tensor:
 
 
 def _register_equality(name: str, otherwise: bool) -> None:
-    """Nothing equals infinity, and one computed number equals none that is written down."""
+    """Register a comparison: nothing equals infinity, and a single computed number equals no constant."""
     by_shape = plain(f"{name}.Scalar")
 
     @kernel(f"{name}.Scalar")
@@ -117,7 +117,7 @@ def eq_tensor(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _register_comparison(name: str) -> None:
-    """An ordinary number lies between any two that are huge."""
+    """Register a comparison: ordinary numbers have a smaller magnitude than huge ones."""
     packet = getattr(torch.ops.aten, name)
 
     @kernel(f"{name}.Tensor", f"{name}.Scalar")
@@ -137,7 +137,7 @@ def _register_comparison(name: str) -> None:
 
 
 def _huge(operand: torch.Tensor | float) -> torch.Tensor | None:
-    """The operand's values on the host, if they are known and all of them huge."""
+    """Return the operand's values on the host, if they are known and all huge."""
     if isinstance(operand, torch.Tensor) and operand.is_cuda and not is_known(operand):
         return None
     values = torch.as_tensor(operand).cpu()
@@ -154,7 +154,7 @@ for _name in ("gt", "ge", "lt", "le"):
 
 @kernel("equal")
 def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
-    """A comparison, and whether all of it holds."""
+    """Compare elements, and test whether all are equal."""
     if self.shape != other.shape or self.dtype != other.dtype:
         return False
     return self is other or not self.numel() or bool((self == other).all())
@@ -162,6 +162,6 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 @kernel("_amp_foreach_non_finite_check_and_unscale_")
 def unscale(self: list[torch.Tensor], *_: torch.Tensor) -> None:
-    """Gradients are finite: the flag stays as it was."""
+    """Leave the flag as it is: gradients are finite."""
     for gradient in self:
         forget(gradient)

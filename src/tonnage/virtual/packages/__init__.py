@@ -1,8 +1,8 @@
-"""Stand-ins of Python packages that need a GPU to be built, for machines that do not have them.
+"""Stand-ins for Python packages that need a GPU to be built, for machines without them.
 
-A stand-in has the package's functions, allocates what the package's own host code does, in the same order, and computes
-nothing. It answers where the script itself imports the package, or asks another library for it; a library that only looks
-whether the package is there finds what is installed. A package that is installed is always the one that runs.
+A stand-in has the package's functions and allocates what its host code does, in the same order, but computes nothing.
+It is used when the script imports the package or requests it from another library; a library that only checks for the
+package sees what is installed. An installed package is always used instead.
 """
 
 import importlib.metadata
@@ -17,7 +17,7 @@ from types import FrameType, ModuleType
 
 from tonnage.virtual.standins import StandIns
 
-# The version whose memory each stand-in has.
+# The version whose memory each stand-in models.
 VERSIONS = {"flash_attn": "2.8.3", "xformers": "0.0.35"}
 _HERE = Path(__file__).parent
 _INSTALLED = ("site-packages", "dist-packages")
@@ -31,17 +31,17 @@ class Packages(MetaPathFinder):
         self._placed: set[str] = set()
 
     def install(self) -> None:
-        """Answer imports from now on."""
+        """Start answering imports."""
         sys.meta_path.append(self)
 
     def remove(self) -> None:
-        """Take the stand-ins away, with what was imported of them."""
+        """Remove the stand-ins and their imported modules."""
         sys.meta_path.remove(self)
         for name in [name for name in sys.modules if name.partition(".")[0] in self._placed]:
             del sys.modules[name]
 
     def place(self, name: str) -> bool:
-        """Let every library find the package from now on. False if it is installed and needs no stand-in."""
+        """Make the package visible to every library. Returns False if it is installed and needs no stand-in."""
         if name not in self._placed and importlib.util.find_spec(name):
             return False
         if name not in self._placed:
@@ -51,12 +51,12 @@ class Packages(MetaPathFinder):
         return True
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The stand-in of a package, or in words what it lacks."""
+        """Return the spec of a stand-in; raise ModuleNotFoundError for a submodule that it lacks."""
         package, _, rest = name.partition(".")
         if package not in VERSIONS:
             return None
         asker = _asker()
-        if rest and asker and package in self._placed:  # this finder comes last: nothing else has such a module
+        if rest and asker and package in self._placed:  # this finder comes last: no other has such a module
             raise ModuleNotFoundError(
                 f"{package} is not installed, and its stand-in has no {name}. Install {package}, or leave {name} out.",
                 name=name,
@@ -73,7 +73,7 @@ class Packages(MetaPathFinder):
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterable[importlib.metadata.Distribution]:
-        """What `importlib.metadata` knows of the stand-ins that are in place."""
+        """Return the distributions of the stand-ins in use, for `importlib.metadata`."""
         wanted = (context.name or "").replace("-", "_").lower() if context else ""
         return [_Distribution(name) for name in self._placed if wanted in ("", name)]
 
@@ -92,7 +92,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 def _asker() -> str | None:
-    """The file whose import statement led here, or None where somebody only looks whether a module is there."""
+    """Return the file whose import statement led here, or None if a caller only checks for a module."""
     frame: FrameType | None = sys._getframe(2)
     while frame:
         file = frame.f_code.co_filename

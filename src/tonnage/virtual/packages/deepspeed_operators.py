@@ -1,7 +1,8 @@
-"""DeepSpeed's own operators, which it compiles with nvcc at first use: stand-ins for those of its optimizers.
+"""Stand-ins for the optimizer operators that DeepSpeed compiles with nvcc at first use.
 
-They update what they are given in place. Only LAMB's allocates on the card: two rows of partial norms and a coefficient for each
-parameter. The others take their lists of tensors as arguments of a kernel, or run on the host, where nobody needs the values.
+They update their arguments in place. Only LAMB's allocates on the card: two rows of partial norms and a coefficient
+for each parameter. The others pass tensor lists as kernel arguments, or run on the host, where the values are not
+needed.
 """
 
 from types import ModuleType, SimpleNamespace
@@ -41,7 +42,7 @@ _OPERATORS: dict[str, dict[str, Any]] = {
 
 
 def supply(module: ModuleType, stand_ins: StandIns) -> None:
-    """Let `deepspeed.ops.op_builder.builder` answer with a stand-in where it would compile; what was built before is used."""
+    """Make `deepspeed.ops.op_builder.builder` return a stand-in where it would compile an operator."""
 
     def jit_load(self: Any, verbose: bool = True) -> Any:
         functions = _OPERATORS.get(self.name)

@@ -1,9 +1,9 @@
-"""Libraries that must be told something after they are imported.
+"""Adjusts libraries after they are imported.
 
-- transformers is asked for flash-attn by a setting, diffusers for xformers. They look once what is installed; where a script
-  then asks for a package that is not, its stand-in is put in place and they are told.
-- xformers itself runs where its own library does not load: what it has are mostly operators of torch.
-- vLLM would start its engine in a process of its own, which has no virtual GPU.
+- transformers is asked for flash-attn by a setting, diffusers for xformers. They check once what is installed; if a
+  script then asks for a missing package, its stand-in is placed and they are updated.
+- An installed xformers is usable where its own library does not load: it mostly uses torch's operators.
+- vLLM would start its engine in another process, which has no virtual GPU.
 """
 
 import os
@@ -20,7 +20,7 @@ Act = Callable[[ModuleType], None]
 
 
 def actions(packages: Packages, stand_ins: StandIns) -> dict[str, Act]:
-    """What to do after the code of each of these modules has run."""
+    """Return what to do after each of these modules has been imported."""
     asks = "set_use_memory_efficient_attention_xformers"
     return {
         "transformers.modeling_utils": lambda module: _ask_first(
@@ -41,7 +41,7 @@ def actions(packages: Packages, stand_ins: StandIns) -> dict[str, Act]:
 
 
 def _ask_first(owner: Any, name: str, ask: Callable[..., None]) -> None:
-    """Call `ask` with the arguments of a method before the method; another version may not have it."""
+    """Call `ask` with a method's arguments before the method, if the installed version has it."""
     plain = getattr(owner, name, None)
     if plain is None:
         return
@@ -83,9 +83,9 @@ def _for_diffusers(packages: Packages, arguments: tuple[Any, ...], keywords: dic
 
 
 def _complete(module: ModuleType, stand_ins: StandIns) -> None:
-    """Let an installed xformers know that it was built for CUDA where its library does not load beside this torch.
+    """Mark an installed xformers as built for CUDA if its library does not load with this torch.
 
-    Its attention is torch's operators and its other kernels are Triton's; what its library has are sparse products.
+    Its attention uses torch's operators and its other kernels are Triton's; its library only has sparse products.
     """
     if getattr(module, "_cpp_library_load_exception", None) is not None:
         module._built_with_cuda = True  # type: ignore[attr-defined]
@@ -95,10 +95,11 @@ def _complete(module: ModuleType, stand_ins: StandIns) -> None:
 
 
 def _in_one_process(stand_ins: StandIns) -> None:
-    """Let vLLM run its engine in this process, and sample with torch: FlashInfer compiles its kernels at first use.
+    """Make vLLM run its engine in this process, and sample with torch, because FlashInfer compiles kernels at first
+    use.
 
-    It still looks at a model's class in a child process, whose torch finds the stand-ins for CUDA's libraries by this path;
-    Triton finds them by its own.
+    vLLM still inspects a model's class in a child process, whose torch finds the stand-in CUDA libraries by
+    LD_LIBRARY_PATH; Triton finds them by its own variable.
     """
     for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_FLASHINFER_SAMPLER"):
         os.environ.setdefault(name, "0")

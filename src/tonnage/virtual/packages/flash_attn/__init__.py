@@ -1,4 +1,4 @@
-"""A stand-in of flash-attn 2.8.3: its functions and its memory, without its kernels."""
+"""A stand-in for flash-attn 2.8.3: its functions and its memory, without its kernels."""
 
 from .flash_attn_interface import (
     flash_attn_func,

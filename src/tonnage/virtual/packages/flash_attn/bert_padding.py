@@ -1,4 +1,4 @@
-"""Packing a padded batch into one row of tokens, and back."""
+"""Packing a padded batch into one row of tokens, and unpacking it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class _IndexFirstAxis(torch.autograd.Function):
-    """Rows by their numbers. The numbers are repeated over the row's width, which only a view does."""
+    """Select rows by index. The indices are expanded over the row's width as a view."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, indices: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ index_put_first_axis = _IndexPutFirstAxis.apply
 
 
 def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None) -> tuple[Any, ...]:
-    """The tokens that a mask keeps, their numbers, the ends of the sequences, the longest, and the lengths in use."""
+    """Return the tokens that a mask keeps, their indices, cumulative lengths, the maximum length, and the used lengths."""
     every = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = every.sum(dim=-1, dtype=torch.int32)
     used = attention_mask.sum(dim=-1, dtype=torch.int32)
@@ -59,6 +59,6 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The tokens at their places in a batch, and zeros elsewhere."""
+    """Place the tokens at their positions in a batch, with zeros elsewhere."""
     padded: Tensor = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return padded.unflatten(0, (batch, seqlen))

@@ -1,4 +1,4 @@
-"""Attention: functions for a batch and for sequences of many lengths, packed or not, and for a cache of keys and values."""
+"""Attention functions for batches and variable-length sequences, packed or not, and with a KV cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ _UNLIMITED = (-1, -1)
 
 
 def maybe_contiguous(x: Tensor | None) -> Tensor | None:
-    """The tensor with its last dimension in one piece."""
+    """Return the tensor with a contiguous last dimension."""
     return x.contiguous() if x is not None and x.stride(-1) != 1 else x
 
 
-# Operators, by the names and arguments that flash-attn gives them
+# Operators, with flash-attn's names and arguments
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=(), device_types="cuda")
@@ -68,7 +68,7 @@ def _flash_attn_varlen_forward(
     if swapped:
         batch, shared = cu_seqlens_q.numel() - 1, k.shape[-2]
         parts = memory.split_accumulators(q, (batch, shared, q.shape[-2] // shared, max_seqlen_k), q.shape[-1])
-        out = torch.empty_like(made[0])  # turned back; so are the queries
+        out = torch.empty_like(made[0])  # transposed back, as are the queries
         again = torch.empty_like(q)
         del parts, turned, again
         return out, *made[1:]
@@ -134,12 +134,12 @@ def _gradients(inputs: Sequence[Tensor], given: Sequence[Tensor | None]) -> Any:
     return tuple(torch.empty_like(t) if g is None else g for t, g in zip(inputs, given, strict=True))
 
 
-# Differentiation
+# Autograd
 
 
 @dataclass(frozen=True)
 class _Call:
-    """The options of one call; `lengths` are the ends and the longest of queries and keys, where those are ragged."""
+    """The options of one call; `lengths` are the cumulative and maximum lengths of queries and keys (varlen only)."""
 
     packed: int
     dropout: float
@@ -199,7 +199,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """The gradients of the inputs, and those of queries, keys and values, which may be parts of them."""
+    """Allocate gradients of the inputs, and return them with those of queries, keys and values, which may be views."""
     if not packed:
         each = [torch.empty_like(t) for t in (q, k, v)]
         return each, tuple(each)
@@ -208,7 +208,7 @@ def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list
     return [*alone, together], (*alone, *together.unbind(-3))
 
 
-# What scripts call
+# Public functions
 
 
 def flash_attn_func(
@@ -216,7 +216,7 @@ def flash_attn_func(
     window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention of tensors by batch, length, head and width."""
+    """Attention of tensors of shape (batch, length, heads, width)."""
     call = _Call(
         0, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
         return_attn_probs, differentiate=torch.is_grad_enabled(),
@@ -229,7 +229,7 @@ def flash_attn_kvpacked_func(
     window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention with keys and values in one tensor: batch, length, 2, head, width."""
+    """Attention with keys and values in one tensor: (batch, length, 2, heads, width)."""
     call = _Call(
         2, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
         return_attn_probs, differentiate=torch.is_grad_enabled(),
@@ -242,7 +242,7 @@ def flash_attn_qkvpacked_func(
     window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention with all in one tensor: batch, length, 3, head, width."""
+    """Attention with all in one tensor: (batch, length, 3, heads, width)."""
     call = _Call(
         3, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
         return_attn_probs, differentiate=torch.is_grad_enabled(),
@@ -256,7 +256,7 @@ def flash_attn_varlen_func(
     window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
 ) -> Any:  # fmt: skip
-    """Attention of sequences of many lengths, by token, head and width; keys may lie in pages."""
+    """Variable-length attention of shape (tokens, heads, width); keys may be paged."""
     call = _Call(
         0, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
         return_attn_probs, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)), block_table,
@@ -271,7 +271,7 @@ def flash_attn_varlen_kvpacked_func(
     window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention of sequences of many lengths, keys and values in one tensor: token, 2, head, width."""
+    """Variable-length attention with keys and values in one tensor: (tokens, 2, heads, width)."""
     call = _Call(
         2, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
         return_attn_probs, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)),
@@ -285,7 +285,7 @@ def flash_attn_varlen_qkvpacked_func(
     causal: bool = False, window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention of sequences of many lengths, all in one tensor: token, 3, head, width."""
+    """Variable-length attention with all in one tensor: (tokens, 3, heads, width)."""
     call = _Call(
         3, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
         return_attn_probs, (cu_seqlens, cu_seqlens, int(max_seqlen), int(max_seqlen)),
@@ -302,7 +302,7 @@ def flash_attn_with_kvcache(
     softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention to a cache, which new keys and values are written into; for inference alone."""
+    """Attention to a KV cache, into which new keys and values are written; for inference only."""
     memory.check(q, k_cache, v_cache)
     q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
     if isinstance(cache_seqlens, int):

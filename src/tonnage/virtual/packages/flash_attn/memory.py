@@ -1,6 +1,6 @@
-"""What flash-attn's C++ allocates, in its order: outputs, statistics, and accumulators that live as long as the call.
+"""Allocations of flash-attn's C++, in its order: outputs, statistics, and accumulators that live during the call.
 
-Lengths are by batch, or for sequences of many lengths by token with the ends of the sequences given.
+Tensors are batched, or packed by token with cumulative lengths.
 """
 
 from math import ceil
@@ -16,7 +16,7 @@ _PADDING = 128  # rows between the accumulators of two sequences
 
 
 def check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse what flash-attn refuses."""
+    """Raise the errors that flash-attn would."""
     if not q.is_cuda:
         raise RuntimeError(f"flash-attn needs tensors on a GPU, and the queries are on {q.device}.")
     if q.dtype not in (torch.float16, torch.bfloat16) or not q.dtype == k.dtype == v.dtype:
@@ -33,14 +33,14 @@ def check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def floats(like: Tensor, *shape: int) -> Tensor:
-    """An uninitialised FP32 tensor beside another one."""
+    """Allocate an uninitialized float32 tensor on the same device."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def outputs(
     q: Tensor, statistics: tuple[int, ...], kept: tuple[int, ...] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output, the logarithms of the sums, the probabilities (only for tests of dropout), the generator's state."""
+    """Allocate the output, logsumexp, the probabilities (only to test dropout), and the generator's state."""
     out = torch.empty_like(q)
     sums = floats(q, *statistics)
     probabilities = q.new_empty(kept or (0,))
@@ -56,7 +56,7 @@ def _rounded_width(width: int) -> int:
 
 
 def split_accumulators(q: Tensor, sizes: tuple[int, int, int, int], width: int, splits: int = 0) -> Any:
-    """Where few queries meet many keys, the keys are split and each part has an output. `sizes`: batch, heads, queries, keys."""
+    """Allocate partial outputs if few queries meet many keys and these are split. `sizes`: batch, heads, queries, keys."""
     batch, heads, queries, keys = sizes
     if splits < 1:
         keys_per_block = 256 if width <= 64 else 128 if width <= 128 else 64
@@ -71,7 +71,7 @@ def split_accumulators(q: Tensor, sizes: tuple[int, int, int, int], width: int, 
 def heads_become_length(
     queries: int, q: Tensor, k: Tensor, dropout: float, window: tuple[int, int], slopes: Any
 ) -> bool:
-    """Whether heads that share keys are computed as if they were queries, which is faster for a single query."""
+    """Whether heads that share keys are computed as queries, which is faster for a single query."""
     return queries == 1 and q.shape[-2] > k.shape[-2] and max(window) < 0 and not dropout and slopes is None
 
 
@@ -83,19 +83,19 @@ def backward(
     sequences: int | None,
     deterministic: bool,
 ) -> Tensor:
-    """The accumulators of a backward pass; the result is what it returns beside the gradients. `sequences`: None for a batch."""
+    """Allocate the accumulators of a backward pass and return the softmax sums. `sequences` is None for a batch."""
     heads, width = q.shape[-2], _rounded_width(q.shape[-1])
     batch, rows = (
         (q.shape[0], rounded(q.shape[1])) if sequences is None else (sequences, q.shape[0] + _PADDING * sequences)
     )
     sums = floats(q, batch, heads, rows) if sequences is None else floats(q, heads, rows)
     shape = (batch, rows, heads, width) if sequences is None else (rows, heads, width)
-    if deterministic:  # every processor adds to an accumulator of its own
+    if deterministic:  # every SM adds to its own accumulator
         processors = torch.cuda.get_device_properties(q.device).multi_processor_count
         dq_sum = torch.zeros(ceil(processors / (batch * heads)), *shape, dtype=torch.float32, device=q.device)
     else:
         dq_sum = floats(q, *shape)
-    if k.shape[-2] != heads:  # a gradient for every head of the queries, summed over those that share keys
+    if k.shape[-2] != heads:  # a gradient for every query head, summed over those that share keys
         expanded = [t.new_empty(*k.shape[:-2], heads, k.shape[-1]) for t in (k, v)]
         for gradient, each in zip(gradients[1:], expanded, strict=True):
             torch.sum(each.unflatten(-2, (k.shape[-2], -1)), dim=-2, out=gradient)

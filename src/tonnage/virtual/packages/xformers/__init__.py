@@ -1,4 +1,4 @@
-"""A stand-in of xformers 0.0.35: its attention on torch's operators, as the package itself runs it, and its SwiGLU."""
+"""A stand-in for xformers 0.0.35: its attention on torch's operators, as the package itself runs it, and its SwiGLU."""
 
 from . import ops
 

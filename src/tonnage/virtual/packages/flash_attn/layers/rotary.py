@@ -1,4 +1,4 @@
-"""Rotary positions, applied to queries and keys apart or together."""
+"""Rotary position embeddings, applied to queries and keys separately or together."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ..ops.triton.rotary import apply_rotary  # noqa: TID252 (its name here is f
 
 
 class _Rotation(torch.autograd.Function):
-    """The rotation of one tensor; backward rotates the gradient back."""
+    """Rotates one tensor; backward rotates the gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, options: dict[str, Any]) -> Tensor:
@@ -24,7 +24,7 @@ class _Rotation(torch.autograd.Function):
 
 
 class _InPlace(torch.autograd.Function):
-    """The rotation of parts of a tensor where they are: nothing is allocated, in backward either."""
+    """Rotates parts of a tensor in place: nothing is allocated, in backward either."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def apply_rotary_emb(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False,
     seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None, max_seqlen: int | None = None,
 ) -> Any:  # fmt: skip
-    """Queries or keys, rotated by position."""
+    """Rotate queries or keys by position."""
     options = {"seqlen_offsets": seqlen_offsets, "cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen, "inplace": inplace}
     return _Rotation.apply(x, cos, sin, options)
 
@@ -52,19 +52,19 @@ def apply_rotary_emb_qkv_(
     qkv: Tensor, cos: Tensor, sin: Tensor, cos_k: Tensor | None = None, sin_k: Tensor | None = None,
     interleaved: bool = False, seqlen_offsets: int | Tensor = 0, num_heads_q: int | None = None,
 ) -> Any:  # fmt: skip
-    """Queries and keys of a packed tensor, rotated where they are."""
+    """Rotate queries and keys of a packed tensor in place."""
     return _InPlace.apply(qkv, cos, sin)
 
 
 def apply_rotary_emb_kv_(
     kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
 ) -> Any:
-    """Keys of a packed tensor, rotated where they are."""
+    """Rotate keys of a packed tensor in place."""
     return _InPlace.apply(kv, cos, sin)
 
 
 class RotaryEmbedding(nn.Module):
-    """Keeps cosines and sines for as many positions as were asked for, and rotates with them."""
+    """Caches cosines and sines for the positions requested so far, and rotates with them."""
 
     def __init__(
         self, dim: int, base: float = 10000.0, interleaved: bool = False, scale_base: float | None = None,
@@ -96,7 +96,7 @@ class RotaryEmbedding(nn.Module):
         self, qkv: Tensor, kv: Tensor | None = None, seqlen_offset: int | Tensor = 0, max_seqlen: int | None = None,
         num_heads_q: int | None = None,
     ) -> Any:  # fmt: skip
-        """All of a packed tensor, or queries and packed keys and values, rotated where they are."""
+        """Rotate a packed tensor, or queries and packed keys and values, in place."""
         if max_seqlen is not None:
             self._update_cos_sin_cache(max_seqlen, qkv.device, qkv.dtype)
         elif isinstance(seqlen_offset, int):

@@ -1,1 +1,1 @@
-"""A part of the stand-in of flash-attn."""
+"""Part of the stand-in for flash-attn."""

@@ -8,7 +8,7 @@ from ..ops.triton.cross_entropy import cross_entropy_loss  # noqa: TID252 (its n
 
 
 class CrossEntropyLoss(nn.Module):
-    """The loss of logits by row and class, averaged over the rows whose label counts."""
+    """Cross entropy of logits of shape (rows, classes), averaged over rows whose label is not ignored."""
 
     def __init__(
         self, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0, logit_scale: float = 1.0,
@@ -25,7 +25,7 @@ class CrossEntropyLoss(nn.Module):
         self.inplace_backward, self.process_group = inplace_backward, process_group
 
     def forward(self, input: Tensor, target: Tensor, precomputed_lse: Tensor | None = None) -> Any:
-        """The loss, and the part of the normaliser's square where that was asked for."""
+        """Return the loss and, if requested, the z-loss."""
         losses = cross_entropy_loss(
             input, target, precomputed_lse, self.label_smoothing, self.logit_scale, self.lse_square_scale,
             self.ignore_index, self.inplace_backward, self.process_group,

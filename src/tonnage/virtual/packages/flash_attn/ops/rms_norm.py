@@ -1,4 +1,4 @@
-"""RMS norm by its older name. Its CUDA extension is one of its own; here it has the memory of the Triton kernel."""
+"""RMS norm under its older name, a separate CUDA extension; modelled with the memory of the Triton kernel."""
 
 from typing import Any
 
@@ -10,5 +10,5 @@ __all__ = ["RMSNorm", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Any:
-    """The RMS norm of each row."""
+    """Return the RMS norm of each row."""
     return rms_norm_fn(x, weight, None, eps=epsilon)

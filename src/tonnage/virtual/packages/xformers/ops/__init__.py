@@ -1,4 +1,4 @@
-"""What scripts take from `xformers.ops`."""
+"""The public functions of `xformers.ops`."""
 
 from .fmha import (
     MemoryEfficientAttentionCutlassOp,

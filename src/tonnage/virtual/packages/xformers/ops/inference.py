@@ -1,4 +1,4 @@
-"""Kernels that have no backward: each allocates one tensor like its input."""
+"""Kernels without backward: each allocates one tensor like its input."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim)) if include_weight else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm of a tensor in one piece."""
+        """Return the norm of a contiguous tensor."""
         _refuse_gradients(x, self.weight)
         return torch.empty_like(x)
 
     def increment_and_forward_(self, x: Tensor, y: Tensor) -> Tensor:
-        """The norm of the sum, which is left in the first."""
+        """Return the norm of the sum, which is stored in the first argument."""
         _refuse_gradients(x, y, self.weight)
         return torch.empty_like(x)
 
@@ -34,7 +34,7 @@ def rope_padded(
     xq: Tensor, xk: Tensor, xv: Tensor, cache_k: Tensor, cache_v: Tensor, attn_bias: Any, *,
     out_q: Tensor | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """The rotated queries; keys and values are written into a padded cache."""
+    """Return the rotated queries, and write keys and values into a padded cache."""
     _refuse_gradients(xq, xk, xv, cache_k, cache_v)
     if cache_k.shape[1] != attn_bias.k_seqinfo.seqstart_py[-1] or xq.shape[1] != attn_bias.q_seqinfo.seqstart_py[-1]:
         raise ValueError(

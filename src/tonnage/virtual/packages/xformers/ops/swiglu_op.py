@@ -1,4 +1,4 @@
-"""SwiGLU: two products, a gate and a third product, which this version of xformers computes with torch's operators."""
+"""SwiGLU, which this version of xformers computes with torch's operators."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ def swiglu(
     x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, w3: Tensor, b3: Tensor | None,
     *, op: None = None,
 ) -> Tensor:  # fmt: skip
-    """The third product of `silu` of the first and the second."""
+    """Return `w3(silu(w1(x)) * w2(x))`."""
     rows = x.reshape(-1, x.shape[-1])
     first, second = F.linear(rows, w1, b1), F.linear(rows, w2, b2)
     hidden = F.silu(first) * second
@@ -18,7 +18,7 @@ def swiglu(
 
 
 class SwiGLU(nn.Module):
-    """SwiGLU with its weights; those of the first two products are one."""
+    """SwiGLU with its weights; those of the first two products are packed."""
 
     def __init__(
         self, in_features: int, hidden_features: int, out_features: int | None = None, bias: bool = True
@@ -28,7 +28,7 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(hidden_features, out_features or in_features, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows of any batch."""
+        """Apply SwiGLU to the last dimension."""
         w1, w2 = unbind(self.w12.weight.unflatten(0, (2, -1)), 0)
         b1, b2 = unbind(self.w12.bias.unflatten(0, (2, -1)), 0) if self.w12.bias is not None else (None, None)
         return swiglu(x, w1, b1, w2, b2, self.w3.weight, self.w3.bias)

@@ -1,4 +1,4 @@
-"""`unbind` whose backward does not copy gradients that lie beside each other already."""
+"""`unbind` whose backward does not copy gradients that are adjacent already."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,7 +21,7 @@ class _Unbind(torch.autograd.Function):
 
 
 def _beside(parts: Sequence[Tensor], dim: int) -> Tensor | None:
-    """The tensor that these are parts of, if they are equal steps of one storage."""
+    """Return the tensor that these are slices of, if they are equally spaced in one storage."""
     first = parts[0]
     steps = {b.storage_offset() - a.storage_offset() for a, b in pairwise(parts)}
     alike = {(p.shape, p.stride(), p.untyped_storage().data_ptr()) for p in parts}
@@ -34,5 +34,5 @@ def _beside(parts: Sequence[Tensor], dim: int) -> Tensor | None:
 
 
 def unbind(x: Tensor, dim: int) -> Any:
-    """The slices of a tensor along a dimension."""
+    """Return the slices of a tensor along a dimension."""
     return _Unbind.apply(x, dim)

@@ -1,4 +1,4 @@
-"""The loss of logits that are kept as they are: beside them only numbers by row, and one gradient, or none in place."""
+"""Cross entropy that keeps the logits: it allocates only numbers per row, and one gradient, or none in place."""
 
 from typing import Any
 
@@ -33,6 +33,6 @@ def cross_entropy_loss(
     logit_scale: float = 1.0, lse_square_scale: float = 0.0, ignore_index: int = -100, inplace_backward: bool = False,
     process_group: Any = None,
 ) -> Any:  # fmt: skip
-    """Losses by row, and the part of them that the square of the normaliser adds."""
+    """Return the losses and z-losses per row."""
     usable = precomputed_lse if logit_scale == 1.0 and not label_smoothing else None
     return _CrossEntropy.apply(logits, labels, usable, inplace_backward, process_group)

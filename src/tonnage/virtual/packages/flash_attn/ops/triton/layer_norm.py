@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm, with the addition of a residual in the same kernel."""
+"""Layer norm and RMS norm, fused with the addition of a residual."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class LayerNormFn(torch.autograd.Function):
-    """What is kept for backward is the input, or its sum with the residual, and two numbers a row (one for RMS norm)."""
+    """Saves the input, or its sum with the residual, and two numbers per row (one for RMS norm) for backward."""
 
     @staticmethod
     def forward(
@@ -51,7 +51,7 @@ def layer_norm_fn(
     is_rms_norm: bool = False, return_dropout_mask: bool = False, out_dtype: torch.dtype | None = None,
     out: None = None, residual_out: None = None,
 ) -> Any:  # fmt: skip
-    """The norm of each row of `x`, or of its sum with the residual, which `prenorm` returns too."""
+    """Return the norm of each row of `x`, or of its sum with the residual; `prenorm` also returns that sum."""
     given = {"x1": x1, "weight1": weight1, "rowscale": rowscale, "out": out, "residual_out": residual_out}
     lacking = [name for name, value in given.items() if value is not None] + [
         "return_dropout_mask"
@@ -62,12 +62,12 @@ def layer_norm_fn(
 
 
 def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None, **options: Any) -> Any:
-    """The RMS norm, with the options of `layer_norm_fn`."""
+    """Return the RMS norm, with the options of `layer_norm_fn`."""
     return layer_norm_fn(x, weight, bias, residual, **{**options, "is_rms_norm": True})
 
 
 class RMSNorm(nn.Module):
-    """The RMS norm with a weight of its own."""
+    """The RMS norm with a learned weight."""
 
     def __init__(
         self, hidden_size: int, eps: float = 1e-5, dropout_p: float = 0.0, zero_centered_weight: bool = False,
@@ -80,13 +80,13 @@ class RMSNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as the identity."""
+        """Initialize to the identity."""
         nn.init.constant_(self.weight, 0.0 if self.zero_centered_weight else 1.0)
 
     def forward(
         self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
     ) -> Any:
-        """The norm of the input, or of its sum with the residual."""
+        """Return the norm of the input, or of its sum with the residual."""
         dropout = self.dropout_p if self.training else 0.0
         return rms_norm_fn(
             x, self.weight, None, residual, eps=self.eps, dropout_p=dropout, prenorm=prenorm,

@@ -1,4 +1,4 @@
-"""Rotation of queries and keys by their positions: one tensor like the input, or none in place."""
+"""Rotation of queries and keys by position: allocates one tensor like the input, or none in place."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ def apply_rotary(
     x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None, interleaved: bool = False, inplace: bool = False, conjugate: bool = False,
 ) -> Tensor:  # fmt: skip
-    """What the kernel is called with; `cos` and `sin` by position and half of the rotated width."""
+    """Rotate a tensor; `cos` and `sin` have shape (positions, half of the rotated width)."""
     length = max_seqlen if cu_seqlens is not None else x.shape[1]
     if length is None:
         raise ValueError("Sequences of many lengths need max_seqlen beside cu_seqlens.")

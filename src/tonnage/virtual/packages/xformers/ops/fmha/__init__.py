@@ -1,4 +1,4 @@
-"""Attention. FlashAttention 2 of torch where it takes the inputs, else torch's CUTLASS kernels, as xformers decides."""
+"""Attention: torch's FlashAttention 2 if it supports the inputs, else torch's CUTLASS kernels, as xformers chooses."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def memory_efficient_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Mask = None, p: float = 0.0, scale: float | None = None,
     *, op: Any = None, output_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of tensors by batch, length and width, with heads before the width, or groups and heads."""
+    """Attention of tensors of shape (batch, length, width), with heads, or groups and heads, before the width."""
     shape = (*query.shape[:-1], value.shape[-1])
     if query.dim() == 3:
         query, key, value = (t.unsqueeze(2) for t in (query, key, value))
@@ -60,7 +60,7 @@ def memory_efficient_attention(
 
 
 def memory_efficient_attention_forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
-    """The same without gradients; `op` is a forward operator alone."""
+    """Attention without gradients; `op` is a forward operator only."""
     if options.get("op"):
         options["op"] = (options["op"], None)
     return memory_efficient_attention(query.detach(), key.detach(), value.detach(), *rest, **options)
@@ -78,7 +78,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> None:
 
 
 def _chosen(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> str:
-    """FlashAttention for halves on Ampere and newer, unless there is a tensor to add or a mask that it does not have."""
+    """Choose FlashAttention for half precision on Ampere and newer, unless the mask is a tensor or unsupported."""
     fits = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] == value.shape[-1] <= _WIDEST_FLASH
     aligned = query.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(query.device) >= (8, 0)
     from_top_left = isinstance(mask, LowerTriangularMask) and query.shape[1] != key.shape[1]
@@ -88,7 +88,7 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> str:
 
 
 def _folded(x: Tensor) -> Tensor:
-    """Groups and heads as heads; heads that repeat one are that one."""
+    """Merge groups and heads; expanded heads become one."""
     return x[:, :, :, 0] if x.stride(3) == 0 else x.reshape(*x.shape[:2], -1, x.shape[-1])
 
 

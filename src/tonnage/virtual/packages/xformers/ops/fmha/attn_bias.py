@@ -1,4 +1,4 @@
-"""Masks that are known by name: causal ones, windows, and sequences of many lengths in one row."""
+"""Masks without a tensor: causal ones, windows, and variable-length sequences in one row."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from torch import Tensor
 
 
 class AttentionBias:
-    """A mask that no tensor holds."""
+    """A mask that is not stored as a tensor."""
 
     causal = False
     from_bottom_right = False
 
 
 class LowerTriangularMask(AttentionBias):
-    """Every query sees the keys up to its own place."""
+    """A causal mask: every query sees the keys up to its position."""
 
     causal = True
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Nothing is kept, whatever the device."""
+        """Ignore all arguments, such as the device."""
 
 
 class LowerTriangularFromBottomRightMask(AttentionBias):
-    """The last query sees every key, the one before all but the last."""
+    """A causal mask aligned to the last query, which sees every key."""
 
     causal = from_bottom_right = True
 
 
 @dataclass
 class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottomRightMask):
-    """The same with a window of keys."""
+    """A causal mask aligned to the last query, with a window of keys."""
 
     _window_size: int
 
@@ -46,7 +46,7 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
 
 @dataclass
 class _SeqLenInfo:
-    """Where sequences start in a row, on the device and on the host."""
+    """The start positions of sequences in a row, on the device and on the host."""
 
     seqstart: Tensor
     max_seqlen: int
@@ -55,7 +55,7 @@ class _SeqLenInfo:
 
     @classmethod
     def from_seqlens(cls, seqlens: Iterable[int], *, device: torch.device | str | None = None) -> "_SeqLenInfo":
-        """Starts from lengths."""
+        """Compute the start positions from lengths."""
         lengths, starts = list(seqlens), [0]
         for length in lengths:
             starts.append(starts[-1] + length)
@@ -65,7 +65,7 @@ class _SeqLenInfo:
 
 @dataclass
 class BlockDiagonalMask(AttentionBias):
-    """Every sequence of a row sees itself alone."""
+    """A mask in which every sequence of a row sees only itself."""
 
     q_seqinfo: _SeqLenInfo
     k_seqinfo: _SeqLenInfo
@@ -79,21 +79,21 @@ class BlockDiagonalMask(AttentionBias):
         *,
         device: torch.device | str | None = None,
     ) -> "BlockDiagonalMask":
-        """The mask of sequences of these lengths; keys are as long unless said otherwise."""
+        """Make the mask from sequence lengths; keys have the same lengths by default."""
         queries = _SeqLenInfo.from_seqlens(q_seqlen, device=device)
         same = kv_seqlen is None or list(kv_seqlen) == list(q_seqlen)
         return cls(queries, queries if same else _SeqLenInfo.from_seqlens(kv_seqlen or (), device=device))
 
     @classmethod
     def from_tensor_list(cls, tensors: Sequence[Tensor]) -> tuple["BlockDiagonalMask", Tensor]:
-        """The mask of tensors by batch and length, and these in one row."""
+        """Make the mask for tensors of shape (batch, length, ...), and return it with the tensors in one row."""
         lengths = [t.shape[1] for t in tensors for _ in range(t.shape[0])]
         mask = cls.from_seqlens(lengths, device=tensors[0].device)
         mask._batch_sizes = [t.shape[0] for t in tensors]
         return mask, torch.cat([t.reshape(1, -1, *t.shape[2:]) for t in tensors], dim=1)
 
     def split(self, row: Tensor) -> list[Tensor]:
-        """A row as the tensors that it was made of."""
+        """Split a row into the tensors that it was made of."""
         starts, parts, at = self.q_seqinfo.seqstart_py, [], 0
         for size in self._batch_sizes or [1] * (len(starts) - 1):
             parts.append(row[:, starts[at] : starts[at + size]].reshape(size, -1, *row.shape[2:]))
@@ -101,31 +101,31 @@ class BlockDiagonalMask(AttentionBias):
         return parts
 
     def make_causal(self) -> "BlockDiagonalCausalMask":
-        """The same, and every query sees the keys up to its own place."""
+        """Return a causal version of this mask."""
         return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
     def make_causal_from_bottomright(self) -> "BlockDiagonalCausalFromBottomRightMask":
-        """The same, and the last query of each sequence sees all of its keys."""
+        """Return a causal version in which the last query of each sequence sees all of its keys."""
         return BlockDiagonalCausalFromBottomRightMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
 
 @dataclass
 class BlockDiagonalCausalMask(BlockDiagonalMask):
-    """Every query sees the keys of its sequence up to its own place."""
+    """A causal mask within each sequence."""
 
     causal = True
 
 
 @dataclass
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
-    """The last query of a sequence sees every key of it, the one before all but the last."""
+    """A causal mask within each sequence, aligned to its last query."""
 
     causal = from_bottom_right = True
 
 
 @dataclass
 class _PaddedSeqLenInfo(_SeqLenInfo):
-    """Sequences in a cache that has as much room for each."""
+    """Sequences in a cache with equal space for each."""
 
     seqlen: Tensor
     padding: int
@@ -133,7 +133,7 @@ class _PaddedSeqLenInfo(_SeqLenInfo):
 
 @dataclass
 class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalMask):
-    """Every sequence sees its part of a padded cache, the last query all of what the part holds. For inference."""
+    """A causal mask on a padded cache, aligned to the last query of each sequence; for inference."""
 
     causal = from_bottom_right = True
 
@@ -142,7 +142,7 @@ class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalMask):
         cls, q_seqlen: Sequence[int], kv_padding: int, kv_seqlen: Sequence[int], causal_diagonal: None = None, *,
         device: torch.device | str | None = None,
     ) -> "BlockDiagonalCausalWithOffsetPaddedKeysMask":  # fmt: skip
-        """The mask of queries of these lengths, and of so many keys in parts of `kv_padding` each."""
+        """Make the mask from query and key lengths, with keys in slots of `kv_padding` each."""
         queries = _SeqLenInfo.from_seqlens(q_seqlen, device=device)
         places = _SeqLenInfo.from_seqlens([kv_padding] * len(kv_seqlen), device=device)
         lengths = torch.tensor(list(kv_seqlen), dtype=torch.int32, device=places.seqstart.device)
