@@ -1,6 +1,7 @@
-"""What `tonnage.fit(...)` takes, and who does the work: one GPU, the ranks of a mesh, or DeepSpeed.
+"""The signature of `tonnage.fit(...)`, and its dispatch: one GPU, the ranks of a mesh, or DeepSpeed.
 
-Importing this does not import torch, so that `help(tonnage)`, `inspect.signature` and editors show it in any environment.
+Importing this does not import torch, so that `help(tonnage)`, `inspect.signature` and editors show it in any
+environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def fit(
     |-------------|---------------------------------------------------------------------------------------------|
     | `loss`      | `loss(model, batch)` gives a scalar                                                         |
     | `sample`    | a batch as the loop will give it: one `step` is one of these                                |
-    | `budget`    | what PyTorch may reserve on the GPU: "40 GiB", "80%" of what it could hold; all unless told |
+    | `budget`    | what PyTorch may reserve on the GPU: "40 GiB", or "80%" of the memory it can use (the default) |
     | `host`      | host memory that may be pinned; what is free unless told                                    |
     | `exact`     | False: techniques that change the numerics are allowed too (8-bit states, FP8)              |
     | `allow`     | names of such techniques to allow one by one                                                |
@@ -80,7 +81,7 @@ _PARAMETERS = signature(fit).parameters
 
 
 def _callee(given: dict[str, Any]) -> Any:
-    """The function for this call, whose defaults are the ones above."""
+    """Return the function for this call, whose defaults are those of `fit` above."""
     if "engine" in given:
         from tonnage.fit.sharding.deepspeed import fit_with_engine
 
