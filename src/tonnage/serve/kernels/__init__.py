@@ -62,7 +62,7 @@ _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 
 def _chosen(plain: _Kernel, fast: Callable[..., Any]) -> _Kernel:
-    """By where the first argument lies."""
+    """Choose by the device of the first argument."""
     if not HAS_TRITON:
         return plain
 
