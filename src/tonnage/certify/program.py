@@ -24,28 +24,28 @@ from dataclasses import dataclass, field
 
 TAKE, GIVE, CALL, GIVE_SLOT, PART, EMPTY, OUTSIDE, ALLOWED = range(8)
 TEMPLATE_TAKE, TEMPLATE_GIVE, TEMPLATE_GIVE_ARGUMENT, TEMPLATE_EMPTY = range(4)
-Owner = tuple[int, int]  # (-1, id) of the script's own, (instance, slot) of a call's
+Owner = tuple[int, int]  # (-1, id) for the script's own blocks, (instance, slot) for a call's
 
 
 @dataclass
 class Template:
-    """What one call does: rows of four numbers, and the line at which each block was asked for."""
+    """The events of one call: rows of four numbers, and the line at which each block was requested."""
 
     number: int
     name: str
     events: "array[int]" = field(default_factory=lambda: array("q"))
-    lines: list[int] = field(default_factory=list)  # of each slot, an index of Program.lines
+    lines: list[int] = field(default_factory=list)  # per slot, an index into Program.lines
     repeats: bool = True  # False: it dropped something that cannot be named, so it must be run each time
 
     @property
     def slots(self) -> int:
-        """How many blocks it takes."""
+        """Number of blocks it takes."""
         return len(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of the training: a step's forward and what follows it, a batch of an evaluation, what comes between."""
+    """A stretch of the training: a step's forward and what follows, an evaluation batch, or what is between."""
 
     kind: str  # "setup", "step", "evaluation" or "between"
     step: int
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass
 class Program:
-    """The whole of it, as it is written down."""
+    """The whole program, as it is recorded."""
 
     operations: "array[int]" = field(default_factory=lambda: array("q"))
     templates: list[Template] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Program:
     _line_numbers: dict[str, int] = field(default_factory=dict)
 
     def line(self, text: str) -> int:
-        """The number of a line of the script."""
+        """Return the number of a line of the script."""
         number = self._line_numbers.get(text)
         if number is None:
             number = self._line_numbers[text] = len(self.lines)
@@ -75,32 +75,32 @@ class Program:
         return number
 
     def take(self, size: int, stream: int, line: str) -> Owner:
-        """The script asks for a block."""
+        """Record that the script requests a block."""
         identity = len(self.block_lines)
         self.block_lines.append(self.line(line))
         self.operations.extend((TAKE, identity, size, stream))
         return -1, identity
 
     def give(self, owner: Owner) -> None:
-        """A block is dropped."""
+        """Record that a block is dropped."""
         instance, number = owner
         self.operations.extend((GIVE, number) if instance < 0 else (GIVE_SLOT, instance, number))
 
     def new_template(self, name: str) -> Template:
-        """One that nothing has happened in yet."""
+        """Add an empty template."""
         self.templates.append(Template(len(self.templates), name))
         return self.templates[-1]
 
     def new_instance(self) -> int:
-        """The number of a call that is about to be made."""
+        """Return the number of the next call."""
         self.instances += 1
         return self.instances - 1
 
     def call(self, template: Template, instance: int, arguments: list[int]) -> None:
-        """A template runs."""
+        """Record that a template runs."""
         self.operations.extend((CALL, template.number, instance, len(arguments), *arguments))
 
     def begin(self, part: Part) -> None:
-        """The next part of the training begins."""
+        """Start the next part of the training."""
         self.operations.append(PART)
         self.parts.append(part)

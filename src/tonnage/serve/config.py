@@ -1,4 +1,4 @@
-"""How an engine is started: the one record that startup, scheduler and model runner read. Knows no torch."""
+"""The options of an engine, read by startup, scheduler and model runner. Knows no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -57,7 +57,7 @@ class EngineConfig:
 
     @property
     def rows(self) -> int:
-        """Sequences that one step decodes, at most."""
+        """Most sequences that one step decodes."""
         return min(self.max_seqs, self.batched_tokens)
 
     @property
