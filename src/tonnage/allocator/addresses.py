@@ -55,7 +55,7 @@ class AddressSpace:
         return start
 
     def give_back(self, address: int, size_bytes: int) -> None:
-        """Free a range; a 32 MiB range without any use is dropped."""
+        """Free a range; an empty one is dropped."""
         index = next(i for i, each in enumerate(self._ranges) if each.start <= address < each.stop)
         found = self._ranges[index]
         found.give_back(address, size_bytes)

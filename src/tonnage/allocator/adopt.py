@@ -73,7 +73,6 @@ class State:
             yield _linked(_range_tiles(members, inside, pool, page, end))
 
     def _inside(self) -> dict[int, list[LiveBlock]]:
-        """Return the blocks of each segment, by its address."""
         starts = [block.address for block in self.blocks]
         return {
             s.address: list(self.blocks[bisect_left(starts, s.address) : bisect_left(starts, s.end)])

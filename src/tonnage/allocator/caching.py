@@ -38,18 +38,18 @@ DEFAULT_SETTINGS = AllocatorSettings()
 class CachingAllocator:
     """The allocator of one device.
 
-    | call                                   | stands for                                                   |
-    |----------------------------------------|--------------------------------------------------------------|
-    | `malloc(size, stream)`, `free(block)`  | a tensor's storage is made, is dropped                       |
-    | `record_stream(address, stream)`       | `Tensor.record_stream`: a later `free` waits for that stream |
-    | `process_events(stream)`               | that stream (None: every stream) has caught up               |
-    | `empty_cache()`                        | `torch.cuda.empty_cache`                                     |
-    | `set_memory_fraction(f)`               | `torch.cuda.set_per_process_memory_fraction`                 |
+    | call                                  | stands for                                                   |
+    |---------------------------------------|--------------------------------------------------------------|
+    | `malloc(size, stream)`, `free(block)` | a tensor's storage is allocated, freed                       |
+    | `record_stream(address, stream)`      | `Tensor.record_stream`: a later `free` waits for that stream |
+    | `process_events(stream)`              | that stream (None: every stream) has caught up               |
+    | `empty_cache()`                       | `torch.cuda.empty_cache`                                     |
+    | `set_memory_fraction(f)`              | `torch.cuda.set_per_process_memory_fraction`                 |
     | `begin_allocate_to_pool(id)`, ...     | a CUDA graph's capture, `torch.cuda.use_mem_pool`            |
-    | `memory_stats()`, `snapshot()`         | their namesakes in `torch.cuda`                              |
+    | `memory_stats()`, `snapshot()`        | their namesakes in `torch.cuda`                              |
 
     `capacity_bytes` is what the program sees as the device's total. `outside_bytes` may be set at any time: memory of
-    the process beyond this allocator (context, libraries). `observer(action, address, size, stream)` hears of
+    the process beyond this allocator (context, libraries). `observer(action, address, size, stream)` is called for
     "segment_alloc", "segment_free", "segment_map", "segment_unmap" and "oom". `placement(size)` chooses addresses.
     """
 
@@ -412,11 +412,11 @@ class CachingAllocator:
         return dict(sorted((self.counters.flat() | {"max_split_size": limit if limit < 2**63 else -1}).items()))
 
     def reset_peak(self) -> None:
-        """Do what `torch.cuda.reset_peak_memory_stats` does."""
+        """Reset peaks, like `torch.cuda.reset_peak_memory_stats`."""
         self.counters.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """Do what `torch.cuda.reset_accumulated_memory_stats` does."""
+        """Reset totals, like `torch.cuda.reset_accumulated_memory_stats`."""
         self.counters.reset_accumulated()
 
     def snapshot(self) -> list[dict[str, Any]]:

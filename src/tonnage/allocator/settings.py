@@ -151,8 +151,6 @@ def _next_division(size_bytes: int, divisions: int) -> int:
 
 
 class _Tokens:
-    """The words and separators of a text; whitespace is ignored."""
-
     def __init__(self, text: str) -> None:
         self.items: list[str] = re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s", "", text))
 

@@ -60,7 +60,7 @@ class StreamUses:
                     self._reuse(block)
 
     def retire(self, stream: int) -> None:
-        """Remove all uses by a stream that is finished for good."""
+        """Drop all uses by a stream that is finished."""
         self.catch_up(stream)
         for block in [block for block, streams in self.uses.items() if stream in streams]:
             self.uses[block].discard(stream)

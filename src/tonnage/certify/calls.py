@@ -39,8 +39,6 @@ class TensorLayout:
 
 
 class _Place:
-    """A placeholder for a tensor in a structure."""
-
     def __init__(self, index: int) -> None:
         self.index = index
 
@@ -139,7 +137,7 @@ class Call:
     template: Template
     output: Output | None = None
     loose_at_once: list[int] = field(default_factory=list)  # slots dropped right after it, by no other call
-    loose_before_backward: list[int] = field(default_factory=list)  # such as autocast's cache, at the end of its block
+    loose_before_backward: list[int] = field(default_factory=list)  # dropped before backward, such as autocast's cache
     loose: list[int] = field(default_factory=list)  # slots dropped later
     # Parameters (weak references) and their gradients' slots.
     gradients: list[tuple[Any, int]] = field(default_factory=list)

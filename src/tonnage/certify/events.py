@@ -85,7 +85,6 @@ class Events:
         self._undo = ExitStack()
 
     def _patch(self, owners: Iterable[Any], name: str, made: Any) -> None:
-        """Replace an attribute until `_undo` is closed."""
         for owner in owners:
             self._undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, made)
@@ -195,7 +194,6 @@ class Events:
         return self._instance
 
     def _stop(self) -> Call:
-        """Finish recording a call."""
         self._drain()
         template, self._template = self._template, None
         assert template is not None

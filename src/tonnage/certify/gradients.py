@@ -38,7 +38,6 @@ class Gradients(Events):
                 self._binding.clear()
 
     def _memoised(self, key: Key, name: str, run: Callable[[], Any]) -> Any:
-        """Run or replay an operation on gradients."""
         known = self._calls.get(key) if self.replays else None
         if known is not None and known.template.repeats and known.output is not None:
             instance = self._replay(known, [])

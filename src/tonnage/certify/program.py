@@ -1,22 +1,22 @@
-"""The memory events of a whole training, with what repeats written once.
+"""The memory events of a whole training, with repeated parts stored once.
 
-A program is a sequence of numbers: an operation and its operands. What a call of a model, a backward or an optimizer's step does
-is a template, which the program names each time. A block belongs to the script (an id) or to one call of a template (instance
-and slot).
+A program is a sequence of numbers: an operation and its operands. The events of a model call, a backward or an optimizer
+step are a template, which the program refers to each time. A block belongs to the script (an id) or to one call of a template
+(instance and slot).
 
-| operation  | operands                                  | means                                                        |
-|------------|-------------------------------------------|--------------------------------------------------------------|
-| TAKE       | id, bytes, stream                         | the script asks for a block                                  |
-| GIVE       | id                                        | and drops it                                                 |
-| CALL       | template, instance, count, instances ...  | a template runs, given the calls whose blocks it may drop    |
-| GIVE_SLOT  | instance, slot                            | a block that a call left is dropped                          |
-| PART       |                                           | the next part of the training begins                         |
-| EMPTY      |                                           | the cache is emptied                                         |
-| OUTSIDE    | bytes                                     | what the process holds beside the allocator                  |
-| ALLOWED    | bytes or -1                               | `set_per_process_memory_fraction`                            |
+| operation | operands                                 | means                                                     |
+|-----------|------------------------------------------|-----------------------------------------------------------|
+| TAKE      | id, bytes, stream                        | the script allocates a block                              |
+| GIVE      | id                                       | the script frees it                                       |
+| CALL      | template, instance, count, instances ... | a template runs, given the calls whose blocks it may drop |
+| GIVE_SLOT | instance, slot                           | a block that a call left is freed                         |
+| PART      |                                          | the next part of the training begins                      |
+| EMPTY     |                                          | the cache is emptied                                      |
+| OUTSIDE   | bytes                                    | process memory outside the allocator                      |
+| ALLOWED   | bytes or -1                              | `set_per_process_memory_fraction`                         |
 
-Events of a template are rows of four numbers: (0, slot, bytes, stream) takes, (1, slot) gives back, (2, argument, slot) gives
-back what an earlier call took, (3) empties the cache.
+Events of a template are rows of four numbers: (0, slot, bytes, stream) allocates, (1, slot) frees, (2, argument, slot) frees
+a block of an earlier call, (3) empties the cache.
 """
 
 from array import array

@@ -65,16 +65,16 @@ def largest_batch(
     at_most: int | None = None,
     multiple_of: int = 1,
 ) -> Found:
-    """The most rows that one step can have within a budget.
+    """Return the most rows that one step can have within a budget.
 
-    | argument      | means                                                                                       |
-    |---------------|---------------------------------------------------------------------------------------------|
-    | `sample`      | a batch as the loop will give it; its rows are repeated to make larger ones                 |
-    | `budget`      | what PyTorch may reserve on the GPU: "40 GiB", bytes, or "80%" of what it could hold in all |
-    |               | (what it has reserved and what the card has left), which is the budget unless told          |
-    | `fitted`      | what `fit` returned for this model, or a plan to apply meanwhile; the plain step unless told |
-    | `at_most`     | no need to look beyond                                                                      |
-    | `multiple_of` | the answer is a multiple of this                                                            |
+    | argument      | means                                                                                      |
+    |---------------|--------------------------------------------------------------------------------------------|
+    | `sample`      | a batch as the training loop uses it; its rows are repeated to make larger ones            |
+    | `budget`      | what PyTorch may reserve on the GPU: "40 GiB", bytes, or "80%" of what it can use          |
+    |               | (what it has reserved plus what is free on the card); default: all of that                 |
+    | `fitted`      | what `fit` returned for this model, or a plan to apply meanwhile (default: the plain step) |
+    | `at_most`     | upper limit of the search                                                                  |
+    | `multiple_of` | the answer is a multiple of this                                                           |
     """
     with _training(model, optimizer, loss, sample, clip_norm, fitted) as (training, techniques):
         axis = Rows(sample, multiple_of, at_most, micro_batches=training.micro_batches)
@@ -142,8 +142,6 @@ def _training(
 
 
 class _Search:
-    """One search along one axis."""
-
     def __init__(
         self, training: Training, techniques: tuple[Technique, ...], axis: Axis, budget: str | SupportsFloat | None
     ) -> None:

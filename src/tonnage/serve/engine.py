@@ -116,7 +116,6 @@ class Engine:
         self._reset()
 
     def _reset(self) -> None:
-        """Start with an empty scheduler and prefix cache."""
         self.scheduler = self._make_scheduler()
         self.stats = Stats()
         self._asleep = False

@@ -1,13 +1,11 @@
-"""A start of the engine: what the device has, what everything but the KV cache takes of it, and so how many blocks.
+"""Start the engine: find the device's memory, what everything but the KV cache needs, and the number of blocks.
 
-    look      what the device has, what others hold of it, and what the engine may take
-    plan      the pool by arithmetic alone (`budget.own_engine`): what `tonnage plan serve --engine tonnage` says
-    check     where that holds no sequence: the numbers, and the flags that would change it
-    start     on a GPU the plan is held against a measurement: the largest step is run and the graphs are captured over a
-              cache of one block. Where the measurement is within the planned reserve and close to it, the pool is the
-              plan's, to the block; else it is sized by the measurement. Then everything is made for good, and measured.
-
-This module does not know what is served to whom.
+look      the device's memory, what other processes hold, and what the engine may take
+plan      the pool by arithmetic alone (`budget.own_engine`), as `tonnage plan serve --engine tonnage` prints it
+check     if the pool holds no sequence: raise an error with the numbers, and flags that would help
+start     on a GPU the plan is checked by measurement: the largest step runs and the graphs are captured over a cache
+          of one block. If the measurement is within the planned reserve and close to it, the pool is exactly the
+          plan's; else it is sized by the measurement. Then the final runner is built and measured.
 """
 
 import math
@@ -276,7 +274,6 @@ class Startup:
         return warm_up(runner, self.config.rows, self.config.batched_tokens, context, graphs=graphs)
 
     def _held_bytes(self) -> int:
-        """Return the memory of this process, as the device reports it."""
         return used_bytes(self.memory.device) - self.memory.others_bytes
 
 

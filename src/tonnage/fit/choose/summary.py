@@ -115,7 +115,6 @@ def summary_rows(
 
 
 def _stage_row(technique: Technique, before: Survey, after: Survey, resident: ResidentState) -> Row:
-    """Compare two stages at the largest size measured for both."""
     both = before.measured.keys() & after.measured.keys()
     row = _row(technique, plain_cost(before, resident, both), plain_cost(after, resident, both), "")
     measured, rows = max(both or after.measured), after.rows

@@ -236,7 +236,6 @@ class _Walk:
             return losses, [] if sums is None else sums.gradients()
 
     def _padded(self, leaf: Tensor) -> Tensor:
-        """Cast to the dtype of the product and pad the classes."""
         if not self.padding:
             return leaf.to(self.dtype)
         padded = leaf.new_zeros(self.classes + self.padding, *leaf.shape[1:], dtype=self.dtype)

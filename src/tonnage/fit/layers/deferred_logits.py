@@ -210,7 +210,6 @@ def _record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_computed(logits: DeferredLogits) -> bool:
-    """Return whether these logits, or those that they are a view of, are already computed."""
     return logits.computed is not None or (logits.source is not None and _is_computed(logits.source[0]))
 
 

@@ -137,7 +137,6 @@ class DiskStep(StateStep):
         return {_ON_DISK: self._keep(made)} if made else {}
 
     def _keep(self, made: State) -> _StatesOnDisk:
-        """Write states to disk for the first time."""
         tensors: dict[str, tuple[int, torch.dtype, torch.Size, tuple[int, ...]]] = {}
         end = 0
         for name, value in made.items():

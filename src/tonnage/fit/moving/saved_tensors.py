@@ -278,8 +278,6 @@ class _Moved:
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor over a moved storage."""
-
     moved: _Moved
     dtype: torch.dtype
     size: torch.Size

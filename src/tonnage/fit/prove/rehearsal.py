@@ -1,7 +1,7 @@
 """Run one step of the training as it is to measure its peak, and change nothing.
 
-Loss and learning rate are multiplied by zero: every kernel runs and every byte is allocated, but gradients are zero
-and parameters stay. States that the step created are dropped, and counters are restored. An optimizer that has
+The loss is multiplied by zero and the learning rate is zero: every kernel runs and every byte is allocated, but gradients
+are zero and parameters stay. States that the step created are dropped, and counters are restored. An optimizer that has
 already stepped would see its states decay, so it is not stepped here; its part of the peak is then only predicted.
 """
 
@@ -184,7 +184,6 @@ def _still(training: Training, *, step: bool) -> Iterator[None]:
 
 
 def _without_steps(optimizer: Optimizer) -> Undo:
-    """Turn every way to step into a no-op."""
     own = vars(optimizer).get("step")  # a scheduler counts its calls
     optimizer.step = lambda *_, **__: None
     steps = parameter_steps(optimizer) if why_not_one_by_one(optimizer) is None else None

@@ -163,7 +163,6 @@ def _version(value: Any) -> int:
 
 
 def _fill(target: Any, values: Any) -> None:
-    """Write the values into the object that held them."""
     if isinstance(target, Tensor):
         with torch.no_grad():
             target.copy_(values)

@@ -251,7 +251,7 @@ class _News:
         try:
             while not self._closed.wait(_POLL_S):
                 if not self._depth and time.monotonic() > self._alert_until_s:
-                    continue  # nobody waits; and at the end of a job the store may close before this thread
+                    continue  # no rank waits; and at the end of a job the store may close before this thread
                 for number in range(heard + 1, self._in.add("failures", 0) + 1):
                     failure = _Failure(*json.loads(self._in.get(f"failure/{number}")))
                     if failure.rank != self.rank:

@@ -50,13 +50,13 @@ def fit_with_deepspeed(
     config: Mapping[str, Any] | str | Path,
     weighting: Weighting = "auto",
 ) -> "EngineFitted":
-    """Let DeepSpeed run a training; called on all ranks alike.
+    """Let DeepSpeed run a training. Call it on all ranks.
 
-    | argument    | means                                                                                     |
-    |-------------|-------------------------------------------------------------------------------------------|
-    | `optimizer` | yours; None: the one that the config describes                                            |
-    | `config`    | DeepSpeed's settings, or the file that holds them                                         |
-    | `weighting` | how much a rank's loss weighs: as for micro-batches, or "ranks" (all the same)            |
+    | argument    | means                                                                        |
+    |-------------|------------------------------------------------------------------------------|
+    | `optimizer` | your optimizer; None: the one that the config describes                      |
+    | `config`    | DeepSpeed's settings, or the file that holds them                            |
+    | `weighting` | the weight of a rank's loss: as for micro-batches, or "ranks" (all the same) |
     """
     settings = read_config(config)
     _check_optimizer(optimizer, settings)

@@ -57,13 +57,15 @@ def fit_on_mesh(
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
-    """Shard a training over the ranks of a mesh and make it fit a budget on each; called on all of them alike.
+    """Shard a training over the ranks of a mesh and fit each of them. Call it on all ranks.
 
-    | argument | means                                                                                          |
-    |----------|------------------------------------------------------------------------------------------------|
-    | `mesh`   | of one dimension, or of two: replicas × shards (hybrid sharding)                               |
-    | `shard`  | how it is sharded; on a GPU the fastest way that fits unless told, elsewhere stage 3           |
-    | `budget` | of each rank; the rest is as for one GPU. Without it or a plan, on the CPU, it is sharded only |
+    Other arguments are those of `tonnage.fit`.
+
+    | argument | means                                                                         |
+    |----------|-------------------------------------------------------------------------------|
+    | `mesh`   | 1-D, or 2-D: replicas × shards (hybrid sharding)                              |
+    | `shard`  | how to shard (default: on a GPU the fastest way that fits, elsewhere stage 3) |
+    | `budget` | per rank; on the CPU without a budget or plan, the model is only sharded      |
     """
     check_mesh(mesh)
     agreement = Agreement(mesh)

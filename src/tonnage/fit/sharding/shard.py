@@ -50,14 +50,16 @@ _WHOLE_STEPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shard(Technique):
-    """| setting     | means                                                                                        |
-    |-------------|----------------------------------------------------------------------------------------------|
-    | `stage`     | 3: blocks are unsharded only while they run; 2: from forward to backward, and gathered once   |
-    | `blocks`    | names of modules that are gathered one at a time; the repeated blocks unless told             |
-    | `dtype`     | computes in this type ("bfloat16"); shards keep their own, gradients are added in FP32        |
-    | `offload`   | shards, gradients and states are on the host; the optimizer steps there                       |
-    | `gradients` | of micro-batches: "once" exchanges whole sums at the end; "each" adds to shards, and is small |
-    | `weighting` | how much a rank's loss weighs: as for micro-batches, or "ranks" (all the same)                |
+    """Shards a training over the ranks of a mesh with FSDP2.
+
+    | setting     | means                                                                                           |
+    |-------------|-------------------------------------------------------------------------------------------------|
+    | `stage`     | 3: blocks are unsharded only while they run; 2: from forward to backward, and gathered once     |
+    | `blocks`    | modules to gather one at a time (default: the repeated blocks)                                  |
+    | `dtype`     | compute dtype ("bfloat16"); shards keep their own, gradients are reduced in FP32                |
+    | `offload`   | keep shards, gradients and states on the host; the optimizer steps there                        |
+    | `gradients` | micro-batches: "once" reduces whole sums at the end; "each" adds to shards and uses less memory |
+    | `weighting` | the weight of a rank's loss: as for micro-batches, or "ranks" (all the same)                    |
     """
 
     name: ClassVar[str] = "shard"

@@ -1,18 +1,18 @@
-"""How a batch is divided into micro-batches, and how much each one's loss weighs in the whole.
+"""Divide a batch into micro-batches, and weight their losses.
 
-| weighting        | the loss is                                             | a part weighs              |
-|------------------|---------------------------------------------------------|----------------------------|
-| "rows"           | a mean over rows                                        | its rows / all rows        |
-| "tokens"         | a mean over labels, those at -100 left out              | its labels / all labels    |
-| "shifted-tokens" | the same over `labels[..., 1:]`: the model shifts them  | its labels / all labels    |
-| "nonzero:mask"   | a mean over what the tensor `mask` leaves               | its ones / all ones        |
-| "total:weights"  | a mean weighted by the tensor `weights`                 | its sum / the sum of all   |
-| "sum"            | a sum, or divided by a number that comes with the batch | 1                          |
-| a function       | anything else                                           | function(part) / their sum |
+| weighting        | the loss is                                            | a part weighs               |
+|------------------|--------------------------------------------------------|-----------------------------|
+| "rows"           | a mean over rows                                       | its rows / all rows         |
+| "tokens"         | a mean over labels except those at -100                | its labels / all labels     |
+| "shifted-tokens" | the same over `labels[..., 1:]`: the model shifts them | its labels / all labels     |
+| "nonzero:mask"   | a mean over elements where `mask` is nonzero           | its nonzeros / all nonzeros |
+| "total:weights"  | a mean weighted by the tensor `weights`                | its sum / the sum of all    |
+| "sum"            | a sum, or divided by a number in the batch             | 1                           |
+| a function       | anything else                                          | function(part) / their sum  |
 
-Which tensor is meant stands after the colon, by its place in the nesting ("tokens:inputs.target_ids", "nonzero:1"); labels
-are found by their names where none is. "shifted-nonzero" is as "shifted-tokens". Weights that depend on labels stay on the
-labels' device: nothing here waits for it. This module does not know how a loss is made nor what is done with it.
+The tensor is named after the colon by its path in the nesting ("tokens:inputs.target_ids", "nonzero:1"); without a colon,
+labels are found by name. "shifted-nonzero" shifts like "shifted-tokens". Weights that depend on labels stay on the labels'
+device, so nothing here waits for it. This module does not know how a loss is computed or used.
 """
 
 import copy

@@ -96,8 +96,6 @@ class _Held:
 
 @dataclass
 class _Slot:
-    """A staging buffer on the device."""
-
     buffer: Tensor
     free: Any = None  # event: may be overwritten
     stepped: Any = None  # event: its content was stepped

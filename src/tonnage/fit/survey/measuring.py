@@ -150,7 +150,6 @@ def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: 
 def _see_blocks(
     training: Training, blocks: dict[str, nn.Module], batch: Batch, see: Callable[[str, nn.Module, Any, Any, Any], None]
 ) -> None:
-    """Run one forward pass and call `see` for each block."""
     with ExitStack() as stack, eagerly(), training.forward_pass():
         for name, block in blocks.items():
             stack.callback(block.register_forward_hook(partial(see, name), with_kwargs=True).remove)

@@ -63,7 +63,6 @@ def _changes_in_forward(name: str, value: Any) -> bool:
 
 
 def _as_before(value: Any, copies: dict[int, Tensor]) -> Any:
-    """Return the same object with its former elements."""
     if isinstance(value, Tensor) and id(value) in copies:
         value.detach().copy_(copies[id(value)])
     return value

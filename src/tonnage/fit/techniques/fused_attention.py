@@ -79,8 +79,6 @@ class FusedAttention(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """A part of a model with unfused attention."""
-
     why_not: str | None
     dropout: float  # the current rate
     fuse: Callable[[], Undo]

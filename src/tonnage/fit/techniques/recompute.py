@@ -29,20 +29,20 @@ _STREAMING = ("weight-streaming", "nvme")
 
 @dataclass(frozen=True, kw_only=True)
 class Recompute(Technique):
-    """Modes by the name of a block, blocks without one are kept as they are:
+    """Recomputes blocks in backward, by a mode per block name; other blocks stay as they are:
 
     "keep"         as it is
-    "block"        keep the input, run all of it again
+    "block"        save the input, rerun everything
     "part:mlp"     the same for its child `mlp` alone
-    [3, 17, 20]    keep the outputs of these operator calls, run again what backward needs of the others; as
-                   "17:aten.mm.default" the call must be of that operator
+    [3, 17, 20]    save the outputs of these operator calls, rerun what backward needs of the others; in the form
+                   "17:aten.mm.default" the operator is checked
 
     With `slices`, blocks of mode "block" run over that many slices of the batch, one after another.
 
-    Before anything is placed each block runs twice on the first rows of the sample. Random generators, and buffers and
-    attributes that it changes (running statistics, counters), are brought back for its second run. Where gradients enter
-    or leave it beside its arguments and outputs, the graph of its first run is kept too. Where a second run still gives
-    other values, it cannot be recomputed; `recomputable` tells.
+    Before it is applied, each block runs twice on the first rows of the sample. RNG states, and buffers and attributes
+    that it changes (running statistics, counters), are restored for the second run. If gradients flow other than through
+    its arguments and outputs, the graph of its first run is kept too. If a second run still gives other values, the
+    block cannot be recomputed; see `recomputable`.
     """
 
     name: ClassVar[str] = "recompute"
@@ -165,7 +165,6 @@ def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | No
 
 
 def _module_name(name: str, mode: Mode) -> str:
-    """Return the name of the module that runs again: the block, or a part of it."""
     return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
 
 

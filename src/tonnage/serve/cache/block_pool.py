@@ -176,7 +176,6 @@ class BlockPool:
         return self._found.get((parent, tuple(tokens))) if parent in self._branches else None
 
     def _forget(self, block: int) -> None:
-        """Remove a block from the prefix cache."""
         key = self._keys[block]
         assert key is not None
         del self._found[key]

@@ -289,7 +289,6 @@ class Inputs:
         pack.put("blocks", [one.blocks[column] for one, column in grown], *tables)
 
     def _pack_rows(self, pack: _Pack, step: Step, tables: list[Ints]) -> None:
-        """Pack decodes, then chunks with their tables."""
         chunks, block = step.chunks, self._block
         slots, starts, order = self._rows[:, : len(self._decoding)]
         blocks = [one.blocks[start // block] for one, start in zip(self._decoding, starts.tolist(), strict=True)]
@@ -308,7 +307,6 @@ class Inputs:
         pack.put("sample slots", [one.slot for one in self.drawing])
 
     def _renew(self, pack: _Pack) -> None:
-        """Write per-slot state on the device."""
         slots = self.slots
         if self.renewed:
             at = pack.wide("renewed")

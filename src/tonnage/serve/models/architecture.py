@@ -1,17 +1,17 @@
-"""What a config.json says of a decoder, as numbers: the one description that the weights and the pass are made from.
+"""The architecture of a decoder, read from config.json: weights and forward pass are built from it.
 
-| family                  | besides RMS norms, rotary positions and a gated MLP                                       |
-|-------------------------|-------------------------------------------------------------------------------------------|
-| llama                   | biases where it says so                                                                   |
-| mistral                 | a sliding window                                                                          |
-| qwen2                   | biases of query, key and value; windows in the upper layers where it says so              |
-| qwen3                   | norms of query and key                                                                    |
-| gemma                   | norms around 1 + weight, scaled embeddings, tanh-GELU                                     |
-| gemma2                  | as gemma; norms after attention and MLP too, soft caps, a window in every other layer     |
-| gemma3, gemma3_text     | as gemma2 without caps; norms of query and key, positions of their own in windowed layers |
-| mixtral, qwen3_moe      | as mistral and qwen3, with experts                                                        |
+| family              | besides RMS norms, rotary positions and a gated MLP                                   |
+|---------------------|---------------------------------------------------------------------------------------|
+| llama               | optional biases                                                                       |
+| mistral             | a sliding window                                                                      |
+| qwen2               | biases of query, key and value; optional windows in the upper layers                  |
+| qwen3               | norms of query and key                                                                |
+| gemma               | norms around 1 + weight, scaled embeddings, tanh-GELU                                 |
+| gemma2              | as gemma; norms after attention and MLP too, soft caps, a window in every other layer |
+| gemma3, gemma3_text | as gemma2 without caps; norms of query and key, separate RoPE in windowed layers      |
+| mixtral, qwen3_moe  | as mistral and qwen3, with experts                                                    |
 
-Fields that are not written have transformers' defaults. This module knows no torch and reads no weights.
+Missing fields have transformers' defaults. This module knows no torch and reads no weights.
 """
 
 import math
@@ -207,7 +207,6 @@ def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: in
 
 
 def _windowed(family: str, fields: Fields, config: Mapping[str, Any], count: int) -> list[bool]:
-    """Return which layers use a sliding window."""
     if family in ("llama", "gemma") or (family.startswith("qwen") and not fields.flag("use_sliding_window")):
         return [False] * count
     if family in ("mistral", "mixtral", "qwen3_moe"):

@@ -1,15 +1,15 @@
-"""Rotary positions: what a configuration says of them, and the tables of cosines and sines that come of it.
+"""Rotary position embeddings: parse their configuration, and make the tables of cosines and sines.
 
-| type    | the frequency of a pair of dimensions                                                                |
-|---------|------------------------------------------------------------------------------------------------------|
-| default | theta ** (-2i / dim)                                                                                 |
-| linear  | the same, divided by the factor                                                                      |
-| dynamic | as default: it differs only beyond the positions that the model was made for, which are not served   |
-| llama3  | slow ones divided by the factor, fast ones kept, those between blended                               |
-| yarn    | the same, blended over dimensions; queries and keys grow with the logarithm of the factor            |
+| type    | the frequency of a pair of dimensions                                                     |
+|---------|-------------------------------------------------------------------------------------------|
+| default | theta ** (-2i / dim)                                                                      |
+| linear  | the same, divided by the factor                                                           |
+| dynamic | as default: it differs only beyond the model's trained positions, which are not served    |
+| llama3  | slow ones divided by the factor, fast ones kept, those between blended                    |
+| yarn    | the same, blended over dimensions; queries and keys grow with the logarithm of the factor |
 
-Reading needs no torch. Frequencies are made in FP32, in the order of operations of transformers: in FP64 they would be
-better, and at far positions another model.
+Parsing needs no torch. Frequencies are computed in FP32, in transformers' order of operations: FP64 would be more accurate,
+but differ from the trained model at distant positions.
 """
 
 import math
@@ -35,7 +35,7 @@ class Rope:
     kind: Kind = "default"
     factor: float = 1.0
     original_positions: float = 0.0  # of the training before scaling
-    low_factor: float = 1.0  # llama3: turns within the original positions, below which a pair is slow
+    low_factor: float = 1.0  # llama3: below this many turns a pair is slow, above the next one fast
     high_factor: float = 4.0
     beta_fast: float = 32.0  # yarn: the same under its names
     beta_slow: float = 1.0

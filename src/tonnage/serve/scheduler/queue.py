@@ -59,7 +59,7 @@ class Queue:
 
     def __init__(self) -> None:
         self._preempted: list[Sequence] = []
-        self._lines: OrderedDict[str, OrderedDict[Sequence, None]] = OrderedDict()  # by tenant, never empty
+        self._lines: OrderedDict[str, OrderedDict[Sequence, None]] = OrderedDict()  # by tenant; no line is empty
         self._aside: dict[Sequence, list[Sequence]] = {}  # by parent
         self.fresh = 0  # those that have never run
 

@@ -40,8 +40,6 @@ RUNNING = Status.RUNNING
 
 @dataclass(slots=True)
 class _InFlight:
-    """A launched step."""
-
     step: Step
     swapped: list[Sequence]
     ending: list[Sequence]  # decodes that sample their last token
@@ -59,9 +57,9 @@ class Scheduler:
         self.tables = Tables(pool, host_blocks)
         self.host_pool, self.counters = self.tables.host_pool, self.tables.counters
         self.waiting = Queue()
-        self._decoding: list[Sequence] = []  # by rank, as are the next
+        self._decoding: list[Sequence] = []  # sorted by rank
         self._works: list[Decode] = []  # one per decoding sequence
-        self._decode_clock = DecodeClock()  # theirs, too
+        self._decode_clock = DecodeClock()  # shared by these
         self._awaited: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the step in which they need a block
         self._decodes: tuple[Decode, ...] = ()  # all of them, while unchanged
         self._answers: tuple[list[int], ...] = ()  # the lists that their tokens are appended to
@@ -227,7 +225,6 @@ class Scheduler:
                 self._await_next_block(sequence)
 
     def _advance_with_others(self, sequence: Sequence) -> None:
-        """Start decoding from the next step on."""
         index = bisect_left(self._decoding, sequence.rank, key=RANK)
         self._decoding.insert(index, sequence)
         self._works.insert(index, Decode(sequence))
@@ -236,7 +233,6 @@ class Scheduler:
         self._await_next_block(sequence)
 
     def _stand_still(self, sequence: Sequence) -> None:
-        """Stop decoding."""
         index = bisect_left(self._decoding, sequence.rank, key=RANK)
         del self._decoding[index], self._works[index]
         self._changed = True
@@ -245,7 +241,6 @@ class Scheduler:
         sequence.join(NOT_DECODING)
 
     def _hold(self, sequence: Sequence) -> None:
-        """Skip this step."""
         if sequence.status is RUNNING:
             self._forget_next_block(sequence)
             sequence.clock_offset -= 1

@@ -195,7 +195,6 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Handle an unknown route or method."""
     assert isinstance(error, HTTPException)
     words: Any = {404: "There is no such route.", 405: "This route does not take that method."}
     message = words.get(error.status_code, error.detail)
