@@ -168,5 +168,4 @@ class PrivatePool:
 
     @property
     def halves(self) -> tuple[BlockPool, BlockPool]:
-        """Its small and its large pool."""
         return self.small, self.large

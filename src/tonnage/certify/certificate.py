@@ -188,6 +188,7 @@ def substituted(program: Program, donor_of: Callable[[int], int | None]) -> Prog
 
 
 def _spans(program: Program) -> list[list[int]]:
+    """Return where the operations of each part start."""
     spans: list[list[int]] = [[]]
     for at in operations_of(program.operations):
         if program.operations[at] == PART:

@@ -39,7 +39,7 @@ def run_training(
     memo.take_over()
     session.open()
     session.device.lift_limit()
-    from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
+    from tonnage.virtual.cluster import alone  # imports torch, so only once the session is open
 
     patches = Patches()
     alone.install(session, patches)

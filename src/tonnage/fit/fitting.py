@@ -344,6 +344,7 @@ class Fitting(Stages):
         self.applied.keep(self.base)
 
     def _try(self, solution: Solution) -> Rehearsed | None:
+        """Apply a solution, and measure it if requested."""
         self.applied.add(assemble(solution, self.survey, self.training, self.request.division))
         if not self.measure:
             return None

@@ -121,7 +121,6 @@ class Startup:
 
     @property
     def kv_format(self) -> str:
-        """The format of the KV cache."""
         return self.config.kv or self._compute_format
 
     @property

@@ -176,7 +176,7 @@ class TextStream:
         if not self._stops:
             return fresh
         text = self._held + fresh
-        # Of the stop strings present, use the one completed first, as if the text had come by character.
+        # Of the stop strings present, use the one completed first, as if the text had arrived by character.
         starts = [(text.find(stop), stop) for stop in self._stops]
         ends = [(start + len(stop), start) for start, stop in starts if start >= 0]
         if ends:

@@ -4,7 +4,7 @@ One program reads a row twice: for the sum of its exponentials, and to write. Th
 of the second pass from cache, where PyTorch's operators move 26 and keep an FP32 copy.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, import-not-found"
 
 import torch

@@ -141,6 +141,7 @@ class ShardedFitting(Fitting):
         return self.agreement.share(super()._solve(budget_bytes, **among))
 
     def _find_weighting(self) -> Weighting:
+        """Return "auto": the ranks found it together when the model was sharded."""
         return "auto"
 
     def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:

@@ -45,7 +45,7 @@ class Ranks:
         return self._step(training, None) is not None
 
     def _step(self, training: Training, batch: Batch | None) -> Tensor | None:
-        from tonnage.fit.stepping.step import accumulate  # which steps with ranks where there are any
+        from tonnage.fit.stepping.step import accumulate  # which itself steps with ranks
 
         with self.agreement.together():
             parts = self.divide(training, batch)

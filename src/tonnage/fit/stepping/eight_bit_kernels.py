@@ -4,7 +4,7 @@ A program handles a few whole blocks, so that their new scales are known before 
 arithmetic is that of `eight_bit.Code`, which documents it.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, import-not-found"
 
 from dataclasses import dataclass

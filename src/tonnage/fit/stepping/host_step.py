@@ -64,6 +64,7 @@ def pieces_of(state: State) -> list[Piece]:
 
 
 def _now(device: torch.device) -> Any:
+    """Return an event after the work queued on the current stream."""
     return torch.cuda.current_stream(device).record_event() if has_streams(device) else None
 
 

@@ -4,7 +4,7 @@ Imported only with Triton. Random bits are counter-based (Philox): one seed per 
 Philox call yields 128 bits and an element needs 48, so each program handles two halves with one call.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, import-not-found"
 
 import torch

@@ -110,7 +110,7 @@ def capture_calls(
         try:
             with torch.no_grad():
                 _see_blocks(training, blocks, batch, keep)
-        except RuntimeError:  # where the loss itself asks for gradients
+        except RuntimeError:  # the loss itself needs gradients
             _see_blocks(training, blocks, batch, keep)
         first = first or len(calls.kinds)
         if len(calls.kinds) == len(blocks):

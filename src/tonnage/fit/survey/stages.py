@@ -69,6 +69,7 @@ class Stages:
             yield
 
     def _look(self) -> None:
+        """Survey the plain training, and again after each technique that always pays."""
         self._check_loss()
         if "compile" in self.request.allowed and not self.meter.virtual:
             compiler_problem(self.training.device.type)  # its processes start while blocks are measured eagerly

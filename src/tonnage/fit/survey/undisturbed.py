@@ -63,6 +63,7 @@ def _changes_in_forward(name: str, value: Any) -> bool:
 
 
 def _as_before(value: Any, copies: dict[int, Tensor]) -> Any:
+    """Restore a tensor's elements in place and return the same object."""
     if isinstance(value, Tensor) and id(value) in copies:
         value.detach().copy_(copies[id(value)])
     return value

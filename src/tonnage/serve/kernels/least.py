@@ -4,7 +4,7 @@ The plain version sorts. The kernel counts the logits, or their probability mass
 one float is left: about thirty reads of a row, and no memory but the result.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch

@@ -4,7 +4,7 @@ For few rows it is bound by reading the weight, which a kernel reads once, in 8 
 compute-bound: the weight is widened, and the library's product is used.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch

@@ -3,7 +3,7 @@
 Each is one pass. Norms are computed in FP32 on the residual as stored.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch

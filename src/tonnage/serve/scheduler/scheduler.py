@@ -225,6 +225,7 @@ class Scheduler:
                 self._await_next_block(sequence)
 
     def _advance_with_others(self, sequence: Sequence) -> None:
+        """Make a sequence decode from the next step on."""
         index = bisect_left(self._decoding, sequence.rank, key=RANK)
         self._decoding.insert(index, sequence)
         self._works.insert(index, Decode(sequence))
@@ -233,6 +234,7 @@ class Scheduler:
         self._await_next_block(sequence)
 
     def _stand_still(self, sequence: Sequence) -> None:
+        """Stop decoding a sequence."""
         index = bisect_left(self._decoding, sequence.rank, key=RANK)
         del self._decoding[index], self._works[index]
         self._changed = True
@@ -241,6 +243,7 @@ class Scheduler:
         sequence.join(NOT_DECODING)
 
     def _hold(self, sequence: Sequence) -> None:
+        """Skip a decoding sequence in this step."""
         if sequence.status is RUNNING:
             self._forget_next_block(sequence)
             sequence.clock_offset -= 1

@@ -64,7 +64,6 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all answers are complete."""
         return all(answer.finished for answer in self.answers)
 
     @property

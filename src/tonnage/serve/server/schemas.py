@@ -210,7 +210,6 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """All of its text."""
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content)
         return self.content or ""
