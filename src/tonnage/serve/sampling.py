@@ -20,10 +20,10 @@ _COLDEST = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The sampling parameters of a request. `temperature` 0 (or below 1e-6) is greedy; `top_k` 0 and `top_p` 1 keep
-    all.
+    """The sampling parameters of a request.
 
-    `logprobs` is the number of alternatives per token (0: only the sampled token; None: none).
+    `temperature` 0 (or below 1e-6) is greedy; `top_k` 0 and `top_p` 1 keep all tokens. `logprobs` is the number of
+    alternatives per token (0: only the sampled token; None: none).
     """
 
     max_tokens: int = 16

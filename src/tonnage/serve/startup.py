@@ -196,8 +196,7 @@ class Startup:
             yield "--weights int8"
 
     def start(self, decoder: Decoder) -> tuple[Runner, OwnCard]:
-        """Build the runner, after the plan was checked and weights loaded. The context is limited to what the pool
-        holds."""
+        """Build the runner for a checked plan; its context is at most what the pool holds."""
         card, device = self.plan(), self.memory.device
         if device.type != "cuda":
             return self._make(decoder, card, None)

@@ -106,8 +106,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _finished(gradients: Gradients, scale: Tensor | None, dtypes: tuple[torch.dtype, ...]) -> Gradients:
-    """Return scaled gradients in the dtypes of their leaves. Empties the list, so that autograd holds the only
-    reference."""
+    """Return scaled gradients in the dtypes of their leaves; empties the list to drop its references."""
     results: Gradients = []
     for dtype in dtypes:
         gradient = gradients.pop(0)

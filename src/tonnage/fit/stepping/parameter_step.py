@@ -194,8 +194,7 @@ class ParameterSteps:
         return lambda: self._bringers.remove(bring)
 
     def group(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """Return the live group with its current learning rate. Loading a state dict replaces groups, so none is
-        cached."""
+        """Return the live group; never cached, since loading a state dict replaces the groups."""
         if parameter not in self._group_of:
             groups = self.optimizer.param_groups
             self._group_of = {member: index for index, group in enumerate(groups) for member in group["params"]}

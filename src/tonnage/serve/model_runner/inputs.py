@@ -117,8 +117,7 @@ class _Pack:
 
 
 def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = None) -> tuple[Batch, Tensor]:
-    """Return the batch of decode rows [3, rows] (slot, position, order) and their slots; runs on the device, for
-    graphs.
+    """Return the batch of decode rows [3, rows] (slot, position, order) and their slots, without the host.
 
     The rows' positions advance. A padding row has the dummy slot, whose table holds null blocks, and position −1.
     `columns` of the tables are in use, or all.

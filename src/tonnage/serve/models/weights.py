@@ -17,8 +17,7 @@ from tonnage.serve.models.linear import EIGHT_BIT, Dense, EightBit, quantise
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a merged weight that one tensor of a checkpoint fills; `holds` lists the pieces it combines, if
-    several."""
+    """The part of a merged weight that one checkpoint tensor fills; `holds` names the pieces it combines."""
 
     weight: Tensor
     scales: Tensor | None = None
