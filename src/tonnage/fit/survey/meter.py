@@ -75,7 +75,7 @@ class Meter:
         return peak_bytes
 
     def time(self, run: Callable[[], object], *, least_s: float = 0.1) -> Duration:
-        """Return the mean time of a call over at least `least_s` seconds, since a card under load is slower."""
+        """Return the mean time of a call, repeated for about `least_s` seconds: a card under load is slower."""
         if self.virtual:
             return Duration(*clocked(run, card_of(self.device)))
         once = self._agreed(self._timed(run, 1))

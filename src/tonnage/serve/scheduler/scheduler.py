@@ -1,8 +1,8 @@
 """The scheduler: a state machine over sequences and blocks. It knows no torch, no text and no time but the given clock.
 
 `schedule` is called one step ahead: its step is launched while the previous one is still in flight, and `complete`
-follows when tokens are known. So sequences advance when they are scheduled, and late news are handled late: a row
-computed for a sequence that had ended is dropped.
+follows when tokens are known. So sequences advance when they are scheduled, and what arrives late is handled late: a row
+computed for a sequence that had ended is ignored.
 
     waiting ──admit──▶ running ──end, stop, abort, error──▶ finished
     ▲ ▲                │
