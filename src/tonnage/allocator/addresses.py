@@ -1,9 +1,9 @@
-"""Where segments lie in the virtual address space of a device that is not there.
+"""Place segments in the virtual address space of a simulated device.
 
 The order of addresses decides which of two equally large free blocks is taken, so segments are placed as NVIDIA's
-driver on Linux was seen to place them: in ranges of a multiple of 32 MiB, from the top of the address space down, the
-rest of a range serving later and smaller requests, newest range first. What else the process maps is not known here; a
-replay takes its addresses from the trace.
+driver on Linux was observed to place them: in ranges of a multiple of 32 MiB, from the top of the address space
+down; the rest of a range serves later and smaller requests, newest range first. Other mappings of the process are
+unknown here; a replay takes its addresses from the trace.
 """
 
 RANGE_BYTES = 32 * 2**20
@@ -11,7 +11,7 @@ TOP = 0x7F80_0000_0000
 
 
 class _Range:
-    """A stretch of addresses and the holes in it, by address."""
+    """A range of addresses and the holes in it, by address."""
 
     __slots__ = ("holes", "start", "stop")
 
@@ -35,7 +35,7 @@ class _Range:
 
 
 class AddressSpace:
-    """Hands out address ranges and takes them back."""
+    """Allocates and frees address ranges."""
 
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
@@ -43,7 +43,7 @@ class AddressSpace:
         self._bottom = TOP
 
     def take(self, size_bytes: int) -> int:
-        """The start of a free stretch."""
+        """Return the start of a free range."""
         for each in reversed(self._ranges):
             address = each.take(size_bytes)
             if address is not None:
@@ -55,7 +55,7 @@ class AddressSpace:
         return start
 
     def give_back(self, address: int, size_bytes: int) -> None:
-        """A stretch is free again; a range without any use goes."""
+        """Free a range; an empty one is dropped."""
         index = next(i for i, each in enumerate(self._ranges) if each.start <= address < each.stop)
         found = self._ranges[index]
         found.give_back(address, size_bytes)

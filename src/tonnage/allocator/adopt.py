@@ -1,8 +1,8 @@
-"""The state of an allocator in mid-run: the memory that it held already, and the blocks in use there.
+"""The state of an allocator in mid-run: the segments it already held, and the blocks in use.
 
-Free neighbours are always merged, so between blocks in use there is one free block, and the blocks in use say all. A
-block that overlaps another or lies in no segment is left out. This module lays the chains of blocks; whoever adopts them
-counts the blocks in use.
+Free neighbours are always merged, so the blocks in use determine the free ones between them. A block that overlaps
+another or is in no segment is left out. This module builds the chains of blocks; the caller counts the blocks in
+use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RANGE_BYTES = 2**44
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Memory that the device gave in one piece."""
+    """Memory that the device allocated in one piece."""
 
     address: int
     size_bytes: int
@@ -30,13 +30,13 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
+        """The first address after it."""
         return self.address + self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBlock:
-    """A block in use; a pending one was freed already, and a stream still uses it."""
+    """A block in use; a pending one was freed but is still used by a stream."""
 
     address: int
     size_bytes: int
@@ -47,18 +47,18 @@ class LiveBlock:
 
 @dataclass(slots=True)
 class State:
-    """What an allocator holds at one moment: segments that do not overlap, and blocks, both by address."""
+    """What an allocator holds at one moment: non-overlapping segments, and blocks, both by address."""
 
     segments: list[Segment] = field(default_factory=list)
     blocks: Sequence[LiveBlock] = field(default_factory=list)
 
     def chains(self, small: BlockPool, large: BlockPool, settings: AllocatorSettings) -> Iterator[list[Block]]:
-        """The blocks of each segment, linked: in use, free, and unmapped between the ranges of an expandable one."""
+        """Yield the linked blocks of each segment: in use, free, and unmapped between the ranges of an expandable one."""
         inside = self._inside()
         growing: dict[tuple[int, bool], list[Segment]] = {}
         for segment in self.segments:
             if segment.end > 1 << ADDRESS_BITS:
-                continue  # no GPU's address
+                continue  # not a GPU address
             is_small = _is_small(segment, inside[segment.address], settings)
             if segment.is_expandable:
                 growing.setdefault((segment.stream, is_small), []).append(segment)
@@ -66,14 +66,13 @@ class State:
                 yield _linked(_tiles(segment, inside[segment.address], small if is_small else large, None))
         for (_, is_small), members in growing.items():
             pool, page = (small, SMALL_SEGMENT_BYTES) if is_small else (large, settings.large_segment_bytes)
-            # Addresses are reserved generously: up to what others have.
+            # Addresses are reserved generously, up to the next segment.
             last = members[-1]
             others = [s.address for s in self.segments if s.address >= last.end and s not in members]
             end = min([*others, last.end + _RANGE_BYTES, 1 << ADDRESS_BITS])
             yield _linked(_range_tiles(members, inside, pool, page, end))
 
     def _inside(self) -> dict[int, list[LiveBlock]]:
-        """The blocks of each segment, by its address."""
         starts = [block.address for block in self.blocks]
         return {
             s.address: list(self.blocks[bisect_left(starts, s.address) : bisect_left(starts, s.end)])
@@ -82,7 +81,7 @@ class State:
 
 
 def _is_small(segment: Segment, blocks: list[LiveBlock], settings: AllocatorSettings) -> bool:
-    """Whether a segment belongs to the pool of small blocks: by its blocks, else by its size."""
+    """Return whether a segment belongs to the small pool: by its blocks, else by its size."""
     if blocks:
         return blocks[0].size_bytes <= SMALL_BYTES
     if segment.is_expandable:
@@ -111,7 +110,7 @@ def _tiles(
 def _range_tiles(
     members: list[Segment], inside: dict[int, list[LiveBlock]], pool: BlockPool, page_bytes: int, end: int
 ) -> Iterator[Block]:
-    """One range of addresses, mapped in places; its tail is not mapped yet."""
+    """Yield one range of addresses, partly mapped; its tail is not mapped yet."""
     base, stream = members[0].address, members[0].stream
     owner = ExpandableSegment(base, end - base, page_bytes)
     at = base

@@ -1,7 +1,7 @@
 """Blocks, and the sorted sets of them that a pool keeps.
 
-A segment is a chain of blocks that tile it. This module keeps chains and sets in order; it does not decide which block
-is taken, split or given back.
+A segment is a chain of blocks that tile it. This module keeps chains and sets in order; it does not decide which
+block is taken, split or freed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from tonnage.allocator.segments import ExpandableSegment
 
 PoolId = tuple[int, int]
-ADDRESS_BITS = 48  # what a GPU's virtual addresses need
+ADDRESS_BITS = 48  # enough for a GPU's virtual addresses
 
 # The states of a block. PENDING: freed by the program, still in use on another stream.
 ALLOCATED, PENDING, FREE, UNMAPPED = range(4)
 
 
 class Block:
-    """A stretch of one segment: in use, waiting for a stream, free, or address space without memory."""
+    """A range of one segment: in use, pending, free, or unmapped address space."""
 
     gc_base: int  # these two are set while the block is free
     key: int
@@ -61,7 +61,7 @@ class Block:
         return self.previous is not None or self.next is not None
 
     def insert_between(self, previous: Block | None, following: Block | None) -> None:
-        """Take a place in the chain."""
+        """Insert it into the chain."""
         self.previous, self.next = previous, following
         if previous is not None:
             previous.next = self
@@ -69,7 +69,7 @@ class Block:
             following.previous = self
 
     def absorb_previous(self, gone: Block) -> None:
-        """Grow over the neighbour to the left."""
+        """Merge with the left neighbour."""
         self.address = gone.address
         self.size += gone.size
         self.previous = previous = gone.previous
@@ -77,7 +77,7 @@ class Block:
             previous.next = self
 
     def absorb_next(self, gone: Block) -> None:
-        """Grow over the neighbour to the right."""
+        """Merge with the right neighbour."""
         self.size += gone.size
         self.next = following = gone.next
         if following is not None:
@@ -94,17 +94,17 @@ class FreeBlocks:
     __slots__ = ("blocks", "keys")
 
     def __init__(self) -> None:
-        # Two lists in step: one integer a block is quick to compare, and the C bisect does it.
+        # Two parallel lists: integer keys compare quickly with the C bisect.
         self.keys: list[int] = []
         self.blocks: list[Block] = []
 
     def first_of(self, size: int) -> int:
-        """The index of the smallest block of at least this size."""
+        """Return the index of the smallest block of at least this size."""
         return bisect_left(self.keys, size << ADDRESS_BITS)
 
 
 class BlockPool:
-    """The free blocks of the small or the large pool, and the unmapped ranges of its growing segments."""
+    """The free blocks of the small or the large pool, and the unmapped ranges of its expandable segments."""
 
     __slots__ = ("counters", "free", "is_small", "min_remainder", "owner", "searches", "unmapped")
 
@@ -119,11 +119,11 @@ class BlockPool:
         self.set_expandable(False)
 
     def set_expandable(self, expandable: bool) -> None:
-        """A growing segment may be cut anywhere; a large block keeps a remainder of up to 1 MiB."""
+        """Set the smallest remainder to split: expandable segments split anywhere, large blocks only above 1 MiB."""
         self.min_remainder = MIN_BLOCK_BYTES if self.is_small or expandable else SMALL_BYTES + 1
 
     def add(self, block: Block) -> None:
-        """A block is free from now on."""
+        """Add a free block."""
         block.state = FREE
         block.gc_base = self.searches
         free = self.free.get(block.stream)
@@ -135,27 +135,27 @@ class BlockPool:
         free.blocks.insert(index, block)
 
     def remove(self, block: Block) -> None:
-        """A free block is free no more."""
+        """Remove a free block."""
         free = self.free[block.stream]
         index = bisect_left(free.keys, block.key)
         del free.keys[index], free.blocks[index]
 
     def add_unmapped(self, block: Block) -> None:
-        """A range has addresses and no memory from now on."""
+        """Add a range that has addresses but no memory."""
         block.state = UNMAPPED
         insort(self.unmapped.setdefault(block.stream, []), block, key=attrgetter("address"))
 
     def remove_unmapped(self, block: Block) -> None:
-        """A range is unmapped no more."""
+        """Remove an unmapped range."""
         self.unmapped[block.stream].remove(block)
 
     def all_free(self) -> list[Block]:
-        """Every free block, by stream, size and address."""
+        """Return every free block, by stream, size and address."""
         return [block for stream in sorted(self.free) for block in self.free[stream].blocks]
 
 
 class PrivatePool:
-    """A pool of its own for a CUDA graph or a `torch.cuda.MemPool`."""
+    """A private pool for a CUDA graph or a `torch.cuda.MemPool`."""
 
     __slots__ = ("id", "large", "segments", "small", "uses")
 
@@ -168,5 +168,4 @@ class PrivatePool:
 
     @property
     def halves(self) -> tuple[BlockPool, BlockPool]:
-        """Its small and its large pool."""
         return self.small, self.large

@@ -1,8 +1,10 @@
-"""PyTorch's CUDA caching allocator, to the byte.
+"""PyTorch's CUDA caching allocator, exact to the byte.
 
-It hands out blocks of cached segments, asks the device for more when none fits, and gives segments back when the device
-is full. What lives in the blocks it does not know, nor when a stream is done with them: `process_events` is told.
-Not modelled: `MemPool(use_on_oom=True)`, `MemPool(no_split=True)`, pools with an allocator of their own, and sharing
+It returns blocks of cached segments, asks the device for more if none fits, and releases segments if the device is
+full. It does not know what is in the blocks, or when a stream is done with them: callers say so with
+`process_events`.
+
+Not modelled: `MemPool(use_on_oom=True)`, `MemPool(no_split=True)`, pools with their own allocator, and sharing
 between processes.
 """
 
@@ -36,18 +38,18 @@ DEFAULT_SETTINGS = AllocatorSettings()
 class CachingAllocator:
     """The allocator of one device.
 
-    | call                                   | stands for                                                   |
-    |----------------------------------------|--------------------------------------------------------------|
-    | `malloc(size, stream)`, `free(block)`  | a tensor's storage is made, is dropped                       |
-    | `record_stream(address, stream)`       | `Tensor.record_stream`: a later `free` waits for that stream |
-    | `process_events(stream)`               | that stream (None: every stream) has caught up               |
-    | `empty_cache()`                        | `torch.cuda.empty_cache`                                     |
-    | `set_memory_fraction(f)`               | `torch.cuda.set_per_process_memory_fraction`                 |
-    | `begin_allocate_to_pool(id)` and kin   | a CUDA graph's capture, `torch.cuda.use_mem_pool`            |
-    | `memory_stats()`, `snapshot()`         | their namesakes in `torch.cuda`                              |
+    | call                                  | stands for                                                   |
+    |---------------------------------------|--------------------------------------------------------------|
+    | `malloc(size, stream)`, `free(block)` | a tensor's storage is allocated, freed                       |
+    | `record_stream(address, stream)`      | `Tensor.record_stream`: a later `free` waits for that stream |
+    | `process_events(stream)`              | that stream (None: every stream) has caught up               |
+    | `empty_cache()`                       | `torch.cuda.empty_cache`                                     |
+    | `set_memory_fraction(f)`              | `torch.cuda.set_per_process_memory_fraction`                 |
+    | `begin_allocate_to_pool(id)`, ...     | a CUDA graph's capture, `torch.cuda.use_mem_pool`            |
+    | `memory_stats()`, `snapshot()`        | their namesakes in `torch.cuda`                              |
 
     `capacity_bytes` is what the program sees as the device's total. `outside_bytes` may be set at any time: memory of
-    the process beyond this allocator (context, libraries). `observer(action, address, size, stream)` hears of
+    the process beyond this allocator (context, libraries). `observer(action, address, size, stream)` is called for
     "segment_alloc", "segment_free", "segment_map", "segment_unmap" and "oom". `placement(size)` chooses addresses.
     """
 
@@ -98,7 +100,7 @@ class CachingAllocator:
         self._update_modes()
 
     def lift_limit(self) -> None:
-        """From now on the device gives whatever is asked for within reason; what the program is told of it stays the same."""
+        """Let the device satisfy any reasonable request from now on; the reported capacity stays the same."""
         self._segments.is_unlimited = True
         self._update_modes()
 
@@ -115,7 +117,7 @@ class CachingAllocator:
 
     @property
     def outside_bytes(self) -> int:
-        """Memory of the process that is not this allocator's."""
+        """Memory of the process outside this allocator."""
         return self._segments.outside_bytes
 
     @outside_bytes.setter
@@ -124,13 +126,13 @@ class CachingAllocator:
 
     @property
     def free_bytes(self) -> int:
-        """What cudaMemGetInfo calls free."""
+        """Free bytes, as cudaMemGetInfo reports them."""
         return max(self._segments.free_bytes, 0)
 
-    # Allocation: `malloc` and `free` run for every tensor, and are written out for speed.
+    # Allocation: `malloc` and `free` run for every tensor, and are inlined for speed.
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """A block for a request; raises `OutOfMemory`."""
+        """Return a block for a request; raises `OutOfMemory`."""
         rounded = self._settings.rounded_bytes(size) if self._divides else (size + 511) & -512 or 512
         pool = self._small if rounded <= SMALL_BYTES else self._large
         if self._captures:
@@ -166,7 +168,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """The program dropped a block. It can be reused now, or once the streams that it was recorded on catch up."""
+        """Free a block. It can be reused now, or once the streams that it was recorded on catch up."""
         if self._stream_uses and block in self._stream_uses:
             self.request_free(block)
             self._streams.wait(block, capturing=bool(self._captures))
@@ -180,7 +182,7 @@ class CachingAllocator:
         self._recycle(block)
 
     def request_free(self, block: Block) -> None:
-        """The first half of a `free` that waits: the block no longer counts as allocated."""
+        """Do the first half of a deferred `free`: the block no longer counts as allocated."""
         assert block.state == ALLOCATED, f"{block} is not allocated"
         block.state = PENDING
         counters = block.pool.counters
@@ -192,7 +194,7 @@ class CachingAllocator:
             self.counters.oversize_allocations.add(-1)
 
     def complete_free(self, block: Block) -> None:
-        """The second half of a `free` that waited: the block joins the cache."""
+        """Do the second half of a deferred `free`: the block joins the cache."""
         assert block.state == PENDING, f"{block} is not waiting to be free"
         counters = block.pool.counters
         counters.pending -= 1
@@ -202,7 +204,7 @@ class CachingAllocator:
     def _recycle(self, block: Block) -> None:
         pool = block.pool
         counters = pool.counters
-        # Two blocks share an address only in the replay of a trace that contradicts itself.
+        # Two blocks share an address only in the replay of a contradictory trace.
         self._active.pop(block.address, None)
         counters.requested_bytes -= block.requested_bytes
         blocks = change = 0
@@ -238,7 +240,7 @@ class CachingAllocator:
         if block.segment is not None:
             if self._settings.expandable_segments:
                 index = _best_expandable(blocks, index)
-            else:  # switched off after some were made: only the others serve
+            else:  # switched off after some were made: only the others are used
                 while index < len(blocks) and blocks[index].segment is not None:
                     index += 1
             if index == len(blocks):
@@ -251,7 +253,7 @@ class CachingAllocator:
         return block
 
     def adopt(self, state: State) -> dict[int, Block]:
-        """Begin in mid-run, with what was held already: the blocks in use, by address."""
+        """Start in mid-run with existing segments and blocks; return the blocks in use, by address."""
         for chain in state.chains(self._small, self._large, self._settings):
             pool = chain[0].pool
             mapped = sum(block.size for block in chain if block.state != UNMAPPED)
@@ -274,10 +276,10 @@ class CachingAllocator:
         return dict(self._active)
 
     def block_at(self, address: int) -> Block:
-        """The block in use (or waiting for a stream) that starts at an address."""
+        """Return the block in use (or pending) that starts at an address."""
         return self._active[address]
 
-    # The miss
+    # Cache misses
 
     def _acquire(self, pool: BlockPool, size: int, stream: int, requested: int) -> Block:
         if self._collects and self.allowed_bytes is not None:
@@ -321,7 +323,7 @@ class CachingAllocator:
         )
 
     def empty_cache(self, pool_id: PoolId | None = None) -> None:
-        """Give back what is free: of every pool, or of one private pool that nobody uses any more."""
+        """Release free memory: of every pool, or of one private pool without users."""
         if pool_id is None and not self._captures:
             self.counters.syncs += 1
             self.process_events()
@@ -338,7 +340,7 @@ class CachingAllocator:
                 del self._pools[private.id]
 
     def release_segment(self, address: int) -> bool:
-        """Give back the free segment, or the pages within the free block, at an address, as a trace says was done."""
+        """Release the free segment, or the pages within the free block, at an address, as a trace records."""
         for pool in self._block_pools():
             for block in pool.all_free():
                 if block.address <= address < block.address + block.size:
@@ -351,23 +353,23 @@ class CachingAllocator:
     # Streams
 
     def record_stream(self, address: int, stream: int) -> None:
-        """The block at an address is used on a stream other than its own."""
+        """Record that the block at an address is used on a stream other than its own."""
         self._streams.record(self._active[address], stream, capturing=bool(self._captures))
 
     def process_events(self, stream: int | None = None) -> None:
-        """What was queued on a stream (None: on every stream) when a block was freed is done now."""
+        """Complete what was queued on a stream (None: on every stream) when blocks were freed."""
         if not self._captures:
             self._streams.end_deferral()
             self._streams.catch_up(stream)
 
     def retire_stream(self, stream: int) -> None:
-        """A stream that other blocks were recorded on is done with them for good."""
+        """End all uses by a stream that other blocks were recorded on."""
         self._streams.retire(stream)
 
     # Private pools
 
     def create_pool(self, pool_id: PoolId) -> None:
-        """A private pool comes to be, or gets one more user."""
+        """Create a private pool, or add one user."""
         if pool_id in self._pools:
             self._pools[pool_id].uses += 1
         else:
@@ -375,21 +377,21 @@ class CachingAllocator:
             self._update_modes()
 
     def begin_allocate_to_pool(self, pool_id: PoolId, accepts: Callable[[int], bool] = lambda stream: True) -> None:
-        """From now on requests on the streams that are accepted go to a private pool."""
+        """Send requests on accepted streams to a private pool from now on."""
         assert all(pool_id != other for other, _ in self._captures), f"already allocating to {pool_id}"
         self.create_pool(pool_id)
         self._captures.append((pool_id, accepts))
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
-        """Requests go where they went before."""
+        """Stop sending requests to the pool."""
         self._captures = [capture for capture in self._captures if capture[0] != pool_id]
 
     def release_pool(self, pool_id: PoolId) -> None:
-        """One user less; without any, `empty_cache` may give the pool's segments back."""
+        """Remove one user; without any, `empty_cache` may release the pool's segments."""
         self._pools[pool_id].uses -= 1
 
     def pool_use_count(self, pool_id: PoolId) -> int:
-        """How many use a private pool."""
+        """Return the number of users of a private pool."""
         return self._pools[pool_id].uses
 
     def _captured_pool(self, pool: BlockPool, stream: int) -> BlockPool:
@@ -405,26 +407,26 @@ class CachingAllocator:
     # Reports
 
     def memory_stats(self) -> dict[str, int]:
-        """The flat dictionary of `torch.cuda.memory_stats()`."""
+        """Return the flat dictionary of `torch.cuda.memory_stats()`."""
         limit = self._max_split_at_start
         return dict(sorted((self.counters.flat() | {"max_split_size": limit if limit < 2**63 else -1}).items()))
 
     def reset_peak(self) -> None:
-        """`torch.cuda.reset_peak_memory_stats`."""
+        """Reset peaks, like `torch.cuda.reset_peak_memory_stats`."""
         self.counters.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """`torch.cuda.reset_accumulated_memory_stats`."""
+        """Reset totals, like `torch.cuda.reset_accumulated_memory_stats`."""
         self.counters.reset_accumulated()
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """The `segments` of `torch.cuda.memory._snapshot()`."""
+        """Return the `segments` of `torch.cuda.memory._snapshot()`."""
         free = [block for pool in self._block_pools() for block in pool.all_free()]
         return describe_segments([*free, *self._active.values()], self.device)
 
 
 def _best_expandable(blocks: list[Block], index: int) -> int:
-    """Best fit where the tail of a growing segment counts at the size that it could grow to."""
+    """Return the best fit, counting the tail of an expandable segment at the size it could grow to."""
     reach = _reach(blocks[index])
     while index + 1 < len(blocks) and blocks[index].segment is not None:
         following = _reach(blocks[index + 1])

@@ -1,4 +1,4 @@
-"""Out of memory, in the allocator's numbers and in PyTorch's words."""
+"""Out of memory, with the allocator's numbers and PyTorch's message."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """What was asked for and what there was, when an allocation failed for good."""
+    """What was requested and what was available, when an allocation finally failed."""
 
     device: int
     requested_bytes: int
@@ -29,12 +29,12 @@ class Shortage:
 
     @property
     def reserved_unallocated_bytes(self) -> int:
-        """Reserved, not allocated, and not lying free in a private pool."""
+        """Reserved, not allocated, and not free in a private pool."""
         return self.reserved_bytes - self.allocated_bytes - self.private_pool_bytes
 
     @property
     def message(self) -> str:
-        """What `torch.OutOfMemoryError` says."""
+        """The message of `torch.OutOfMemoryError`."""
         allowed = "" if self.allowed_bytes is None else f"{format_size(self.allowed_bytes)} allowed; "
         private = format_size(self.private_pool_bytes)
         private = f"with {private} allocated in private pools (e.g., CUDA Graphs), " if self.private_pool_bytes else ""
@@ -49,7 +49,7 @@ class Shortage:
 
 
 class OutOfMemory(TonnageError):
-    """The device cannot give what was asked for, and nothing cached was left to give back."""
+    """The device cannot satisfy the request, and nothing cached was left to release."""
 
     exit_code = 1
 
@@ -59,12 +59,12 @@ class OutOfMemory(TonnageError):
 
     @property
     def message(self) -> str:
-        """PyTorch's text."""
+        """PyTorch's message."""
         return self.shortage.message
 
 
 def format_size(size_bytes: int) -> str:
-    """A size as PyTorch prints it: 1 GiB is still "1024.00 MiB"."""
+    """Format a size as PyTorch does: 1 GiB is still "1024.00 MiB"."""
     if size_bytes <= KIB:
         return f"{size_bytes} bytes"
     for unit, factor in (("KiB", KIB), ("MiB", MIB)):

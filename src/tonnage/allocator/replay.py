@@ -1,11 +1,11 @@
-"""A recorded sequence of allocator events, run through the model.
+"""Replay a recorded sequence of allocator events through the model.
 
-The trace decides what a program asked for and what the device gave back; the model decides everything else: where each
-block lies, when a segment is needed and how large it is. Each such decision that the trace also tells is compared, so a
-replay without differences is a proof of the model and a basis for every figure. Who asked, and why, no trace says.
+The trace decides what the program requested and what the device released; the model decides everything else: where
+each block is, when a segment is needed and how large it is. Every such decision that is also in the trace is
+compared, so a replay without differences validates the model. A trace does not say who allocated, or why.
 
-A trace may begin in mid-run: then the model begins with the state that is known from before. What contradicts itself
-(a block allocated twice, a free of what is not there) is counted, and the replay goes on.
+A trace may start in mid-run: the model then starts with the known state. Contradictions (a block allocated twice, a
+free of an unknown block) are counted, and the replay continues.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Event = tuple[str, int, int, int]
 ACQUIRING = ("segment_alloc", "segment_map")
 RELEASING = ("segment_free", "segment_unmap")
 ACTIONS = frozenset(("alloc", "free_requested", "free_completed", "oom", "snapshot", *ACQUIRING, *RELEASING))
-# No trace says how large its device was, and a replay never asks for more than the device once gave.
+# A trace does not record the device's size, and a replay never needs more than the device once provided.
 BOUNDLESS_BYTES = 2**44
-# No GPU has addresses from here on: the model's own segments, which the trace does not have, lie there.
+# Above all GPU addresses: the model's own segments, which are not in the trace, are placed here.
 _OWN_ADDRESSES = 2**47
 _MOST_BYTES = 128 * 2**20
 _HINT = "A trace is a JSON list of [action, address, size, stream], as torch.cuda.memory._snapshot() names them."
@@ -40,7 +40,7 @@ _HINT = "A trace is a JSON list of [action, address, size, stream], as torch.cud
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Where reserved bytes were at one moment."""
+    """The reserved bytes at one moment, by use."""
 
     reserved_bytes: int
     allocated_bytes: int
@@ -49,7 +49,7 @@ class Occupancy:
 
     @classmethod
     def of(cls, counters: Counters) -> Occupancy:
-        """What the counters say now."""
+        """Return the current occupancy."""
         small, large = counters.small, counters.large
         pending = small.pending_bytes + large.pending_bytes
         requested = small.requested_bytes + large.requested_bytes
@@ -58,11 +58,11 @@ class Occupancy:
 
     @property
     def unused_bytes(self) -> int:
-        """Reserved and not in use."""
+        """Bytes reserved and not in use."""
         return self.reserved_bytes - self.allocated_bytes - self.pending_bytes
 
     def as_json(self) -> dict[str, int]:
-        """The moment in plain types."""
+        """Return it in plain types."""
         return asdict(self) | {"unused_bytes": self.unused_bytes}
 
 
@@ -76,7 +76,7 @@ class Difference:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a trace amounts to."""
+    """The result of replaying a trace."""
 
     events: int = 0
     allocations: int = 0
@@ -93,16 +93,16 @@ class ReplayResult:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The most bytes of blocks that the program held."""
+        """Peak bytes of blocks that the program held."""
         return self.stats["allocated_bytes.all.peak"]
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most bytes of segments."""
+        """Peak bytes of segments."""
         return self.stats["reserved_bytes.all.peak"]
 
     def as_json(self) -> dict[str, Any]:
-        """The result in plain types."""
+        """Return the result in plain types."""
         return {
             "events": self.events,
             "allocations": self.allocations,
@@ -127,7 +127,7 @@ class ReplayResult:
 
 
 def read_trace(path: Path) -> list[Event]:
-    """The events of a file: a JSON list of [action, address, size, stream], gzipped or not."""
+    """Read the events of a file: a JSON list of [action, address, size, stream], optionally gzipped."""
     try:
         rows = parse_json(read_bytes(path, _MOST_BYTES, inflate=True))
     except Unreadable as error:
@@ -151,7 +151,7 @@ def _is_event(row: object) -> bool:
 def replay(
     events: Sequence[Event], settings: AllocatorSettings | None = None, start: State | None = None
 ) -> ReplayResult:
-    """Run events through the model, from a state if they begin in mid-run.
+    """Run events through the model, from a state if they start in mid-run.
 
     Without settings, expandable segments are on if the trace maps pages.
     """
@@ -165,7 +165,7 @@ def replay(
 
 
 class _Replay:
-    """The state of one replay: the model, and how far the trace's segments are used up."""
+    """The state of one replay: the model, and how many of the trace's segments are used."""
 
     def __init__(self, events: Sequence[Event], settings: AllocatorSettings, start: State) -> None:
         self._events = events
@@ -212,7 +212,7 @@ class _Replay:
         counters, result = self._allocator.counters, self._result
         if counters.allocated_bytes > result.at_peak_allocated.allocated_bytes:
             result.at_peak_allocated = Occupancy.of(counters)
-        # Of moments with as much reserved, the fullest tells how much of it was needed.
+        # Among moments with equally much reserved, the fullest shows how much of it was needed.
         reserved, fullest = (counters.reserved_bytes, counters.allocated_bytes), result.at_peak_reserved
         if reserved > (fullest.reserved_bytes, fullest.allocated_bytes):
             result.at_peak_reserved = Occupancy.of(counters)
@@ -237,12 +237,12 @@ class _Replay:
         self._result.ooms += 1
 
     def _next_given(self) -> Event | None:
-        """The segment that the trace took for the present request, if it did."""
+        """Return the segment that the trace allocated for the current request, if any."""
         index, event = self._given[self._used] if self._used < len(self._given) else (self._now, None)
         return event if index < self._now else None
 
     def _placed(self, size: int) -> int:
-        """The address of the segment that the trace shows here, if it is the one; else one of the model's own."""
+        """Return the address of the trace's matching segment, or one of the model's own."""
         event = self._next_given()
         is_it = event is not None and (event[2] == size or event[0] == "segment_map")
         if event is not None and is_it and event[1] + event[2] <= _OWN_ADDRESSES:
@@ -265,7 +265,7 @@ class _Replay:
         self._used += event is not None
 
     def _pass_unneeded(self) -> None:
-        """What the trace took before the present event and the model did not."""
+        """Report segments that the trace allocated before the current event and the model did not."""
         while (event := self._next_given()) is not None:
             index = self._given[self._used][0]
             self._differ(index, f"the trace has {_words(event)}, which the model never needed")

@@ -1,7 +1,7 @@
-"""Segments: the memory that the allocator has from the device, and the only part that talks to it.
+"""Segments: the memory that the allocator has from the device, and its only interface to it.
 
-Two kinds: a fixed segment is one cudaMalloc; an expandable one is a range of addresses into which pages are mapped as
-it grows. Whether to ask, and what to do when the device is full, is the allocator's business.
+A fixed segment is one cudaMalloc; an expandable one is a range of addresses into which pages are mapped as it grows.
+The allocator decides when to ask, and what to do when the device is full.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tonnage.allocator.settings import SIZE_MAX, SMALL_SEGMENT_BYTES, AllocatorS
 from tonnage.allocator.stats import Counters
 from tonnage.units import MIB
 
-# Measured on an H200 (driver 580) filled to the last page: of what cudaMemGetInfo calls free, this much cannot be had.
+# Measured on a full H200 (driver 580): this much of what cudaMemGetInfo reports as free cannot be allocated.
 DRIVER_RESERVE_BYTES = 2 * MIB
 
-# The most that is reserved once the limit is lifted: sixty times what the largest card has.
+# The reserve limit once the real one is lifted: sixty times the largest card.
 UNLIMITED_BYTES = 2**44
 
 Observer = Callable[[str, int, int, int], None]
@@ -34,11 +34,11 @@ class ExpandableSegment:
     page_bytes: int
 
     def outward(self, start: int, stop: int) -> tuple[int, int]:
-        """The pages that cover a stretch."""
+        """Return the pages that cover a range."""
         return self._page(start), -self._page(-stop)
 
     def inward(self, start: int, stop: int) -> tuple[int, int]:
-        """The pages that lie wholly within a stretch."""
+        """Return the pages completely within a range."""
         return -self._page(-start), self._page(stop)
 
     def _page(self, address: int) -> int:
@@ -69,7 +69,7 @@ class Segments:
 
     @property
     def free_bytes(self) -> int:
-        """What cudaMemGetInfo calls free."""
+        """Free bytes, as cudaMemGetInfo reports them."""
         return self.capacity_bytes - self.outside_bytes - self.counters.reserved_bytes
 
     def _fits(self, size: int) -> bool:
@@ -78,7 +78,7 @@ class Segments:
         return size <= self.free_bytes - DRIVER_RESERVE_BYTES
 
     def allocate(self, pool: BlockPool, size: int, stream: int) -> Block | None:
-        """A new fixed segment as one block, or None if the device is full."""
+        """Return a new fixed segment as one block, or None if the device is full."""
         if not self._fits(size):
             return None
         block = Block(self._place(size), size, stream, pool, None, ALLOCATED)
@@ -91,7 +91,7 @@ class Segments:
         return block
 
     def release(self, block: Block) -> None:
-        """Give a fixed segment, all of it free, back to the device."""
+        """Return a completely free fixed segment to the device."""
         pool = block.pool
         pool.remove(block)
         if pool.owner is not None:
@@ -103,7 +103,7 @@ class Segments:
         self.notify("segment_free", block.address, block.size, block.stream)
 
     def release_pool(self, pool: BlockPool) -> None:
-        """Give back every fixed segment that is wholly free, and every free page of the expandable ones."""
+        """Release every free fixed segment, and every free page of the expandable ones."""
         growing = []
         for block in pool.all_free():
             if block.segment is not None:
@@ -114,7 +114,7 @@ class Segments:
             self.unmap(block)
 
     def collect_garbage(self, pool: BlockPool, excess_bytes: int) -> None:
-        """Give back whole free segments of at least average age, round by round, until the excess is gone."""
+        """Release free segments of at least average age, round by round, until the excess is gone."""
         ages = {block: pool.searches - block.gc_base for block in pool.all_free() if not block.is_split}
         progressed = True
         while excess_bytes > 0 and progressed and ages:
@@ -127,9 +127,9 @@ class Segments:
                 self.release(block)
 
     def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Give back one block above `max_split_size_mb` that is large enough, or several from the largest down.
+        """Release one block above `max_split_size_mb` that is large enough, or several from the largest down.
 
-        Nothing smaller can ever use them.
+        Smaller requests can never use them.
         """
         limit, free = self.settings.max_split_bytes, pool.free.get(stream)
         if limit == SIZE_MAX or free is None:
@@ -149,7 +149,7 @@ class Segments:
         return released >= wanted
 
     def grow(self, pool: BlockPool, size: int, stream: int) -> Block | None:
-        """A block of at least this size, made by mapping pages at the lowest address that has room."""
+        """Return a block of at least this size, by mapping pages at the lowest address with room."""
         block = self._growable(pool, size, stream) or self._new_range(pool, size, stream)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
@@ -165,7 +165,7 @@ class Segments:
         return block
 
     def unmap(self, block: Block) -> None:
-        """Give back the pages that lie wholly within a free block of an expandable segment."""
+        """Release the pages completely within a free block of an expandable segment."""
         segment, pool = block.segment, block.pool
         assert segment is not None
         start, stop = segment.inward(block.address, block.address + block.size)

@@ -1,8 +1,8 @@
-"""The settings of PYTORCH_ALLOC_CONF, read as PyTorch reads them.
+"""Parse PYTORCH_ALLOC_CONF as PyTorch does.
 
-The grammar, the limits and the wording of the errors are PyTorch's, oddities included: separators are counted but not
-looked at ("max_split_size_mb,30" is 30), and a number ends where its digits end ("30x" is 30). What a setting does is
-the allocator's business; options of the pinned host allocator are only kept here.
+Grammar, limits and error messages are PyTorch's, oddities included: separators are counted but not checked
+("max_split_size_mb,30" is 30), and a number ends where its digits end ("30x" is 30). The allocator implements the
+settings; options of the pinned host allocator are only stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEWEST: Version = (2, 13)
 
 
 class BadAllocatorSettings(RequestError, ValueError):
-    """A text that PyTorch would refuse; `pytorch_type` is the exception that it would raise."""
+    """A text that PyTorch would reject; `pytorch_type` is the exception that it would raise."""
 
     def __init__(self, message: str, pytorch_type: type[Exception] = ValueError) -> None:
         super().__init__(message, hint="PYTORCH_ALLOC_CONF is written key:value,key:value.")
@@ -67,16 +67,16 @@ class AllocatorSettings:
 
     @classmethod
     def parse(cls, text: str, torch_version: Version = NEWEST) -> AllocatorSettings:
-        """The settings that a text such as "expandable_segments:True" means to a fresh process."""
+        """Return the settings that a text such as "expandable_segments:True" gives a fresh process."""
         return cls().changed_by(text, torch_version)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], torch_version: Version = NEWEST) -> AllocatorSettings:
-        """The settings of a process: PYTORCH_CUDA_ALLOC_CONF goes before PYTORCH_ALLOC_CONF."""
+        """Return the settings of a process: PYTORCH_CUDA_ALLOC_CONF takes precedence over PYTORCH_ALLOC_CONF."""
         return cls.parse(next((environ[name] for name in VARIABLES if name in environ), ""), torch_version)
 
     def changed_by(self, text: str, torch_version: Version = NEWEST) -> AllocatorSettings:
-        """What `torch.cuda.memory._set_allocator_settings(text)` leaves: some options start over, others stay."""
+        """Return the result of `torch.cuda.memory._set_allocator_settings(text)`, which resets some options."""
         tokens = _Tokens(text)
         known = {key for key in _COMMON_READERS | _CUDA_READERS if _SINCE.get(key, (2, 0)) <= torch_version}
         draft = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -90,7 +90,7 @@ class AllocatorSettings:
         return replace(self, **draft)
 
     def rounded_bytes(self, size_bytes: int) -> int:
-        """The block size that a request of this many bytes asks for."""
+        """Return the block size for a request of this many bytes."""
         if size_bytes < MIN_BLOCK_BYTES:
             return MIN_BLOCK_BYTES
         interval = min(max(size_bytes.bit_length() - MIB.bit_length(), 0), ROUNDUP_INTERVALS - 1)
@@ -100,7 +100,7 @@ class AllocatorSettings:
         return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
     def segment_bytes(self, block_bytes: int) -> int:
-        """What cudaMalloc is asked for when no cached block of that size is found."""
+        """Return the size passed to cudaMalloc if no cached block fits."""
         if block_bytes <= SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if block_bytes < MIN_LARGE_SEGMENT_BYTES:
@@ -109,12 +109,12 @@ class AllocatorSettings:
 
     @property
     def rounds_to_divisions(self) -> bool:
-        """Whether any request is rounded to a division of a power of two."""
+        """Whether requests are rounded to divisions of a power of two."""
         return any(divisions > 1 for divisions in self.roundup_power2_divisions)
 
     @property
     def not_modelled(self) -> list[str]:
-        """What is set here and not modelled, as sentences."""
+        """Settings that are not modelled, as sentences."""
         words = []
         if self.backend != "native":
             words.append(
@@ -128,7 +128,7 @@ class AllocatorSettings:
         return words
 
     def as_snapshot(self) -> dict[str, Any]:
-        """The `allocator_settings` of `torch.cuda.memory._snapshot()`."""
+        """Return the `allocator_settings` of `torch.cuda.memory._snapshot()`."""
         return {
             "PYTORCH_CUDA_ALLOC_CONF": self.text,
             "max_split_size": self.max_split_bytes if self.max_split_bytes != SIZE_MAX else -1,
@@ -151,8 +151,6 @@ def _next_division(size_bytes: int, divisions: int) -> int:
 
 
 class _Tokens:
-    """The words and separators of a text; whitespace is nothing."""
-
     def __init__(self, text: str) -> None:
         self.items: list[str] = re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s", "", text))
 
@@ -165,7 +163,7 @@ class _Tokens:
         return self.items[index]
 
     def whole(self, index: int) -> int:
-        """As std::stoull reads it: the leading digits, a minus wrapping around."""
+        """Parse like std::stoull: leading digits; a minus wraps around."""
         match = re.match(r"([+-]?)([0-9]+)", self.at(index))
         if match is None:
             raise BadAllocatorSettings("stoull")
@@ -175,7 +173,7 @@ class _Tokens:
         return (SIZE_MAX + 1 - value) % (SIZE_MAX + 1) if match[1] == "-" else value
 
     def real(self, index: int) -> float:
-        """As std::stod reads it: the longest leading number."""
+        """Parse like std::stod: the longest leading number."""
         token = self.at(index)
         match = _HEXADECIMAL.match(token)
         if match is not None:
@@ -198,7 +196,7 @@ class _Tokens:
         return token == "True"
 
     def skip(self, index: int) -> int:
-        """The index of the last token of a value that somebody else reads."""
+        """Return the index of the last token of a value that another reader handles."""
         self.at(index + 1)
         if self.at(index + 2) != "[":
             return index + 2
@@ -244,7 +242,7 @@ def _value(
     *,
     megabytes: bool = False,
 ) -> _Reader:
-    """A reader of one value: parsed, refused in PyTorch's words, and kept under this name."""
+    """Return a reader of one value: parsed, checked with PyTorch's message, and stored under this name."""
 
     def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
         value = parse(tokens, index + 2)
@@ -370,7 +368,7 @@ _CUDA_READERS: dict[str, _Reader] = {
     ),
     "throw_on_cudamalloc_oom": _value("throw_on_cudamalloc_oom", _Tokens.flag),
 }
-# 2.11 on a GPU refused these four, and 2.13 knows them.
+# PyTorch 2.11 rejected these four on a GPU, and 2.13 accepts them.
 _SINCE: dict[str, Version] = {
     "throw_on_cudamalloc_oom": (2, 12),
     "pinned_free_catch_all": (2, 12),

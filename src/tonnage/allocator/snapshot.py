@@ -1,4 +1,4 @@
-"""Segments and their blocks, as `torch.cuda.memory._snapshot()` describes them."""
+"""Describe segments and blocks as `torch.cuda.memory._snapshot()` does."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ _STATES = {ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
 
 
 def describe_segments(blocks: Iterable[Block], device: int) -> list[dict[str, Any]]:
-    """One entry for each segment, and for each stretch of pages of an expandable one, by address."""
+    """Return one entry per segment, and per run of mapped pages of an expandable one, by address."""
     heads = (block for block in blocks if block.previous is None or block.previous.state == UNMAPPED)
     return sorted((_segment(head, device) for head in heads), key=lambda segment: segment["address"])
 

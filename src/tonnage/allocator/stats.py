@@ -1,8 +1,8 @@
-"""Counters of the allocator, kept as `torch.cuda.memory_stats()` reports them.
+"""Counters of the allocator, as `torch.cuda.memory_stats()` reports them.
 
-They run for every tensor of a simulated run, so what can be derived is not counted: `freed` is what was added since the
-last reset less what is left of it, "all" is the small pool plus the large one (its peaks excepted), and a block is
-active while it is allocated or pending. The counters do not know what a block is; whoever moves blocks tells them.
+They run for every tensor of a simulated run, so derivable values are not counted: `freed` is what was added since
+the last reset minus what is left of it, "all" is the sum of both pools (except for peaks), and a block is active
+while it is allocated or pending. The counters do not know blocks; callers report changes.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ STATISTICS = (
 
 
 class PoolCounters:
-    """Each statistic as `x` (now), `x_peak` and `x_total` (all that was ever added)."""
+    """Each statistic as `x` (current), `x_peak` and `x_total` (all that was ever added)."""
 
     __slots__ = (
         *(name + suffix for name in STATISTICS for suffix in ("", "_peak", "_total")),
@@ -65,7 +65,7 @@ class PoolCounters:
         self.pending = self.pending_bytes = 0
 
     def update_active(self) -> None:
-        """Bring the derived statistics up to date, before they are read or reset."""
+        """Update the derived statistics, before they are read or reset."""
         self.active = self.allocation + self.pending
         self.active_bytes = self.allocated_bytes + self.pending_bytes
         self.active_peak = max(self.active_peak, self.allocation_peak)
@@ -73,18 +73,18 @@ class PoolCounters:
         self.active_total, self.active_bytes_total = self.allocation_total, self.allocated_bytes_total
 
     def reset_peak(self) -> None:
-        """Peaks start over from now."""
+        """Reset peaks to the current values."""
         for name in STATISTICS:
             setattr(self, name + "_peak", getattr(self, name))
 
     def reset_accumulated(self) -> None:
-        """Totals start over from zero."""
+        """Reset totals to zero."""
         for name in STATISTICS:
             setattr(self, name + "_total", 0)
             self._kept[name] = getattr(self, name)
 
     def flat(self, pool: str) -> Iterator[tuple[str, int]]:
-        """The entries of `torch.cuda.memory_stats()` for "all", "small_pool" or "large_pool"."""
+        """Yield the entries of `torch.cuda.memory_stats()` for "all", "small_pool" or "large_pool"."""
         for name in STATISTICS:
             now, total = getattr(self, name), getattr(self, name + "_total")
             yield f"{name}.{pool}.current", now
@@ -94,7 +94,7 @@ class PoolCounters:
 
 
 class CountedPool(PoolCounters):
-    """The counters of the small or the large pool; they keep the peaks of the whole as well."""
+    """The counters of the small or the large pool; they also update the peaks of both together."""
 
     __slots__ = ("other", "whole")
     other: "CountedPool"
@@ -104,7 +104,7 @@ class CountedPool(PoolCounters):
         self.whole = whole
 
     def allocate(self, size_bytes: int, requested_bytes: int) -> None:
-        """A block was handed out."""
+        """Count an allocated block."""
         other, whole = self.other, self.whole
         self.allocation_total += 1
         self.allocated_bytes_total += size_bytes
@@ -140,7 +140,7 @@ class CountedPool(PoolCounters):
         whole.active_bytes_peak = max(whole.active_bytes_peak, size)
 
     def split(self, blocks: int, size_bytes: int) -> None:
-        """The free blocks of split segments changed by these amounts."""
+        """Change the count and bytes of free blocks in split segments."""
         self.inactive_split = now = self.inactive_split + blocks
         if blocks > 0:
             self.inactive_split_total += blocks
@@ -159,7 +159,7 @@ class CountedPool(PoolCounters):
                 self.whole.inactive_split_bytes_peak = now
 
     def reserve(self, size_bytes: int, segments: int) -> None:
-        """Memory came from the device; pages mapped into a growing segment are no segment of their own."""
+        """Count memory from the device; pages mapped into an expandable segment are not a new segment."""
         other, whole = self.other, self.whole
         self.segment += segments
         self.segment_total += segments
@@ -171,7 +171,7 @@ class CountedPool(PoolCounters):
         whole.reserved_bytes_peak = max(whole.reserved_bytes_peak, self.reserved_bytes + other.reserved_bytes)
 
     def unreserve(self, size_bytes: int, segments: int) -> None:
-        """Memory went back to the device."""
+        """Count memory returned to the device."""
         self.segment -= segments
         self.reserved_bytes -= size_bytes
 
@@ -185,21 +185,21 @@ class Gauge:
         self.current = self.peak = self.total = self._kept = 0
 
     def add(self, amount: int) -> None:
-        """Move by an amount of either sign."""
+        """Change by an amount of either sign."""
         self.current += amount
         self.peak = max(self.peak, self.current)
         self.total += max(amount, 0)
 
     def reset_peak(self) -> None:
-        """The peak starts over from now."""
+        """Reset the peak to the current value."""
         self.peak = self.current
 
     def reset_accumulated(self) -> None:
-        """The total starts over from zero."""
+        """Reset the total to zero."""
         self.total, self._kept = 0, self.current
 
     def flat(self, name: str) -> Iterator[tuple[str, int]]:
-        """The entries of `torch.cuda.memory_stats()` under this name."""
+        """Yield the entries of `torch.cuda.memory_stats()` under this name."""
         yield f"{name}.current", self.current
         yield f"{name}.peak", self.peak
         yield f"{name}.allocated", self.total
@@ -228,7 +228,7 @@ class Counters:
 
     @property
     def whole(self) -> PoolCounters:
-        """Both pools together."""
+        """The counters of both pools together."""
         self.small.update_active()
         self.large.update_active()
         self._whole.update_active()
@@ -238,18 +238,18 @@ class Counters:
         return self._whole
 
     def reset_peak(self) -> None:
-        """Every peak starts over from now."""
+        """Reset every peak to its current value."""
         for each in (self.whole, self.small, self.large, self.oversize_allocations, self.oversize_segments):
             each.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """Every total starts over from zero."""
+        """Reset every total to zero."""
         for each in (self.whole, self.small, self.large, self.oversize_allocations, self.oversize_segments):
             each.reset_accumulated()
         self.alloc_retries = self.ooms = self.syncs = self.device_allocs = self.device_frees = 0
 
     def flat(self) -> dict[str, int]:
-        """The dictionary of `torch.cuda.memory_stats()`, less its "max_split_size"."""
+        """Return the dictionary of `torch.cuda.memory_stats()` without "max_split_size"."""
         stats = dict(self.whole.flat("all"))
         stats |= dict(self.small.flat("small_pool")) | dict(self.large.flat("large_pool"))
         stats |= dict(self.oversize_allocations.flat("oversize_allocations"))

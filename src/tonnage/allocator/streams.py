@@ -1,7 +1,7 @@
 """Blocks used on other streams than their own: a freed one is reused only when those streams have caught up.
 
-On a GPU that is not there nothing ever runs, so "caught up" is told and not asked. While memory goes to a private pool
-(a graph is captured, say) no stream can be asked at all, and such blocks wait until that is over.
+On a simulated GPU nothing runs, so callers say when a stream has caught up. While allocations go to a private pool
+(as in graph capture) no stream can be queried, and such blocks wait until that is over.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class StreamUses:
         self._deferred: list[Block] = []
 
     def record(self, block: Block, stream: int, *, capturing: bool) -> None:
-        """A block is used on a stream."""
+        """Record that a block is used on a stream."""
         if stream == block.stream:
             return
         self.uses.setdefault(block, set()).add(stream)
@@ -29,14 +29,14 @@ class StreamUses:
             self._capture_uses.setdefault(block, set()).add(stream)
 
     def wait(self, block: Block, *, capturing: bool) -> None:
-        """A recorded block was freed."""
+        """Make a freed block wait for its recorded streams."""
         if capturing:
             self._deferred.append(block)
         else:
             self._queue(block, self.uses.pop(block))
 
     def end_deferral(self) -> None:
-        """No capture is under way: its own stream uses are over, the others are waited for."""
+        """End a capture: its own stream uses are over, the others are waited for."""
         deferred, self._deferred = self._deferred, []
         for block in deferred:
             streams = self.uses.pop(block) - self._capture_uses.pop(block, set())
@@ -45,7 +45,7 @@ class StreamUses:
                 self._reuse(block)
 
     def catch_up(self, stream: int | None = None, owner: PrivatePool | None = None) -> None:
-        """A stream (None: every stream) is done with all that was queued; of a private pool's blocks only, if given."""
+        """Complete all that was queued on a stream (None: on every stream), or only for a private pool's blocks."""
         for done in list(self._waiting) if stream is None else [stream]:
             blocks = self._waiting.pop(done, [])
             kept = [block for block in blocks if owner is not None and block.pool.owner is not owner]
@@ -60,7 +60,7 @@ class StreamUses:
                     self._reuse(block)
 
     def retire(self, stream: int) -> None:
-        """A stream is done with everything and gets nothing more: blocks that it used are as if it never had."""
+        """Drop all uses by a stream that is finished."""
         self.catch_up(stream)
         for block in [block for block, streams in self.uses.items() if stream in streams]:
             self.uses[block].discard(stream)

@@ -1,4 +1,4 @@
-"""Calls that have been run, as they are kept to be replayed: their events, and what they returned, with new tensors in place."""
+"""Recorded calls for replay: their events, and their results, rebuilt with new tensors."""
 
 import copy
 import dataclasses
@@ -14,16 +14,16 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
 class CannotRepeat(Exception):
-    """A call's result cannot be made again."""
+    """A call's result cannot be rebuilt."""
 
 
 class Unfaithful(Exception):
-    """What was replayed cannot go on as the script does: all of it must be run."""
+    """Replay cannot continue as the script does: everything must be run."""
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """One tensor of a result: the block that it lies in and how, or the argument or lasting tensor that it is."""
+    """One tensor of a result: its block and layout, or the argument or persistent tensor that it is."""
 
     slot: int  # of the call; -1: it is `kept`
     block_bytes: int = 0
@@ -32,15 +32,13 @@ class TensorLayout:
     offset: int = 0
     dtype: Any = None
     differentiable: bool = False
-    is_whole: bool = False  # the tensor is all of its block, in order
-    values: Any = None  # of a few numbers that are known, which the script may read
-    argument: int = -1  # the tensor is this one of the call's arguments
+    is_whole: bool = False  # the tensor is all of its block, contiguous
+    values: Any = None  # a few known numbers, which the script may read
+    argument: int = -1  # index, if the tensor is an argument of the call
     kept: Any = None
 
 
 class _Place:
-    """Stands for a tensor in a structure."""
-
     def __init__(self, index: int) -> None:
         self.index = index
 
@@ -54,10 +52,10 @@ class Output:
         self._numbers: dict[int, int] = {}
         self._build = self._read(value, _DEPTH)
         self.layouts = [layout_of(tensor) for tensor in self.tensors]
-        self.tensors = []  # they are the script's
+        self.tensors = []  # they belong to the script
 
     def build(self, tensors: list[Any]) -> Any:
-        """The same structure with other tensors."""
+        """Return the same structure with other tensors."""
         return self._build(tensors)
 
     def _number(self, tensor: Any) -> int:
@@ -90,7 +88,7 @@ class Output:
         return self._read_object(value, depth)
 
     def _read_object(self, value: Any, depth: int) -> Callable[[list[Any]], Any]:
-        """An object of any class: a copy of it, with places where tensors were."""
+        """Return a builder for an object of any class: a copy with placeholders for tensors."""
         found: list[Any] = []
         tensors_within(value, self._tensor_type, found, _DEPTH)
         if not found:
@@ -134,19 +132,20 @@ def tensors_within(value: Any, tensor_type: type, found: list[Any], depth: int) 
 
 @dataclass
 class Call:
-    """One that has been run, and can be replayed."""
+    """A call that was run and can be replayed."""
 
     template: Template
     output: Output | None = None
-    loose_at_once: list[int] = field(default_factory=list)  # slots that were dropped right after it, by no other call
-    loose_before_backward: list[int] = field(default_factory=list)  # as what autocast keeps is, at the end of its block
-    loose: list[int] = field(default_factory=list)  # and those that were dropped later
-    gradients: list[tuple[Any, int]] = field(default_factory=list)  # parameters (weakly) and their gradients' slots
-    left: list[int] = field(default_factory=list)  # slots that nobody outside holds, once it is over
+    loose_at_once: list[int] = field(default_factory=list)  # slots dropped right after it, by no other call
+    loose_before_backward: list[int] = field(default_factory=list)  # dropped before backward, such as autocast's cache
+    loose: list[int] = field(default_factory=list)  # slots dropped later
+    # Parameters (weak references) and their gradients' slots.
+    gradients: list[tuple[Any, int]] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)  # slots that nothing outside holds after it
     drop: Template | None = None
 
     def dropping(self, program: Program) -> Template:
-        """What drops all that the call left: a graph without a backward, or gradients that are set to None."""
+        """Return the template that drops everything the call left: a graph without a backward, or cleared gradients."""
         if self.drop is None:
             self.drop = program.new_template(f"drop {self.template.name}")
             for slot in self.left:

@@ -1,4 +1,4 @@
-"""What a program means for a card: whether all of it survives, which steps need most, and which limits would make it safe."""
+"""Interpret a program for a card: whether it survives, which steps need most, and which limits would make it safe."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _BUCKETS = 6
 
 @dataclass(frozen=True)
 class Change:
-    """Something that would make it safe, and what became of the training with it."""
+    """A change that would make it safe, and the outcome of the training with it."""
 
     words: str
     cost: str
@@ -43,25 +43,25 @@ class Certificate:
 
     @property
     def verdict(self) -> str:
-        """Tight: it survives because the allocator empties its cache where a request does not fit beside it, which is slow."""
+        """ "safe", "tight" or "dies". Tight: it survives only because the allocator empties its cache, which is slow."""
         if not self.survives:
             return "dies"
         return "tight" if self.lived.retries else "safe"
 
     @property
     def part(self) -> Part:
-        """Where it dies, or else where it needs most."""
+        """The part where it dies, or else where it needs most."""
         at = self.lived.failure.part if self.lived.failure else self.lived.peak_part
         return self.program.parts[at]
 
     @cached_property
     def in_all(self) -> Lived:
-        """What becomes of the program on a card without a limit."""
+        """The outcome of the program on a card without a limit."""
         return self.lived if self.survives else live_through(_uncapped(self.program), _UNLIMITED_BYTES, self.settings)
 
     @cached_property
     def needed_bytes(self) -> int | None:
-        """The least memory of a card, in which it survives, to a hundredth; None where finding that would take too long."""
+        """The least card memory in which it survives, within 1 %; None if finding it takes too long."""
         low = max(self.in_all.allocated_bytes) + self.lived.outside_bytes
         high = max(self.in_all.reserved_bytes) + self.lived.outside_bytes + 2 * DRIVER_RESERVE_BYTES
         program, began = _uncapped(self.program), time.monotonic()
@@ -77,14 +77,14 @@ class Certificate:
 
     @property
     def own_limit_bytes(self) -> int | None:
-        """What the script allows itself, if that is less than the card has."""
+        """The script's own memory limit, if it is less than the card has."""
         operations = self.program.operations
         limits = [operations[at + 1] for at in operations_of(operations) if operations[at] == ALLOWED]
         return limits[-1] if limits and 0 <= limits[-1] < self.gpu.memory_bytes else None
 
     @cached_property
     def heaviest(self) -> list[tuple[Part, int, int]]:
-        """The parts that need most, one for each shape: what was allocated and what was reserved in each."""
+        """The parts that need most, one per shape, with allocated and reserved bytes."""
         lived, shapes, found = self.in_all, set(), []
         for at in sorted(range(len(lived.allocated_bytes)), key=lambda at: -lived.allocated_bytes[at]):
             part = self.program.parts[at]
@@ -97,7 +97,7 @@ class Certificate:
 
     @cached_property
     def changes(self) -> list[Change]:
-        """What makes it safe, each lived through; of one that survives tightly, only what makes it more than that."""
+        """Changes that make it safe, each simulated; for a tight verdict, only those that avoid retries."""
         if self.verdict == "safe":
             return []
         return [one for one in self._tried() if one.lived.failure is None and not (self.survives and one.lived.retries)]
@@ -120,7 +120,7 @@ class Certificate:
         return live_through(program, self.gpu.memory_bytes, settings)
 
     def _limit(self) -> Change | None:
-        """The largest size of a sample with which it is safe, of those that were seen."""
+        """Return the largest sample size seen with which it is safe."""
         parts = [part for part in self.program.parts if part.kind == "step" and len(part.shape) in (2, 4)]
         sizes = sorted({_size(part) for part in parts})
         low, high, best = 0, len(sizes) - 2, None
@@ -141,7 +141,7 @@ class Certificate:
 
 
 def certify(program: Program, gpu: Gpu, settings: AllocatorSettings) -> Certificate:
-    """Let the training live on a card."""
+    """Simulate the training on a card."""
     return Certificate(gpu, program, settings, live_through(program, gpu.memory_bytes, settings))
 
 
@@ -157,9 +157,10 @@ def _uncapped(program: Program) -> Program:
 
 
 def substituted(program: Program, donor_of: Callable[[int], int | None]) -> Program | None:
-    """The program with the blocks of other parts in place of some; None where these do not do the same things.
+    """Return the program with the blocks of other parts in place of some; None if their operations differ.
 
-    A part takes the sizes and templates of its donor, and keeps its own blocks' names, so that what follows drops the right ones.
+    A part takes the sizes and templates of its donor but keeps its own block names, so that later operations drop
+    the right ones.
     """
     spans = _spans(program)
     operations = program.operations[:]
@@ -187,7 +188,7 @@ def substituted(program: Program, donor_of: Callable[[int], int | None]) -> Prog
 
 
 def _spans(program: Program) -> list[list[int]]:
-    """Where the operations of each part begin."""
+    """Return where the operations of each part start."""
     spans: list[list[int]] = [[]]
     for at in operations_of(program.operations):
         if program.operations[at] == PART:
@@ -202,7 +203,7 @@ def _size(part: Part) -> int:
 
 
 def _donors(program: Program) -> dict[tuple[int, bool], dict[int, int]]:
-    """By samples in a batch and whether gradients are there already: a part for each size, the last of them."""
+    """Map (samples per batch, gradients present) to the last part of each size."""
     found: dict[tuple[int, bool], dict[int, int]] = {}
     for number, part in enumerate(program.parts):
         if part.kind == "step" and len(part.shape) in (2, 4) and part.step > 2:
@@ -224,7 +225,7 @@ def _at_most(program: Program, size: int) -> Callable[[int], int | None]:
 
 
 def _bucketed(program: Program) -> tuple[str, Program] | None:
-    """All batches padded up to a few lengths that were seen."""
+    """Pad all batches up to a few lengths that were seen."""
     donors = _donors(program)
     lengths = sorted({size for known in donors.values() for size in known})
     if len(lengths) <= _BUCKETS or any(len(part.shape) == 4 for part in program.parts):

@@ -1,7 +1,7 @@
-"""Writes the events of a virtual GPU into a program: whose block is taken or dropped, within which call, in which part.
+"""Write the events of a virtual GPU into a program: which block is taken or dropped, in which call and part.
 
-A call is written down between `_start` and `_stop`. One that is replayed (`_replay`) takes the blocks that it took when it was
-run, and tensors that are made for its result are bound to them (`_tensors`).
+A call is recorded between `_start` and `_stop`. A replayed call (`_replay`) takes the blocks that it took when it
+was run, and tensors made for its result are bound to them (`_tensors`).
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ from tonnage.virtual.device import _WITHOUT_KERNELS
 from tonnage.virtual.going_on import Stopped
 
 _FEW = 16
-_APART = 4096  # addresses need only differ
-_TRUSTED_RUN = 3  # what a call leaves behind even then is its own
+_APART = 4096  # addresses only need to differ
+_TRUSTED_RUN = 3  # what a call leaves behind after this many runs is its own
 
 
 class Events:
@@ -43,7 +43,7 @@ class Events:
         self.most_epochs, self.most_steps = most_epochs, most_steps
         self.step = self.micro_batch = 0
         self.replayed_parts = 0
-        # Blocks that the script itself asked for in a step, before its optimizer: of steps that were run, and of replayed ones.
+        # Blocks that the script itself took in a step, before its optimizer: in run steps (True), and in replayed ones.
         self.own_blocks: dict[bool, list[int]] = {True: [], False: []}
         self.notes: set[str] = set()
         self.on_step: Callable[[], None] | None = None
@@ -65,19 +65,19 @@ class Events:
         self._stepped = True
         self._handling_gradients = 0
         self._virtual_gradients: list[tuple[int, Call]] = []
-        self._materialises = False  # the script handles gradients by itself
+        self._materialises = False  # the script handles gradients itself
         self._parameters: dict[int, list[Any]] = {}
         self._loose_later: list[Owner] = []
         self._loose_before_backward: list[Owner] = []
         self._takes = 0
         self._present_is_real = True
-        self._fresh: list[tuple[Key, int, Call]] = []  # what was run in the present part
+        self._fresh: list[tuple[Key, int, Call]] = []  # what was run in the current part
         self._runs: dict[Key, int] = {}
         self._outside = -1
         self._waiting: list[int] | None = None  # for a backward to reach what was run
         self._replaying_arguments: list[int] = []
         self._anchor: Any = None  # a tensor with a gradient, so that autograd follows replayed calls
-        self._loader = 0  # that the last batch came from
+        self._loader = 0  # of the last batch
         self._epochs: dict[int, int] = {}  # passes over each loader so far
         self._training_loaders: set[int] = set()
         dtypes = [value for value in vars(self._torch).values() if isinstance(value, self._torch.dtype)]
@@ -85,7 +85,6 @@ class Events:
         self._undo = ExitStack()
 
     def _patch(self, owners: Iterable[Any], name: str, made: Any) -> None:
-        """Put `made` in the place of an attribute, until `_undo` is closed."""
         for owner in owners:
             self._undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, made)
@@ -93,7 +92,7 @@ class Events:
     # -- events of the card
 
     def take_over(self) -> None:
-        """On a CPU build, hand out addresses in place of the card's allocator, before the card is opened: nobody asks it."""
+        """On a CPU build, hand out addresses instead of the card's allocator, before the card is opened."""
         device = self._device
         if hasattr(device, "allocator"):
             device.malloc, device.free, device.record_stream = self._malloc, self._free, lambda address, stream: None
@@ -144,7 +143,7 @@ class Events:
         if self._muted:
             return allocation
         if shape is not None and dtype in self._itemsize and size == block_size:
-            # torch's own allocator tells the block, which may be larger by what was not worth splitting off.
+            # torch's own allocator reports the block, which may be larger by a remainder not worth splitting.
             wanted = prod(shape) * self._itemsize[dtype]
             size = wanted if 0 <= size - wanted <= 2**20 + 512 and wanted else size
         self._take(address, size, stream, place.line)
@@ -168,11 +167,11 @@ class Events:
         elif owner[0] in self._arguments:
             self._template.events.extend((TEMPLATE_GIVE_ARGUMENT, self._arguments.index(owner[0]), owner[1], 0))
         else:
-            self._template.repeats &= owner[0] < 0  # one of the script's own is dropped by the script in a replay, too
+            self._template.repeats &= owner[0] < 0  # the script itself drops its own blocks in a replay, too
             self._deferred.append(owner)
 
     def _give(self, owner: Owner) -> None:
-        """The script dropped a block. Of a call that was run it is noted, so that a replay drops it, too."""
+        """Record that the script dropped a block; for a call that was run, note it for replays."""
         self.program.give(owner)
         call = self._by_instance.get(owner[0])
         if call is None:
@@ -195,7 +194,6 @@ class Events:
         return self._instance
 
     def _stop(self) -> Call:
-        """The call that was being written down is over."""
         self._drain()
         template, self._template = self._template, None
         assert template is not None
@@ -246,7 +244,7 @@ class Events:
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
-        """What is done in here is not the script's."""
+        """Hide what is done inside from the program."""
         self._drain()
         self._muted += 1
         try:
@@ -256,7 +254,7 @@ class Events:
             self._muted -= 1
 
     def _tensors(self, call: Call, instance: int, arguments: list[Any]) -> list[Any]:
-        """New tensors in the blocks of a call that is replayed."""
+        """Return new tensors in the blocks of a replayed call."""
         torch, layouts = self._torch, call.output.layouts if call.output else []
         storages: dict[int, Any] = {}
         shared = Counter(one.slot for one in layouts)
@@ -311,7 +309,7 @@ class Events:
             self._note_outside()
 
     def _note_outside(self) -> None:
-        """What the process holds beside the allocator: libraries are loaded by the call that first needs them."""
+        """Record the process memory outside the allocator: libraries are loaded by the call that first needs them."""
         outside = sum(self._device.overhead_parts.values())
         if outside != self._outside:
             self._outside = outside
@@ -319,12 +317,12 @@ class Events:
 
     @property
     def misses_blocks(self) -> bool:
-        """Whether replayed steps always lack blocks that steps which were run have: the script works on gradients by itself."""
+        """Whether replayed steps always lack blocks that run steps have: the script works on gradients itself."""
         run, replayed = self.own_blocks[True], self.own_blocks[False]
         return len(run) > 1 and len(replayed) > 1 and min(run) > max(replayed)
 
     def _distrust_first_runs(self) -> None:
-        """Forget a call that left blocks which nobody returned: libraries take their workspaces once, in whatever runs first."""
+        """Forget calls that left unreturned blocks: libraries allocate workspaces once, in whatever runs first."""
         fresh, self._fresh = self._fresh, []
         if not fresh:
             return

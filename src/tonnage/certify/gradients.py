@@ -1,4 +1,4 @@
-"""Optimizers' steps, clipping and unscaling of gradients, and setting them to None: run once, then replayed.
+"""Optimizer steps, clipping, unscaling and clearing of gradients: run once, then replayed.
 
 Gradients of a replayed backward have blocks but no tensors; `_materialise` makes these for whatever has to be run.
 """
@@ -14,7 +14,7 @@ from tonnage.certify.program import Part
 
 
 class Gradients(Events):
-    """What works on gradients."""
+    """Records and replays operations on gradients."""
 
     def _has_gradients(self, parameters: list[Any]) -> bool:
         return bool(self._virtual_gradients) or any(one.grad is not None for one in parameters)
@@ -38,7 +38,6 @@ class Gradients(Events):
                 self._binding.clear()
 
     def _memoised(self, key: Key, name: str, run: Callable[[], Any]) -> Any:
-        """Run or replay something that works on gradients."""
         known = self._calls.get(key) if self.replays else None
         if known is not None and known.template.repeats and known.output is not None:
             instance = self._replay(known, [])

@@ -1,8 +1,8 @@
-"""Runs what is new and replays what has been seen: calls of models, backwards, optimizers' steps and what works on gradients.
+"""Run what is new and replay what has been seen: model calls, backwards, optimizer steps and gradient operations.
 
-The script itself runs, with its loops, counters, data and everything between those calls. A call that has been seen with tensors
-of the same shapes, in the same state (gradients there or not, autocast, training or evaluation), is not run again: the blocks
-that it took and dropped are written into the program as they were, and tensors of the same layout are returned.
+The script itself runs, with its loops, counters, data and everything between those calls. A call that was seen with
+tensors of the same shapes, in the same state (gradients present, autocast, training or evaluation), is not run
+again: its block events are repeated in the program, and tensors of the same layout are returned.
 """
 
 import weakref
@@ -18,10 +18,10 @@ from tonnage.virtual.going_on import Stopped
 
 
 class Memo(Gradients):
-    """Between `install` and its undoing, events of the virtual GPU are written into the program."""
+    """Writes events of the virtual GPU into the program between `install` and its undo."""
 
     def install(self) -> Callable[[], None]:
-        """Take the place of what is replayed; the result undoes it."""
+        """Patch what is replayed; return the undo."""
         device = self._device
         device.allocated, device.freed = self._allocated, self._freed
         self._undo.callback(delattr, device, "allocated")
@@ -113,7 +113,7 @@ class Memo(Gradients):
         if trains:
             pending = Pending(call if key is not None else None, instance, is_real=True)
             self._pending.append(pending)
-            # Hear where a backward reaches what the model returned.
+            # Detect when a backward reaches what the model returned.
             found: list[Any] = []
             tensors_within(output, self._torch.Tensor, found, 4)
             for node in {tensor.grad_fn for tensor in found if tensor.grad_fn is not None}:
@@ -123,7 +123,7 @@ class Memo(Gradients):
     def _key(
         self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], parameters: list[Any]
     ) -> tuple[Key | None, list[Any]]:
-        """What decides what a call does; None where it cannot be told. And its tensors."""
+        """Return what determines a call, or None if unknown; and its tensors."""
         torch, given = self._torch, list[Any]()
         try:
             signature = tuple(self._signature("", one, given) for one in arguments)
@@ -150,7 +150,7 @@ class Memo(Gradients):
         if isinstance(value, self._torch.Tensor):
             given.append(value)
             whole: bool | None = False
-            if "mask" in name:  # models look whether it masks nothing, and take another way
+            if "mask" in name:  # models check whether it masks nothing, and take another path
                 whole = None
                 if not value.is_cuda or self._session.is_known(value):
                     with self._unseen():
@@ -241,7 +241,7 @@ class Memo(Gradients):
         return result
 
     def replay_backward(self) -> None:
-        """A backward has reached what a replayed call returned."""
+        """Replay a backward that has reached the result of a replayed call."""
         call, self._replaying = self._replaying, None
         if call is None:
             return
@@ -252,7 +252,7 @@ class Memo(Gradients):
                 self._materialise()
 
     def dropped(self, pending: Pending) -> None:
-        """The graph of a replayed call is gone; without a backward it drops what it held."""
+        """Drop what the graph of a replayed call held, if it is freed without a backward."""
         if not pending.done and pending.call is not None:
             pending.done = True
             self.program.call(pending.call.dropping(self.program), self.program.new_instance(), [pending.instance])
@@ -273,7 +273,7 @@ class Memo(Gradients):
 
         def beginning(loader: Any) -> Any:
             passes = memo._epochs[id(loader)] = memo._epochs.get(id(loader), 0) + 1
-            # Loaders of evaluations are walked often.
+            # Evaluation loaders are iterated often.
             if 0 < memo.most_epochs < passes and id(loader) in memo._training_loaders:
                 raise Stopped
             iterator = plain_iter(loader)
@@ -284,7 +284,7 @@ class Memo(Gradients):
         self._patch([dataloader.DataLoader], "__iter__", beginning)
 
     def _wrap_limits(self) -> None:
-        """`set_per_process_memory_fraction` and `empty_cache` are for whoever lives through the program."""
+        """Record `set_per_process_memory_fraction` and `empty_cache` for the replay."""
         cuda, program = self._torch.cuda, self.program
         plain_empty = cuda.empty_cache
 
@@ -316,7 +316,7 @@ class _Graph:
 
 @cache
 def _replayed_function(torch: Any) -> Any:
-    """The node of autograd that stands for a whole model."""
+    """Return the autograd function that stands for a whole model."""
 
     class Replayed(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod

@@ -1,4 +1,4 @@
-"""Lets an allocator live through a program: natively where there is a C compiler, else in Python, a hundred times as slow."""
+"""Run an allocator through a program: natively if there is a C compiler, else in Python, a hundred times slower."""
 
 import ctypes
 import hashlib
@@ -37,7 +37,7 @@ _FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-std=gnu11", "-Wall
 
 @dataclass(frozen=True)
 class Failure:
-    """The request that a card cannot hold."""
+    """The request that a card cannot satisfy."""
 
     part: int
     line: str
@@ -50,24 +50,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class Lived:
-    """What became of a program on a card: the peaks of each part that was reached, and where it ended."""
+    """The outcome of a program on a card: the peaks of each part reached, and where it ended."""
 
     allocated_bytes: list[int]
     reserved_bytes: list[int]
     failure: Failure | None
     unknown_frees: int = 0
     outside_bytes: int = 0
-    retries: int = 0  # times that the cache was emptied because a request did not fit beside it
-    first_retry: int = -1  # the part
+    retries: int = 0  # times that the cache was emptied to satisfy a request
+    first_retry: int = -1  # index of the part
 
     @property
     def peak_part(self) -> int:
-        """The part that needs most."""
+        """Index of the part that needs most."""
         return max(range(len(self.reserved_bytes)), key=lambda at: (self.reserved_bytes[at], self.allocated_bytes[at]))
 
 
 def live_through(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
-    """Run all of it, until it ends or a request cannot be had."""
+    """Run the whole program, until it ends or a request fails."""
     library = native_library()
     if library is None:
         return in_python(program, capacity_bytes, settings)
@@ -79,7 +79,7 @@ def live_through(program: Program, capacity_bytes: int, settings: AllocatorSetti
 
 @cache
 def native_library() -> ctypes.CDLL | None:
-    """The compiled replay; None without a C compiler."""
+    """Return the compiled replay; None without a C compiler."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     source = SOURCE.read_bytes()
     target = cache_folder() / f"replay-{hashlib.sha256(source + platform.machine().encode()).hexdigest()[:20]}.so"
@@ -151,7 +151,7 @@ def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, setti
 
 
 def operations_of(operations: "array[int]") -> Iterator[int]:
-    """Where each operation begins."""
+    """Yield the start of each operation."""
     lengths = {TAKE: 4, GIVE: 2, GIVE_SLOT: 3, PART: 1, EMPTY: 1, OUTSIDE: 2, ALLOWED: 2}
     at = 0
     while at < len(operations):
@@ -160,7 +160,7 @@ def operations_of(operations: "array[int]") -> Iterator[int]:
 
 
 def _limits(operations: "array[int]", end: int) -> tuple[int, int]:
-    """The cap and the bytes beside the allocator at an operation."""
+    """Return the cap and the bytes outside the allocator at an operation."""
     allowed, outside = -1, 0
     for at in operations_of(operations):
         if at >= end:
@@ -176,7 +176,7 @@ def _limits(operations: "array[int]", end: int) -> tuple[int, int]:
 
 
 def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
-    """Like `live_through`, by the model of the allocator in Python."""
+    """Like `live_through`, with the Python model of the allocator."""
     allocator = CachingAllocator(capacity_bytes, settings)
     counters, operations = allocator.counters, program.operations
     blocks: dict[tuple[int, int], Block] = {}
@@ -236,7 +236,7 @@ def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings
                 allocator.outside_bytes = outside = operations[at + 1]
             elif operation == ALLOWED:
                 allocator.allowed_bytes = None if operations[at + 1] < 0 else operations[at + 1]
-                allocator.settings = settings  # which also looks whether there is a limit to collect garbage for
+                allocator.settings = settings  # the setter also checks whether garbage collection has a limit
     except OutOfMemory as error:
         short = error.shortage
         free = short.free_bytes

@@ -1,4 +1,4 @@
-"""Runs a training on a virtual GPU without a limit, and hands over the program of its memory events."""
+"""Run a training on a virtual GPU without a limit, and return the program of its memory events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from tonnage.virtual.imports import quick_imports
 
 @dataclass
 class Training:
-    """What a script did on a card without a limit."""
+    """The result of a script on a card without a limit."""
 
     program: Program
     ending: Ending
     steps: int
     replayed_parts: int
-    is_faithful: bool  # whether replayed steps asked for what the ones that were run did
+    is_faithful: bool  # whether replayed steps requested what the run ones did
     notes: list[str]
     torch: str
     torch_version: tuple[int, int]
@@ -33,13 +33,13 @@ def run_training(
     script: Script, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, epochs: int = 0, steps: int = 0,
     replays: bool = True, progress: Callable[[Memo], None] | None = None,
 ) -> Training:  # fmt: skip
-    """Run the script to its end, or for some passes over its data or some steps."""
+    """Run the script to its end, or for some epochs or steps."""
     session, program = new_session(gpu, torch_version), Program()
     memo = Memo(session, program, replays=replays, most_epochs=epochs, most_steps=steps)
     memo.take_over()
     session.open()
     session.device.lift_limit()
-    from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
+    from tonnage.virtual.cluster import alone  # imports torch, so only once the session is open
 
     patches = Patches()
     alone.install(session, patches)

@@ -1,17 +1,18 @@
 """`tonnage.fit(...)`: make a training fit a byte budget, at the least cost in speed, without changing its gradients.
 
-The package is called like the function that it is about, so it answers a call itself:
+The package has the name of its main function, so it is callable itself:
 
     fitted = tonnage.fit(model, optimizer, loss=loss, sample=batch, budget="40 GiB")
 
 Its folders are its steps:
 
-    survey/      what each block, the rest and the optimizer take, measured alone
-    choose/      the fastest set of techniques within the budgets, solved from that
-    techniques/  one file each, applied and undone in place; they are made of layers/, moving/, recomputing/, stepping/
-    prove/       one rehearsed step shows the peak, and gradients are compared with the plain model's
+    survey/      measure each block, the rest of the model and the optimizer separately
+    choose/      solve for the fastest set of techniques within the budgets
+    techniques/  one file each, applied and undone in place; built on layers/, moving/, recomputing/, stepping/
+    prove/       rehearse a step to measure the peak, and compare gradients with the plain model's
 
-With `mesh=` it shards over ranks (`sharding.fitting`), with `engine="deepspeed"` it runs DeepSpeed (`sharding.deepspeed`).
+With `mesh=` it shards over ranks (`sharding.fitting`), with `engine="deepspeed"` it runs DeepSpeed
+(`sharding.deepspeed`).
 """
 
 import inspect

@@ -1,6 +1,7 @@
-"""What `tonnage.fit(...)` takes, and who does the work: one GPU, the ranks of a mesh, or DeepSpeed.
+"""The signature of `tonnage.fit(...)`, and its dispatch: one GPU, the ranks of a mesh, or DeepSpeed.
 
-Importing this does not import torch, so that `help(tonnage)`, `inspect.signature` and editors show it in any environment.
+Importing this does not import torch, so that `help(tonnage)`, `inspect.signature` and editors show it in any
+environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,24 +47,24 @@ def fit(
 ) -> "Fitted":
     """Make a training fit a byte budget at the least cost in speed, without changing its gradients.
 
-    | argument    | means                                                                                       |
-    |-------------|---------------------------------------------------------------------------------------------|
-    | `loss`      | `loss(model, batch)` gives a scalar                                                         |
-    | `sample`    | a batch as the loop will give it: one `step` is one of these                                |
-    | `budget`    | what PyTorch may reserve on the GPU: "40 GiB", "80%" of what it could hold; all unless told |
-    | `host`      | host memory that may be pinned; what is free unless told                                    |
-    | `exact`     | False: techniques that change the numerics are allowed too (8-bit states, FP8)              |
-    | `allow`     | names of such techniques to allow one by one                                                |
-    | `without`   | names of techniques to leave out                                                            |
-    | `clip_norm` | clip the norm of the gradients, as `clip_grad_norm_` would                                  |
-    | `weighting` | how much a part of a divided batch weighs, where that is not found ("rows", a function)     |
-    | `dropout`   | "resampled": parts of a divided batch may draw other random numbers, as accumulation does   |
-    | `plan`      | apply this plan, as it is, instead of choosing one                                          |
-    | `measure`   | False: no rehearsal and no proof; the peak stays a prediction                               |
-    | `verbose`   | print what is tried                                                                         |
-    | `mesh`      | shard over the ranks of this mesh, and fit each of them                                     |
-    | `shard`     | with `mesh`: how; the fastest way that fits unless told                                     |
-    | `engine`    | "deepspeed": DeepSpeed runs the training, by its `config`, and an `EngineFitted` comes back |
+    | argument    | means                                                                                     |
+    |-------------|-------------------------------------------------------------------------------------------|
+    | `loss`      | `loss(model, batch)` returns a scalar                                                     |
+    | `sample`    | a batch as the training loop passes it to `step`                                          |
+    | `budget`    | what PyTorch may reserve on the GPU: "40 GiB", or "80%" of what it can use (default: all) |
+    | `host`      | host memory that may be pinned (default: what is free)                                    |
+    | `exact`     | False: also allow techniques that change the numerics (8-bit states, FP8)                 |
+    | `allow`     | names of such techniques to allow one by one                                              |
+    | `without`   | names of techniques to leave out                                                          |
+    | `clip_norm` | clip the norm of the gradients, as `clip_grad_norm_` would                                |
+    | `weighting` | the weight of a part of a divided batch, if not detected ("rows", a function)             |
+    | `dropout`   | "resampled": parts of a divided batch may use other random numbers, as in accumulation    |
+    | `plan`      | apply this plan instead of choosing one                                                   |
+    | `measure`   | False: no rehearsal and no proof; the peak stays a prediction                             |
+    | `verbose`   | print what is tried                                                                       |
+    | `mesh`      | shard over the ranks of this mesh, and fit each of them                                   |
+    | `shard`     | with `mesh`: how to shard (default: the fastest way that fits)                            |
+    | `engine`    | "deepspeed": DeepSpeed runs the training with its `config`; returns an `EngineFitted`     |
     """
     given = {name: value for name, value in locals().items() if value is not _PARAMETERS[name].default}
     if engine == "torch":
@@ -80,7 +81,7 @@ _PARAMETERS = signature(fit).parameters
 
 
 def _callee(given: dict[str, Any]) -> Any:
-    """The function for this call, whose defaults are the ones above."""
+    """Return the function for this call, whose defaults are those of `fit` above."""
     if "engine" in given:
         from tonnage.fit.sharding.deepspeed import fit_with_engine
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request to fit, said before anything is touched."""
+"""Check a request to fit, before anything is changed."""
 
 from collections.abc import Mapping
 from numbers import Real
@@ -16,12 +16,12 @@ from tonnage.fit.stepping.batches import IGNORED_LABEL, find_labels, tensors
 from tonnage.fit.training import Batch
 from tonnage.fit.virtual import on_virtual_gpu
 
-# Models that fit has changed and not yet given back.
+# Models that fit has changed and not yet restored.
 FITTED: "WeakSet[nn.Module]" = WeakSet()
 
 
 def check_request(model: Any, optimizer: Any, sample: Batch) -> torch.device:
-    """The device of a training that can be fitted."""
+    """Check the model, optimizer and sample, and return their device."""
     check_model(model, optimizer)
     device = next(model.parameters()).device
     check_sample(sample, device)
@@ -94,7 +94,7 @@ def check_sample(sample: Batch, device: torch.device) -> None:
     if not any(tensor.numel() for tensor in found):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in found[:3])
         raise RequestError(f"The sample is empty: its tensors are of {shapes}.", hint="Give a batch with rows in it.")
-    # What may stay on the CPU beside tensors on the GPU: integers of each row, as `pack_padded_sequence` wants them.
+    # Per-row integers may stay on the CPU beside GPU tensors, as `pack_padded_sequence` expects them.
     labels = find_labels(sample) if isinstance(sample, Mapping) else None
     whole = [t for t in found if t.ndim == 1 and not t.is_floating_point() and t.device.type == "cpu"]
     lengths = {id(t) for t in whole if t is not labels} if len(whole) < len(found) else set()
@@ -125,7 +125,7 @@ def check_loss(loss: Any) -> None:
 
 
 def check_finite(loss: Tensor, batch: Batch) -> None:
-    """A mean over no labels is NaN and has no gradient; any other loss that is not finite would spread to the parameters."""
+    """Raise if the loss is not finite: it would spread to the parameters. A mean over no labels (NaN) is allowed."""
     if on_virtual_gpu(loss.device) or bool(torch.isfinite(loss)):
         return
     labels = find_labels(batch)

@@ -1,4 +1,4 @@
-"""A training with its techniques in place: step it, prove it, take it back."""
+"""A training with its techniques applied: step it, prove it, undo it."""
 
 import textwrap
 import warnings
@@ -27,15 +27,14 @@ from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Training, Undo
 
-# Techniques in here change how the model computes; those below, where it is, and those above, how a step is taken.
+# Orders of techniques that change how the model computes; lower ones change where it is, higher ones the step.
 _MODEL_SIDE = range(1, 65)
 
 
 class Applied:
-    """Techniques on a training, taken away in the reverse order.
+    """Techniques applied to a training, removed in reverse order.
 
-    A cache of keys and values is off meanwhile where the loss does not depend on it, and modules that were compiled in
-    place run as they are.
+    Meanwhile the KV cache is off if the loss does not depend on it, and modules compiled in place run uncompiled.
     """
 
     def __init__(self, training: Training) -> None:
@@ -63,21 +62,21 @@ class Applied:
             raise
 
     def keep(self, count: int) -> None:
-        """Take away all but the first `count`."""
+        """Remove all but the first `count`."""
         while len(self._placed) > count:
-            self._placed[-1][1]()  # one that refuses stays in place
+            self._placed[-1][1]()  # stays applied if its undo raises
             self._placed.pop()
             self.training.applied.pop()
 
     def take_away(self) -> None:
-        """All of it: the training is as it was."""
+        """Remove everything and restore the training."""
         self.keep(0)
         for undo in self._as_before:
             undo()
 
     @contextmanager
     def plain_model(self) -> Iterator[None]:
-        """The model without what was done to it; how a step is taken stays."""
+        """Remove what was done to the model inside this context; how a step is taken stays."""
         on_model = [index for index, (technique, _) in enumerate(self._placed) if technique.order in _MODEL_SIDE]
         stepper = self.training.stepper
         for index in reversed(on_model):
@@ -106,8 +105,8 @@ class Fitted:
         refit: "Callable[[str | int | None, str | int | None], Fitted] | None" = None,
     ) -> None:
         self._refit = refit
-        self.proof: Proof | None = None  # that was made once the techniques were in place
-        self.left_out: dict[str, str] = {}  # techniques that were tried or asked, and why they are not in place
+        self.proof: Proof | None = None  # made once the techniques were applied
+        self.left_out: dict[str, str] = {}  # techniques that were considered, and why they are not applied
         self.training = training
         self.plan = plan
         self.measured = measured
@@ -130,21 +129,21 @@ class Fitted:
 
     @contextmanager
     def plain(self) -> Iterator[None]:
-        """Inside, the model computes as it did before fit."""
+        """Make the model compute as it did before fit, inside this context."""
         self._check()
         with self._applied.plain_model():
             yield
 
     def step(self, batch: Batch) -> Tensor:
-        """One optimizer step on a batch; the loss of all of it. Where it raises, gradients are as they were."""
+        """Take one optimizer step and return the loss of the whole batch. If it raises, gradients are restored."""
         self._check()
         return take_step(self.training, batch)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Around a loop over batches of which ranks may have different numbers: those that are done go on with the others.
+        """Wrap a loop whose number of batches may differ between ranks: finished ranks keep stepping with the others.
 
-        What raises inside it on one rank, in its loader say, ends the job on all.
+        An error inside it on one rank, in its data loader for example, ends the job on all.
         """
         self._check()
         ranks = self.training.ranks
@@ -155,16 +154,16 @@ class Fitted:
             pass
 
     def prove(self, batch: Batch | None = None) -> Proof:
-        """Loss and gradients under fit against the plain model's, on this batch. Changes nothing."""
+        """Compare loss and gradients under fit with the plain model's, on this batch. Changes nothing."""
         self._check()
         return prove(self.training, self.plain, self.training.sample if batch is None else batch)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """The plan as JSON, for `fit(..., plan=path)` here or elsewhere."""
+        """Save the plan as JSON, for `fit(..., plan=path)` here or elsewhere."""
         self.plan.save(path, force=force)
 
     def refit(self, budget: str | int | None = None, *, host: str | int | None = None) -> "Fitted":
-        """The same training for another budget, from what is known already. This fit is over then."""
+        """Fit the same training to another budget, reusing the survey. This object is invalid afterwards."""
         self._check()
         if self._refit is None:
             raise RequestError(
@@ -175,7 +174,7 @@ class Fitted:
         return self._refit(budget, host)
 
     def undo(self) -> None:
-        """The model and the optimizer as they were, with what they have learnt."""
+        """Restore the model and the optimizer, keeping what they have learned."""
         self._check()
         self._applied.take_away()
         self._undone = True
@@ -184,7 +183,7 @@ class Fitted:
             self._afterwards.pop()()
 
     def afterwards(self, undo: Undo) -> None:
-        """Call this when the fit is undone: how a Trainer gets its own loop back."""
+        """Register a function to call on undo: this is how a Trainer gets its own loop back."""
         self._afterwards.append(undo)
 
     def _check(self) -> None:
@@ -203,7 +202,7 @@ class Fitted:
 
 
 def apply_plan(training: Training, plan: Plan, *, weighting: Weighting = "auto") -> Fitted:
-    """What was planned, here or elsewhere. `weighting`: of parts of a batch, where the plan cannot hold it."""
+    """Apply a plan made here or elsewhere. `weighting` is for parts of a batch, if the plan cannot hold it."""
     problem = find_conflict(list(plan.techniques))
     if problem:
         raise RequestError(f"The plan cannot be applied: {problem}.", hint="Make it again with tonnage.fit.")
@@ -212,7 +211,7 @@ def apply_plan(training: Training, plan: Plan, *, weighting: Weighting = "auto")
     techniques = []
     for technique in plan.techniques:
         if isinstance(technique, Recompute) and elsewhere:
-            # Which operators a block calls is a matter of device, type and version.
+            # Which operators a block calls depends on device, dtype and version.
             modes = {block: mode if isinstance(mode, str) else "block" for block, mode in technique.modes.items()}
             if modes != technique.modes:
                 warnings.warn(

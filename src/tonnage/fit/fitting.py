@@ -1,10 +1,10 @@
 """`fit`: survey, solve, apply, measure, correct.
 
-Techniques that always pay (fused attention, loss in chunks, compile) go in first and are measured; the solver then
-chooses among the rest for the smallest step time within the budgets. One rehearsed step shows the real peak. Where it is
-above the budget, the difference is taken off the budget and the solver chooses again; where it is far below, what was
-predicted too much is added. A technique that is refused, or under which a step breaks, is left out and the solver goes on.
-At last loss and gradients are compared with the plain model's.
+Techniques that always pay (fused attention, chunked loss, compile) are applied first and measured; the solver then
+chooses among the rest for the smallest step time within the budgets. One rehearsed step shows the real peak. If it
+exceeds the budget, the difference is subtracted from the budget and the solver chooses again; if it is far below,
+the overestimate is added. A technique that is refused, or that breaks a step, is left out. Finally loss and
+gradients are compared with the plain model's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,10 +47,10 @@ from tonnage.untrusted import clipped
 _BREAKS = (NotApplicable, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame)
 _SEGMENT_BYTES = 2 << 20
 _ROUNDS = 4  # of choosing, measuring and correcting
-_STEPS_BY_CHANCE = 8  # more of a rehearsal, where steps run different blocks
-_WELL_USED = 0.92  # share of the budget above which no faster solution is looked for
-_WORTHWHILE = 0.01  # share of a step's time for which a solution is tried again
-_MISJUDGED = 0.03  # share of its predicted time by which a step may be slower before another layout is looked at
+_STEPS_BY_CHANCE = 8  # extra rehearsals if steps run different blocks
+_WELL_USED = 0.92  # share of the budget above which no faster solution is sought
+_WORTHWHILE = 0.01  # share of a step's time that makes another try worthwhile
+_MISJUDGED = 0.03  # tolerated share of slowdown against the prediction before another layout is tried
 _IN_SLICES = "recompute in slices"
 
 
@@ -72,7 +72,7 @@ def fit(
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
-    """Fit a training on one GPU. `calling.fit`, which is `tonnage.fit`, says what the arguments mean."""
+    """Fit a training on one GPU. See `calling.fit`, which is `tonnage.fit`, for the arguments."""
     device = check_request(model, optimizer, sample)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
@@ -95,7 +95,7 @@ def fit(
 
 
 class Fitting(Stages):
-    """One run of fit. Until it ends well, whatever raises leaves the training as it was."""
+    """One run of fit. If anything raises, the training is restored."""
 
     def run(self) -> Fitted:
         with self._all_or_nothing():
@@ -104,13 +104,13 @@ class Fitting(Stages):
             return self.choose(self.request.budget_bytes, self.request.host_bytes)
 
     def choose(self, budget_bytes: int, host_bytes: int) -> Fitted:
-        """The rest of the techniques for these budgets, beside those that always pay."""
+        """Choose and apply the remaining techniques for these budgets."""
         self.request = replace(self.request, budget_bytes=budget_bytes, host_bytes=host_bytes)
         self.resident = replace(self.resident, host_bytes=host_bytes)
         with self._all_or_nothing(), self._undisturbed():
             self._measure_sizes()
             solution, measured, proof = self._close_the_loop()
-        torch.cuda.empty_cache()  # steps begin as the rehearsed one did
+        torch.cuda.empty_cache()  # steps start as the rehearsed one did
         fitted = Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
         fitted.proof, fitted.left_out = proof, dict(self.left_out)
         return fitted
@@ -130,23 +130,23 @@ class Fitting(Stages):
         except BaseException:
             self.applied.take_away()
             if self.fresh:
-                self.training.optimizer.state.clear()  # a rehearsal made them
+                self.training.optimizer.state.clear()  # a rehearsal created them
             raise
 
     def _resort(self) -> bool:
-        """Put in the next of the techniques that are kept for where nothing fits; whether there was one."""
+        """Apply the next of the techniques reserved for when nothing fits; return whether there was one."""
         training, allowed = self.training, self.request.allowed
         # FP32 parameters among the states, which can be on the host.
         if self._resort_to(narrower_parameters(training, allowed)):
             return True
-        # Where it was allowed, states of 8 bits.
+        # 8-bit states, if allowed.
         coarser = coarser_states(training, allowed)
         if coarser:
             self.applied.add(coarser)
             self.base = len(self.applied.techniques)
             self.resident = with_coarse_states(self.resident, training)
             return True
-        # Long sequences in tiles, which cost a second forward pass of what is tiled.
+        # Tiles for long sequences, which cost a second forward pass of what is tiled.
         return self._resort_to(list(tiling(training, allowed)))
 
     def _resort_to(self, techniques: Sequence[Technique]) -> bool:
@@ -179,7 +179,7 @@ class Fitting(Stages):
         )
 
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:
-        """The fastest solution whose real peak is within the budget and whose gradients are the plain ones."""
+        """Return the fastest solution whose real peak is within the budget and whose gradients are correct."""
         wanted = budget = self.request.budget_bytes
         unforeseen = rounds = 0
         while rounds < _ROUNDS:
@@ -196,14 +196,14 @@ class Fitting(Stages):
                 self._leave_out_cause(solution, problem)
             else:
                 self._back_to_base()
-                # What the prediction did not see it will not see next time either; another solution may have more of it.
+                # The prediction will miss the same bytes next time; another solution may have more of them.
                 unforeseen = max(unforeseen, measured.peak_reserved_bytes - solution.peak_bytes)
                 budget = min(budget, wanted - unforeseen) - rounds * wanted // 100
                 rounds += 1
         return (*self._smallest(), self._prove())
 
     def _use_more(self, solution: Solution, measured: Rehearsed | None) -> tuple[Solution, Rehearsed | None]:
-        """Where a step takes far less than was predicted, what was too much buys a faster solution."""
+        """If a step takes far less than predicted, spend the difference on a faster solution."""
         wanted = self.request.budget_bytes
         for _ in range(_ROUNDS):
             if measured is None or measured.peak_reserved_bytes > _WELL_USED * wanted or self.survey.by_chance:
@@ -224,7 +224,7 @@ class Fitting(Stages):
     def _try_another_layout(
         self, solution: Solution, measured: Rehearsed | None, budget_bytes: int
     ) -> tuple[Solution, Rehearsed | None]:
-        """Where a step is slower than predicted, the fastest with other micro-batches, if it promises to be faster than that."""
+        """If a step is slower than predicted, try the fastest solution with another layout if that promises more."""
         if measured is None or measured.step_s is None or self.training.ranks is not None:
             return solution, measured
         if measured.step_s <= (1 + _MISJUDGED) * solution.step_s:
@@ -232,7 +232,7 @@ class Fitting(Stages):
         worth_s = (1 - _WORTHWHILE) * measured.step_s
         supposed = self._solve(budget_bytes, without=solution.layout)
         if supposed is None or supposed.step_s > worth_s:
-            return solution, measured  # nothing is compiled for it
+            return solution, measured  # before anything is compiled for it
         other = self._fastest(budget_bytes, resort=False, without=solution.layout)
         if other is None or other.step_s > worth_s:
             return solution, measured
@@ -246,13 +246,13 @@ class Fitting(Stages):
         return solution, self._try(solution)
 
     def _prove(self) -> Proof | None:
-        """Prove it once, where there are values, on as many rows as the plain model has room for within the budget."""
+        """Prove gradients once, on as many rows as the plain model has room for; None on a virtual GPU."""
         if not self.measure or self.meter.virtual or self.training.ranks is not None:
             return None
         peak, _ = plain_cost(self.stages[0][1], self.resident)
         fixed = self.resident.held_bytes
         room = max(0, self.request.budget_bytes - fixed) / max(1, peak - fixed)
-        # In parts of the size that will run, which is compiled already; where there is no room for two, eagerly.
+        # In parts of the size that will run, which is compiled already; if two do not fit, eagerly.
         all_rows, parts = self.survey.rows, self.training.micro_batches
         part_rows = -(-all_rows // parts)
         rows = max(1, int(min(1.0, room) * all_rows)) // part_rows * part_rows
@@ -271,12 +271,12 @@ class Fitting(Stages):
         return proof
 
     def _leave_out_cause(self, solution: Solution, problem: Exception) -> None:
-        """Leave out the technique that refused or broke a step; raise where none is found."""
+        """Leave out the technique that refused or broke a step; re-raise if none is found."""
         if not isinstance(problem, NotApplicable):
             if not self._leave_out_culprit(solution, problem):
                 raise problem
             return
-        # The technique that said so when it was to be put in place, or while a step ran.
+        # The technique that refused when it was applied, or while a step ran.
         name = getattr(problem, "technique", "recompute")
         self._back_to_base()
         if name == "recompute" and solution.layout.slices > 1:
@@ -290,7 +290,7 @@ class Fitting(Stages):
             raise problem
 
     def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
-        """Find the technique without which a step runs and is proven, and leave it out; False where there is none."""
+        """Find the technique without which a step runs and is proven, and leave it out; False if there is none."""
         self._back_to_base()
         chosen = list(assemble(solution, self.survey, self.training, self.request.division))
         for technique in chosen:
@@ -305,7 +305,7 @@ class Fitting(Stages):
         return self._leave_out_of_base(chosen, problem)
 
     def _leave_out_of_base(self, chosen: Sequence[Technique], problem: BaseException) -> bool:
-        """Do the same among techniques that were put in first, the last of them first; what follows is measured anew."""
+        """Do the same among the techniques applied first, last one first; later stages are measured again."""
         base = list(self.applied.techniques)
         for technique in reversed(base):
             rest = [other for other in base if other is not technique]
@@ -338,13 +338,13 @@ class Fitting(Stages):
         return True
 
     def _back_to_base(self) -> None:
-        """States that only the rehearsal made are dropped, not brought back; with masters among them they stay."""
+        """Return to the base techniques, dropping states that the rehearsal created unless they hold masters."""
         if self.fresh and "master-weights" not in self.training.applied:
             self.training.optimizer.state.clear()
         self.applied.keep(self.base)
 
     def _try(self, solution: Solution) -> Rehearsed | None:
-        """Put it in place, and measure it where that is wanted."""
+        """Apply a solution, and measure it if requested."""
         self.applied.add(assemble(solution, self.survey, self.training, self.request.division))
         if not self.measure:
             return None
@@ -355,7 +355,7 @@ class Fitting(Stages):
         return measured
 
     def _fastest(self, budget_bytes: int, *, resort: bool = True, without: Layout | None = None) -> Solution | None:
-        """Solve again until what is chosen was measured as it will run: its compilation is wanted in any case."""
+        """Solve until the chosen solution was measured as it will run: it has to be compiled anyway."""
         while solution := self._solve(budget_bytes, without=without):
             if self.survey.supposed:
                 known = self._solve(budget_bytes, among=self.survey.measured, without=without)
@@ -366,12 +366,12 @@ class Fitting(Stages):
         return self._fastest(budget_bytes) if resort and self._resort() else None
 
     def _solve(self, budget_bytes: int, **among: Any) -> Solution | None:
-        """`among`: which layouts and sizes, as `solve` takes it."""
+        """Solve; `among` selects layouts and sizes, as in `solve`."""
         found = solve(self.survey.sizes, self.resident, budget_bytes=budget_bytes, **among, **self._solve_options())
         return found[0] if found else None
 
     def _measure_size_of(self, solution: Solution) -> bool:
-        """Measure a size that was supposed so far, if the solution has one."""
+        """Measure the solution's size if it was only estimated; return whether it was."""
         survey, rows = self.survey, solution.profiled_rows
         if rows not in survey.supposed:
             return False
@@ -381,11 +381,11 @@ class Fitting(Stages):
         except torch.OutOfMemoryError:
             survey.drop(rows)
         for other in list(survey.supposed):
-            survey.suppose(other, survey)  # anew, with what is known by now
+            survey.suppose(other, survey)  # estimate again, with the new measurement
         return True
 
     def _measure_parts_of(self, solution: Solution) -> bool:
-        """Measure parts of blocks at the size that runs, where recomputing blocks whole takes time worth saving."""
+        """Measure parts of blocks at the solution's size, if whole recomputation costs enough time."""
         survey, rows, layout = self.survey, solution.profiled_rows, solution.layout
         size = survey.sizes[rows]
         changed = [name for name, mode in zip(size.kinds, solution.choice.modes, strict=True) if mode != KEEP]
@@ -402,7 +402,7 @@ class Fitting(Stages):
         return True
 
     def _smallest(self) -> tuple[Solution, Rehearsed | None]:
-        """The solution of least memory where it fits after all; else an error that says what it takes, as measured."""
+        """Return the solution of least memory if it fits after all; else raise an error with the measured need."""
         while self._resort():
             pass
         while (solution := self._smallest_solution()) and self._measure_size_of(solution):
@@ -417,7 +417,7 @@ class Fitting(Stages):
             assert measured is not None
             if measured.peak_reserved_bytes <= self.request.budget_bytes:
                 return solution, measured
-            # A segment more: what the libraries hold may stand in another place next time.
+            # One more segment: library workspaces may be placed differently next time.
             needed_bytes = max(needed_bytes, measured.peak_reserved_bytes) + _SEGMENT_BYTES
             self._back_to_base()
         raise does_not_fit(self.resident, self.request.budget_bytes, solution, needed_bytes)
@@ -445,7 +445,7 @@ class Fitting(Stages):
         try:
             found = self._rehearse_once()
             for _ in range(_STEPS_BY_CHANCE if self.survey.by_chance else 0):
-                draw_others(self.training.device)  # each rehearsal puts random states back
+                draw_others(self.training.device)  # each rehearsal restores the RNG states
                 found = max(found, self._rehearse_once(), key=lambda step: step.peak_reserved_bytes)
             return found
         except torch.OutOfMemoryError:
@@ -459,7 +459,7 @@ class Fitting(Stages):
 
 def allowed_names(exact: bool, allow: Iterable[str], without: Iterable[str]) -> frozenset[str]:
     for name in (*allow, *without):
-        technique_class(name)  # an unknown name is told by its own error
+        technique_class(name)  # raises for an unknown name
     by_plan = next((name for name in allow if name in BY_PLAN), None)
     if by_plan:
         raise RequestError(

@@ -1,7 +1,7 @@
-"""Gradients of a training as they are made, and how far two sets of them are apart. Nothing is stepped.
+"""Collect the gradients of a training, and compare two sets of them. Nothing is stepped.
 
-Each gradient leaves the device as soon as it is complete: all of its elements where there are few, an even sample of
-them where there are many. So no room is needed for all of them.
+Each gradient leaves the device as soon as it is complete: whole if it is small, an even sample of its elements
+otherwise. So they never all need room at once.
 """
 
 import math
@@ -17,21 +17,21 @@ from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.batches import Part
 from tonnage.fit.training import Training
 
-# A gradient is compared with its own norm and this share of the norm of all: where it is zero but for rounding (the bias of
-# keys in attention), what is left is noise.
+# A gradient is compared with its own norm plus this share of the global norm: where it is zero except for rounding (the
+# bias of keys in attention), the rest is noise.
 NOISE_SHARE = 0.002
-# How far sums in another order are apart, by the type that they are made in.
+# How far sums in another order may differ, by dtype.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 Samples = dict[str, Tensor]
 
 
 def gradients_of(training: Training, parts: Sequence[Part], *, elements: int) -> tuple[float, Samples]:
-    """The loss of a batch in its parts, and up to so many elements of each gradient in FP64 on the host."""
+    """Return the loss over the parts of a batch, and up to `elements` of each gradient in FP64 on the host."""
     total = 0.0
     samples: Samples = {}
 
     def take(name: str, gradient: Tensor) -> None:
-        if isinstance(gradient, DTensor):  # what this rank holds of it
+        if isinstance(gradient, DTensor):  # this rank's shard
             gradient = gradient.to_local()
         flat = (gradient.to_dense() if gradient.is_sparse else gradient).flatten()
         sample = flat[:: max(1, flat.numel() // elements)].double().cpu()
@@ -48,7 +48,7 @@ def gradients_of(training: Training, parts: Sequence[Part], *, elements: int) ->
 
 @contextmanager
 def taken_gradients(module: nn.Module, take: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Each gradient is handed over as soon as it is complete, and dropped; those that were there come back afterwards."""
+    """Pass each gradient to `take` as soon as it is complete and drop it; previous ones are restored."""
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     before = {name: parameter.grad for name, parameter in trained.items()}
     handles = []
@@ -56,7 +56,7 @@ def taken_gradients(module: nn.Module, take: Callable[[str, Tensor], None]) -> I
         parameter.grad = None
 
         def hand_over(parameter: Tensor, name: str = name) -> None:
-            if parameter.grad is not None:  # its last function may have taken it and given no gradient
+            if parameter.grad is not None:  # its last function may have returned no gradient
                 take(name, parameter.grad)
                 parameter.grad = None
 
@@ -73,7 +73,7 @@ def taken_gradients(module: nn.Module, take: Callable[[str, Tensor], None]) -> I
 def differences(
     found: Mapping[str, Tensor], expected: Mapping[str, Tensor], of_all: float | None = None
 ) -> dict[str, float]:
-    """How far each gradient is from what is expected, as a share of its norm; `of_all`: the norm of all that is expected."""
+    """Return each gradient's distance from the expected one relative to its norm; `of_all` is the global norm."""
     norm_of_all = global_norm(expected) if of_all is None else of_all
     errors = {}
     for name in {**expected, **found}:
@@ -93,7 +93,7 @@ def global_norm(samples: Mapping[str, Tensor]) -> float:
 
 
 def rounding(training: Training, narrow: torch.dtype | None = None) -> float:
-    """How far two ways to sum may be apart in this training. `narrow`: the type of an autocast that its loss enters."""
+    """Return the tolerance for sums in another order; `narrow` is the dtype of the loss's own autocast."""
     types = {parameter.dtype for parameter in training.model.parameters() if parameter.requires_grad}
     if "autocast" in training.applied:
         types.add(torch.bfloat16)
@@ -106,14 +106,14 @@ def rounding(training: Training, narrow: torch.dtype | None = None) -> float:
 
 @contextmanager
 def noted_autocast(training: Training, found: list[torch.dtype]) -> Iterator[None]:
-    """The type of an autocast that the caller's own loss enters around the model."""
+    """Record the dtype of an autocast that the user's loss enters around the model."""
     kind = training.device.type
 
     def note(module: nn.Module, args: Any) -> None:
         if torch.is_autocast_enabled(kind) and not found:
             found.append(torch.get_autocast_dtype(kind))
 
-    # The model's own forward may not be called (Lightning's is not), and hooks inside blocks would break compiled graphs.
+    # The model's own forward may not be called (as in Lightning), and hooks inside blocks would break compiled graphs.
     blocks = tuple(f"{name}." for name in find_blocks(training.model))
     outside = [module for name, module in training.model.named_modules() if not name.startswith(blocks)]
     handles = [module.register_forward_pre_hook(note) for module in outside]

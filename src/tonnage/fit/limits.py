@@ -1,8 +1,8 @@
-"""The largest batch and the longest sequence of one step within a budget: predicted, then confirmed from below.
+"""Find the largest batch or the longest sequence of one step within a budget: predict, then confirm from below.
 
-The step's parts are measured alone at a few small sizes and composed (`step_curve`). One real step at a size that leaves
-a margin shows what the prediction did not see, and a second one confirms the answer. Parameters, gradients, states and
-random numbers are afterwards what they were. It does not know how a technique works.
+The step's parts are measured alone at a few small sizes and composed (`step_curve`). One real step at a size with a
+margin shows what the prediction missed, and a second one confirms the answer. Parameters, gradients, states and RNG
+states are restored. It does not know how a technique works.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,12 +31,12 @@ from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.virtual import uncaptured
 from tonnage.units import budget_bytes, format_bytes
 
-# The first real step is predicted to take this share of the budget: what the prediction misses fits into the rest.
+# Predicted share of the budget for the first real step: the rest covers what the prediction misses.
 _FIRST_SHARE = 0.85
-# The second, corrected by the first, takes this share; where the first was too large there is no third to try.
+# The second step, corrected by the first, takes this share; if the first was too large there is no third.
 _LAST_SHARE = 0.995
 _SAFE_SHARE = 0.9
-# Parts are measured again at this share of the answer, from where the way to it is short. Alone they take far less.
+# Parts are measured again at this share of the answer, to shorten the extrapolation. Alone they take far less.
 _SHORT_WAY = 0.9
 _REFINEMENTS = 4
 _BEYOND = 1 << 40
@@ -44,13 +44,13 @@ _BEYOND = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The size, and what one step of it takes on the GPU."""
+    """The size, and the GPU memory of one step of it."""
 
     size: int  # rows, or tokens of a sequence
     predicted_peak_bytes: int  # allocated, from the step's parts alone
     measured_peak_bytes: int  # allocated in a real step of this size
-    reserved_peak_bytes: int  # by PyTorch in that step: what the budget holds
-    steps_run: int  # of about this size, to confirm it
+    reserved_peak_bytes: int  # by PyTorch in that step: what the budget limits
+    steps_run: int  # real steps near this size
 
 
 def largest_batch(
@@ -65,16 +65,16 @@ def largest_batch(
     at_most: int | None = None,
     multiple_of: int = 1,
 ) -> Found:
-    """The most rows that one step can have within a budget.
+    """Return the most rows that one step can have within a budget.
 
-    | argument      | means                                                                                       |
-    |---------------|---------------------------------------------------------------------------------------------|
-    | `sample`      | a batch as the loop will give it; its rows are repeated to make larger ones                 |
-    | `budget`      | what PyTorch may reserve on the GPU: "40 GiB", bytes, or "80%" of what it could hold in all |
-    |               | (what it has reserved and what the card has left), which is the budget unless told          |
-    | `fitted`      | what `fit` returned for this model, or a plan to apply meanwhile; the plain step unless told |
-    | `at_most`     | no need to look beyond                                                                      |
-    | `multiple_of` | the answer is a multiple of this                                                            |
+    | argument      | means                                                                                      |
+    |---------------|--------------------------------------------------------------------------------------------|
+    | `sample`      | a batch as the training loop uses it; its rows are repeated to make larger ones            |
+    | `budget`      | what PyTorch may reserve on the GPU: "40 GiB", bytes, or "80%" of what it can use          |
+    |               | (what it has reserved plus what is free on the card); default: all of that                 |
+    | `fitted`      | what `fit` returned for this model, or a plan to apply meanwhile (default: the plain step) |
+    | `at_most`     | upper limit of the search                                                                  |
+    | `multiple_of` | the answer is a multiple of this                                                           |
     """
     with _training(model, optimizer, loss, sample, clip_norm, fitted) as (training, techniques):
         axis = Rows(sample, multiple_of, at_most, micro_batches=training.micro_batches)
@@ -94,10 +94,10 @@ def longest_sequence(
     multiple_of: int = 64,
     dimension: int = 1,
 ) -> Found:
-    """The most tokens that each row of one step can have within a budget, with as many rows as the sample has.
+    """Return the most tokens that each row of one step can have within a budget, with the sample's rows.
 
-    The arguments are those of `largest_batch`; `dimension` is the one of the sample's tensors that holds the sequence.
-    A model with learnt positions is never asked for more than it has.
+    The arguments are those of `largest_batch`; `dimension` is the sequence dimension of the sample's tensors. A
+    model with learned positions never gets more tokens than it has positions.
     """
     with _training(model, optimizer, loss, sample, clip_norm, fitted) as (training, techniques):
         axis = Tokens(sample, multiple_of, at_most, dimension=dimension, model=model)
@@ -113,7 +113,7 @@ def _training(
     clip_norm: float | None,
     fitted: Fitted | Plan | str | Path | None,
 ) -> Iterator[tuple[Training, tuple[Technique, ...]]]:
-    """The training as its step is to be taken; afterwards as it was."""
+    """Yield the training with its techniques applied; restore it afterwards."""
     if isinstance(fitted, Fitted):
         if fitted.model is not model or fitted.optimizer is not optimizer:
             raise RequestError(
@@ -142,8 +142,6 @@ def _training(
 
 
 class _Search:
-    """One search along one axis."""
-
     def __init__(
         self, training: Training, techniques: tuple[Technique, ...], axis: Axis, budget: str | SupportsFloat | None
     ) -> None:
@@ -161,7 +159,7 @@ class _Search:
         self.curve = StepCurve(training, self.meter, techniques, axis.grow, degree=axis.degree)
         self.steps_run = 0
         self.fresh = not training.optimizer.state
-        self.stepping_bytes = 0  # while the optimizer steps, where real steps do not show it
+        self.stepping_bytes = 0  # while the optimizer steps, if real steps do not show it
 
     def run(self) -> Found:
         with uncaptured(), undisturbed(self.training.model, self.training.device):
@@ -172,17 +170,17 @@ class _Search:
             check_finite(loss, batch)
             del loss, batch
             self._predict()
-            # What no step can do without must fit.
+            # The minimum of any step must fit.
             step_bytes = self.curve.step_bytes()
             needed_bytes = max(self.curve.peak(self.axis.smallest), step_bytes)
             if needed_bytes > self.budget_bytes:
                 raise self._does_not_fit(self.axis.smallest, needed_bytes)
-            if not self.fresh:  # real steps leave an optimizer out that has states already
+            if not self.fresh:  # real steps skip an optimizer that already has states
                 self.stepping_bytes = step_bytes
             return self._confirm()
 
     def _predict(self) -> None:
-        """Measure small sizes, and then sizes nearer to the answer that they point to."""
+        """Measure small sizes, then sizes closer to the answer they predict."""
         for size in self.axis.first_sizes():
             if self.curve.sizes and self._largest(self.curve.peak, self.budget_bytes) < size:
                 break
@@ -199,7 +197,7 @@ class _Search:
             self.curve.measure(size)
 
     def _largest(self, peak: Callable[[int], int], limit_bytes: float) -> int:
-        """The largest size whose peak is within the limit, by doubling and halving; 0 where none is."""
+        """Return the largest size whose peak is within the limit, by doubling and bisection; 0 if none is."""
         unit, high = self.axis.smallest, self.axis.largest
         low = 0
         step = unit
@@ -231,7 +229,7 @@ class _Search:
         raise self._does_not_fit(second.size, second.reserved_peak_bytes)
 
     def _second_size(self, first: Found, limit_bytes: float) -> int:
-        """Never beyond where parts were measured: chunks and tiles that divide anew make the curve jump."""
+        """Return the second size, never beyond measured parts: chunks and tiles make the curve jump."""
         size = self._largest(self._corrected(first), limit_bytes)
         if size <= first.size:
             return size
@@ -239,7 +237,7 @@ class _Search:
         return min(size, self._largest(self._corrected(first), limit_bytes))
 
     def _corrected(self, seen: Found) -> Callable[[int], int]:
-        """What was missed is in proportion to the step; what was too much stays as it is."""
+        """Correct the prediction: an underestimate grows with the step, an overestimate is constant."""
         missed = seen.reserved_peak_bytes - seen.predicted_peak_bytes
 
         def peak(size: int) -> int:
@@ -249,7 +247,7 @@ class _Search:
         return peak
 
     def _step(self, size: int) -> Found:
-        """What one real step takes; more than the card has where it ran out after all."""
+        """Take one real step and return its peak; more than the card has if it ran out of memory."""
         self.steps_run += 1
         try:
             batch = self.axis.grow(size)

@@ -1,4 +1,4 @@
-"""The shape of a live model: its repeated blocks, where it drops values, and how to put a forward in place of another."""
+"""The structure of a live model: its repeated blocks, its dropouts, and how to replace a forward."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ _RATES = ("attention_dropout", "attn_drop_rate", "dropout_p", "drop_prob", "drop
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """Inside, compiled functions run as they were written: for shapes that are seen once, compiling takes longest."""
+    """Run compiled functions eagerly inside this context: for shapes seen once, compiling takes longest."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
 def kept_modes(model: nn.Module, *, evaluating: bool) -> Iterator[None]:
-    """Which modules train is as it was, once it is over. `evaluating`: inside, none does."""
+    """Restore the training mode of each module on exit; with `evaluating`, the model is in eval mode inside."""
     modes = {module: module.training for module in model.modules()}
     if evaluating:
         model.eval()
@@ -37,14 +37,14 @@ def kept_modes(model: nn.Module, *, evaluating: bool) -> Iterator[None]:
 
 
 class ReplacedForward:
-    """Stands in a module's `forward` for another function. Copied or pickled with the module, it is the plain forward again.
+    """A replacement for a module's `forward`. Copied or pickled with the module, it becomes the plain forward again.
 
-    The function may close over the module, and would compute with the original's weights in a copy of it.
+    The function may close over the module, and a copy would compute with the original's weights.
     """
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any], before: Any) -> None:
         self.module, self.forward = module, forward
-        self._before = before  # a forward that the module had of its own, or None for its class's
+        self._before = before  # the instance's own forward, or None for that of its class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -75,10 +75,10 @@ def _as_it_is(value: Any) -> Any:
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Undo:
-    """Let `module` run `forward`. Hooks, names and state dicts stay; undone in the reverse order of replacing."""
+    """Make `module` run `forward`. Hooks, names and state dicts stay; undo in reverse order of replacing."""
     before = module.__dict__.get("forward")
     plain = before._before if isinstance(before, ReplacedForward) else before
-    # A method of this module goes with a copy as it is, and a compiler sees those of equal blocks as equal.
+    # A bound method survives copying as it is, and the compiler treats those of equal blocks as equal.
     is_method = isinstance(forward, MethodType) and forward.__self__ is module
     module.forward = forward if is_method else ReplacedForward(module, forward, plain)
 
@@ -92,10 +92,10 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Undo:
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated blocks of a model by name, in order: members of the lists that hold most of its parameters.
+    """Return the repeated blocks of a model by name, in order.
 
-    A block stands in an `nn.ModuleList` or `nn.Sequential` beside at least one other of its class and is not inside
-    another block. A model without any has none.
+    A block is in an `nn.ModuleList` or `nn.Sequential` with at least one other of its class, and not inside another
+    block. A model may have none.
     """
     blocks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -116,9 +116,9 @@ def _repeated_children(name: str, container: nn.Module) -> dict[str, nn.Module]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Made of several parts with parameters: a transformer layer is, a single linear or a stage list is not.
+    """Return whether it has several parts with parameters, as a transformer layer has, unlike a linear or a stage list.
 
-    The parts may stand in a list of their own, where they are of different classes (T5) or each have one matrix (ResNet).
+    The parts may be in a list of their own, if their classes differ (T5) or each has one matrix (ResNet).
     """
     parts = _with_parameters(module)
     if len(parts) == 1 and _is_list(parts[0]) and not _is_list(module):
@@ -137,7 +137,7 @@ def _with_parameters(module: nn.Module) -> list[nn.Module]:
 
 
 def why_not_blocks(model: nn.Module, names: tuple[str, ...]) -> str | None:
-    """What is wrong with these names of blocks, or None: the model has them, and each stands for itself."""
+    """Return what is wrong with these block names, or None if they exist and do not overlap."""
     if not names:
         return "no block was named"
     modules = dict(model.named_modules())
@@ -153,7 +153,7 @@ def why_not_blocks(model: nn.Module, names: tuple[str, ...]) -> str | None:
 
 
 def uncompiled(model: nn.Module) -> Undo:
-    """Let modules that were compiled in place (`module.compile()`) run as they are: a compiler would trace what fit puts in."""
+    """Run modules compiled in place (`module.compile()`) uncompiled: the compiler would trace what fit adds."""
     compiled = {
         module: module._compiled_call_impl for module in model.modules() if module._compiled_call_impl is not None
     }
@@ -168,16 +168,16 @@ def uncompiled(model: nn.Module) -> Undo:
 
 
 def caching_configs(model: nn.Module) -> list[Any]:
-    """The configurations of transformers models that build a cache of keys and values."""
+    """Return the configurations of transformers models that build a KV cache."""
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     return [config for config in configs.values() if getattr(config, "use_cache", False)]
 
 
 def without_cache(model: nn.Module) -> Undo:
-    """Keep a transformers model from building a cache of keys and values, which training never reads.
+    """Keep a transformers model from building a KV cache, which training never reads.
 
-    It holds each layer's keys and values, grows again whenever a block is run twice, and makes each block another one
-    to a compiler. Loss and gradients hardly ever depend on it (`undisturbed.is_cache_idle`).
+    It holds each layer's keys and values, grows whenever a block runs twice, and makes each block different to the
+    compiler. Loss and gradients rarely depend on it (`undisturbed.is_cache_idle`).
     """
     caching = caching_configs(model)
     for config in caching:
@@ -191,7 +191,7 @@ def without_cache(model: nn.Module) -> Undo:
 
 
 def active_dropout(module: nn.Module) -> str | None:
-    """The name of a module that drops values at random as it stands, or None. A dropout inside a plain function is not seen."""
+    """Return the name of a module with active dropout, or None. Dropout inside a plain function is not detected."""
     for name, child in module.named_modules():
         if child.training and _drops(child):
             return name or type(child).__name__
@@ -199,7 +199,7 @@ def active_dropout(module: nn.Module) -> str | None:
 
 
 def dropouts(module: nn.Module) -> list[nn.Module]:
-    """The modules in it that drop values at random whenever they train."""
+    """Return the submodules that drop values at random in training mode."""
     return [child for child in module.modules() if _drops(child)]
 
 

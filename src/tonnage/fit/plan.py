@@ -1,4 +1,4 @@
-"""A plan: the techniques to apply, with their settings, and what they were predicted to need. JSON, to keep and to carry."""
+"""A plan: techniques with their settings, and their predicted needs, stored as JSON."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ _MOST_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One technique in the account of what a plan does."""
+    """One technique in the summary of a plan."""
 
     name: str
     title: str
     saved_bytes: int
-    seconds: float  # added to a step, negative where time is saved
+    seconds: float  # added to a step, negative if time is saved
     why: str
 
 
@@ -34,10 +34,10 @@ class Plan:
     host_budget_bytes: int
     peak_bytes: int  # predicted
     step_s: float  # predicted
-    plain_peak_bytes: int  # 0: not even one row could be run through one block, or through the loss
+    plain_peak_bytes: int  # 0: not even one row could run through one block, or through the loss
     plain_step_s: float
     host_bytes: int = 0
-    torch: str = ""  # the version that it was made with
+    torch: str = ""  # version that it was made with
     rows: tuple[Row, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Plan:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """A plan that was saved; a file that is none gets a clear error."""
+    """Read a saved plan; raises RequestError if the file is not a plan."""
     try:
         body = parse_json(read_bytes(Path(path), _MOST_BYTES))
     except Unreadable as error:

@@ -1,4 +1,4 @@
-"""Every technique by its name. Each is loaded when it is asked for."""
+"""All techniques by name, imported on demand."""
 
 from importlib import import_module
 from typing import Any
@@ -27,8 +27,8 @@ _CLASSES = {
     "tiled-norm": "TiledNorm",
     "weight-streaming": "WeightStreaming",
 }
-NAMES = tuple(_CLASSES)  # sharding is not among them: it comes with a mesh
-# These stand in a plan that names them. No budget chooses them: what they cost was never less than the rest.
+NAMES = tuple(_CLASSES)  # without sharding, which comes with a mesh
+# Used only if a plan names them, never chosen for a budget: the alternatives were always cheaper.
 BY_PLAN = frozenset({"nvme", "tiled-attention", "weight-streaming"})
 _SHARD = "shard"
 
@@ -46,7 +46,7 @@ def technique_class(name: str) -> type[Technique]:
 
 
 def make(name: str, settings: dict[str, Any]) -> Technique:
-    """A technique from what JSON holds."""
+    """Build a technique from its JSON settings."""
     technique = technique_class(name)
     unknown = sorted(set(settings) - set(technique.__dataclass_fields__))
     if unknown:
@@ -57,7 +57,7 @@ def make(name: str, settings: dict[str, Any]) -> Technique:
 
 
 def find_conflict(techniques: list[Technique]) -> str | None:
-    """Why these cannot stand together, or None."""
+    """Return why these techniques cannot be combined, or None."""
     for one in techniques:
         for other in techniques:
             if other.name in one.conflicts and other is not one:

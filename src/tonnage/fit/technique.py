@@ -1,12 +1,12 @@
-"""What a technique is: one way to spend less GPU memory, usable alone, that can be undone.
+"""The interface of a technique: one way to use less GPU memory, usable alone, that can be undone.
 
     technique = ChunkedLoss(chunk_rows=1024)
     undo = technique.apply(training)
     ...
     undo()
 
-A technique is a frozen dataclass: its fields are its settings, plain data that JSON can hold. It does not know the
-solver, nor which other techniques are in place beyond those it names in `conflicts`.
+A technique is a frozen dataclass: its fields are its settings, plain data for JSON. It does not know the solver, or
+other techniques beyond those in `conflicts`.
 """
 
 from abc import ABC, abstractmethod
@@ -21,39 +21,39 @@ from tonnage.fit.training import Training, Undo
 
 
 class Changes(Enum):
-    """What a technique does to the numbers of training."""
+    """What a technique does to the numerics of training."""
 
     NOTHING = "nothing"  # gradients equal up to the rounding of a reordered sum
-    ROUNDING = "rounding"  # gradients equal up to the rounding of a narrower type; FP32 stays the truth
-    NUMERICS = "numerics"  # what is stored is coarser: opt in
+    ROUNDING = "rounding"  # gradients equal up to the rounding of a narrower dtype; FP32 masters stay
+    NUMERICS = "numerics"  # stored values are coarser: opt in
 
 
 class NotApplicable(TonnageError, ValueError):
-    """A technique that this model, optimizer or machine cannot use; the sentence says why."""
+    """This model, optimizer or machine cannot use a technique; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Technique(ABC):
-    name: ClassVar[str]  # "chunked-loss": what people type
-    title: ClassVar[str]  # "loss in chunks": what a table shows
+    name: ClassVar[str]  # "chunked-loss": what users type
+    title: ClassVar[str]  # "loss in chunks": what tables show
     changes: ClassVar[Changes] = Changes.NOTHING
-    # Techniques are applied from low to high: what runs inside a block first, what wraps the step last.
+    # Techniques are applied from low to high: changes inside a block first, those around the step last.
     order: ClassVar[int]
-    # The names of techniques that it cannot stand beside, each with the reason.
+    # Names of techniques that it cannot be combined with, and why.
     conflicts: ClassVar[Mapping[str, str]] = {}
-    refusal: ClassVar[str] = "{reason}"  # the error where it cannot be used; it may name settings: "{technique.dtype}"
+    refusal: ClassVar[str] = "{reason}"  # error message; may name settings: "{technique.dtype}"
     hint: ClassVar[str] = "Leave it out."
 
     @abstractmethod
     def why_not(self, training: Training) -> str | None:
-        """Why this training cannot use it, or None. Changes nothing."""
+        """Return why this training cannot use it, or None. Changes nothing."""
 
     @abstractmethod
     def place(self, training: Training, stack: ExitStack) -> None:
-        """Change the training, which can use it; each change puts its undoing on the stack."""
+        """Change the training, which must be able to use it; each change pushes its undo on the stack."""
 
     def apply(self, training: Training) -> Undo:
-        """Put it in place; what is returned takes it away. Raises NotApplicable and then has changed nothing."""
+        """Apply it and return its undo. Raises NotApplicable without having changed anything."""
         reason = self.why_not(training)
         if reason is not None:
             raise NotApplicable(self.refusal.format(reason=reason, technique=self), hint=self.hint)
@@ -62,5 +62,5 @@ class Technique(ABC):
             return stack.pop_all().close
 
     def settings(self) -> dict[str, Any]:
-        """Its fields, as JSON holds them."""
+        """Return its fields for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

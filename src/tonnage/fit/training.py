@@ -1,4 +1,4 @@
-"""A training as `fit` sees it: a live model, its optimizer, how a loss is made, and how a step is taken.
+"""A training as `fit` sees it: a live model, its optimizer, how to compute a loss and how to take a step.
 
 Techniques change the model in place (its modules' `forward`, its parameters' storage) or replace the parts of a step
 kept here: the contexts around a forward pass and the stepper. Parameter objects are never replaced, and names in
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tonnage.fit.sharding.agreement import Agreement
     from tonnage.fit.sharding.ranks import Ranks
 
-Batch = Any  # a tensor, or a mapping, sequence or nesting of them; the first dimension of each tensor is the batch
+Batch = Any  # a tensor, or a nesting of them; the first dimension of each tensor is the batch
 Loss = Callable[[nn.Module, Batch], Tensor]
 Undo = Callable[[], None]
 
@@ -36,13 +36,13 @@ class Training:
     device: torch.device
     stepper: Stepper
     micro_batches: int = 1
-    # How much a micro-batch's loss weighs in the whole: a name that `batches` knows, or a function of the micro-batch.
+    # The weight of a micro-batch's loss in the total: a name known to `batches`, or a function of the micro-batch.
     weighting: str | Callable[[Batch], float | Tensor] = "rows"
-    resampled: bool = False  # whether micro-batches may draw other random numbers than their rows of the whole batch
-    # Entered around each forward pass, in this order: autocast, hooks on saved tensors.
+    resampled: bool = False  # whether micro-batches may sample their own dropout masks
+    # Entered around each forward pass, in this order: autocast, saved-tensor hooks.
     forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
-    applied: list[str] = field(default_factory=list)  # names, in the order of application
-    # Of a training over several ranks: what they are, how they agree and, once it is sharded, how they step together.
+    applied: list[str] = field(default_factory=list)  # names, in order of application
+    # For several ranks: the mesh, how they coordinate and, once sharded, how they step together.
     mesh: "DeviceMesh | None" = None
     agreement: "Agreement | None" = None
     ranks: "Ranks | None" = None
@@ -64,6 +64,6 @@ class Training:
         return undo
 
     def around_forward(self, context: Callable[[], AbstractContextManager[Any]]) -> Undo:
-        """Enter a context around each forward pass, inside those already there."""
+        """Enter a context around each forward pass, inside existing ones."""
         self.forward_contexts.append(context)
         return lambda: self.forward_contexts.remove(context)

@@ -1,4 +1,4 @@
-"""Whether tensors have values: on the virtual GPU they have none, and kernels do not run."""
+"""Detect the virtual GPU, where tensors have no values and kernels do not run."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -10,20 +10,20 @@ from tonnage.hardware.cluster import Cluster
 
 
 def on_virtual_gpu(device: torch.device) -> bool:
-    """Whether this device is a virtual GPU of ours. Loads nothing to find out."""
+    """Return whether this device is a Tonnage virtual GPU. Imports nothing."""
     sessions = sys.modules.get("tonnage.virtual.session")
     return device.type == "cuda" and sessions is not None and sessions._current is not None
 
 
 def virtual_cluster() -> Cluster | None:
-    """The cluster that this process is a rank of, where it is a virtual one."""
+    """Return the virtual cluster that this process is a rank of, or None."""
     sessions = sys.modules.get("tonnage.virtual.session")
     session = sessions and sessions._current
     return session.cluster if session else None
 
 
 def uncaptured() -> AbstractContextManager[Any]:
-    """Inside, nothing counts as a step of the script that runs on a virtual GPU."""
+    """Exclude what runs inside from the steps of a script on a virtual GPU."""
     sessions = sys.modules.get("tonnage.virtual.session")
     session = sessions and sessions._current
     return session.uncaptured() if session else nullcontext()

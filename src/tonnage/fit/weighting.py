@@ -1,8 +1,8 @@
-"""How much the parts of a batch weigh, found by trying: gradients of a few rows, together and one by one.
+"""Find how much the parts of a batch weigh, by comparing gradients of a few rows, together and one by one.
 
-A weighting is taken where the weighted gradients of single rows make up those of all, to rounding, on rows of the sample and on
-copies of them whose padding is uneven: a loss with a mask looks like a mean over rows as long as all masks are full. Where
-none does, the batch must not be divided. It does not know how gradients are kept or stepped.
+A weighting is accepted if the weighted gradients of single rows add up to those of all, up to rounding, on rows of
+the sample and on copies with uneven padding: a masked loss looks like a mean over rows as long as all masks are
+full. If none does, the batch must not be divided. It does not know how gradients are stored or stepped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,23 +32,23 @@ from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import percent
 
-_ROWS = 4  # that are tried together and alone
-_ELEMENTS = 1 << 14  # of each gradient
-_LOSS_ROUNDING, _NARROW_LOSS_ROUNDING = 1e-5, 5e-3  # of losses, where there is no room for gradients
-# How far weighted gradients may be off, by how far sums in another order are: kernels differ with the number of rows, and many
-# models make their loss in FP32 whatever their own type.
+_ROWS = 4  # rows tried together and alone
+_ELEMENTS = 1 << 14  # compared per gradient
+_LOSS_ROUNDING, _NARROW_LOSS_ROUNDING = 1e-5, 5e-3  # for losses, if gradients do not fit
+# Tolerance of weighted gradients, by that of sums in another order: kernels differ with the number of rows, and many
+# models compute their loss in FP32 whatever their own dtype.
 _TOLERANCES = {6e-2: 0.1, 1e-2: 4e-2, 1e-4: 1e-3, 0.0: 1e-6}
-_KEPT_SHARES = (1.0, 0.5, 0.8, 0.65, 0.9, 0.6, 0.75)  # of each row in a thinned copy, another order for each tensor
+_KEPT_SHARES = (1.0, 0.5, 0.8, 0.65, 0.9, 0.6, 0.75)  # of each row in a thinned copy, in another order per tensor
 _HINT = "Give weighting= a function that says how much a part of the batch weighs, or leave micro-batches out."
 
 
 def find_weighting(
     training: Training, *, resampled: bool = False, by_losses: bool = False, narrow: torch.dtype | None = None
 ) -> Weighting:
-    """The weighting under which single rows make up the batch; by its looks where there are no values (a virtual GPU).
+    """Return the weighting under which single rows add up to the batch; a guess on a virtual GPU, which has no values.
 
-    `resampled`: dropout is off meanwhile. `by_losses`: without gradients, which take memory and, over several ranks, the
-    same steps on all. `narrow`: a type that the model computes in although its parameters are wider.
+    `resampled` turns dropout off meanwhile. `by_losses` uses no gradients, which take memory and, over several
+    ranks, the same steps on all. `narrow` is the dtype that the model computes in if its parameters are wider.
     """
     likely = likely_weighting(training.model, training.sample)
     if batch_rows(training.sample) < 2 or on_virtual_gpu(training.device):
@@ -58,7 +58,7 @@ def find_weighting(
         undisturbed(training.model, training.device),
         as_before(training.loss, training.model),
         kept_modes(training.model, evaluating=resampled),
-        eagerly(),  # shapes are seen only here
+        eagerly(),  # these shapes occur only here
     ):
         try:
             with noted_autocast(training, seen):
@@ -77,7 +77,7 @@ def find_weighting(
 
 
 def _established(training: Training, likely: str, *, by_losses: bool, narrow: torch.dtype | None) -> Weighting:
-    """Try with gradients of four rows, then of two, then with losses: as much as there is room for."""
+    """Try with gradients of four rows, then of two, then with losses, as memory allows."""
 
     def gradients(parts: Sequence[Part]) -> Samples:
         torch.manual_seed(0)
@@ -87,7 +87,7 @@ def _established(training: Training, likely: str, *, by_losses: bool, narrow: to
         torch.manual_seed(0)
         with torch.no_grad(), training.forward_pass():
             total = sum(float(part.weigh(training.loss(training.model, part.batch))) for part in parts)
-        return {"the loss": torch.tensor([total], dtype=torch.float64)}  # as the gradient of a parameter of one element
+        return {"the loss": torch.tensor([total], dtype=torch.float64)}  # in the form of a gradient with one element
 
     for rows in [] if by_losses else [_ROWS, 2]:
         try:
@@ -103,7 +103,7 @@ def _established(training: Training, likely: str, *, by_losses: bool, narrow: to
 
 @dataclass(frozen=True)
 class _Trial:
-    """A few rows, and what they give together and alone."""
+    """A few rows, and their gradients together and alone."""
 
     rows: Batch
     together: Samples
@@ -113,7 +113,7 @@ class _Trial:
         parts = split(self.rows, len(self.alone), weighting)
         added: Samples = {}
         for part, samples in zip(parts, self.alone, strict=True):
-            if float(part.weight) == 0:  # a mean over nothing is no number
+            if float(part.weight) == 0:  # a mean over nothing is NaN
                 continue
             for name, sample in samples.items():
                 added[name] = added.get(name, 0.0) + sample * float(part.weight)
@@ -145,7 +145,7 @@ def _trial(rows: Batch, measure: Callable[[Sequence[Part]], Samples]) -> _Trial:
 
 
 def _thinned_trials(rows: Batch, measure: Callable[[Sequence[Part]], Samples]) -> list[_Trial]:
-    """The same rows with uneven padding: zeros in integers and masks, and more of the label that is ignored where it is used."""
+    """Return trials with uneven padding: zeros in integers and masks, and more ignored labels if there are any."""
     thinned = [_thinned(rows, _is_padded_with_zeros, 0), _thinned(rows, _holds_ignored, IGNORED_LABEL)]
     trials = []
     for batch in (batch for batch in thinned if batch is not None):
@@ -153,7 +153,7 @@ def _thinned_trials(rows: Batch, measure: Callable[[Sequence[Part]], Samples]) -
             trial = _trial(batch, measure)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # the loss has no place for such a batch, so none will come
+        except Exception:  # the loss rejects such a batch, so none will come
             continue
         if all(torch.isfinite(sample).all() for sample in trial.together.values()):
             trials.append(trial)
@@ -179,19 +179,19 @@ def _thinned(rows: Batch, wanted: Callable[[Tensor], bool], value: int) -> Batch
 
 
 def _is_padded_with_zeros(tensor: Tensor) -> bool:
-    """Whole numbers, and masks: 0 stands for padding, and is an index of anything."""
+    """Return whether 0 can stand for padding: in masks and non-negative integers, where it is a valid index."""
     if tensor.is_floating_point():
         return bool(((tensor == 0) | (tensor == 1)).all())
     return not tensor.is_complex() and bool((tensor >= 0).all())
 
 
 def _holds_ignored(tensor: Tensor) -> bool:
-    """Where the sample has none, -100 may be out of the range of whatever indexes with it."""
+    """Return whether it holds -100; otherwise -100 may be out of range for an index."""
     return not tensor.is_floating_point() and bool((tensor == IGNORED_LABEL).any())
 
 
 def _measurable(batch: Batch) -> Iterator[str]:
-    """Weightings by what a tensor of the batch holds: labels that are not ignored, elements that are not zero, weights."""
+    """Yield weightings by the contents of a tensor: labels not ignored, nonzero elements, weights."""
     rows = batch_rows(batch)
     if find_labels(batch) is not None:
         yield from ("tokens", "shifted-tokens")
@@ -207,30 +207,30 @@ def _measurable(batch: Batch) -> Iterator[str]:
 
 
 def likely_weighting(model: nn.Module, batch: Batch) -> str:
-    """By the names in the batch and the class of the model."""
+    """Guess from the names in the batch and the class of the model."""
     if hasattr(batch, "keys") and "num_items_in_batch" in batch:
         return "sum"
     labels = find_labels(batch)
     if labels is None:
-        # Of the last integers by token: where none is ever ignored, that is a mean over rows.
+        # By the last integer tensor per token: if nothing is ignored, that equals a mean over rows.
         tokens = [path for path, tensor in named_tensors(batch) if tensor.ndim > 1 and not tensor.is_floating_point()]
         return f"tokens:{tokens[-1]}" if tokens and len(list(tensors(batch))) > 1 else "rows"
     if labels.ndim < 2:
         return "tokens"
-    # transformers' causal models compare a position with the label after it; one may stand inside another module.
+    # Causal models of transformers shift the labels; one may be inside another module.
     kinds = (f"{getattr(module, 'loss_type', '')} {type(module).__name__}" for module in model.modules())
     return "shifted-tokens" if any("ForCausalLM" in kind or "LMHead" in kind for kind in kinds) else "tokens"
 
 
 def unlike_rows(batch: Batch, count: int) -> list[int]:
-    """Rows that differ in how many labels they have, from the fewest to the most; else the first ones."""
+    """Return rows with different numbers of labels, from fewest to most; else the first ones."""
     rows = batch_rows(batch)
     count = min(count, rows)
     labels = find_labels(batch)
     if labels is None or labels.ndim < 2:
         return list(range(count))
     kept = (labels != IGNORED_LABEL).flatten(1)
-    # Rows whose first label counts differ in "tokens" and "shifted-tokens"; a mean over none is no number.
+    # "tokens" and "shifted-tokens" differ if a row's first label counts; a mean over no labels is NaN.
     order = sorted(zip(kept[:, 1:].sum(1).tolist(), kept[:, 0].tolist(), range(rows), strict=True))
     counted = [row for labels_kept, _, row in order if labels_kept] or list(range(rows))
     places = {round(place * (len(counted) - 1) / max(1, count - 1)) for place in range(count)}
@@ -238,13 +238,13 @@ def unlike_rows(batch: Batch, count: int) -> list[int]:
 
 
 def _check_repeats(training: Training) -> None:
-    """The same rows must lose the same again: nothing random, nothing that forward passes carry on to the next."""
+    """Check that the same rows give the same loss again: no randomness, no state carried between passes."""
     rows = take_rows(training.sample, unlike_rows(training.sample, 2))
     before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     losses = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        with training.forward_pass():  # with gradients, which a loss may ask for itself
+        with training.forward_pass():  # with gradients, which a loss may request itself
             losses.append(float(training.loss(training.model, rows).detach()))
     changed = [
         name for name, buffer in training.model.named_buffers()

@@ -15,7 +15,7 @@ __all__ = ["Engine", "EngineConfig", "Output", "Sampling", "TokenLogprob"]
 
 
 def __getattr__(name: str) -> object:
-    """`Engine` brings torch with it, and is loaded when it is first asked for."""
+    """Import `Engine`, and with it torch, on first use."""
     if name == "Engine":
         from tonnage.serve.engine import Engine
 

@@ -1,4 +1,4 @@
-"""How an engine is started: the one record that startup, scheduler and model runner read. Knows no torch."""
+"""The options of an engine, read by startup, scheduler and model runner. Knows no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,20 +14,20 @@ FLOAT_FORMATS = ("fp32", "fp16", "bf16")
 class EngineConfig:
     """The options of an engine.
 
-    | option           | meaning                                                                                   |
-    |------------------|-------------------------------------------------------------------------------------------|
-    | `budget`         | a share of the device's memory (on the CPU of what is free), or a size such as "60 GiB"   |
-    | `context`        | tokens of the longest sequence; None: as far as the model goes, and the cache holds       |
-    | `kv`             | "bf16", "fp16", "fp32" or "fp8"; None: as the model computes                              |
-    | `weights`        | "int8" or "fp8": kept in eight bits                                                       |
-    | `max_seqs`       | sequences that run at once                                                                |
-    | `batched_tokens` | tokens of one step                                                                        |
-    | `block`          | tokens of a block of the cache; `blocks`: how many, whatever the budget                   |
-    | `prefix_cache`   | keep prefixes for later requests that begin alike                                         |
-    | `swap`           | host memory that preempted sequences are kept in, such as "8 GiB"; 0: they are recomputed |
-    | `eager`          | no CUDA graphs                                                                            |
-    | `seed`           | for requests without one                                                                  |
-    | `max_waiting`    | sequences in the queue; more are refused                                                  |
+    | option           | meaning                                                                                 |
+    |------------------|-----------------------------------------------------------------------------------------|
+    | `budget`         | a share of the device's memory (on the CPU of what is free), or a size such as "60 GiB" |
+    | `context`        | tokens of the longest sequence; None: the model's limit, or what the cache holds        |
+    | `kv`             | "bf16", "fp16", "fp32" or "fp8"; None: the compute dtype                                |
+    | `weights`        | "int8" or "fp8": quantize the weights                                                   |
+    | `max_seqs`       | sequences that run at once                                                              |
+    | `batched_tokens` | tokens per step                                                                         |
+    | `block`          | tokens per cache block; `blocks`: their number, regardless of the budget                |
+    | `prefix_cache`   | reuse KV blocks of common prefixes                                                      |
+    | `swap`           | host memory for preempted sequences, such as "8 GiB"; 0: they are recomputed            |
+    | `eager`          | no CUDA graphs                                                                          |
+    | `seed`           | for requests without one                                                                |
+    | `max_waiting`    | queue length; more sequences are refused                                                |
     """
 
     budget: float | str = 0.9
@@ -57,7 +57,7 @@ class EngineConfig:
 
     @property
     def rows(self) -> int:
-        """Sequences that one step decodes, at most."""
+        """Most sequences that one step decodes."""
         return min(self.max_seqs, self.batched_tokens)
 
     @property

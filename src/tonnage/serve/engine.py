@@ -1,8 +1,8 @@
 """The engine: prompts in, tokens out, one step ahead of the device.
 
-`advance` schedules and launches the next step while the last one still runs, and then takes the last one's tokens; so the
-host's work is hidden behind the device's. A step that runs out of memory ends its own sequences and no others. Not for
-several threads at once. This module knows no HTTP, and of text only what `generate` hands back.
+`advance` schedules and launches the next step while the last one still runs, and then takes the last one's tokens;
+so the host's work overlaps with the device's. A step that runs out of memory ends only its own sequences. Not
+thread-safe. This module knows no HTTP, and of text only what `generate` returns.
 """
 
 import random
@@ -33,15 +33,15 @@ from tonnage.serve.startup import DTYPES, Startup, look
 from tonnage.serve.stats import KvLedger, Stats, kv_ledger
 from tonnage.serve.text import Tokenizer
 
-# Waste is looked at in every so many steps: it changes slowly, and looking costs as much as half a schedule.
+# Waste is sampled every this many steps: it changes slowly, and sampling costs half a schedule.
 _STEPS_PER_LOOK = 16
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step brought: a token for each of the sequences that were still there, and the sequences that finished.
+    """The result of a step: a token for each sequence not ended meanwhile, and the sequences that finished.
 
-    A sequence may finish without a token. `logprobs` is None where no row asked for any.
+    A sequence may finish without a token. `logprobs` is None if no row requested any.
     """
 
     sequences: list[Sequence]
@@ -52,7 +52,7 @@ class StepOutput:
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step on its way, and how many sequences had finished when it was launched."""
+    """A launched step, and how many sequences had finished at its launch."""
 
     step: Step
     pending: Pending
@@ -60,10 +60,10 @@ class InFlightStep:
 
 
 class Engine:
-    """A model on one device, with everything that it takes to serve it.
+    """A model on one device, ready to serve.
 
-    `path` is the model's folder, `device` like "cuda:1" (default: a GPU where there is one); `options` are the fields of
-    `EngineConfig`, such as `budget="60 GiB"`.
+    `path` is the model's folder, `device` is like "cuda:1" (default: a GPU if there is one); `options` are the
+    fields of `EngineConfig`, such as `budget="60 GiB"`.
     """
 
     def __init__(self, path: str | Path, *, device: str | torch.device | None = None, **options: Any) -> None:
@@ -76,7 +76,7 @@ class Engine:
                 f"The model has {architecture.positions:,} positions, fewer than a context of {config.context:,}.",
                 hint=f"Use --context {architecture.positions} at most.",
             )
-        # The CPU computes in FP32: it is exact there, and no slower.
+        # The CPU computes in FP32: exact, and no slower.
         dtype = torch.float32 if where.type == "cpu" else DTYPES[architecture.dtype]
         startup = Startup(architecture, dtype, config, look(where, config.budget))
         startup.check(startup.plan())
@@ -90,7 +90,7 @@ class Engine:
     def of(
         cls, decoder: Decoder, tokenizer: Tokenizer | None = None, *, settings: EngineConfig | None = None
     ) -> "Engine":
-        """An engine of a decoder that exists."""
+        """Return an engine for an existing decoder."""
         engine, config = cls.__new__(cls), settings or EngineConfig()
         startup = Startup(decoder.architecture, decoder.dtype, config, look(decoder.device, config.budget))
         startup.check(startup.plan())
@@ -101,10 +101,10 @@ class Engine:
     def of_module(
         cls, module: torch.nn.Module, tokenizer: Tokenizer | None = None, *, settings: EngineConfig | None = None
     ) -> "Engine":
-        """An engine that serves the weights of a live model of transformers, of which there is then one copy.
+        """Return an engine that shares the weights of a live transformers model, without a second copy.
 
-        What an optimizer writes is served from the next `wake` or `refresh` on. `settings.blocks` should be given: a share of
-        the card does not know what training needs beside it.
+        Optimizer updates are served from the next `wake` or `refresh` on. Set `settings.blocks`: a share of the card
+        does not account for what training needs.
         """
         context = settings.context if settings else None
         return cls.of(share_decoder(module, context=context), tokenizer, settings=settings)
@@ -116,7 +116,6 @@ class Engine:
         self._reset()
 
     def _reset(self) -> None:
-        """Begin with a scheduler that knows no sequence and no prefix."""
         self.scheduler = self._make_scheduler()
         self.stats = Stats()
         self._asleep = False
@@ -142,13 +141,13 @@ class Engine:
             clear()
 
     def wake(self) -> None:
-        """Make the KV cache and CUDA graphs again."""
+        """Allocate the KV cache and capture CUDA graphs again."""
         if self._asleep:
             self.runner.wake()
             self._asleep = False
 
     def refresh(self) -> None:
-        """Forget what was computed by the weights as they were: call it, or `sleep`, where they have changed."""
+        """Clear the prefix cache; call this, or `sleep`, after the weights have changed."""
         if self.has_work:
             raise RequestError("The engine still has sequences to finish.", hint="Take their tokens, or abort them.")
         self.scheduler = self._make_scheduler()
@@ -161,14 +160,14 @@ class Engine:
         self, prompts: Listed[Prompt] | str, sampling: Sampling | Listed[Sampling] | None = None, *,
         progress: bool | None = None,
     ) -> list[Output]:  # fmt: skip
-        """Answers to texts or lists of token ids, in their order; n of each where a request asks for n samples.
+        """Return answers to texts or lists of token ids, in order; n per prompt if requested.
 
-        `progress` None shows it on a terminal, for batches that take a while.
+        `progress` None shows a progress bar on a terminal for larger batches.
         """
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, sampling, progress=progress)
 
     def submit(self, prompt_ids: Listed[int], sampling: Sampling, *, salt: str = "") -> list[Sequence]:
-        """A sequence for each of the n samples of a prompt. Raises what is wrong with it, or that the queue is full."""
+        """Submit a prompt and return a sequence per sample. Raises RequestError if it is invalid or the queue is full."""
         if self._asleep:
             raise RequestError("The engine is asleep.", hint="Call engine.wake() first.")
         tokens, sampling = token_ids(prompt_ids), self.seeded(sampling)
@@ -185,19 +184,19 @@ class Engine:
         return sequences
 
     def abort(self, sequence: Sequence) -> bool:
-        """End a sequence; its blocks are free at once. False where it had ended."""
+        """End a sequence and free its blocks at once. Returns False if it had ended."""
         return self.scheduler.abort(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """End a sequence as if it had stopped by itself: a stop string was found."""
+        """End a sequence as if it had stopped by itself, after a stop string."""
         self.scheduler.abort(sequence, "stop")
 
     def seeded(self, sampling: Sampling) -> Sampling:
-        """With a seed of the engine's own where it has none."""
+        """Add a seed from the engine if there is none."""
         return sampling if sampling.seed is not None else replace(sampling, seed=self._random.getrandbits(63))
 
     def check(self, tokens: Listed[int]) -> None:
-        """Refuse a prompt that cannot be served."""
+        """Raise RequestError for a prompt that cannot be served."""
         if not tokens:
             raise RequestError("The prompt is empty.", hint="Give a prompt of at least one token.")
         if len(tokens) >= self.context:
@@ -219,17 +218,17 @@ class Engine:
         return self._in_flight is not None or self.scheduler.has_work
 
     def kv_ledger(self) -> KvLedger:
-        """Where every byte of the KV cache is now."""
+        """Return where every byte of the KV cache is now."""
         return kv_ledger(self.scheduler, self.card.pool.block_bytes)
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Within it steps from this thread begin sooner, and its own work on the device waits for theirs."""
+        """Make steps from this thread start sooner; other work of this thread on the device waits for them."""
         return self.runner.at_work()
 
     def advance(self) -> StepOutput:
-        """Launch the next step, then take the tokens of the one before."""
+        """Launch the next step, then return the tokens of the previous one."""
         began_s = perf_counter()
-        # A runner that raised takes all tokens from the host, so those in flight are awaited first.
+        # After an error the runner takes all tokens from the host, so those in flight must arrive first.
         step = self.scheduler.schedule() if not self._stumbled else None
         self._stumbled = False
         launched, failed = self._launch(step) if step is not None else (None, [])
@@ -256,23 +255,23 @@ class Engine:
         return output
 
     def _launch(self, step: Step) -> tuple[InFlightStep | None, list[Sequence]]:
-        """The step on its way; or, where memory ran out, the sequences that this ended."""
+        """Launch a step; if memory runs out, return the sequences that this ended."""
         try:
             return InFlightStep(step, self.runner.launch(step), self.scheduler.counters.finished), []
         except BaseException as error:
-            # The scheduler must hear of it in any case, or it waits for this step for ever.
+            # The scheduler must be told in any case, or it waits for this step forever.
             failed = self.scheduler.fail(step)
             if not _out_of_memory(error):
                 self._stumbled = self._in_flight is not None
                 raise
-        # Only now is the error gone, and with it the tensors that its traceback held.
+        # Only now is the error released, and with it the tensors in its traceback.
         self.stats.failed_steps += 1
         if self.runner.cache.device.type == "cuda":
             torch.cuda.empty_cache()
         return None, failed
 
     def _count(self, step: Step, tokens: int, host_s: float, began_s: float) -> None:
-        """From one landing to the next; from `began_s` where nothing was under way before this step."""
+        """Count time from one completion to the next, or from `began_s` if nothing was in flight."""
         stats, now_s = self.stats, perf_counter()
         passed_s = now_s - (self._last_s or began_s)
         stats.steps += 1
@@ -288,7 +287,7 @@ class Engine:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Libraries and the CPU's allocator have no class of their own for it."""
+    """Return whether it is an out-of-memory error: libraries and the CPU allocator have no class for it."""
     words = str(error)
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and any(part in words for part in ("ALLOC_FAILED", "allocate memory"))

@@ -1,6 +1,6 @@
-"""A batch of prompts from beginning to end: fed to the engine as its queue drains, answers in the order of the prompts.
+"""Generate for a batch of prompts: fed to the engine as its queue drains, answers in the order of the prompts.
 
-This module does not know how a step is made.
+This module does not know how a step is computed.
 """
 
 import sys
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from tonnage.serve.engine import Engine, StepOutput
 
 Prompt = str | Listed[int]
-# A batch of fewer answers is over before anyone reads a progress bar.
+# Smaller batches finish before a progress bar is useful.
 _SHOWN_FROM = 8
 
 
 @dataclass(slots=True)
 class _Answer:
-    """One sequence as it grows. `stream` looks for stop strings, where there are any."""
+    """One sequence as it grows. `stream` looks for stop strings, if there are any."""
 
     sequence: Sequence
     stream: TextStream | None
@@ -36,7 +36,7 @@ class _Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def push(self, token_id: int) -> bool:
-        """Add a token; returns whether a stop string was found. A token that it was told to stop at is not part of the text."""
+        """Add a token and return whether a stop string was found. Stop tokens are not part of the text."""
         if self.stream is None or token_id in self.sequence.sampling.stop_token_ids:
             return False
         self.text += self.stream.push((token_id,))
@@ -62,7 +62,7 @@ class _Answer:
 
 
 class _Batch:
-    """Requests that wait to be fed, and answers, those that are not finished by sequence."""
+    """Requests waiting to be submitted, and answers, the unfinished ones by sequence."""
 
     def __init__(self, engine: "Engine", requests: list[tuple[list[int], Sampling]]) -> None:
         self._engine = engine
@@ -87,7 +87,7 @@ class _Batch:
             self.requests.popleft()
 
     def take(self, output: "StepOutput", *, every: bool) -> int:
-        """Take a step's output, token by token where `every`, else only who finished; returns how many did."""
+        """Take a step's output, token by token if `every`, else only the finished; return how many finished."""
         before = len(self.unfinished)
         if every:
             logprobs = output.logprobs or [None] * len(output.tokens)
@@ -108,7 +108,7 @@ class _Batch:
 def generate(
     engine: "Engine", prompts: Listed[Prompt], sampling: Sampling | Listed[Sampling] | None, *, progress: bool | None
 ) -> list[Output]:
-    """All answers. Every request is checked before the first one runs."""
+    """Return all answers. Every request is checked before the first one runs."""
     requests = _requests(engine, prompts, sampling)
     every = any(one.stop or one.logprobs is not None for _, one in requests)
     batch = _Batch(engine, requests)
@@ -162,7 +162,7 @@ def token_ids(prompt: Listed[int]) -> list[int]:
 
 @contextmanager
 def _shown(total: int, progress: bool | None) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, where it is wanted; told of answers that finished and of tokens."""
+    """Show a progress bar on standard error if wanted; yields a function of finished answers and tokens."""
     if not (progress if progress is not None else total >= _SHOWN_FROM and sys.stderr.isatty()):
         yield lambda ended, tokens: None
         return

@@ -1,6 +1,6 @@
-"""How tokens are drawn, and what comes back: the words that a request and its answer are made of.
+"""Sampling parameters of a request, and its output.
 
-This module knows no torch and no scheduler; its limits are those that a server may hand to strangers.
+This module knows no torch and no scheduler; its limits are safe for untrusted clients.
 """
 
 from dataclasses import dataclass, field
@@ -9,20 +9,21 @@ from typing import Literal
 from tonnage.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-# Draws of one prompt, alternatives of one token, stop strings and their length: limits on what one request may ask for.
+# Limits per request: samples of one prompt, log probabilities per token, stop strings and their length.
 MOST_DRAWS = 128
 MOST_LOGPROBS = 20
 MOST_STOPS = 16
 LONGEST_STOP = 1024
-# A colder draw is greedy but for rounding; far below, a logit over its temperature is more than FP32 holds.
+# Lower temperatures are greedy up to rounding; far lower, logit / temperature overflows FP32.
 _COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """One request's wishes. `temperature` 0 is greedy (or below 1e-6); `top_k` 0 and `top_p` 1 take in every token.
+    """The sampling parameters of a request.
 
-    `logprobs` asks for that many alternatives of each token (0: of the drawn token alone; None: none at all).
+    `temperature` 0 (or below 1e-6) is greedy; `top_k` 0 and `top_p` 1 keep all tokens. `logprobs` is the number of
+    alternatives per token (0: only the sampled token; None: none).
     """
 
     max_tokens: int = 16
@@ -58,24 +59,24 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is drawn, whatever the seed."""
+        """Whether the most likely token is taken, whatever the seed."""
         return self.temperature < _COLDEST
 
     @property
     def filtered(self) -> bool:
-        """Whether some tokens are ruled out before one is drawn."""
+        """Whether some tokens are excluded before sampling."""
         return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 def _within(name: str, number: float, low: float, high: float) -> None:
-    # NaN is within nothing.
+    # NaN fails this comparison.
     if not low <= number <= high:
         raise RequestError(f"{name} is {number}.", hint=f"Give {name} between {low} and {high}.")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A drawn token's log probability, and the likeliest alternatives, best first."""
+    """A sampled token's log probability, and the most likely alternatives, best first."""
 
     token_id: int
     logprob: float
@@ -84,11 +85,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished answer. `text` is empty where the model has no tokenizer."""
+    """One finished answer. `text` is empty if the model has no tokenizer."""
 
     token_ids: list[int]
     text: str
     finish_reason: FinishReason
     prompt_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache

@@ -1,13 +1,11 @@
-"""A start of the engine: what the device has, what everything but the KV cache takes of it, and so how many blocks.
+"""Start the engine: find the device's memory, what everything but the KV cache needs, and the number of blocks.
 
-    look      what the device has, what others hold of it, and what the engine may take
-    plan      the pool by arithmetic alone (`budget.own_engine`): what `tonnage plan serve --engine tonnage` says
-    check     where that holds no sequence: the numbers, and the flags that would change it
-    start     on a GPU the plan is held against a measurement: the largest step is run and the graphs are captured over a
-              cache of one block. Where the measurement is within the planned reserve and close to it, the pool is the
-              plan's, to the block; else it is sized by the measurement. Then everything is made for good, and measured.
-
-This module does not know what is served to whom.
+look      the device's memory, what other processes hold, and what the engine may take
+plan      the pool by arithmetic alone (`budget.own_engine`), as `tonnage plan serve --engine tonnage` prints it
+check     if the pool holds no sequence: raise an error with the numbers, and flags that would help
+start     on a GPU the plan is checked by measurement: the largest step runs and the graphs are captured over a cache
+          of one block. If the measurement is within the planned reserve and close to it, the pool is exactly the
+          plan's; else it is sized by the measurement. Then the final runner is built and measured.
 """
 
 import math
@@ -32,10 +30,10 @@ from tonnage.units import format_bytes, parse_bytes
 
 Settings = EngineConfig  # its name in earlier releases
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# A plan that keeps this share of the card more than a measurement needs is too careful to be followed.
+# A plan that reserves this share of the card more than measured is too conservative to use.
 _SPARE_SHARE = 0.01
 MEASURED = "measured on this card"
-# The most of a card that any advice gives away.
+# The largest share of a card that hints suggest.
 _LARGEST_SHARE = 0.97
 
 
@@ -47,7 +45,7 @@ class CannotStart(TonnageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """A device before anything is put on it. `others_bytes`: what other processes hold of it."""
+    """A device before anything is loaded. `others_bytes` is held by other processes."""
 
     device: torch.device
     name: str
@@ -58,7 +56,7 @@ class DeviceMemory:
 
 
 def look(device: torch.device, budget: float | str) -> DeviceMemory:
-    """What the device has, and the engine's share of it. On the CPU that is of the memory that is free."""
+    """Return the device's memory, and the engine's share of it. On the CPU that is of the free memory."""
     if device.type != "cuda":
         from tonnage.fit.moving.host import free_host_bytes
 
@@ -71,10 +69,10 @@ def look(device: torch.device, budget: float | str) -> DeviceMemory:
         gpu = None
     free, total = torch.cuda.mem_get_info(device)
     outside = total - free - torch.cuda.memory_reserved(device)
-    # What is not the allocator's is our own context and what others hold; which is which, the catalogue knows.
+    # Memory outside the allocator is our own context and other processes; the catalogue knows the context.
     others = max(outside - int(context_term(gpu).size_bytes), 0) if gpu else 0
     asked = _limit(budget, total)
-    # Beside others, too, the budget leaves something free: the last bytes of a card cannot be had.
+    # Beside other processes, too, leave something free: the last bytes of a card cannot be allocated.
     spare = min(total - asked, total - share_bytes(total, _LARGEST_SHARE))
     limit = min(asked, max(total - others - spare, 0))
     return DeviceMemory(
@@ -97,7 +95,7 @@ def _limit(budget: float | str, capacity_bytes: int) -> int:
 
 
 def widths_of(shape: Architecture) -> Widths:
-    """What of a model decides memory beside its weights, as the budget wants it."""
+    """Return the dimensions that determine memory besides the weights."""
     return Widths(
         layers=len(shape.layers),
         hidden=shape.hidden,
@@ -114,7 +112,7 @@ def widths_of(shape: Architecture) -> Widths:
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """A model, how it is to be served, and the device."""
+    """A model, its engine options, and the device."""
 
     architecture: Architecture
     dtype: torch.dtype
@@ -123,7 +121,6 @@ class Startup:
 
     @property
     def kv_format(self) -> str:
-        """The format of the KV cache."""
         return self.config.kv or self._compute_format
 
     @property
@@ -132,14 +129,14 @@ class Startup:
 
     @property
     def needed_blocks(self) -> int:
-        """The fewest that make sense: a sequence of the context that was asked for, and the null block."""
+        """The fewest useful blocks: one sequence of the requested context, and the null block."""
         context = self.config.context
         return (-(-context // self.config.block) if context else 1) + 1
 
     def plan(self) -> OwnCard:
-        """The pool by arithmetic; on the CPU it is no larger than all sequences at their longest need."""
+        """Plan the pool by arithmetic; on the CPU it is at most what all sequences at full length need."""
         config, memory, shape = self.config, self.memory, self.architecture
-        # Counted on weights that take no memory.
+        # Counted on meta tensors.
         weights = Decoder(shape, Builder(torch.device("meta"), self.dtype, config.weights), 1)
         limits = Limits(
             context=config.context or shape.positions, weights=config.weights or self._compute_format,
@@ -157,7 +154,7 @@ class Startup:
         return _with_blocks(card, min(card.pool.blocks, most)) if memory.device.type != "cuda" else card
 
     def check(self, card: OwnCard) -> None:
-        """Refuse a pool that does not hold one sequence of the context that was asked for, or two tokens."""
+        """Raise CannotStart if the pool does not hold one sequence of the requested context, or two tokens."""
         needed = self.needed_blocks
         if card.pool.blocks >= needed:
             return
@@ -174,7 +171,7 @@ class Startup:
         )
 
     def _remedies(self, card: OwnCard, needed_bytes: int) -> Iterator[str]:
-        """Flags that would each suffice alone, with their numbers."""
+        """Yield flags that would each suffice alone, with their values."""
         config, memory = self.config, self.memory
 
         def fits(**changes: object) -> bool:
@@ -199,7 +196,7 @@ class Startup:
             yield "--weights int8"
 
     def start(self, decoder: Decoder) -> tuple[Runner, OwnCard]:
-        """Make everything. The plan was checked; weights are loaded. The card's context is at most what the pool holds."""
+        """Build the runner for a checked plan; its context is at most what the pool holds."""
         card, device = self.plan(), self.memory.device
         if device.type != "cuda":
             return self._make(decoder, card, None)
@@ -210,7 +207,7 @@ class Startup:
                 self.check(card)
             return self._make(decoder, card, stream)
         except torch.OutOfMemoryError:
-            # Somebody else took memory meanwhile, or a pool of fixed size is too large.
+            # Another process took memory meanwhile, or a pool of fixed size is too large.
             clear()
             free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
             free += card.reserved_for(Category.CONTEXT)
@@ -221,7 +218,7 @@ class Startup:
             ) from None
 
     def _make(self, decoder: Decoder, card: OwnCard, stream: torch.cuda.Stream | None) -> tuple[Runner, OwnCard]:
-        """The pool of this card, for good. On a GPU what the first measurement did not see comes off it."""
+        """Build the final runner. On a GPU, reduce the pool by what the first measurement did not see."""
         context = min(card.limits.context, (card.pool.blocks - 1) * card.pool.block)
         card = replace(card, limits=replace(card.limits, context=context))
         runner = self._runner(decoder, card, card.pool.blocks, stream)
@@ -237,7 +234,7 @@ class Startup:
         return self._make(decoder, _with_blocks(card, card.pool.blocks - excess), stream)
 
     def _held_to_measurement(self, decoder: Decoder, card: OwnCard, stream: torch.cuda.Stream) -> OwnCard:
-        """The card with the plan's pool where a measurement bears it out, else with what the measurement leaves."""
+        """Return the card with the plan's pool if a measurement confirms it, else with what the measurement leaves."""
         clear()
         runner = self._runner(decoder, card, 1, stream)
         graph_bytes = self._warm_up(runner, decoder, card.limits.context)
@@ -265,7 +262,7 @@ class Startup:
         )  # fmt: skip
 
     def _runner(self, decoder: Decoder, card: OwnCard, blocks: int, stream: torch.cuda.Stream | None) -> Runner:
-        """A runner over so many blocks; one block is a trial, and swaps nothing."""
+        """Return a runner over this many blocks; one block is a trial without swapping."""
         host_blocks = self.config.swap_bytes // card.pool.block_bytes if blocks > 1 else 0
         cache = KvCache(self._cache_shape, blocks, self.memory.device, host_blocks=host_blocks)
         return Runner(decoder, cache, self.config, context=card.limits.context, stream=stream)
@@ -275,7 +272,6 @@ class Startup:
         return warm_up(runner, self.config.rows, self.config.batched_tokens, context, graphs=graphs)
 
     def _held_bytes(self) -> int:
-        """Memory of this process, as the device counts it."""
         return used_bytes(self.memory.device) - self.memory.others_bytes
 
 

@@ -1,6 +1,7 @@
-"""Figures of an engine: times since its start, every byte of the KV cache, and its state as the server shows it.
+"""Statistics of an engine: times since its start, every byte of the KV cache, and its state for the server.
 
-Looking costs the same whatever the cache's size: the pool counts as it goes, and each running sequence is looked at once.
+Taking them costs the same whatever the cache's size: the pool counts as it goes, and each running sequence is
+visited once.
 """
 
 from dataclasses import astuple, dataclass
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stats:
-    """Since the start. `host_s` is the host's own work, without waiting for the device."""
+    """Totals since the start. `host_s` is the host's own work, without waiting for the device."""
 
     steps: int = 0
     tokens: int = 0  # sampled
@@ -22,42 +23,42 @@ class Stats:
     busy_s: float = 0.0
     host_s: float = 0.0
     failed_steps: int = 0
-    waste_s: float = 0.0  # the share of the pool that was slack, over time
+    waste_s: float = 0.0  # the slack share of the pool, integrated over time
     watched_s: float = 0.0
 
     @property
     def step_s(self) -> float:
-        """The mean time of a step."""
+        """Mean time of a step."""
         return self.busy_s / max(self.steps, 1)
 
     @property
     def waste(self) -> float:
-        """The share of the KV pool that was slack, averaged over time."""
+        """The slack share of the KV pool, averaged over time."""
         return self.waste_s / self.watched_s if self.watched_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLedger:
-    """A partition of the cache: the six parts are all of it."""
+    """A partition of the cache into six parts."""
 
     used_bytes: int  # tokens of one sequence each
-    slack_bytes: int  # room in a sequence's own blocks for tokens to come: mostly the rest of its last block
-    cached_bytes: int  # unreferenced prefix blocks, reusable until they are evicted
+    slack_bytes: int  # room in a sequence's own blocks for future tokens: mostly the rest of its last block
+    cached_bytes: int  # unreferenced prefix blocks, reusable until evicted
     shared_bytes: int  # full blocks of two sequences or more, counted once
     reserved_bytes: int  # the null block
     free_bytes: int
 
     @property
     def total(self) -> int:
-        """The whole cache."""
+        """Bytes of the whole cache."""
         return sum(astuple(self))
 
 
 def kv_ledger(scheduler: Scheduler, block_bytes: int) -> KvLedger:
-    """Where the cache's bytes are now. A token that a launched step writes counts as written."""
+    """Return where the cache's bytes are now. Tokens of a launched step count as written."""
     pool = scheduler.pool
     own_blocks = pool.count - 1 - pool.available - pool.shared
-    # Shared blocks are full, so what is not written lies in blocks of one sequence alone.
+    # Shared blocks are full, so unwritten entries are in blocks of one sequence.
     slack_tokens = sum(len(sequence.blocks) * pool.size - sequence.computed for sequence in scheduler.running)
     slack_bytes = slack_tokens * block_bytes // pool.size
     return KvLedger(
@@ -72,7 +73,7 @@ def kv_ledger(scheduler: Scheduler, block_bytes: int) -> KvLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """What runs, what waits, where the KV bytes are; and totals since the start. Taken between two steps."""
+    """Running and waiting sequences, KV bytes, and totals since the start. Taken between two steps."""
 
     running: int
     waiting: int
@@ -84,7 +85,7 @@ class EngineState:
 
     @classmethod
     def of(cls, engine: "Engine") -> "EngineState":
-        """The state of an engine now."""
+        """Return the current state of an engine."""
         scheduler = engine.scheduler
         counters = scheduler.counters
         return cls(

@@ -1,6 +1,6 @@
-"""Text to token ids and back: the model's own tokenizer, its chat template, and text that grows as tokens are drawn.
+"""Text to token ids and back: the model's tokenizer, its chat template, and incremental detokenization.
 
-Nothing here is downloaded and no code of the model's folder is run. This module knows no engine and no server.
+Nothing is downloaded and no code from the model's folder is run. This module knows no engine and no server.
 """
 
 import re
@@ -12,30 +12,30 @@ from typing import Any
 from tonnage.errors import BadModel, MissingPart, RequestError
 
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
-# What a decoder writes where bytes are no character; at the end of a text it may be a character's first half.
+# What decoders emit for invalid UTF-8; at the end of a text it may be an incomplete character.
 _REPLACEMENT = "\ufffd"
-# A stream decodes the last tokens again with each new one: a space, or a character, may depend on those before.
+# A stream decodes the last tokens again with each new one: a space or a character may depend on earlier ones.
 _CONTEXT, _WINDOW, _LONGEST_WINDOW = 6, 24, 256
-# A character has at most four bytes, so tokens beyond that are no character in the making.
+# A character has at most four bytes, so more tokens are not an incomplete character.
 _MOST_HALVES = 4
 
 
 class Tokenizer:
-    """A tokenizer of transformers, by the four things that serving needs of it."""
+    """A transformers tokenizer, reduced to what serving needs."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # The library behind it decodes in a tenth of the time of the wrapper.
+        # The underlying library decodes in a tenth of the wrapper's time.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
-            # Set once and for all, so that threads may encode side by side.
+            # Set once, so that threads may encode concurrently.
             self._backend.no_truncation()
             self._backend.no_padding()
         self._texts: dict[int, str] = {}
 
     @classmethod
     def load(cls, folder: Path | str) -> "Tokenizer | None":
-        """The tokenizer in a model's folder; None where the folder has none."""
+        """Load the tokenizer in a model's folder; None if the folder has none."""
         if not any((Path(folder) / name).is_file() for name in _FILES):
             return None
         try:
@@ -50,7 +50,7 @@ class Tokenizer:
             ) from None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with what the tokenizer puts before every text."""
+        """Return the ids of a text, including the tokenizer's special prefix."""
         return self._encode(text, special=True)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
@@ -61,7 +61,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of ids; `special` shows end-of-sequence and its like."""
+        """Return the text of ids; `special` shows special tokens."""
         if self._backend is not None:
             text: str = self._backend.decode(ids, skip_special_tokens=not special)
         else:
@@ -69,7 +69,7 @@ class Tokenizer:
         return text
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of a conversation up to where the assistant's next words begin."""
+        """Return the ids of a conversation, ending with the prompt for the assistant's reply."""
         if not self._tokenizer.chat_template:
             hint = "Use /v1/completions, or a model with a chat template."
             raise RequestError("This model's tokenizer has no chat template.", hint=hint)
@@ -84,7 +84,7 @@ class Tokenizer:
         return self._encode(text, special=False)
 
     def token_text(self, token_id: int) -> str:
-        """One token as it reads inside a text: its leading space is kept, special tokens are shown."""
+        """Return one token as it reads inside a text, with its leading space; special tokens are shown."""
         if token_id not in self._texts:
             anchor = self._anchor
             text = self.decode([*anchor, token_id], special=True)
@@ -92,7 +92,7 @@ class Tokenizer:
         return self._texts[token_id]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be part of a character only."""
+        """Return the bytes of one token, which may be part of a character."""
         text = self.token_text(token_id)
         if _REPLACEMENT not in text:
             return text.encode()
@@ -108,17 +108,17 @@ class Tokenizer:
         return self._encode("a", special=False)
 
 
-# Byte-level tokenizers write a byte as itself where it is a visible Latin-1 character, else from U+0100 on.
+# Byte-level tokenizers write a byte as itself if it is a visible Latin-1 character, else from U+0100 on.
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _VISIBLE)
 _BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + n): byte for n, byte in enumerate(_OTHERS)}
 
 
 class TextStream:
-    """Text from tokens as they are drawn: never half a character, and never what may be the start of a stop string.
+    """Text from sampled tokens: never half a character, and never what may be the start of a stop string.
 
-    Each token costs one decoding of a short window, whatever the length of the text. `prompt` (its last tokens suffice)
-    decides whether the first word begins with a space.
+    Each token costs one decoding of a short window, whatever the length of the text. `prompt` (its last tokens
+    suffice) decides whether the first word starts with a space.
     """
 
     __slots__ = ("_decode", "_halves", "_held", "_ids", "_shown", "_stops", "stopped")
@@ -133,13 +133,13 @@ class TextStream:
         self.stopped = False
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain now. Empty once a stop string was found: that and what follows is left out."""
+        """Return the text that is certain now. A stop string and what follows it are dropped."""
         if len(token_ids) == 1:
             return "" if self.stopped else self._push(token_ids[0])
         return "".join(self._push(token_id) for token_id in token_ids if not self.stopped)
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come."""
+        """Return what was held back, after the last token."""
         if self.stopped:
             return ""
         last = self._held + self._decode(self._ids)[self._shown :]
@@ -151,7 +151,7 @@ class TextStream:
         text = self._whole(self._decode(self._ids))
         fresh, self._shown = text[self._shown :], max(self._shown, len(text))
         if len(self._ids) > _WINDOW and not self._halves:
-            # Keep the last tokens only; not where that would cut a character in two.
+            # Keep only the last tokens, unless that would split a character.
             last = self._ids[-_CONTEXT:]
             text = self._decode(last)
             if _REPLACEMENT not in text or len(self._ids) > _LONGEST_WINDOW:
@@ -159,7 +159,7 @@ class TextStream:
         return self._release(fresh)
 
     def _whole(self, text: str) -> str:
-        """The text without a last character in the making; bytes that never become one are shown as they are."""
+        """Return the text without an incomplete last character; bytes that never form one are shown as they are."""
         whole = text.rstrip(_REPLACEMENT)
         if len(whole) == len(text):
             self._halves = 0
@@ -168,7 +168,7 @@ class TextStream:
         else:
             self._halves += 1
         if self._halves >= _MOST_HALVES:
-            # The last may still be the beginning of one.
+            # The last may still be the start of one.
             self._halves, whole = 0, text[:-1]
         return whole
 
@@ -176,7 +176,7 @@ class TextStream:
         if not self._stops:
             return fresh
         text = self._held + fresh
-        # Of the stop strings that are there, the one that is complete first: as if the text had come by character.
+        # Of the stop strings present, use the one completed first, as if the text had arrived by character.
         starts = [(text.find(stop), stop) for stop in self._stops]
         ends = [(start + len(stop), start) for start, stop in starts if start >= 0]
         if ends:
@@ -188,7 +188,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text may be the beginning of a stop string."""
+    """Return how many characters at the end of a text may be the start of a stop string."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)
@@ -196,10 +196,10 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _read(folder: str) -> Any:
-    """By the class that its files name; by these files alone where that class cannot be loaded.
+    """Load by the class that its files name, or from the files alone if that class cannot be imported.
 
-    transformers imports a model's code to find its tokenizer's class, and fails where a library that it finds installed
-    (torchvision, say) does not match torch.
+    transformers imports a model's code to find its tokenizer's class, and fails if an installed library
+    (torchvision, for example) does not match torch.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -1,1 +1,1 @@
-"""From what was measured to the techniques to apply, and the words for it."""
+"""Choose techniques from measurements, and describe the choice."""

@@ -1,4 +1,4 @@
-"""From a solution to the techniques that make it real, and the techniques that are worth having in any case."""
+"""Turn a solution into techniques, and list the techniques that always pay."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,15 +20,15 @@ from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.training import Training
 
-# Cheapest first. Each saves memory, time or both on every model that can use it.
+# Cheapest first. Each saves memory, time or both on every model that supports it.
 _ALWAYS = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
 
-# Of logits at a time: as many as matter little beside the rest.
+# Bytes of logits at a time: small next to the rest.
 _LARGEST_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 512 << 20, 64 << 20
 
 
 def always_paying(training: Training, allowed: frozenset[str], budget_bytes: int) -> Iterator[Technique]:
-    """Those that this training can use, asked one after the other: each sees the ones before it in place."""
+    """Yield those that this training can use; each is checked with the previous ones applied."""
     settings = {"chunked-loss": {"chunk_bytes": min(_LARGEST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, budget_bytes // 32))}}
     for name in _ALWAYS:
         if name not in allowed or (name == "autocast" and not _wide(training)):
@@ -39,7 +39,7 @@ def always_paying(training: Training, allowed: frozenset[str], budget_bytes: int
 
 
 def narrower_parameters(training: Training, allowed: frozenset[str]) -> list[Technique]:
-    """BF16 parameters and gradients, the FP32 ones among the optimizer's states, where those may be on the host."""
+    """Return master weights: BF16 parameters and gradients, with FP32 copies among states that may be on the host."""
     if not {"master-weights", "host-states"} <= allowed or "master-weights" in training.applied or not _wide(training):
         return []
     technique = technique_class("master-weights")()
@@ -47,7 +47,7 @@ def narrower_parameters(training: Training, allowed: frozenset[str]) -> list[Tec
 
 
 def tiling(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
-    """Tiles for what is not tiled yet. Compiled blocks have no norms to tile: theirs are fused."""
+    """Yield tiling techniques not yet applied. Compiled blocks fuse their norms, so those are not tiled."""
     for name in ("tiled-mlp", "tiled-norm"):
         fused = "compile" in training.applied and name == "tiled-norm"
         if name in allowed and name not in training.applied and not fused:
@@ -57,12 +57,12 @@ def tiling(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
 
 
 def _wide(training: Training) -> bool:
-    """Whether matrix products run in FP32, so that a narrower type would speed them up."""
+    """Return whether matrix products run in FP32, so that a narrower dtype would speed them up."""
     return all(parameter.dtype is torch.float32 for parameter in trained_parameters(training.optimizer))
 
 
 def coarser_states(training: Training, allowed: frozenset[str]) -> list[Technique]:
-    """8-bit states and, for BF16 parameters, updates that are rounded at random: where they are allowed and not in place."""
+    """Return 8-bit states and, for BF16 parameters, stochastic rounding, if allowed and not yet applied."""
     names = [
         name for name in ("stochastic-bf16", "eight-bit-states") if name in allowed and name not in training.applied
     ]
@@ -73,17 +73,17 @@ def coarser_states(training: Training, allowed: frozenset[str]) -> list[Techniqu
 
 
 def with_coarse_states(resident: ResidentState, training: Training) -> ResidentState:
-    """Two numbers of 8 bits for each element, and an FP32 scale for each block of 256 of both."""
+    """Estimate 8-bit states: two bytes per element, and two FP32 scales per block of 256."""
     elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
     return replace(resident, states_bytes=min(resident.states_bytes, elements * 2 + elements * 8 // 256))
 
 
 def assemble(solution: Solution, survey: Survey, training: Training, division: MicroBatches) -> tuple[Technique, ...]:
-    """Techniques beyond those that are in place already. `division`: how a batch is divided, whatever the count."""
+    """Return the techniques beyond those already applied. `division` says how to divide a batch; its count is ignored."""
     layout, placement = solution.layout, solution.placement
     modes = dict(zip(survey.sizes[min(survey.sizes)].kinds, solution.choice.modes, strict=True))
     techniques: list[Technique] = []
-    # Each block's mode: what runs again, and what crosses the link.
+    # Each block's mode: what runs again, and what is offloaded.
     on_gpu = {block: {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}.get(mode, mode) for block, mode in modes.items()}
     recomputed = {block: recompute_mode(mode) for block, mode in on_gpu.items() if mode != KEEP}
     if recomputed:
@@ -93,7 +93,7 @@ def assemble(solution: Solution, survey: Survey, training: Training, division: M
         blocks = tuple(block for block, taken in modes.items() if taken == mode)
         if blocks:
             techniques.append(ActivationOffload(blocks=blocks, what=what, window_bytes=solution.window_bytes))
-    # Where gradients and states are.
+    # Placement of gradients and states.
     if placement == STEP_IN_BACKWARD:
         techniques.append(StepInBackward())
     elif placement.splits_states:

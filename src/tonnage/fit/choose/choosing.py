@@ -1,8 +1,8 @@
-"""Which block is kept, recomputed or sent to the host: an integer program over bytes and seconds. No torch.
+"""Choose which blocks to keep, recompute or offload: an integer program over bytes and seconds. No torch.
 
-Every moment of a step at which memory may be highest is one constraint: the forward pass of each block, the loss, the
-backward pass of each block. So the answer is a bound at each moment, not a ratio, and a smaller budget never yields
-more memory. Links to the host are resources too: what crosses them while the GPU computes is free, the rest is paid.
+Each moment of a step at which memory may peak is one constraint: the forward of each block, the loss, the backward
+of each block. So the answer holds at every moment, and a smaller budget never yields more memory. Host links are
+resources too: transfers that overlap with computation are free, the rest costs time.
 """
 
 import math
@@ -15,65 +15,65 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver exact
-# States on the host come to the GPU and go back in pieces of this size: one comes, one is stepped, one goes.
+GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver accurate
+# Host states are copied in pieces of this size: one arrives, one is stepped, one leaves.
 PIECE_BYTES = 64 << 20
 STAGED_PIECES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """One way to run a block: what it leaves behind, what it needs on top while it runs, and its time."""
+    """One way to run a block: bytes it leaves allocated, its temporary peaks, and its time."""
 
     name: str
     resident_bytes: int  # between its forward and its backward
-    forward_peak_bytes: int  # beyond what was there when its forward began
-    backward_peak_bytes: int  # beyond what was there when its backward began
+    forward_peak_bytes: int  # above the start of its forward
+    backward_peak_bytes: int  # above the start of its backward
     forward_s: float
     backward_s: float
     moved_bytes: int = 0  # to the host in forward, and back in backward
-    host_s: float = 0.0  # that the host needs to launch it all
+    host_s: float = 0.0  # host time for its launches
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryContext:
-    """What is there besides the blocks' activations, in one micro-batch."""
+    """Everything but the blocks' activations in one micro-batch."""
 
     budget_bytes: int
     fixed_bytes: int  # parameters, states and gradients that stay throughout
     outside_kept_bytes: int
-    outside_peak_bytes: int  # highest point of head, loss and their backward, beyond what blocks left behind
-    stem_peak_bytes: int = 0  # of what runs before the first block, and after it in backward
-    between_peak_bytes: Sequence[int] = ()  # before each block but the first, beyond what earlier ones left; 0 for none
-    gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
+    outside_peak_bytes: int  # peak of head, loss and their backward, above what blocks left allocated
+    stem_peak_bytes: int = 0  # before the first block, and after it in backward
+    between_peak_bytes: Sequence[int] = ()  # before each block but the first; 0 if nothing runs there
+    gradient_bytes: Sequence[int] = ()  # per block, if gradients accumulate during backward; else ()
     outside_gradient_bytes: int = 0  # of the head, which come first
-    waiting_bytes: int | None = None  # of them at most, where they go again once states from the host have arrived
-    passing_bytes: Sequence[int] = ()  # of gradients on their way to the host: in the stem's backward, in each block's
-    gradients_per_state: float = 0.0  # bytes of gradients for a byte of states
-    step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
-    movable_states_bytes: int = 0  # optimizer states that may be on the host instead, to the byte
-    states_s_per_byte: float = 0.0  # time over the link for each byte of states on the host
-    states_window_s: float = 0.0  # as much of it hides behind computation
-    parameter_states_bytes: Sequence[int] = ()  # those that may move, parameter by parameter; the first find room here
-    host_bytes: int = 0  # free for moved activations and states
+    waiting_bytes: int | None = None  # limit of gradients that wait for their states from the host
+    passing_bytes: Sequence[int] = ()  # gradients in transit to the host: in the stem's backward, in each block's
+    gradients_per_state: float = 0.0  # bytes of gradients per byte of states
+    step_peak_bytes: int = 0  # above `fixed_bytes` while the optimizer steps: all gradients, temporaries
+    movable_states_bytes: int = 0  # optimizer states that may be on the host instead
+    states_s_per_byte: float = 0.0  # link time per byte of states on the host
+    states_window_s: float = 0.0  # how much of that time overlaps with computation
+    parameter_states_bytes: Sequence[int] = ()  # movable states per parameter; the first ones stay
+    host_bytes: int = 0  # free for offloaded activations and states
     link_bytes_per_s: float = 50e9
-    s_per_moved_byte: float = 4.2e-12  # a copy there and back slows what it runs beside (measured on an H200)
+    s_per_moved_byte: float = 4.2e-12  # a copy there and back slows the kernels it overlaps with (measured on an H200)
     micro_batches: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    modes: tuple[str, ...]  # of each block, in order
-    unmoved_bytes: int  # of what could be on the host instead: states
+    modes: tuple[str, ...]  # per block, in order
+    unmoved_bytes: int  # states that could be on the host but are not
     micro_batch_s: float
-    host_s: float = 0.0  # of a micro-batch, beside that
+    host_s: float = 0.0  # host time of a micro-batch
     exposed_states_s: float
     peak_bytes: int
     moved_bytes: int
 
 
 def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Choice | None:
-    """The fastest modes within the budget, or None where nothing fits."""
+    """Return the fastest modes within the budget, or None if nothing fits."""
     program = _Program(blocks, around)
     solution = milp(
         program.costs(),
@@ -88,21 +88,21 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Cho
     over_bytes = choice.peak_bytes - around.budget_bytes
     if over_bytes <= 0:
         return choice
-    # The solver takes a constraint to hold within a millionth: about a kibibyte here. A budget is a budget.
+    # The solver's tolerance is a millionth, about a KiB here: tighten the budget and solve again.
     return choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
 
 
 def least_seconds(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> float:
-    """A bound on any choice: the same program with blocks that may be divided between modes; infinite where none fits."""
+    """Return a lower bound on any choice, from the LP relaxation; infinite if nothing fits."""
     program = _Program(blocks, around)
     relaxed = milp(program.costs(), constraints=LinearConstraint(*program.constraints()), bounds=program.bounds())
     return float(relaxed.fun) if relaxed.x is not None else np.inf
 
 
 def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:
-    """The same modes with those that use the link spread evenly over equal blocks, the last one spared.
+    """Spread modes that use the link evenly over equal blocks, sparing the last one.
 
-    The program counts the link's time in all; blocks in a row would wait for each other.
+    The program only counts the total link time; consecutive blocks would wait for each other.
     """
     spread_out = list(taken)
     for kind in dict.fromkeys(kinds):
@@ -178,7 +178,7 @@ class _Program:
         return list(zip(self.blocks, (int(start) for start in self.starts[:-1]), strict=True))
 
     def _moments(self) -> list[tuple[dict[int, float], float, float]]:
-        """At each moment: what earlier blocks left, what this one needs, less the states that moved."""
+        """Limit each moment: what earlier blocks left, plus what this one needs, minus moved states."""
         around, ranges = self.around, self._ranges()
         left: dict[int, float] = {}
         rows = []
@@ -208,7 +208,7 @@ class _Program:
         return coefficients | {self.states: -1.0}, -np.inf, room
 
     def _links(self) -> list[tuple[dict[int, float], float, float]]:
-        """Late seconds are at least what the link needs beyond the time that blocks compute."""
+        """Constrain exposed seconds to at least the link time beyond the blocks' compute time."""
         around, rate = self.around, self.around.link_bytes_per_s
         moved = {column: mode.moved_bytes for column, mode in self._modes()}
         out = {column: moved[column] / rate - mode.forward_s for column, mode in self._modes()}
@@ -224,7 +224,7 @@ class _Program:
 
 
 def peak_of(taken: Sequence[Mode], around: MemoryContext, moved_states_bytes: int = 0) -> int:
-    """The highest of all moments of one micro-batch and of the optimizer's step."""
+    """Return the peak over all moments of one micro-batch and the optimizer step."""
     states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
     base, gradients = around.fixed_bytes + states_bytes, gradients_from(around, len(taken), moved_states_bytes)
     left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients[0])
@@ -244,7 +244,7 @@ def _between(around: MemoryContext, blocks: int) -> Sequence[int]:
 
 
 def gradients_from(around: MemoryContext, blocks: int, moved_bytes: int) -> list[int]:
-    """What is there of gradients once backward has come through each block, the first first; and before all of them."""
+    """Return the gradient bytes after each block's backward, first block first; last, those before any."""
     if not around.gradient_bytes:
         return list(around.passing_bytes or [0] * (blocks + 1))
     back = accumulate(reversed(around.gradient_bytes), initial=around.outside_gradient_bytes)
@@ -255,7 +255,7 @@ def gradients_from(around: MemoryContext, blocks: int, moved_bytes: int) -> list
 
 
 def staged_bytes(around: MemoryContext, moved_bytes: int) -> int:
-    """What states on the host need on the GPU after all: pieces on their way."""
+    """Return the GPU bytes that host states still need: pieces in transit."""
     room_bytes, largest_bytes = around.movable_states_bytes - moved_bytes, 0
     for states_bytes in around.parameter_states_bytes:
         stay_bytes = min(room_bytes, states_bytes)

@@ -1,6 +1,6 @@
-"""Which operators of a block to keep and which to run again: for each number of bytes, the fastest choice.
+"""Choose which operators of a block to save and which to rerun: for each byte level, the fastest choice.
 
-Plain arithmetic over operators that were profiled; nothing here knows torch, or more than one block.
+Plain arithmetic over profiled operators; it does not know torch, or more than one block.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -13,38 +13,38 @@ from scipy.sparse import csr_array
 
 from tonnage.fit.survey.profile import OperatorProfile
 
-_LEVELS = 24  # byte levels between keeping nothing and keeping everything
+_LEVELS = 24  # byte levels between saving nothing and saving everything
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorChoice:
-    """One way to recompute a block: the outputs of `kept` stay, the rest is made again."""
+    """One way to recompute a block: the outputs of `kept` stay, the rest runs again."""
 
     kept: tuple[int, ...]
     names: tuple[str, ...]  # of the kept operators
-    kept_bytes: int  # the block's input included
+    kept_bytes: int  # including the block's input
     seconds: float  # of what runs again
 
     @property
     def mode(self) -> list[str]:
-        """For `Recompute(modes=...)`: each index with the name that must be found there."""
+        """The value for `Recompute(modes=...)`: each index with the operator name expected there."""
         return [f"{index}:{name}" for index, name in zip(self.kept, self.names, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """An operator that makes a storage, with those that write into it afterwards: kept or made again together."""
+    """An operator that allocates a storage, with those that write into it: saved or rerun together."""
 
     root: OperatorProfile
     seconds: float
     inputs: frozenset[int]
-    forced: bool  # cannot be run again
+    forced: bool  # cannot run again
 
 
 def frontier(
     operators: Sequence[OperatorProfile], input_bytes: int, levels: int = _LEVELS
 ) -> tuple[OperatorChoice, ...]:
-    """Choices from the fewest bytes to the most; each one with more bytes takes strictly less time."""
+    """Return choices from the fewest bytes to the most; each one with more bytes takes strictly less time."""
     program = _Program(operators, _groups(operators))
     least, most = program.least_bytes, program.most_bytes
     limits = sorted({least + (most - least) * level // levels for level in range(levels + 1)})
@@ -72,7 +72,7 @@ def _groups(operators: Sequence[OperatorProfile]) -> list[_Group]:
 
 
 def needed(operators: Sequence[OperatorProfile], kept: Collection[int], always: Iterable[int] = ()) -> frozenset[int]:
-    """The operators that must run again for backward where `kept` stay. Views are free and not among them."""
+    """Return the operators that must run again for backward if `kept` stay. Views are free and not included."""
     groups = {group.root.index: group for group in _groups(operators)}
     wanted = [index for index, group in groups.items() if group.root.kept_bytes]
     found = {index for index in always if index not in groups}
@@ -88,10 +88,10 @@ def needed(operators: Sequence[OperatorProfile], kept: Collection[int], always: 
 
 
 class _Program:
-    """Binary `keep`, and `again` (between 0 and 1, whole wherever `keep` is) for each storage that the block makes.
+    """An integer program with binary `keep`, and `again` in [0, 1], for each storage that the block allocates.
 
-    again[i] >= 1 - keep[i]               where backward reads i
-    again[j] >= again[i] - keep[j]        where i reads j
+    again[i] >= 1 - keep[i]               if backward reads i
+    again[j] >= again[i] - keep[j]        if i reads j
     """
 
     def __init__(self, operators: Sequence[OperatorProfile], groups: Sequence[_Group]) -> None:
@@ -126,7 +126,7 @@ class _Program:
             return None
         keep = result.x[:count] > 0.5
         chosen = {group.root.index for group, is_kept in zip(self._groups, keep, strict=True) if is_kept}
-        # Less what need not be kept: within the solver's tolerance small ones come along for nothing.
+        # Drop what need not be saved: within the solver's tolerance, small storages are saved for nothing.
         forced = {group.root.index for group in self._groups if group.forced}
         for index in sorted(chosen - forced):
             if self._again_s(chosen - {index}) <= self._again_s(chosen):

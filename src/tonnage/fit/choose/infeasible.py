@@ -1,4 +1,4 @@
-"""What to say where nothing fits: the smallest budget that would do, what it would take, the next card."""
+"""Explain why nothing fits: the smallest budget that would do, what it takes, and the next larger card."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tonnage.fit.survey.survey import Survey
 from tonnage.hardware import all_gpus
 from tonnage.units import format_bytes
 
-_PRECISION = 1 / 128  # of the smallest budget
+_PRECISION = 1 / 128  # relative to the smallest budget
 
 
 class DoesNotFit(TonnageError, MemoryError):
@@ -25,7 +25,7 @@ class DoesNotFit(TonnageError, MemoryError):
 def does_not_fit(
     resident: ResidentState, budget_bytes: int, smallest: Solution | None, needed_bytes: int
 ) -> DoesNotFit:
-    """`smallest`: the solution of least memory, which needs so many bytes."""
+    """Build the error; `smallest` is the solution of least memory, which needs `needed_bytes`."""
     problem = (
         f"Nothing that keeps the gradients fits {format_bytes(budget_bytes)}: parameters take "
         f"{format_bytes(resident.parameters_bytes)}, what else is on the card (the sample, library workspaces) "
@@ -41,7 +41,7 @@ def does_not_fit(
 
 
 def smallest_budget(survey: Survey, resident: ResidentState, **options: Any) -> Solution | None:
-    """By halving: a smaller budget never yields more memory. `options`: what `solve` is given besides."""
+    """Bisect for the smallest budget; `options` are passed on to `solve`."""
 
     def best(budget_bytes: int) -> Solution | None:
         found = solve(survey.sizes, resident, budget_bytes=budget_bytes, **options)
@@ -69,7 +69,7 @@ def _words(solution: Solution) -> str:
 
 
 def _card(needed_bytes: int) -> str:
-    """The smallest card of the catalogue that holds it, with 5 % to spare for the context."""
+    """Name the smallest card of the catalogue that holds it, with 5 % to spare for the CUDA context."""
     fits = [
         gpu
         for gpu in all_gpus()

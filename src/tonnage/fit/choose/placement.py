@@ -18,33 +18,33 @@ from tonnage.fit.survey.profile import OutsideProfile
 
 
 class Gradients(Enum):
-    STAY = "stay"  # all of them are there from the first micro-batch on
-    GROW = "grow"  # they appear as backward goes, and go after the step
-    PASS = "pass"  # each goes as soon as it is complete
+    STAY = "stay"  # all are allocated from the first micro-batch on
+    GROW = "grow"  # they accumulate during backward and are freed after the step
+    PASS = "pass"  # each is freed as soon as it is complete
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentState:
-    """What a training holds apart from activations, and how fast its optimizer and its links are."""
+    """What a training holds apart from activations, and the speed of its optimizer and host link."""
 
     parameters_bytes: int  # and buffers
-    besides_bytes: int = 0  # what else is on the card: the sample, the libraries' workspaces
+    besides_bytes: int = 0  # what else is on the card: the sample, library workspaces
     gradients_bytes: int
     states_bytes: int
-    outside_gradients_bytes: int  # of parameters that belong to no block
+    outside_gradients_bytes: int  # of parameters outside all blocks
     block_gradients_bytes: tuple[int, ...]
-    parameter_gradients_bytes: tuple[int, ...]  # of each parameter, in the optimizer's order
-    step_temporary_bytes: int  # what the optimizer's own step makes beyond states and gradients
+    parameter_gradients_bytes: tuple[int, ...]  # per parameter, in the optimizer's order
+    step_temporary_bytes: int  # temporaries of the optimizer's step, besides states and gradients
     optimizer_s: float
     clips: bool
     steps_one_by_one: bool
     host_bytes: int
     link_bytes_per_s: float
     bandwidth_bytes_per_s: float  # of the GPU's memory
-    host_step_s: float  # of the optimizer's step over all parameters on the host's cores
-    stepped_apart: int = 0  # parameters that have a step of their own inside backward; small ones are stepped together
-    launch_s: float = 0.0  # of the host, for one such step
-    moved_launch_s: float = 0.0  # the same where states come from the host's memory and go back
+    host_step_s: float  # of the optimizer's step over all parameters on the CPU
+    stepped_apart: int = 0  # parameters stepped separately in backward; small ones are stepped together
+    launch_s: float = 0.0  # host time of one such step
+    moved_launch_s: float = 0.0  # the same with states that are moved from and to host memory
 
     @property
     def largest_gradient_bytes(self) -> int:
@@ -52,7 +52,7 @@ class ResidentState:
 
     @property
     def held_bytes(self) -> int:
-        """What is on the card throughout, whatever is done with gradients and states."""
+        """Bytes on the card throughout, wherever gradients and states are."""
         return self.parameters_bytes + self.besides_bytes
 
 
@@ -87,7 +87,7 @@ STEP_IN_BACKWARD = Placement(name="step-in-backward")
 HOST_STATES = Placement(name="host-states", splits_states=True)
 HOST_GRADIENTS = Placement(name="host-gradients", splits_states=True)
 PLACEMENTS = (PLAIN, STEP_IN_BACKWARD, HOST_STATES, HOST_GRADIENTS)
-# Gradients that wait for their states, at most.
+# Limit of gradients that wait for their states.
 WINDOW_BYTES = 512 << 20
 
 
@@ -105,18 +105,18 @@ def memory_context(
     backward_s: float,
     extra_bytes: int = 0,
 ) -> MemoryContext:
-    """The frame that a placement sets for the choice of modes. `backward_s` hides what crosses the link."""
+    """Return the memory context for the choice of modes. Transfers overlap with `backward_s`."""
     gradients = placement.gradients(resident, micro_batches)
     grows, splits = gradients is Gradients.GROW, placement.splits_states
     fixed = resident.held_bytes + extra_bytes
     waits = placement == HOST_STATES and gradients is Gradients.PASS
     movable = movable_bytes(placement, resident, micro_batches)
-    # Where all states are on the host: over the link both ways at once; or the host's own step, whichever is longer.
+    # If all states are on the host: both link directions at once, or the host's own step, whichever is longer.
     states_s = resident.states_bytes / resident.link_bytes_per_s
     if placement == HOST_GRADIENTS:
         link_s = max(resident.gradients_bytes, resident.parameters_bytes) / resident.link_bytes_per_s
         states_s = max(resident.host_step_s, link_s)
-    # States of each parameter, in the order in which they find room on the GPU.
+    # States per parameter, in the order in which they are placed on the GPU.
     per_gradient = resident.states_bytes / max(1, resident.gradients_bytes)
     states_of_each = [round(gradient_bytes * per_gradient) for gradient_bytes in resident.parameter_gradients_bytes]
     return MemoryContext(
@@ -146,7 +146,7 @@ def memory_context(
 
 
 def _passing(resident: ResidentState) -> list[int]:
-    """Gradients on their way to the host, of what runs before the blocks and of each block: a new one, and some before it."""
+    """Return gradients in transit to the host, for the stem and each block: a new one, and some before it."""
     largest, blocks = resident.largest_gradient_bytes, resident.block_gradients_bytes
     earlier = accumulate(reversed(blocks), initial=resident.outside_gradients_bytes)
     leaving = [min(PIECE_BYTES, made) for made in earlier][::-1]
@@ -154,7 +154,7 @@ def _passing(resident: ResidentState) -> list[int]:
 
 
 def movable_bytes(placement: Placement, resident: ResidentState, micro_batches: int) -> int:
-    """What may be on the host instead: states, and the sums of gradients that go with them."""
+    """Return what may be on the host instead: states, and accumulated gradients that go with them."""
     if not placement.splits_states:
         return 0
     summed = placement == HOST_GRADIENTS and micro_batches > 1
@@ -162,13 +162,13 @@ def movable_bytes(placement: Placement, resident: ResidentState, micro_batches: 
 
 
 def states_on_gpu(placement: Placement, resident: ResidentState, micro_batches: int, unmoved_bytes: int) -> int:
-    """Return the states among what stays on the GPU."""
+    """Return the bytes of states among what stays on the GPU."""
     movable = movable_bytes(placement, resident, micro_batches)
     return unmoved_bytes * resident.states_bytes // movable if movable else resident.states_bytes
 
 
 def launches_s(placement: Placement, resident: ResidentState) -> float:
-    """Return the host's time to launch a step for each parameter in backward, in pieces where some states are in its memory."""
+    """Return the host time to launch separate steps in backward, in pieces if some states are in host memory."""
     if placement == PLAIN:
         return 0.0
     each_s = resident.moved_launch_s if placement.splits_states else resident.launch_s
@@ -176,10 +176,10 @@ def launches_s(placement: Placement, resident: ResidentState) -> float:
 
 
 def step_overhead_s(placement: Placement, resident: ResidentState, micro_batches: int, backward_s: float) -> float:
-    """Beyond forward, backward and what the link cannot hide: accumulation and the step itself."""
+    """Return the time beyond forward, backward and exposed transfers: accumulation and the step itself."""
     added_s = 3 * resident.gradients_bytes / resident.bandwidth_bytes_per_s
     if placement == HOST_GRADIENTS:
-        # Each micro-batch's gradients are added on the host beside its backward; those that stay cost what they did.
+        # Each micro-batch's gradients are accumulated on the host during its backward; those on the GPU cost the same.
         on_host_s = max(resident.gradients_bytes / resident.link_bytes_per_s, resident.host_step_s * 3 / 5)
         added_s = max(added_s, on_host_s - backward_s)
     return (micro_batches - 1) * added_s + resident.optimizer_s

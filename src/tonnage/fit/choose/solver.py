@@ -1,7 +1,7 @@
-"""The fastest set of techniques within the budgets of GPU and host: every layout and placement, each solved exactly.
+"""Find the fastest set of techniques within GPU and host budgets: every layout and placement, solved exactly.
 
-A layout is how the batch is divided: into micro-batches of so many rows, or into one batch whose blocks recompute in
-slices. It does not know how a technique is applied.
+A layout says how the batch is divided: into micro-batches, or into one batch whose blocks recompute in slices. It
+does not know how a technique is applied.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,21 +26,21 @@ from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeP
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """`micro_batches` of `rows` each; what is recomputed of a block runs in `slices`."""
+    """`micro_batches` of `rows` each; recomputed blocks run in `slices`."""
 
     rows: int
     micro_batches: int
     slices: int = 1
-    sliced: bool = True  # False: the size is in proportion to one that was measured, and nothing runs in slices
+    sliced: bool = True  # False: scaled from a measured size, and nothing runs in slices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
     layout: Layout
-    profiled_rows: int  # the size whose blocks it runs
+    profiled_rows: int  # the size whose block profiles it uses
     placement: Placement
     choice: Choice
-    window_bytes: int  # of copies under way, where activations are offloaded
+    window_bytes: int  # of copies in flight, if activations are offloaded
     states_on_gpu_bytes: int
     peak_bytes: int
     step_s: float
@@ -48,7 +48,7 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One layout, placement and use of the link: what is left to choose is each block's mode."""
+    """One layout, placement and use of the link; only each block's mode is left to choose."""
 
     layout: Layout
     profiled_rows: int
@@ -58,10 +58,10 @@ class Candidate:
     around: MemoryContext
     outside: OutsideProfile
     overhead_s: float
-    launches_s: float  # of the host in the last micro-batch, for steps of parameters
+    launches_s: float  # host time for parameter steps in the last micro-batch
 
     def step_s(self, micro_batch_s: float, host_s: float = 0.0) -> float:
-        """Where the host takes longer to launch a micro-batch than the card to run it, the host's time counts."""
+        """Return the seconds of a step; the host's launch time counts if it exceeds the GPU time."""
         outside = self.outside
         gpu_s = micro_batch_s + outside.forward_s + outside.backward_s
         host_s += outside.forward_host_s + outside.backward_host_s
@@ -82,10 +82,10 @@ def solve(
     without: Layout | None = None,
     outside: Mapping[int, OutsideProfile] | None = None,
 ) -> list[Solution]:
-    """What fits, fastest first. Candidates are tried in the order of a bound on their time, until none can be faster.
+    """Return what fits, fastest first. Candidates are solved in order of a lower bound, until none can be faster.
 
-    `among`: only blocks of these sizes may run. `without`: a layout that is not wanted. `outside`: what is outside of blocks,
-    at sizes whose blocks do not fit too.
+    `among` limits the block sizes that may run, `without` excludes a layout, and `outside` adds profiles of the rest
+    at sizes whose blocks do not fit.
     """
     movable: tuple[tuple[str, ...], ...] = ((),)  # sets of modes that use the link
     if "activation-offload" in allowed:
@@ -98,7 +98,7 @@ def solve(
         for moved in movable
     ]
     found: list[Solution] = []
-    # A bound that is quick comes first, a close one only for candidates that it leaves in the race.
+    # A quick bound first; a tighter one only for candidates that are still competitive.
     waiting = []
     for index, candidate in enumerate(candidates):
         quickest_s = sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in candidate.modes)
@@ -134,7 +134,7 @@ def _solution(candidate: Candidate, resident: ResidentState, choice: Choice) -> 
 
 
 def layouts(sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, divisible: bool) -> Iterator[Layout]:
-    """Sizes that were measured, as micro-batches or as slices; where neither may be, in proportion for the whole batch."""
+    """Yield measured sizes as micro-batches or slices; if neither is allowed, scaled to the whole batch."""
     for rows in sorted(sizes):
         if divisible or rows == batch_rows:
             yield Layout(rows=rows, micro_batches=-(-batch_rows // rows))
@@ -153,7 +153,7 @@ def _candidate(
     allowed: frozenset[str],
 ) -> Candidate:
     size = sizes[_profiled_rows(sizes, layout)]
-    # Lists with fewer modes in them; blocks that shared a list share it still.
+    # Filter the modes, keeping lists shared between blocks that share them.
     unwanted = {OFFLOAD, BLOCK_OFFLOAD} - set(moved)
     all_modes = block_modes(size, layout, offload=True)
     fewer = {
@@ -188,14 +188,14 @@ def _candidate(
 
 
 def _profiled_rows(sizes: Iterable[int], layout: Layout) -> int:
-    """The size whose blocks a layout runs. Several may make as many slices: the largest is nearest to the batch."""
+    """Return the size whose blocks a layout runs. If several give as many slices, take the largest."""
     if layout.slices == 1:
         return layout.rows
     return max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)
 
 
 def offload_window(modes: Sequence[Sequence[Mode]]) -> int:
-    """Two inputs; or a whole block's copies, which then spread over the blocks that follow instead of holding them up."""
+    """Return the window of copies: two inputs, or a whole block, whose copies then overlap with the next blocks."""
     moved = [(mode.name, mode.moved_bytes) for ways in modes for mode in ways]
     inputs = max((size for name, size in moved if name == BLOCK_OFFLOAD), default=0)
     kept = max((size for name, size in moved if name == OFFLOAD), default=0)
@@ -217,7 +217,7 @@ def block_modes(size: SizeProfile, layout: Layout, *, offload: bool) -> list[lis
 def outside_at(
     sizes: dict[int, SizeProfile], rows: int, known: Mapping[int, OutsideProfile] | None = None
 ) -> OutsideProfile:
-    """At a size that was measured, or in line with the two nearest below: a part of it does not grow with the batch."""
+    """Return the outside profile at a size, extrapolated from the two largest if not measured."""
     if rows in sizes:
         return sizes[rows].outside
     if known and rows in known:
@@ -236,7 +236,7 @@ def outside_at(
 
 
 def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:
-    """A mode for a batch `slices` times as large: what is recomputed may run slice by slice, what is kept runs whole."""
+    """Scale a mode to a batch `slices` times as large: recomputed blocks may run slice by slice, others whole."""
     slices = layout.slices
     whole = replace(
         mode,
@@ -251,7 +251,7 @@ def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:
             forward_peak_bytes=mode.forward_peak_bytes * slices,
             backward_peak_bytes=mode.backward_peak_bytes * slices,
         )
-    # Beside the slice: the whole output or gradient of the input, and the sum of the block's gradients.
+    # Besides the slice: the whole output or input gradient, and the sum of the block's gradients.
     passing_bytes = kept.input_bytes * slices
     return replace(
         whole,

@@ -1,6 +1,6 @@
-"""What each technique saves and costs, as the difference that it makes where it was added; and a plan in words.
+"""Describe a plan: what each technique saves and costs, as the difference at the point where it was added.
 
-Nothing is measured here. Words are at home in 80 columns.
+Nothing is measured here. The text fits 80 columns.
 """
 
 import textwrap
@@ -18,16 +18,16 @@ from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERA
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
-Cost = tuple[int, float]  # peak, seconds of a step
-_MOST_TIMES = 8  # as many rows as were measured, for which a time still says something
-_SHOWN_S = 0.5e-3  # an account is in whole milliseconds
+Cost = tuple[int, float]  # peak bytes, seconds of a step
+_MOST_TIMES = 8  # largest ratio of rows to measured rows for which a time is meaningful
+_SHOWN_S = 0.5e-3  # summaries show whole milliseconds
 _WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
 
 
 def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] = ()) -> Cost:
-    """The whole batch at once, nothing changed, from the sizes that were measured, of those named.
+    """Return the cost of the whole batch at once, unchanged, from the measured sizes (or those `among` them).
 
-    Seconds are in proportion to the largest, as a card is slow with few rows; bytes are in line with the smallest, too.
+    Seconds scale with the largest size, as a card is slow with few rows; bytes also use the smallest.
     """
     sizes = {rows: size for rows, size in survey.measured.items() if not among or rows in among}
     small, largest = sizes[min(sizes)], sizes[max(sizes)]
@@ -37,12 +37,12 @@ def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] =
 
 
 def is_telling(survey: Survey) -> bool:
-    """Whether enough rows were measured to say how long the whole batch takes."""
+    """Return whether enough rows were measured to estimate the time of the whole batch."""
     return max(survey.measured, default=0) >= enough_rows(survey.rows)
 
 
 def enough_rows(rows: int) -> int:
-    """Return how many rows of a batch say something of all."""
+    """Return how many rows are representative of a batch."""
     return -(-rows // _MOST_TIMES)
 
 
@@ -95,7 +95,7 @@ def summary_rows(
     solution: Solution,
     techniques: Sequence[Technique],
 ) -> tuple[Row, ...]:
-    """One row a technique, in the order in which they were added."""
+    """Return one row per technique, in the order in which they were added."""
     titles = {technique.name: technique for technique in techniques}
     rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
     before = plain_cost(survey, resident)
@@ -115,7 +115,6 @@ def summary_rows(
 
 
 def _stage_row(technique: Technique, before: Survey, after: Survey, resident: ResidentState) -> Row:
-    """Compare two stages at the largest size that both were measured at."""
     both = before.measured.keys() & after.measured.keys()
     row = _row(technique, plain_cost(before, resident, both), plain_cost(after, resident, both), "")
     measured, rows = max(both or after.measured), after.rows

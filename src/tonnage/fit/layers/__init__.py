@@ -1,1 +1,1 @@
-"""Parts of a model computed in less memory, or faster."""
+"""Model layers that use less memory, or run faster."""

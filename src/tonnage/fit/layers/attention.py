@@ -1,7 +1,7 @@
-"""Which attention a model runs, and how models of transformers are switched from one to another.
+"""Find which attention a model runs, and switch transformers models from one implementation to another.
 
-Only their configurations are read and written: no import of transformers is needed to ask. It does not know how any
-attention is computed.
+Only their configurations are read and written, without importing transformers. It does not know how attention is
+computed.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ DROPOUT_SETTINGS = ("same", "resampled")
 
 
 def attention_models(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost models of transformers by name: the model itself, or those that it holds."""
+    """Return the outermost transformers models by name: the model itself, or those that it holds."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         inside = any(outer == "" or name.startswith(outer + ".") for outer in found)
@@ -30,7 +30,7 @@ def attention_models(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """Every configuration of a model of transformers and its parts, once each."""
+    """Return every configuration of a transformers model and its parts, once each."""
     found = {id(config): config for part in _parts(model) for config in _with_parts(part.config)}
     return list(found.values())
 
@@ -48,28 +48,28 @@ def _with_parts(config: Any) -> Iterator[Any]:
 
 
 def eager_configs(model: nn.Module) -> list[Any]:
-    """Return the configurations of parts that compute attention operator by operator."""
+    """Return the configurations of parts with eager attention."""
     return [config for config in configs_of(model) if config._attn_implementation == "eager"]
 
 
 def soft_cap_of(config: Any) -> float | None:
-    """What bounds the attention's scores (Gemma 2), not the logits of the model."""
+    """Return the cap on attention scores (Gemma 2), not on the model's logits."""
     caps = [value for name, value in vars(config).items() if name.startswith("att") and "cap" in name and value]
     return caps[0] if caps and isinstance(caps[0], int | float) else None
 
 
 def has_sinks(model: nn.Module) -> bool:
-    """Whether each head has a score of its own that takes part in the softmax and gives nothing (gpt-oss)."""
+    """Return whether each head has a learned score that joins the softmax without a value (gpt-oss)."""
     return any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters())
 
 
 def dropout_of(model: nn.Module) -> float:
-    """The largest rate at which attention weights of a model of transformers are dropped as it stands."""
+    """Return the highest active dropout rate of attention weights in a transformers model."""
     if not model.training:
         return 0.0
     rates = [getattr(config, name, 0.0) for config in configs_of(model) for name in _DROPOUTS]
     for module in model.modules():
-        if "Attention" in type(module).__name__:  # T5's rate is that of all its dropouts
+        if "Attention" in type(module).__name__:  # T5 has one rate for all its dropouts
             dropout = getattr(module, "dropout", 0.0)
             rates.append(dropout.p if isinstance(dropout, nn.Dropout) else dropout)
     return max((float(rate) for rate in rates if isinstance(rate, int | float)), default=0.0)
@@ -87,7 +87,7 @@ def why_not_dropout(rate: float, setting: str) -> str | None:
 
 
 def set_implementation(model: nn.Module, implementation: str) -> Undo:
-    """Let a model of transformers compute its attention another way; NotApplicable where it cannot."""
+    """Switch a transformers model to another attention; raises NotApplicable if it cannot."""
     before = [(config, config._attn_implementation) for config in configs_of(model)]
 
     def undo() -> None:
@@ -97,7 +97,7 @@ def set_implementation(model: nn.Module, implementation: str) -> Undo:
     with ExitStack() as stack:
         stack.callback(undo)
         try:
-            # Of parts that hold a copy of the whole's configuration (T5), transformers sets the whole's alone.
+            # Parts may hold a copy of the configuration (T5); transformers sets only the model's own.
             for part in _parts(model):
                 if part.config._attn_implementation != implementation:
                     part.set_attn_implementation(implementation)

@@ -3,15 +3,14 @@
     head = Head(hidden=hidden, weight=weight, dtype=weight.dtype)
     loss = chunked_cross_entropy(head, CrossEntropy(target=labels), chunk_bytes=512 << 20)
 
-Where the loss is one number, the gradients are made in the forward pass, from a chunk's logits while they are there: a
-recompute in backward would multiply by the head once more. They wait unscaled (a 16-bit type would lose a division by
-the number of tokens) and backward multiplies them once. Per-row losses (`reduction="none"`) meet their gradients only
-in backward, so there the chunks are computed twice.
+If the loss is reduced to one number, gradients are computed in the forward pass, while a chunk's logits exist:
+recomputing in backward would multiply by the head again. They stay unscaled (a 16-bit dtype would lose precision in
+a division by the token count) and backward scales them once. Per-row losses (`reduction="none"`) get their upstream
+gradients only in backward, so there the chunks are computed twice.
 
-Class labels on a GPU take one kernel a chunk (`cross_entropy_kernel`); whatever else people ask for takes PyTorch's operators.
-
-PyTorch 2.13's own `linear_cross_entropy` has no label smoothing, soft targets or soft caps in chunks, and older versions
-lack it; hence this one. It does not know where the head came from: see `deferred_logits`.
+Class labels on a GPU take one kernel per chunk (`cross_entropy_kernel`); everything else uses PyTorch's operators.
+PyTorch 2.13's own `linear_cross_entropy` has no label smoothing, soft targets or soft caps in chunks, and older
+versions lack it. It does not know where the head comes from: see `deferred_logits`.
 """
 
 from dataclasses import dataclass
@@ -28,9 +27,9 @@ from tonnage.fit.virtual import on_virtual_gpu
 # One elementwise operation after the head: "to" with a dtype, "mul" or "div" with a number, "tanh" with None.
 Operation = tuple[str, Any]
 Gradients = list[Tensor | None]  # of hidden, weight and bias
-_ROWS_MULTIPLE = 64  # of a chunk: what tensor cores divide evenly
-_ALIGNED_BYTES = 16  # rows of logits that begin elsewhere are multiplied by kernels of a fraction of the speed
-_TILE_ROWS = 8192  # of a weight gradient, where a product must be made before it is added
+_ROWS_MULTIPLE = 64  # of a chunk, for tensor cores
+_ALIGNED_BYTES = 16  # for other alignments of logit rows, matrix kernels are several times slower
+_TILE_ROWS = 8192  # of a weight gradient, if a product cannot be accumulated in place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ class Head:
     hidden: Tensor  # (rows, width)
     weight: Tensor  # (classes, width)
     bias: Tensor | None = None
-    dtype: torch.dtype  # of the multiplication: autocast may narrow it
+    dtype: torch.dtype  # of the matrix product: autocast may narrow it
     operations: tuple[Operation, ...] = ()
 
     @property
@@ -49,13 +48,13 @@ class Head:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """After all operations: what the loss reads."""
+        """The dtype after all operations, which the loss reads."""
         return logits_dtype(self.dtype, self.operations)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
-    """The arguments of `torch.nn.functional.cross_entropy`, one row a prediction."""
+    """The arguments of `torch.nn.functional.cross_entropy`, with one row per prediction."""
 
     target: Tensor  # (rows,) of classes, or (rows, classes) of probabilities
     class_weight: Tensor | None = None
@@ -65,13 +64,13 @@ class CrossEntropy:
 
 
 def logits_dtype(dtype: torch.dtype, operations: tuple[Operation, ...]) -> torch.dtype:
-    """Return the type of a head's output in `dtype` after these operations."""
+    """Return the dtype of a head's output in `dtype` after these operations."""
     casts = [argument for name, argument in operations if name == "to"]
     return casts[-1] if casts else dtype
 
 
 def chunked_cross_entropy(head: Head, loss: CrossEntropy, *, chunk_bytes: int) -> Tensor:
-    """The loss over the logits of `head`: one number, or a vector of rows where nothing is reduced."""
+    """Return the loss over the logits of `head`: a scalar, or one value per row with `reduction="none"`."""
     wanted = tuple(torch.is_grad_enabled() and leaf is not None and leaf.requires_grad for leaf in head.leaves)
     return _ChunkedCrossEntropy.apply(*head.leaves, _Walk(head, loss, chunk_bytes, wanted))
 
@@ -95,32 +94,32 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if walk.reduction == "none":
             _, gradients = walk.run(ctx.saved_tensors, differentiate=True, upstream=upstream)
             return *_finished(gradients, None, walk.leaf_dtypes), None
-        # Scaled in place, so a second backward through a retained graph makes them again.
+        # Scaled in place, so a second backward through a retained graph computes them again.
         gradients, ctx.gradients = ctx.gradients, []
         if not gradients:
             _, gradients = walk.run(ctx.saved_tensors, differentiate=True)
         scale = upstream
         if walk.reduction == "mean":
-            # A mean over no labels is NaN, but its gradients are zero, as PyTorch's own are.
+            # A mean over no labels is NaN, but its gradients are zero, as in PyTorch.
             scale = torch.where(walk.loss.denominator == 0, 0.0, upstream / walk.loss.denominator)
         return *_finished(gradients, scale, walk.leaf_dtypes), None
 
 
 def _finished(gradients: Gradients, scale: Tensor | None, dtypes: tuple[torch.dtype, ...]) -> Gradients:
-    """Gradients times a number, in the types of their leaves. Empties the list: autograd keeps what only it holds."""
+    """Return scaled gradients in the dtypes of their leaves; empties the list to drop its references."""
     results: Gradients = []
     for dtype in dtypes:
         gradient = gradients.pop(0)
         if gradient is not None and scale is not None:
             out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
-            # One dimension, not none: a scale without dimensions would be rounded to the gradient's type first.
+            # One dimension, not zero: a 0-d scale would first be rounded to the gradient's dtype.
             gradient = torch.mul(gradient, scale.reshape(1), out=out)
         results.append(None if gradient is None else gradient.to(dtype))
     return results
 
 
 class _ClassLabels:
-    """The loss of rows that have one label each; what a row weighs is known before any logit is."""
+    """The loss of rows with one label each, whose weights are known before the logits."""
 
     def __init__(self, loss: CrossEntropy, classes: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -133,7 +132,7 @@ class _ClassLabels:
         weight = counted if loss.class_weight is None else counted * self.class_weight[self.label]
         self.denominator = weight.sum()  # of the mean: the labels' own weights, smoothed or not
         self.label_mass = weight * (1 - self.smoothing)
-        self.spread = counted * (self.smoothing / classes)  # to each class, times the class's weight
+        self.spread = counted * (self.smoothing / classes)  # per class, times the class's weight
         self.mass = self.label_mass + self.spread * self.class_weight.expand(classes).sum()
 
     def losses(self, rows: slice, logits: Tensor, normaliser: Tensor) -> Tensor:
@@ -145,13 +144,13 @@ class _ClassLabels:
             else:
                 weighted = logits.to(self.dtype) @ self.class_weight[:, None]
             losses -= self.spread[rows] * weighted
-        # An ignored row counts nothing, even where its logits are no numbers.
+        # An ignored row does not count, even if its logits are NaN.
         return losses.masked_fill_(self.mass[rows] == 0, 0)[:, 0]
 
     def gradient(
         self, rows: slice, exponentials: Tensor, total: Tensor, upstream: Tensor | float, out: Tensor
     ) -> Tensor:
-        """Return the gradient of the logits, in the memory of `out` or of their exponentials, which sum up to `total`."""
+        """Return the gradient of the logits, in the memory of `out` or of their exponentials, which sum to `total`."""
         label, label_mass = self.label[rows], self.label_mass[rows] * upstream
         factor = self.mass[rows] * upstream / total
         if self.smoothing:
@@ -192,7 +191,7 @@ class _Probabilities:
 
 
 class _Walk:
-    """One walk over all chunks: the losses by row and, where wanted, the gradients. Holds no leaf."""
+    """One pass over all chunks: the losses by row and, if wanted, the gradients. Holds no leaf."""
 
     def __init__(self, head: Head, loss: CrossEntropy, chunk_bytes: int, wanted: tuple[bool, ...]) -> None:
         self.reduction = loss.reduction
@@ -200,7 +199,7 @@ class _Walk:
         self.dtype = head.dtype
         self.operations = tuple(operation for operation in head.operations if operation[0] != "to")
         self.compute_dtype = torch.promote_types(head.logits_dtype, torch.float32)
-        # Autocast makes every loss FP32, whatever the logits are.
+        # Autocast makes every loss FP32, whatever the dtype of the logits.
         autocast = torch.is_autocast_enabled(head.hidden.device.type)
         self.result_dtype = self.compute_dtype if autocast else head.logits_dtype
         self.leaf_dtypes = tuple(head.dtype if leaf is None else leaf.dtype for leaf in head.leaves)
@@ -209,7 +208,7 @@ class _Walk:
         self.chunks = divide_rows(head.hidden.shape[0], self.classes * head.dtype.itemsize, chunk_bytes)
         kind = _ClassLabels if loss.target.dim() == 1 else _Probabilities
         self.loss = kind(loss, self.classes, self.compute_dtype)
-        # Whether one kernel makes a chunk's losses and gradient: on a GPU, which comes with Triton unless it was taken out.
+        # One kernel computes a chunk's losses and gradient on a GPU, if Triton is installed.
         device, plain_labels = head.hidden.device, loss.target.dim() == 1 and not loss.label_smoothing
         has_kernel = device.type == "cuda" and plain_labels and (on_virtual_gpu(device) or has_triton())
         self.by_kernel = self.compute_dtype == torch.float32 and not self.operations and has_kernel
@@ -217,7 +216,7 @@ class _Walk:
     def run(
         self, leaves: tuple[Tensor, Tensor, Tensor | None], *, differentiate: bool, upstream: Tensor | None = None
     ) -> tuple[Tensor, Gradients]:
-        """Losses of all rows; gradients of their sum, each row times its upstream."""
+        """Return the losses of all rows, and gradients of their sum with each row weighted by its upstream."""
         hidden, weight, bias = leaves
         with torch.autocast(hidden.device.type, enabled=False):
             weight = self._padded(weight)
@@ -232,11 +231,10 @@ class _Walk:
                 del output
                 if sums is not None:
                     sums.add(rows, part, weight, gradient)
-                del gradient  # before the next chunk's logits
+                del gradient  # before the next chunk's logits are allocated
             return losses, [] if sums is None else sums.gradients()
 
     def _padded(self, leaf: Tensor) -> Tensor:
-        """Cast to the type of the multiplication and pad the classes."""
         if not self.padding:
             return leaf.to(self.dtype)
         padded = leaf.new_zeros(self.classes + self.padding, *leaf.shape[1:], dtype=self.dtype)
@@ -248,42 +246,42 @@ class _Walk:
         mass = self.loss.mass[rows]
         losses = torch.empty(output.shape[0], dtype=self.compute_dtype, device=output.device)
         factor = None if upstream is None else torch.ones_like(mass) * upstream
-        if not on_virtual_gpu(output.device):  # where there are no values to compute
+        if not on_virtual_gpu(output.device):  # a virtual GPU has no values
             from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
 
             losses_and_gradient_(output, self.loss.label[rows], mass, factor, losses, self.classes)
         return losses, output
 
     def _chunk(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
-        """Losses, and the gradient of the head's output unless there is no upstream."""
+        """Return the losses, and the gradient of the head's output unless there is no upstream."""
         if self.by_kernel:
             return self._chunk_by_kernel(rows, output, upstream)
         logits, curves = _operate(output, self.operations, self.compute_dtype)
         if self.padding:
-            logits[:, self.classes :] = -torch.inf  # no probability, and so no gradient
+            logits[:, self.classes :] = -torch.inf  # no probability, so no gradient
         largest = logits.amax(dim=-1, keepdim=True).to(self.compute_dtype)
         exponentials = torch.sub(logits, largest).exp_()  # one pass widens and subtracts
         total = exponentials.sum(dim=-1, keepdim=True)
         losses = self.loss.losses(rows, logits, largest + total.log())
         if upstream is None:
             return losses, output
-        # The head's output is not needed any more: its gradient takes its place where no operation lies between.
+        # The head's output is no longer needed: without operations in between, its gradient replaces it.
         out = output if logits is output else exponentials
         gradient = self.loss.gradient(rows, exponentials, total, upstream, out)
         return losses, _operate_backward(gradient, self.operations, curves).to(self.dtype)
 
 
 def _padding(head: Head, loss: CrossEntropy) -> int:
-    """Classes to add, so that each row of logits begins where tensor cores read at full speed."""
+    """Return how many classes to add, so that each row of logits is aligned for tensor cores."""
     if head.hidden.device.type != "cuda" or loss.target.dim() > 1 or loss.label_smoothing:
         return 0
     return -head.weight.shape[0] % (_ALIGNED_BYTES // head.dtype.itemsize)
 
 
 def _operate(output: Tensor, operations: tuple[Operation, ...], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """Logits of a head's output, and the values that backward needs.
+    """Return the logits of a head's output, and the values that backward needs.
 
-    Without operations they are the output itself, unless the loss is computed in a narrower type.
+    Without operations they are the output itself, unless the loss is computed in a narrower dtype.
     """
     wider = torch.promote_types(output.dtype, dtype) == dtype
     logits = output if wider and not operations else output.to(dtype)
@@ -309,11 +307,11 @@ def _operate_backward(gradient: Tensor, operations: tuple[Operation, ...], curve
 
 
 class _Sums:
-    """The gradients of hidden, weight and bias, chunk after chunk."""
+    """Accumulates the gradients of hidden, weight and bias over chunks."""
 
     def __init__(self, walk: _Walk, hidden: Tensor, weight: Tensor) -> None:
         self.several, self.classes = len(walk.chunks) > 1, walk.classes
-        # Sums over chunks in a narrow type would round once a chunk.
+        # Accumulating in a narrow dtype would round once per chunk.
         wide = torch.promote_types(weight.dtype, torch.float32)
         hidden_wanted, weight_wanted, bias_wanted = walk.wanted
         self.hidden = torch.empty_like(hidden, dtype=walk.dtype) if hidden_wanted else None
@@ -330,13 +328,13 @@ class _Sums:
             self.bias += gradient.sum(dim=0, dtype=self.bias.dtype)
 
     def gradients(self) -> Gradients:
-        """Without those of classes that were added."""
+        """Return the gradients without those of padded classes."""
         weight = None if self.weight is None else self.weight[: self.classes]
         return [self.hidden, weight, None if self.bias is None else self.bias[: self.classes]]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """`total += left @ right`, or `=` the first time. Where the device can, a product is not rounded before it is added."""
+    """Compute `total += left @ right`, or `=` the first time; if possible without rounding the product first."""
     beta = 0 if first else 1
     if total.dtype == left.dtype:
         torch.addmm(total, left, right, beta=beta, out=total)
@@ -351,7 +349,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> N
 
 @cache
 def _sums_wide(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this device multiplies a narrow type straight into an FP32 sum: tried once, on a matrix."""
+    """Return whether this device accumulates a narrow product directly in FP32; tried once on a small matrix."""
     narrow = torch.ones(16, 16, dtype=dtype, device=device)
     total = torch.ones(16, 16, dtype=torch.float32, device=device)
     try:
@@ -362,7 +360,7 @@ def _sums_wide(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def divide_rows(rows: int, row_bytes: int, chunk_bytes: int) -> tuple[slice, ...]:
-    """Chunks of at most these bytes, as equal as tensor cores like them; a single row may be larger."""
+    """Return chunks of at most these bytes, aligned for tensor cores; a single row may be larger."""
     most = max(1, chunk_bytes // row_bytes)
     if most > _ROWS_MULTIPLE:
         most -= most % _ROWS_MULTIPLE

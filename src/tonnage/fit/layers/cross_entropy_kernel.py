@@ -1,10 +1,10 @@
-"""The cross-entropy of rows of logits, and their gradient in the logits' own place. Imported only with Triton.
+"""A Triton kernel for the cross-entropy of rows of logits, with their gradient in place. Imported only with Triton.
 
-One program walks over a row twice: for the sum of its exponentials, and to write. That is 6 bytes an element of BF16, most of
-the second walk's from the cache, where PyTorch's operators move 26 and keep an FP32 copy.
+One program reads a row twice: for the sum of its exponentials, and to write. That is 6 bytes per BF16 element, most
+of the second pass from cache, where PyTorch's operators move 26 and keep an FP32 copy.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, import-not-found"
 
 import torch
@@ -18,9 +18,9 @@ _COLUMNS = 4096
 def losses_and_gradient_(
     logits: Tensor, label: Tensor, mass: Tensor, upstream: Tensor | None, losses: Tensor, classes: int
 ) -> None:
-    """Write each row's loss; where there is an upstream, a factor for each row, logits become their gradient.
+    """Write each row's loss; with an upstream factor per row, also replace the logits by their gradient.
 
-    A row weighs `mass`, and nothing of it counts where that is zero. Columns from `classes` on are padding.
+    A row has weight `mass` and is ignored if that is zero. Columns from `classes` on are padding.
     """
     with torch.cuda.device_of(logits):
         _rows_kernel[(logits.shape[0],)](
@@ -47,7 +47,7 @@ def _rows_kernel(
     start = logits + row * stride
     own_column = tl.load(label + row)
     weight = tl.load(mass + row)
-    # Read before the walk, whose reductions let no thread of this program write before all have read.
+    # Read before the loop: its reductions are barriers, so no thread writes before all have read.
     own = tl.load(start + own_column).to(tl.float32)
 
     largest = -float("inf")
@@ -56,7 +56,7 @@ def _rows_kernel(
         column = first + tl.arange(0, COLUMNS)
         value = tl.load(start + column, mask=column < classes, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(largest, tl.max(value, axis=0))
-        shift = tl.where(higher == -float("inf"), 0.0, higher)  # nothing but minus infinity so far
+        shift = tl.where(higher == -float("inf"), 0.0, higher)  # only minus infinity so far
         total = total * tl.exp(largest - shift) + tl.sum(tl.exp(value - shift), axis=0)
         largest = higher
     normaliser = largest + tl.log(total)

@@ -1,11 +1,11 @@
-"""Logits that are not computed until something reads them: what a head returns while the chunked loss is in place.
+"""Logits that are not computed until they are read: what a head returns while chunked-loss is applied.
 
-A deferred tensor remembers the head's input and what was done to the logits since: rows sliced, viewed or flattened,
-types changed, soft caps. Meeting `cross_entropy` it is computed chunk by chunk and never whole; meeting anything else it
-becomes the plain logits, as if they had always been there. So losses of any author run unchanged.
+A deferred tensor records the head's input and later operations: rows sliced, viewed or flattened, dtypes changed,
+soft caps. In `cross_entropy` it is computed chunk by chunk and never whole; in anything else it becomes the plain
+logits. So any loss runs unchanged.
 
-It does not know models nor techniques. What PyTorch hides from tensor subclasses (an `autograd.Function` that takes the
-logits) raises rather than compute something wrong.
+It does not know models or techniques. Where PyTorch bypasses tensor subclasses (an `autograd.Function` that takes
+the logits), it raises instead of computing something wrong.
 """
 
 import math
@@ -33,25 +33,25 @@ from tonnage.fit.layers.chunked_cross_entropy import (
 
 
 class LogitsOutdated(TonnageError, RuntimeError):
-    """Deferred logits were read after the weights that make them had changed."""
+    """Deferred logits were read after the weights that compute them had changed."""
 
 
 class LogitsHidden(TonnageError, RuntimeError):
-    """Deferred logits reached an operation that cannot be seen from here."""
+    """Deferred logits reached an operation that bypasses `__torch_function__`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to make the logits: the head's parts and what was done since."""
+    """How to compute the logits: the head's parts and the operations since."""
 
     hidden: Tensor  # (..., width); its leading dimensions are those of the logits
     weight: Tensor
     bias: Tensor | None
-    versions: tuple[int, ...]  # of weight and bias, when the logits would have been computed
-    dtype: torch.dtype  # of the head's multiplication
+    versions: tuple[int, ...]  # of weight and bias when the logits were deferred
+    dtype: torch.dtype  # of the head's matrix product
     chunk_bytes: int
     operations: tuple[Operation, ...] = ()
-    classes_second: bool = False  # (batch, classes, positions), as cross_entropy wants them
+    classes_second: bool = False  # (batch, classes, positions), as cross_entropy expects
 
     @property
     def shape(self) -> torch.Size:
@@ -74,7 +74,7 @@ class Recipe:
         return DeferredLogits(replace(self, hidden=hidden))
 
     def head(self) -> Head:
-        """With all rows in one dimension."""
+        """Return the head with all rows in one dimension."""
         return Head(
             hidden=self.hidden.reshape(-1, self.hidden.shape[-1]),
             weight=self.weight,
@@ -88,7 +88,7 @@ class Recipe:
         return replace(self, hidden=self.hidden.detach(), weight=self.weight.detach(), bias=bias)
 
     def compute(self) -> Tensor:
-        """The plain logits, by the operations that the plain model would have run."""
+        """Return the plain logits, by the operations that the plain model would have run."""
         self.check_versions()
         leaves = (self.hidden, self.weight, self.bias)
         hidden, weight, bias = (leaf if leaf is None else leaf.to(self.dtype) for leaf in leaves)
@@ -107,12 +107,12 @@ class Recipe:
 
 
 def versions(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    """Counts of in-place changes, shared by views and detached tensors."""
+    """Return the counts of in-place changes, which views and detached tensors share."""
     return tuple(leaf._version for leaf in (weight, bias) if leaf is not None)
 
 
 def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: int) -> Tensor:
-    """The logits `linear(hidden, weight, bias)`, deferred. Under autocast in its type, as the plain head would be."""
+    """Return the deferred logits of `linear(hidden, weight, bias)`, in autocast's dtype if enabled."""
     device = hidden.device.type
     autocast = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64
     dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
@@ -131,11 +131,11 @@ def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: i
 
 
 class DeferredLogits(Tensor):
-    """A tensor without storage. Once read it holds the real logits, and everything goes to them."""
+    """A tensor without storage. Once read it holds the real logits, and all operations go to them."""
 
     recipe: Recipe
     computed: Tensor | None
-    # Of a view of other deferred logits: those, and how it was made of them. What is written into one shows in both.
+    # For a view: the deferred logits it was made from, and how. Writes to one show in both.
     source: "tuple[DeferredLogits, Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None"
 
     @staticmethod
@@ -163,7 +163,7 @@ class DeferredLogits(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name = function.__name__  # "view" of the method, "shape" of the attribute
+        name = function.__name__  # "view" for a method, "shape" for an attribute
         if name == "__get__":
             name = function.__self__.__name__  # type: ignore[attr-defined]
         if name in _METADATA:
@@ -190,7 +190,7 @@ class DeferredLogits(Tensor):
 
 
 def _gradient_ends_here(gradient: Tensor) -> None:
-    """What reads logits reads the computed ones, but for an autograd.Function: those are not told to us."""
+    """Raise if a gradient arrives here: only an autograd.Function reads logits without computing them first."""
     raise LogitsHidden(
         "An autograd.Function took deferred logits as its input, and their gradient would not reach the head.",
         hint="Take chunked-loss away, or name the layer over the vocabulary with head=.",
@@ -198,26 +198,25 @@ def _gradient_ends_here(gradient: Tensor) -> None:
 
 
 def _record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call on deferred logits gives without computing them, or NotImplemented."""
+    """Return the result of a call on deferred logits without computing them, or NotImplemented."""
     logits = args[0] if args else None
     if name not in _DEFERRED or not isinstance(logits, DeferredLogits) or _is_computed(logits):
         return NotImplemented
     try:
         signature(_DEFERRED[name]).bind(*args, **kwargs)
-    except TypeError:  # a spelling of the call that is not recorded
+    except TypeError:  # a call signature that is not recorded
         return NotImplemented
     return _DEFERRED[name](*args, **kwargs)
 
 
 def _is_computed(logits: DeferredLogits) -> bool:
-    """Whether these logits, or those that they are a view of, are there already."""
     return logits.computed is not None or (logits.source is not None and _is_computed(logits.source[0]))
 
 
 def _real(value: Any, *, keep: bool, changes: bool = False) -> Any:
-    """The real logits of deferred ones. A look at them without gradients leaves the loss its chunks.
+    """Return the real logits of deferred ones. A read without gradients leaves the loss chunked.
 
-    A view that is written into is made of the logits that it is a view of, which are computed then.
+    Writing to a view computes the logits that it is a view of.
     """
     if not isinstance(value, DeferredLogits):
         return value
@@ -262,7 +261,7 @@ def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
 
 
 def _register_hook(logits: DeferredLogits, hook: Callable[[Tensor], Any]) -> Any:
-    """FSDP2 wants to know when backward begins, and reads no gradient: that of the head's input tells it too."""
+    """Register FSDP2's hook for the start of backward on the head's input; it does not read the gradient."""
     hidden = logits.recipe.hidden
     if not str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp") or not hidden.requires_grad:
         return NotImplemented
@@ -279,7 +278,7 @@ def _number(name: str) -> Callable[..., Any]:
 
 
 def _reshape(logits: DeferredLogits, *shape: Any) -> Any:
-    """Rows take another shape where the classes stay the last dimension."""
+    """Reshape the rows if the classes stay the last dimension."""
     recipe = logits.recipe
     sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
     if recipe.classes_second or not sizes or not all(isinstance(size, int) for size in sizes):
@@ -301,7 +300,7 @@ def _flatten(logits: DeferredLogits, start_dim: int = 0, end_dim: int = -1) -> A
 
 
 def _index(logits: DeferredLogits, index: Any) -> Any:
-    """Rows chosen in any way, and a range of the classes."""
+    """Index the rows in any way, and the classes by a slice."""
     recipe = logits.recipe
     parts = _spelled_out(index if isinstance(index, tuple) else (index,), len(recipe.shape))
     if recipe.classes_second or parts is None:
@@ -315,7 +314,7 @@ def _index(logits: DeferredLogits, index: Any) -> Any:
 
 
 def _spelled_out(index: tuple[Any, ...], dimensions: int) -> tuple[tuple[Any, ...], slice] | None:
-    """An index as its part over rows and its slice of classes; None where it is more than that."""
+    """Split an index into its part over rows and its slice of classes; None if it is anything else."""
     if not all(isinstance(part, int | slice | Tensor) or part is Ellipsis for part in index):
         return None
     if any(isinstance(part, bool | DeferredLogits) for part in index):
@@ -340,7 +339,7 @@ def _transpose(logits: DeferredLogits, first: int, second: int) -> Any:
 
 
 def _permute(logits: DeferredLogits, *order: Any) -> Any:
-    """Only the move of the classes behind the batch, where `cross_entropy` looks for them."""
+    """Support only moving the classes behind the batch, where `cross_entropy` expects them."""
     recipe = logits.recipe
     dimensions = len(recipe.shape)
     given = order[0] if len(order) == 1 and isinstance(order[0], tuple | list) else order
@@ -390,7 +389,7 @@ def _cross_entropy(
 
 
 def _rows_of(recipe: Recipe, target: Tensor) -> Tensor | None:
-    """A target with one row a prediction; None where it does not suit these logits."""
+    """Return the target with one row per prediction; None if it does not match these logits."""
     leading = recipe.hidden.shape[:-1]
     suits = len(leading) == 1 or (recipe.classes_second and len(leading) > 1)
     if not suits or not math.prod(leading) or target.device != recipe.hidden.device:

@@ -1,8 +1,8 @@
-"""A linear layer's three matrix products in FP8, with one scale per tensor taken from its largest value at the moment.
+"""A linear layer's three matrix products in FP8, with one scale per tensor from its current maximum.
 
-Inputs and weights are e4m3 (three bits of mantissa), gradients e5m2 (more range, less of it). Backward keeps the FP8 copy
-of the input, half of what the plain layer keeps. On a GPU the products run on FP8 tensor cores; elsewhere they are
-computed from the same rounded numbers. It does not know which layers are worth it.
+Inputs and weights are e4m3 (more precision), gradients e5m2 (more range). Backward saves the FP8 copy of the input,
+half of what the plain layer saves. On a GPU the products run on FP8 tensor cores; elsewhere they are computed from
+the same rounded numbers. It does not know which layers are worth it.
 """
 
 from collections.abc import Callable
@@ -19,25 +19,25 @@ from tonnage.fit.stepping.stochastic import has_triton
 from tonnage.fit.virtual import on_virtual_gpu
 
 FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
-MULTIPLE = 16  # of every dimension that the tensor cores take
+MULTIPLE = 16  # of every dimension, for the tensor cores
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """A matrix in FP8: `values` times `scale` is what it stands for."""
+    """A matrix in FP8; it represents `values` times `scale`."""
 
     values: Tensor
     scale: Tensor  # FP32, one element
 
     def transposed(self) -> "Fp8":
-        """With the other dimension contiguous. Bytes are moved: copies of FP8 have no fast kernel."""
+        """Return the transpose, contiguous. It copies bytes, since copies of FP8 dtypes have no fast kernel."""
         turned = self.values.view(torch.uint8).t().contiguous().view(self.values.dtype)
         return Fp8(turned, self.scale)
 
 
 def quantise(matrix: Tensor, dtype: torch.dtype) -> Fp8:
-    """The matrix in FP8, scaled so that its largest value is the type's largest."""
-    # Inside a compiled block the graph around it fuses it.
+    """Return the matrix in FP8, scaled so that its largest value is the dtype's largest."""
+    # Inside a compiled block, the surrounding graph fuses it.
     can_fuse = matrix.is_cuda and not on_virtual_gpu(matrix.device) and has_triton()
     function = _fused() if not torch.compiler.is_compiling() and can_fuse else _quantise
     return Fp8(*function(matrix.detach(), dtype))
@@ -51,12 +51,12 @@ def _quantise(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @cache
 def _fused() -> Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]]:
-    """Two passes over the matrix; eager PyTorch would make FP32 copies of it."""
+    """Return a compiled version with two passes over the matrix; eager PyTorch would make FP32 copies."""
     return torch.compile(_quantise, dynamic=True)
 
 
 def multiply(left: Fp8, right_rows: Fp8, dtype: torch.dtype, *, fast: bool) -> Tensor:
-    """`left` times the transpose of `right_rows`; both are given with the dimension that is summed contiguous."""
+    """Return `left` times the transpose of `right_rows`; in both, the summed dimension is contiguous."""
     right = right_rows.values.t()
     if left.values.is_cuda:
         return torch._scaled_mm(
@@ -77,7 +77,7 @@ class _Fp8Product(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(values, scale, weight)
         ctx.count, ctx.input_dtype = len(rows), rows.dtype
-        # Sums of a forward product may be rounded between their parts; those of gradients are kept whole.
+        # Forward products may use fast accumulation; gradients use the accurate one.
         return multiply(Fp8(values, scale), quantise(weight, FORWARD), dtype, fast=True)[: len(rows)]
 
     @staticmethod
@@ -94,13 +94,13 @@ class _Fp8Product(torch.autograd.Function):
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """With zero rows up to a multiple of 16: rows are what the weight's gradient sums over."""
+    """Pad with zero rows to a multiple of 16, since the weight's gradient sums over rows."""
     missing = -len(rows) % MULTIPLE
     return pad(rows, (0, 0, 0, missing)) if missing else rows.contiguous()
 
 
 class InputCopies:
-    """The FP8 copy of the last input: query, key and value read the same one, and so do gate and up."""
+    """Caches the FP8 copy of the last input, which query, key and value share, as do gate and up."""
 
     def __init__(self) -> None:
         self._of: ref[Tensor] | None = None
@@ -108,7 +108,7 @@ class InputCopies:
         self._copy: Fp8 | None = None
 
     def copy(self, x: Tensor) -> Fp8:
-        if torch.compiler.is_compiling():  # the compiler finds equal work by itself
+        if torch.compiler.is_compiling():  # the compiler eliminates common subexpressions itself
             return quantise(_padded(x.reshape(-1, x.shape[-1])), FORWARD)
         changed = self._version != x._version
         if changed or self._copy is None or self._of is None or self._of() is not x:
@@ -125,7 +125,7 @@ _copies = InputCopies()
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`torch.nn.functional.linear` in FP8."""
+    """Compute `torch.nn.functional.linear` in FP8."""
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     copy = _copies.copy(x)

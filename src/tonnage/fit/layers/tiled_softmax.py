@@ -1,10 +1,10 @@
-"""Attention in tiles of query rows: no more of its scores exist at a time than a tile's, forward and backward.
+"""Attention in tiles of query rows: only one tile's scores exist at a time, in forward and backward.
 
     mixed = tiled_attention(query, key, value, Scores(scaling=0.125, causal=True, soft_cap=50.0), tile_rows=256)
 
-For what fused kernels cannot do: soft caps, sinks, additive biases with gradients. A tile holds all keys that its rows
-may see, so its softmax is the plain one; backward makes it again from queries and keys. Memory grows with the length
-of the sequence, not its square. It does not know models, see `techniques.tiled_attention`.
+This is for what fused kernels cannot do: soft caps, sinks, additive biases with gradients. A tile holds all keys
+that its rows may see, so its softmax is the plain one; backward recomputes it from queries and keys. Memory grows
+with the sequence length, not its square. For models, see `techniques.tiled_attention`.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """How scores are made and which of them count; what is learned (a bias, sinks) is given beside it."""
+    """How scores are computed and which of them count; learned parts (bias, sinks) are passed separately."""
 
     scaling: float
     soft_cap: float | None = None
     causal: bool = False
     window: int | None = None  # how many keys a causal row sees, itself included
-    keys: Tensor | None = None  # (batch, keys): which are no padding
-    mask: Tensor | None = None  # (batch or 1, heads or 1, queries or 1, keys), true where a score counts
+    keys: Tensor | None = None  # (batch, keys): True for keys that are not padding
+    mask: Tensor | None = None  # (batch or 1, heads or 1, queries or 1, keys), True where a score counts
     dropout: float = 0.0
-    seed: int = 0  # of what is dropped
+    seed: int = 0  # for dropout
 
 
 def tiled_attention(
@@ -39,10 +39,10 @@ def tiled_attention(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of (batch, heads, rows, width); several heads of queries may share one of keys.
+    """Compute attention of (batch, heads, rows, width); several query heads may share one key head.
 
-    `bias` is added to the scores and broadcasts to them; `sinks` holds a score per head that takes part in the softmax
-    and gives nothing. A row that may see no key gives zeros.
+    `bias` is added to the scores and broadcasts to them; `sinks` holds one score per head that joins the softmax
+    without a value. A row that sees no key gives zeros.
     """
     return _TiledAttention.apply(query, key, value, bias, sinks, scores, tile_rows)
 
@@ -90,7 +90,7 @@ class _TiledAttention(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """Sums over tiles, in a type wide enough for them."""
+    """Sums over tiles, in a dtype wide enough for them."""
 
     query: Tensor
     key: Tensor
@@ -103,7 +103,7 @@ class _Gradients:
 class _Weights:
     counted: Tensor  # of each key, before dropout
     sink: Tensor | None  # of the sink
-    bend: Tensor | None  # the tanh of a soft cap
+    bend: Tensor | None  # tanh of the soft cap
 
 
 def _tile_backward(
@@ -120,7 +120,7 @@ def _tile_backward(
     if to.sinks is not None and weights.sink is not None:
         to.sinks.sub_((weights.sink * mean).sum(dim=(0, 2, 3)))
     if to.bias is not None:
-        region = tile.region(to.bias)  # a view: what was broadcast to the tile is added there
+        region = tile.region(to.bias)  # a view; what was broadcast to the tile is added here
         region += towards_scores.sum_to_size(region.shape)
     if weights.bend is not None:
         towards_scores = torch.ops.aten.tanh_backward(towards_scores, weights.bend)
@@ -130,17 +130,17 @@ def _tile_backward(
 
 
 class _Tile:
-    """Some rows of queries and all keys that they may see."""
+    """Some query rows and all keys that they may see."""
 
     def __init__(self, scores: Scores, rows: slice, keys: slice, groups: int, wide: torch.dtype) -> None:
         self.scores = scores
         self.rows = rows
         self.keys = keys
-        self.groups = groups  # heads of queries to one of keys
+        self.groups = groups  # query heads per key head
         self.wide = wide
 
     def fold(self, tensor: Tensor) -> Tensor:
-        """Its rows of (batch, heads, rows, width), with heads that share keys side by side."""
+        """Return its rows of (batch, heads, rows, width), with heads that share keys side by side."""
         return self.fold_heads(tensor[:, :, self.rows])
 
     def fold_heads(self, tensor: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class _Tile:
     def _softmax(self, values: Tensor, sinks: Tensor | None, bend: Tensor | None) -> _Weights:
         largest = values.amax(dim=-1, keepdim=True)
         sink = None if sinks is None else sinks.to(self.wide).view(1, -1, 1, 1)
-        # A row without keys has no largest score; without a floor it would be no number.
+        # A row without keys has no maximum; without a lower bound it would become NaN.
         largest = largest.clamp_min_(torch.finfo(self.wide).min) if sink is None else torch.maximum(largest, sink)
         weights = values.sub_(largest).exp_()
         total = weights.sum(dim=-1, keepdim=True)
@@ -181,7 +181,7 @@ class _Tile:
         return _Weights(counted=weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink=sink, bend=bend)
 
     def _masks(self, values: Tensor) -> list[Tensor]:
-        """What counts, by every rule; they broadcast to the scores."""
+        """Return the masks of every rule; they broadcast to the scores."""
         masks = []
         if self.scores.causal:
             rows = torch.arange(self.rows.start, self.rows.stop, device=values.device)[:, None]
@@ -196,11 +196,11 @@ class _Tile:
         return masks
 
     def region(self, whole: Tensor) -> Tensor:
-        """The part of something that broadcasts to all scores."""
+        """Return the tile's part of a tensor that broadcasts to all scores."""
         return whole[:, :, self.rows if whole.shape[2] > 1 else slice(None), self.keys]
 
     def drop(self, weights: Tensor) -> Tensor:
-        """The same each time it is asked, forward and backward."""
+        """Apply dropout, with the same mask in forward and backward."""
         rate = self.scores.dropout
         if not rate:
             return weights

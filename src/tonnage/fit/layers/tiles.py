@@ -1,8 +1,8 @@
-"""A module over pieces of its rows, one after the other, forward and backward.
+"""Run a module over slices of its rows, one after the other, in forward and backward.
 
-For modules that treat each row (each token) alone. Forward keeps the input and nothing else; backward runs each piece
-again and differentiates it, so that what lies inside the module exists for one piece at a time. Parameters are inputs
-of the function: their gradients are summed here and handed to autograd once, complete, so a hook that steps a
+This is for modules that treat each row (each token) independently. Forward saves only the input; backward reruns
+each slice and differentiates it, so that intermediates exist for one slice at a time. Parameters are inputs of the
+autograd function: their gradients are summed here and passed to autograd once, complete, so a hook that steps a
 parameter sees one gradient. It does not know which modules are worth it.
 """
 
@@ -23,15 +23,15 @@ from tonnage.fit.virtual import on_virtual_gpu
 
 Run = Callable[[Tensor], Tensor]
 
-# Of a tiled output against the whole one, by the precision of its type.
+# Of a tiled output against the whole one, by dtype.
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
 _COARSE_TOLERANCE = 3e-2
-_PROBE_ROWS = 32  # in two pieces of sixteen, the smallest that FP8 kernels take
+_PROBE_ROWS = 32  # two slices of sixteen, the smallest that FP8 kernels take
 
 
 def tile_forward(module: nn.Module, tiles: int) -> Undo:
-    """Let `module` run its present forward in `tiles` pieces. Undone in the reverse order of replacing."""
-    # One function bound to each module, instead of a closure for each: a compiler sees equal blocks as equal.
+    """Make `module` run its current forward in `tiles` slices. Undo in reverse order of replacing."""
+    # One function bound to each module, not a closure each: the compiler then treats equal blocks as equal.
     module._tonnage_tiles = (module.forward, tiles, dropouts(module))
     undo_forward = replace_forward(module, types.MethodType(_forward, module))
 
@@ -42,25 +42,25 @@ def tile_forward(module: nn.Module, tiles: int) -> Undo:
     return undo
 
 
-# Compiled code around it ends here and goes on after: a compiler cannot see through a backward inside a backward.
+# A graph break for torch.compile, which cannot trace a backward inside a backward.
 @torch.compiler.disable
 def _forward(module: nn.Module, x: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
     run, tiles, dropping = module._tonnage_tiles
-    # A dropout switched on since would draw anew in backward.
+    # A dropout switched on since would sample anew in backward.
     if arguments or keywords or x.ndim < 2 or any(dropout.training for dropout in dropping):
         return run(x, *arguments, **keywords)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return Tiled.apply(run, tiles, Kept.apply(x), *parameters)
 
 
-_forward.__name__ = "forward"  # pickled with its module, it is the module's plain forward again
+_forward.__name__ = "forward"  # so that a pickled module gets its plain forward back
 
 
 class Kept(torch.autograd.Function):
-    """Keeps `x` for the tiles that follow.
+    """Saves `x` for the tiles that follow.
 
-    Apart from them, so that it is kept before they run: a checkpoint around the module, which in backward runs forward
-    again until all that is kept was made, then stops here and leaves the tiles to backward.
+    It is separate so that `x` is saved before they run: a checkpoint around the module reruns forward until
+    everything saved is recomputed, stops here, and leaves the tiles to backward.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ class Kept(torch.autograd.Function):
 
 
 class Tiled(torch.autograd.Function):
-    """`run(x)` piece by piece over all dimensions but the last; `parameters` are those that `run` uses."""
+    """`run(x)` slice by slice over all dimensions but the last; `parameters` are those that `run` uses."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, tiles: int, x: Tensor, *parameters: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Tiled(torch.autograd.Function):
         if ctx.kept is None:  # nothing before x is trained
             ctx.save_for_backward(x)
         rows = x.detach().reshape(-1, x.shape[-1])
-        output: Tensor | None = None  # no view: who gets it may write into it
+        output: Tensor | None = None  # not a view: the receiver may write into it
         with ctx.casting.uncached(), _tiling():
             for start, end in bounds(len(rows), tiles):
                 piece = run(_shaped(rows[start:end], x.ndim))
@@ -126,7 +126,7 @@ def _differentiate(
 
 
 def _add(sums: list[Tensor | None], made: Sequence[Tensor | None]) -> None:
-    """The first piece's gradients become the sums; nothing is cleared and no copy is made."""
+    """Accumulate; the first slice's gradients become the sums, without clearing or copying."""
     for index, tensor in enumerate(made):
         total = sums[index]
         if total is None:
@@ -136,13 +136,13 @@ def _add(sums: list[Tensor | None], made: Sequence[Tensor | None]) -> None:
 
 
 def bounds(rows: int, tiles: int) -> Iterator[tuple[int, int]]:
-    """Where each piece begins and ends: as even as can be, none empty."""
+    """Yield the start and end of each slice, nearly equal, none empty."""
     pieces = min(tiles, rows)
     return pairwise(rows * piece // pieces for piece in range(pieces + 1)) if pieces else iter(())
 
 
 def _shaped(rows: Tensor, dimensions: int) -> Tensor:
-    """With as many dimensions as the whole input had, for modules that count them."""
+    """Restore the number of dimensions of the whole input, for modules that depend on it."""
     return rows.view(*(1,) * (dimensions - 2), *rows.shape)
 
 
@@ -150,7 +150,7 @@ _here = threading.local()
 
 
 def in_a_tile() -> bool:
-    """Whether this thread runs a tile's forward, which nothing holds on to: where nobody reads it, it may be left out."""
+    """Return whether this thread runs a tile's forward, whose unread operators may be skipped."""
     return getattr(_here, "tiling", False)
 
 
@@ -164,7 +164,7 @@ def _tiling() -> Iterator[None]:
 
 
 class _Casting:
-    """Autocast as it is now, for running a piece again in backward."""
+    """The current autocast settings, for rerunning a slice in backward."""
 
     def __init__(self, device_type: str) -> None:
         self._settings = {
@@ -174,11 +174,11 @@ class _Casting:
         }
 
     def again(self) -> torch.autocast:
-        """One cast of each weight serves all pieces."""
+        """Enter autocast with its cache, so that one cast of each weight serves all slices."""
         return torch.autocast(**self._settings, cache_enabled=True)
 
     def uncached(self) -> torch.autocast:
-        """For a forward without gradients: a cast cached there would cut later uses of the weight off from it."""
+        """Enter autocast for a forward without gradients, whose cached casts would detach later uses of the weight."""
         return torch.autocast(**self._settings, cache_enabled=False)
 
 
@@ -186,7 +186,7 @@ class _Casting:
 
 
 def mixes_rows(module: nn.Module, width: int) -> str | None:
-    """Why the module cannot run piece by piece: tried on a few random rows, whole and in two pieces. Or None."""
+    """Return why the module cannot run in slices, tried on random rows, whole and in halves; or None."""
     parameter = next(module.parameters(), torch.empty(0))
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(1, _PROBE_ROWS, width, generator=draws).to(parameter.device, parameter.dtype)
@@ -207,5 +207,5 @@ def mixes_rows(module: nn.Module, width: int) -> str | None:
 
 
 def sharded(module: nn.Module) -> bool:
-    """Whether its parameters are pieces on several devices, whose gradients a wrapper of the module gathers."""
+    """Return whether its parameters are shards on several devices, whose gradients a wrapper reduces."""
     return any(type(parameter.data) is not Tensor for parameter in module.parameters())

@@ -1,1 +1,1 @@
-"""Bytes that wait on the host or on a disk, and the copies between."""
+"""Tensors kept on the host or on disk, and the copies between."""

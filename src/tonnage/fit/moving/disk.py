@@ -1,8 +1,8 @@
-"""Room on a disk behind pinned staging buffers: one file, read and written by threads of its own.
+"""Storage on disk behind pinned staging buffers: one file, read and written by threads.
 
-The file has no name: it is unlinked as soon as it is open, so that nothing is left behind, whatever happens. It is read
-and written past the page cache where the file system allows it: what is kept there is read once, and memory that the
-cache would take is what there is too little of. It does not know what the bytes mean.
+The file is unlinked as soon as it is open, so that nothing is left behind in any case. It uses O_DIRECT where the
+file system allows it: data is read once, and the page cache would use the memory that is scarce. It does not know
+what the bytes mean.
 """
 
 import errno
@@ -24,14 +24,14 @@ from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, pinned
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import MIB, format_bytes
 
-ALIGNMENT_BYTES = 4096  # of places and lengths in a file that is read past the page cache
+ALIGNMENT_BYTES = 4096  # of offsets and lengths for O_DIRECT
 _THREADS = 4
-_CHUNK_BYTES = 16 * MIB  # of one call to the system
+_CHUNK_BYTES = 16 * MIB  # per system call
 _Result = TypeVar("_Result")
 
 
 class DiskProblem(TonnageError, OSError):
-    """A directory that cannot be used, or a disk that is full."""
+    """Raised if a directory cannot be used, or a disk is full."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class DiskSpace:
             ) from error
 
     def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> Ticket:
-        """Write GPU bytes to part of an extent, after what the current stream has been given so far.
+        """Write GPU bytes to part of an extent, after the work queued on the current stream.
 
-        The GPU memory is free after the ticket, the file has it after `settle`.
+        The GPU memory is free after the ticket; the data is in the file after `settle`.
         """
         staged = self._staging.take(source.numel())
         copied = self._store_lane.copy(source, staged[: source.numel()])
@@ -101,7 +101,7 @@ class DiskSpace:
         return copied
 
     def load(self, extent: Extent, target: Tensor) -> "Loaded":
-        """Read an extent into GPU memory, after what the current stream has been given so far."""
+        """Read an extent into GPU memory, after the work queued on the current stream."""
         staged = self._staging.take(extent.byte_count)
         lane = self.load_lane
         now = torch.cuda.current_stream(self.device).record_event() if lane.stream is not None else None
@@ -110,7 +110,7 @@ class DiskSpace:
             self.read(staged, extent.start)
             if lane.stream is None or now is None:
                 return lane.copy(staged[: extent.byte_count], target)
-            # In a thread of ours, whose current stream is not the computation's.
+            # This thread's current stream is not the computation's.
             with torch.cuda.stream(lane.stream):
                 lane.stream.wait_event(now)
                 ticket = lane.copy(staged[: extent.byte_count], target)
@@ -120,7 +120,7 @@ class DiskSpace:
         return Loaded(self._submit(extent, staged, read))
 
     def _submit(self, extent: Extent, staged: Tensor, work: Callable[[], _Result]) -> "Future[_Result]":
-        """One after another on the same extent. Those before it were started before, so that none waits in a circle."""
+        """Run work in order per extent. Earlier work was submitted earlier, so there is no deadlock."""
         before = self._latest.get(extent.start)
 
         def run() -> _Result:
@@ -136,7 +136,7 @@ class DiskSpace:
         return future
 
     def read(self, buffer: Tensor, start: int) -> None:
-        """Into host memory, at once. The buffer is aligned and its length too."""
+        """Read into host memory, blocking. The buffer and its length must be aligned."""
         self._in_chunks(buffer, start, lambda piece, place: os.preadv(self._file, [piece], place))
 
     def write(self, buffer: Tensor, start: int) -> None:
@@ -152,13 +152,13 @@ class DiskSpace:
             done += moved
 
     def settle(self, extent: Extent) -> None:
-        """Wait until all that was begun with it is done."""
+        """Wait until all work on the extent is done."""
         latest = self._latest.get(extent.start)
         if latest is not None:
             latest.result()
 
     def read_all(self, extent: Extent) -> Tensor:
-        """Into host memory of its own, once all that was stored is there."""
+        """Read into a new host buffer, after pending writes."""
         self.settle(extent)
         buffer = pinned(_aligned(extent.byte_count), torch.device("cpu"))
         self.read(buffer, extent.start)
@@ -167,17 +167,17 @@ class DiskSpace:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A read under way."""
+    """A read in flight."""
 
     ticket: "Future[Ticket]"
 
     def wait(self) -> None:
-        """Let the host wait for the disk, and the current stream for the copy."""
+        """Make the host wait for the disk, and the current stream for the copy."""
         self.ticket.result().wait()
 
 
 class _Staging:
-    """Pinned buffers on their way, `limit_bytes` of them at most, or one that is larger: who comes then waits."""
+    """Pinned buffers in flight, at most `limit_bytes` or one larger buffer; `take` blocks beyond that."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         self._pool = PinnedPool(device, limit_bytes)
@@ -219,7 +219,7 @@ def _open_unnamed(directory: Path) -> int:
 
 
 def _open_direct(name: str) -> int | None:
-    """The file past the page cache, or None on a file system that does not know it: some say so only when written to."""
+    """Open the file with O_DIRECT, or return None if unsupported: some file systems fail only on write."""
     try:
         file = os.open(name, os.O_RDWR | os.O_DIRECT)
     except OSError:

@@ -1,4 +1,4 @@
-"""What techniques keep on the host, kept on a disk instead: activations, weights of blocks, optimizer states."""
+"""Keep on disk what techniques otherwise keep on the host: activations, block weights, optimizer states."""
 
 import weakref
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from tonnage.fit.moving.saved_tensors import SavedBytes
 from tonnage.fit.moving.streaming import Home
 from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, own_state, plain_state
 
-_ON_DISK = "disk"  # the one state of a parameter here
+_ON_DISK = "disk"  # the only state key of a parameter here
 
 
 class DiskKeeper:
-    """Keeps activations."""
+    """Stores activations on disk."""
 
     def __init__(self, space: DiskSpace) -> None:
         self._space = space
@@ -41,7 +41,7 @@ class _DiskBytes:
 
 
 class DiskHome:
-    """The weights of one block."""
+    """Stores the weights of one block on disk."""
 
     def __init__(self, space: DiskSpace, byte_count: int) -> None:
         self._space = space
@@ -76,10 +76,10 @@ class DiskHome:
 
 @dataclass(eq=False)
 class _StatesOnDisk:
-    """One parameter's states: tensors in an extent, counts and the like here."""
+    """One parameter's states: tensors in an extent, counters and the like here."""
 
     extent: Extent
-    tensors: dict[str, tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]  # start in bytes, and what it is
+    tensors: dict[str, tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]  # start in bytes, and layout
     others: State
 
     def views(self, buffer: Tensor) -> State:
@@ -90,9 +90,9 @@ class _StatesOnDisk:
 
 
 class DiskStep(StateStep):
-    """Steps a parameter with states that come from the disk and go back to it.
+    """Steps a parameter with states that are read from disk and written back.
 
-    While one parameter is stepped, the states of the one that came after it in the step before are on their way.
+    While one parameter is stepped, the states of its successor in the previous step are prefetched.
     """
 
     def __init__(self, inner: StepFunction, space: DiskSpace, device: torch.device) -> None:
@@ -130,19 +130,18 @@ class DiskStep(StateStep):
         return {name: v.cpu() if isinstance(v, Tensor) and v.dim() else v for name, v in plain.items()}
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
-        self._coming.clear()  # what is under way holds its buffer until it is there
+        self._coming.clear()  # reads in flight hold their buffers until they finish
         self._next.clear()
         self._first = self._last = None
         made = own_state(self._inner, parameter, plain, group)
         return {_ON_DISK: self._keep(made)} if made else {}
 
     def _keep(self, made: State) -> _StatesOnDisk:
-        """States on the disk for the first time."""
         tensors: dict[str, tuple[int, torch.dtype, torch.Size, tuple[int, ...]]] = {}
         end = 0
         for name, value in made.items():
             if isinstance(value, Tensor) and value.dim():
-                like = torch.empty_like(value, device="meta")  # dense, whatever the value is
+                like = torch.empty_like(value, device="meta")  # dense, whatever the value's layout
                 tensors[name] = (end, value.dtype, value.size(), like.stride())
                 end += -(-value.numel() * value.itemsize // 16) * 16
         others = {name: value for name, value in made.items() if name not in tensors}
@@ -154,7 +153,8 @@ class DiskStep(StateStep):
     def _load(self, kept: _StatesOnDisk) -> Tensor:
         buffer, loaded = self._coming.pop(kept) if kept in self._coming else self._start_loading(kept)
         loaded.wait()
-        # After the last one of a step nothing comes: the first would lie on the GPU through the next forward pass.
+        # Prefetch nothing after the last parameter: the first one's states would stay on the GPU during the next
+        # forward.
         self._first = self._first or kept
         if self._last is not None and kept is not self._first:
             self._next[self._last] = kept
@@ -178,11 +178,11 @@ class DiskStep(StateStep):
             self._let_go()
 
     def _let_go(self) -> None:
-        """The buffer that left first, once the current stream may use its memory again."""
+        """Release the oldest buffer in flight; the current stream waits for its copy."""
         _, copied = self._leaving.pop(0)
         copied.wait()
 
     def finish(self) -> None:
-        """The current stream may use the memory of all that is leaving."""
+        """Release all buffers in flight; the current stream waits for their copies."""
         while self._leaving:
             self._let_go()

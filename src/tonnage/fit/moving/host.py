@@ -1,7 +1,7 @@
-"""The host's side: pinned buffers of exact size, and copies on a stream of their own.
+"""Host memory: pinned buffers of exact size, and copies on a separate stream.
 
-On a device without streams (the CPU in tests) a copy happens at once and waiting is nothing. This module does not know
-what is copied nor why.
+On a device without streams (the CPU in tests) copies are synchronous. This module does not know what is copied or
+why.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from tonnage.units import format_bytes
 
 
 class HostMemoryExhausted(TonnageError, MemoryError):
-    """More pinned memory was asked for than the budget grants."""
+    """Raised if more pinned memory is requested than the budget allows."""
 
 
 def has_streams(device: torch.device) -> bool:
@@ -27,14 +27,14 @@ def has_streams(device: torch.device) -> bool:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device as its tensors name it: "cuda" is "cuda:0" there."""
+    """Return the device with its index, as tensors report it: "cuda" becomes "cuda:0"."""
     if device.index is not None or not has_streams(device):
         return device
     return torch.device(device.type, torch.cuda.current_device())
 
 
 def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory of this machine, or of this container's share, that a process could still take."""
+    """Return the memory that a process on this machine, or in this container, could still allocate."""
     free = _table(proc / "meminfo")["MemAvailable:"] * 1024
     for folder, limit_name, used_name, cache_name in _CGROUP_FILES:
         files = [cgroup / folder / name for name in (limit_name, used_name)]
@@ -46,13 +46,13 @@ def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
 
 
 def host_limit_bytes(device: torch.device, asked_bytes: int | None) -> int:
-    """What may be pinned: what was asked for, or all that is free. Beside a virtual GPU nothing is ever written."""
+    """Return how much may be pinned: what was requested, or all that is free. A virtual GPU has no limit."""
     if asked_bytes is not None:
         return asked_bytes
     return sys.maxsize if on_virtual_gpu(device) else free_host_bytes()
 
 
-# Version 2 and version 1 of control groups: where the limit, the use and the part of it that gives way stand.
+# cgroups version 2 and 1: files of the limit and the usage, and the key of reclaimable cache.
 _CGROUP_FILES = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -65,21 +65,21 @@ def _table(file: Path) -> dict[str, int]:
 
 
 class _Pages(mmap.mmap):
-    """Private pages, registered with CUDA until the last tensor over them dies."""
+    """Private pages, registered with CUDA until the last tensor over them is freed."""
 
     registered_at = 0
 
     def __del__(self) -> None:
         if self.registered_at and torch.cuda.is_available():  # a virtual GPU may be gone by now
-            torch.cuda.synchronize()  # no copy may be under way; buffers die when a technique is undone, not in a step
+            torch.cuda.synchronize()  # no copy may be in flight; buffers are freed on undo, not during a step
             torch.cuda.cudart().cudaHostUnregister(self.registered_at)
 
 
 def pinned(byte_count: int, device: torch.device) -> Tensor:
-    """A flat buffer of exactly this size, on page boundaries, that the device copies from and to without waiting.
+    """Return a page-aligned pinned buffer of exactly this size, for asynchronous copies.
 
-    PyTorch's own pinned allocator rounds up to powers of two and keeps what it is given back: up to half would be
-    wasted. So the pages are ours. Large pages where the system grants them: pinning them is far quicker.
+    PyTorch's own pinned allocator rounds up to powers of two and caches what is freed, so up to half would be
+    wasted. Huge pages are used if available: pinning them is far quicker.
     """
     if byte_count == 0:
         return torch.empty(0, dtype=torch.uint8)
@@ -88,7 +88,7 @@ def pinned(byte_count: int, device: torch.device) -> Tensor:
         pages.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(pages, dtype=torch.uint8)
     if has_streams(device) and not on_virtual_gpu(device):
-        buffer.zero_()  # by all threads; registering would fault the pages in one by one
+        buffer.zero_()  # with all threads; registering would fault the pages in one by one
     if has_streams(device):
         error = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), byte_count, 0))
         if error != 0:
@@ -101,7 +101,7 @@ def pinned(byte_count: int, device: torch.device) -> Tensor:
 
 
 class PinnedPool:
-    """Pinned buffers by exact size, kept when given back, never beyond `limit_bytes`."""
+    """Pinned buffers by exact size, reused when returned, never more than `limit_bytes`."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         self.device = device
@@ -112,7 +112,7 @@ class PinnedPool:
     def take(self, byte_count: int) -> Tensor:
         if self._free[byte_count]:
             return self._free[byte_count].pop()
-        if self.pinned_bytes + byte_count > self.limit_bytes:  # drop sizes of other batches, which nobody holds
+        if self.pinned_bytes + byte_count > self.limit_bytes:  # drop unused buffers of other sizes
             self.pinned_bytes -= sum(size * len(buffers) for size, buffers in self._free.items())
             self._free.clear()
         if self.pinned_bytes + byte_count > self.limit_bytes:
@@ -131,33 +131,33 @@ class PinnedPool:
 
 @dataclass(frozen=True)
 class Ticket:
-    """A copy under way."""
+    """A copy in flight."""
 
     event: "torch.cuda.Event | None"
 
     def wait(self, stream: "torch.cuda.Stream | None" = None) -> None:
-        """Let a stream, the current one unless told, go on only after the copy."""
+        """Make a stream (default: the current one) wait for the copy."""
         if self.event is not None:
             (stream or torch.cuda.current_stream()).wait_event(self.event)
 
     def done(self) -> None:
-        """Let the host go on only after the copy."""
+        """Make the host wait for the copy."""
         if self.event is not None:
             self.event.synchronize()
 
 
 class CopyLane:
-    """Copies in one direction or both, in order, beside the computation."""
+    """A side stream for copies in one or both directions, in order."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if has_streams(device) else None
 
     def copy(self, source: Tensor, target: Tensor) -> Ticket:
-        """`target.copy_(source)` after what the current stream has been given so far.
+        """Run `target.copy_(source)` after the work queued on the current stream.
 
         Hold both until the ticket was waited on. (`record_stream` would hold them too, but until the host happens to
-        look, and the peak would depend on timing.)
+        check, and the peak would depend on timing.)
         """
         if self.stream is None:
             target.copy_(source)

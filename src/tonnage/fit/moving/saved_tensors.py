@@ -1,4 +1,4 @@
-"""What backward keeps, held elsewhere meanwhile: storages that go to the host and come back in time.
+"""Offload tensors saved for backward: storages move to the host and return in time.
 
     window = OffloadWindow(device, PinnedKeeper(device, pool), window_bytes=GIB)
     with saved_by(window.pack):
@@ -6,12 +6,11 @@
     ...
     loss.backward()
 
-A window of bytes slides over the storages in the order in which they were kept. In forward the youngest are still on
-the GPU while their copies run; an older one leaves once the window is full, and the computing stream then waits for its
-copy, so that when memory returns depends on the order of calls alone and never on timing. Backward finds the last ones
-still there and loads ahead of itself through the same window. With pinned memory no call waits on the host.
-
-This module does not know blocks nor which tensors are worth it.
+A window of bytes slides over the storages in the order in which they were saved. In forward the newest are still on
+the GPU while they are copied; when the window is full the oldest is released, and the compute stream waits for its
+copy, so that memory use depends on the order of calls and never on timing. Backward finds the last ones still on the
+GPU and prefetches through the same window. With pinned memory no call blocks the host. This module does not know
+blocks or which tensors are worth it.
 """
 
 import weakref
@@ -29,14 +28,14 @@ from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, has_streams, w
 
 
 class Packed(Protocol):
-    """What stands in autograd's graph for a tensor."""
+    """What replaces a tensor in autograd's graph."""
 
     def unpack(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A tensor that stays where it is. Autograd checks no versions under hooks, so this does."""
+    """A tensor that stays on the GPU. Autograd skips its version check under hooks, so it is done here."""
 
     tensor: Tensor
     version: int
@@ -48,7 +47,7 @@ class _Left:
 
 @dataclass(frozen=True)
 class _Delegated:
-    """A tensor that the hooks around these have taken."""
+    """A tensor that outer hooks have packed."""
 
     packed: Any
     unpack_hook: Callable[[Any], Tensor]
@@ -67,9 +66,9 @@ def check_version(found: int, kept: int) -> None:
 
 @contextmanager
 def saved_by(pack: Callable[[Tensor], Packed | None]) -> Iterator[None]:
-    """Let `pack` stand in for the tensors that backward keeps; what it declines goes to the hooks around, or stays.
+    """Let `pack` replace the tensors saved for backward; those it declines go to outer hooks, or stay.
 
-    (PyTorch calls the innermost pair of hooks alone, so passing on is up to us.)
+    PyTorch calls only the innermost pair of hooks, so they are forwarded here.
     """
     around = torch._C._autograd._top_saved_tensors_default_hooks(False)
 
@@ -79,7 +78,7 @@ def saved_by(pack: Callable[[Tensor], Packed | None]) -> Iterator[None]:
             return packed
         if around is not None:
             return _Delegated(around[0](tensor), around[1])
-        # Detached: an operator's output would hold the operator's node, which holds it.
+        # Detached, to avoid a cycle between an operator's output and its autograd node.
         return _Left(tensor.detach(), tensor._version)
 
     with torch.autograd.graph.saved_tensors_hooks(take, lambda packed: packed.unpack()):
@@ -87,7 +86,7 @@ def saved_by(pack: Callable[[Tensor], Packed | None]) -> Iterator[None]:
 
 
 def made_of_a_parameter(tensor: Tensor) -> bool:
-    """A parameter, a view of one, or a cast of one such as autocast makes."""
+    """Return whether it is a parameter, a view of one, or a cast of one as autocast makes."""
     if isinstance(tensor, nn.Parameter):
         return True
     node = tensor.grad_fn
@@ -97,13 +96,13 @@ def made_of_a_parameter(tensor: Tensor) -> bool:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Equal for tensors over one storage, as long as one of them lives."""
+    """Return a key that is equal for tensors over one storage, while one of them is alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class Arrival(Protocol):
     def wait(self) -> None:
-        """Let the current stream go on only when the bytes are there."""
+        """Make the current stream wait until the bytes have arrived."""
 
 
 class SavedBytes(Protocol):
@@ -111,22 +110,22 @@ class SavedBytes(Protocol):
 
     @property
     def copied(self) -> Ticket:
-        """After it the GPU memory they were in is free."""
+        """The copy after which their GPU memory is free."""
 
     def load(self, target: Tensor) -> Arrival:
-        """Into GPU memory, after what the current stream has been given so far."""
+        """Copy into GPU memory, after the work queued on the current stream."""
 
     def release(self) -> None:
-        """Nobody will load them again. A load that nobody waited for is over."""
+        """Free the bytes; nothing will load them again, and loads in flight have finished."""
 
 
 class Keeper(Protocol):
     def keep(self, source: Tensor) -> SavedBytes:
-        """Let these bytes leave the GPU, after what the current stream has been given so far."""
+        """Copy these bytes off the GPU, after the work queued on the current stream."""
 
 
 class PinnedKeeper:
-    """Keeps bytes in pinned memory of the host."""
+    """Stores bytes in pinned host memory."""
 
     def __init__(self, device: torch.device, pool: PinnedPool) -> None:
         self.pool = pool
@@ -151,20 +150,20 @@ class _PinnedBytes:
 
 
 class OffloadWindow:
-    """Moves storages out and back, `window_bytes` at a time (or one storage, where one is larger)."""
+    """Moves storages out and back, with at most `window_bytes` (or one larger storage) in transit."""
 
     def __init__(self, device: torch.device, keeper: Keeper, *, window_bytes: int) -> None:
         self.device = with_index(device)
         self.keeper = keeper
         self.window_bytes = window_bytes
         self.used_bytes = 0
-        # Weak, all three: a moved storage lives as long as autograd's graph holds it.
+        # All weak: a moved storage lives as long as autograd's graph holds it.
         self._moved: list[weakref.ref[_Moved]] = []
         self._leaving: deque[weakref.ref[_Moved]] = deque()
         self._known: weakref.WeakValueDictionary[tuple[int, int], _Moved] = weakref.WeakValueDictionary()
 
     def pack(self, tensor: Tensor) -> Packed | None:
-        """The tensor on its way to the host, or None where it cannot go."""
+        """Start moving the tensor to the host, or return None if it cannot be moved."""
         if tensor.device != self.device or tensor.layout is not torch.strided or type(tensor) is not Tensor:
             return None
         if tensor.is_conj() or tensor.is_neg():  # flags that a storage does not carry
@@ -184,7 +183,7 @@ class OffloadWindow:
         return moved
 
     def _let_leave(self) -> None:
-        """The oldest go until the window holds no more than it may; the youngest stays whatever its size."""
+        """Release the oldest until the window is within its limit; the newest stays whatever its size."""
         while self.used_bytes > self.window_bytes and len(self._leaving) > 1:
             moved = self._leaving.popleft()()
             if moved is not None and moved.in_window:
@@ -192,7 +191,7 @@ class OffloadWindow:
                 self._exit(moved)
 
     def fetch(self, moved: "_Moved") -> Tensor:
-        """The bytes of a storage on the GPU, for the current stream, and those that backward needs next on their way."""
+        """Return a storage's bytes on the GPU for the current stream, and prefetch what backward needs next."""
         moved.check()
         if moved.resident is None:
             self._load(moved)
@@ -215,7 +214,7 @@ class OffloadWindow:
             self._load(moved)
 
     def _load(self, moved: "_Moved") -> None:
-        # Memory of the current stream's, which waits for the copy before it reads, and frees only after.
+        # Allocated on the current stream, which waits for the copy before it reads or frees.
         target = torch.empty(moved.byte_count, dtype=torch.uint8, device=self.device)
         moved.source, moved.resident, moved.arrival = None, target, moved.kept.load(target)
         self._enter(moved)
@@ -230,7 +229,7 @@ class OffloadWindow:
             self.used_bytes -= moved.byte_count
 
     def release(self, moved: "_Moved") -> None:
-        """Nobody needs it any more: its place in the window and its bytes elsewhere are free."""
+        """Free its place in the window and its bytes elsewhere."""
         self._exit(moved)
         moved.kept.release()
 
@@ -242,33 +241,33 @@ class OffloadWindow:
 
 
 class _Moved:
-    """One storage: kept elsewhere, and for a while on the GPU too."""
+    """One storage: saved elsewhere, and for a while on the GPU too."""
 
     def __init__(self, window: OffloadWindow, source: Tensor, resident: Tensor, kept: SavedBytes) -> None:
         self.window = window
         self.kept = kept
         self.byte_count = resident.numel()
-        self.source: Tensor | None = source  # detached, yet it shares the version counter of what was kept
+        self.source: Tensor | None = source  # detached, but it shares the version counter of the saved tensor
         self.version = self.version_copied = source._version
-        self.storage_ref = StorageWeakRef(source.untyped_storage())  # while it lives no other storage has this key
+        self.storage_ref = StorageWeakRef(source.untyped_storage())  # while it lives, no other storage has this key
         self.resident: Tensor | None = resident
-        self.arrival: Arrival | None = None  # of what was loaded
+        self.arrival: Arrival | None = None  # of the loaded bytes
         self.stream = torch.cuda.current_stream(window.device) if has_streams(window.device) else None
         self.in_window = False
 
     def check(self) -> None:
-        """Raise where the copy may have caught a later value than the one that was kept."""
+        """Raise if the copy may hold a later value than the one that was saved."""
         check_version(self.source._version if self.source is not None else self.version_copied, self.version)
 
     def drop(self) -> None:
-        """Off the GPU, once the copy from there is done."""
+        """Free the GPU memory, after the copy from it is done."""
         assert self.source is not None
         self.version_copied = self.source._version
         self.kept.copied.wait(self.stream)
         self.source = self.resident = None
 
     def __del__(self) -> None:
-        # The GPU memory goes back to the stream that it came from: not before a copy that reads or writes it is done.
+        # The GPU memory returns to its stream, so that stream must wait for copies that read or write it.
         if self.source is not None:
             self.kept.copied.wait(self.stream)
         elif self.arrival is not None and self.in_window:
@@ -279,8 +278,6 @@ class _Moved:
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor over a moved storage."""
-
     moved: _Moved
     dtype: torch.dtype
     size: torch.Size
@@ -294,5 +291,5 @@ class _View:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """All of a tensor's storage."""
+    """Return all bytes of a tensor's storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -1,8 +1,8 @@
-"""Weights of blocks that live on the host and come to the GPU, block by block, for as long as they are used.
+"""Weights of blocks that live on the host and are copied to the GPU, block by block, while they are used.
 
-A few slots on the GPU hold one block's weights each. Whoever needs a block calls `bring`; the one that comes after it,
-forward or backward, is then on its way. Between uses a parameter stands over a single NaN: its shape, type and device
-are its own, its values are at home. It does not know what a block computes nor how a parameter is stepped.
+A few slots on the GPU hold one block's weights each. `bring` loads a block and prefetches the one after it, in
+forward or backward. Between uses a parameter is an expanded NaN: its shape, dtype and device are kept, its values
+are in its home. It does not know what a block computes or how a parameter is stepped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,29 +16,29 @@ from torch import Tensor, nn
 from tonnage.fit.moving.host import CopyLane, Ticket, pinned
 from tonnage.fit.moving.saved_tensors import Arrival, bytes_of
 
-ALIGNMENT_BYTES = 4096  # of each parameter in its block's bytes, as files past the page cache want it
+ALIGNMENT_BYTES = 4096  # of each parameter in its block's bytes, as O_DIRECT requires
 
 
 class Home(Protocol):
-    """Where the bytes of one block's weights are kept."""
+    """Where the bytes of one block's weights are stored."""
 
     def fetch(self, target: Tensor, *, after: Sequence["Home"]) -> Arrival:
-        """All bytes into GPU memory, once these homes have taken what was in it."""
+        """Copy all bytes into GPU memory, after these homes have copied out what was in it."""
 
     def write(self, start: int, source: Tensor) -> None:
-        """Some bytes from GPU memory, after what the current stream has been given so far."""
+        """Copy some bytes from GPU memory, after the work queued on the current stream."""
 
     def wait_for_writes(self, stream: "torch.cuda.Stream | None") -> None:
-        """Let a stream go on only when what was written has left the GPU."""
+        """Make a stream wait until pending writes have left the GPU."""
 
     def settle(self) -> None:
-        """Let the host go on only when all that was written is here."""
+        """Make the host wait until all writes have arrived."""
 
     def read(self) -> Tensor:
-        """All bytes on the host."""
+        """Return all bytes on the host."""
 
     def overwrite(self, values: Tensor) -> None:
-        """All bytes, from the host; `values` may be what was read, changed in place."""
+        """Replace all bytes from the host; `values` may be what `read` returned, changed in place."""
 
     def close(self) -> None: ...
 
@@ -77,7 +77,7 @@ class PinnedHome:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a parameter stands among its block's bytes."""
+    """A parameter's position among its block's bytes."""
 
     parameter: nn.Parameter
     start: int
@@ -97,7 +97,7 @@ class Place:
 
 
 def place_all(parameters: Sequence[nn.Parameter]) -> tuple[list[Place], int]:
-    """Places one after another, and the bytes they take."""
+    """Lay out parameters one after another; return their places and the total bytes."""
     places: list[Place] = []
     end = 0
     for parameter in parameters:
@@ -107,7 +107,7 @@ def place_all(parameters: Sequence[nn.Parameter]) -> tuple[list[Place], int]:
 
 
 class Nowhere:
-    """Tensors that take no memory: one NaN of each type, as often as it takes."""
+    """Placeholder tensors that take no memory: one NaN per dtype, expanded."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -131,7 +131,7 @@ class BlockWeights:
         self._nowhere = nowhere
 
     def leave(self) -> None:
-        """Take the values home and free the GPU memory of each parameter."""
+        """Move the values home and free the GPU memory of each parameter."""
         for place in self.places:
             self.home.write(place.start, bytes_of(place.parameter.data))
         self.home.settle()
@@ -161,7 +161,7 @@ class _Slot:
 
 
 class WeightStreamer:
-    """Brings blocks, in the order given, into `slots` slots of the GPU."""
+    """Loads blocks, in the order given, into `slots` slots on the GPU."""
 
     def __init__(
         self,
@@ -176,19 +176,19 @@ class WeightStreamer:
         self._index = {weights: index for index, weights in enumerate(blocks)}
         self._of = {place.parameter: weights for weights in blocks for place in weights.places}
         largest = max(weights.byte_count for weights in blocks)
-        # The least recently used first.
+        # Least recently used first.
         self._slots = [_Slot(torch.empty(largest, dtype=torch.uint8, device=device)) for _ in range(slots)]
         self._current: BlockWeights | None = None
 
     def bring(self, weights: BlockWeights) -> Tensor:
-        """The block's bytes on the GPU, its parameters over them, for the current stream."""
+        """Load the block and point its parameters at it; return its bytes for the current stream."""
         slot = weights.slot or self._load(weights)
         if weights is not self._current:
             slot.arrival.wait()
             weights.point_at(slot.buffer)
             self._touch(slot)
             self._current = weights
-            # The next one in this direction is on its way meanwhile.
+            # Prefetch the next block in this direction.
             in_backward = torch._C._current_graph_task_id() != -1
             index = self._index[weights] + (-1 if in_backward else 1)
             if 0 <= index < len(self._blocks) and self._blocks[index].slot is None:
@@ -197,21 +197,21 @@ class WeightStreamer:
 
     @contextmanager
     def changing(self, parameter: nn.Parameter) -> Iterator[None]:
-        """Within it the parameter is on the GPU; what it holds in the end goes home, at the latest when its block leaves."""
+        """Keep the parameter on the GPU inside this context; changes go home at the latest when its block leaves."""
         if parameter in self._of:
             self.bring(self._of[parameter])
             self._of[parameter].changed = True
         yield
 
     def take_home(self, weights: BlockWeights) -> None:
-        """What was changed on the GPU is, or will be, at home."""
+        """Write changes made on the GPU back home."""
         if weights.changed and weights.slot is not None:
             self._finish_changes()
             weights.home.write(0, weights.slot.buffer[: weights.byte_count])
             weights.changed = False
 
     def forget(self, weights: BlockWeights) -> None:
-        """Its values at home are about to become others."""
+        """Drop a block from its slot, since its values at home are about to change."""
         if weights.slot is not None:
             self._vacate(weights.slot)
 
@@ -245,7 +245,7 @@ class WeightStreamer:
 
 @dataclass(frozen=True)
 class StreamedTensor:
-    """A view of a block's weights that backward keeps: where it is among the block's bytes, not the bytes."""
+    """A view of a block's weights saved for backward: its position among the block's bytes, not the bytes."""
 
     streamer: WeightStreamer
     weights: BlockWeights

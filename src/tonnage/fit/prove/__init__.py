@@ -1,1 +1,1 @@
-"""A step taken without moving anything, to see its peak, and the comparison of its gradients with the plain model's."""
+"""Rehearse a step to measure its peak, and compare its gradients with the plain model's."""

@@ -1,7 +1,7 @@
-"""The proof that a fitted model's losses and gradients are the plain model's, on one batch.
+"""Prove that a fitted model's losses and gradients are the plain model's, on one batch.
 
-Both run with the same random numbers, the fitted one as it steps, in its micro-batches; the plain one on the batch as it is,
-undivided. Where that does not fit, both run on fewer rows of it. Nothing is stepped, and nothing changes.
+Both run with the same random numbers: the fitted model in its micro-batches, the plain one on the whole batch. If
+that does not fit, both run on fewer rows. Nothing is stepped, and nothing changes.
 """
 
 import math
@@ -19,17 +19,17 @@ from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
 from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training
 
-_ELEMENTS = 1 << 20  # of a parameter that are compared one by one
-_LEAST_TOLERANCE = 1e-6  # many models make their loss in FP32 whatever their own type
+_ELEMENTS = 1 << 20  # compared per parameter at most
+_LEAST_TOLERANCE = 1e-6  # many models compute their loss in FP32 whatever their own dtype
 _HINT = "Please report this model to us."
 
 
 class NotTheSame(TonnageError, AssertionError):
-    """The loss or a gradient under fit is not the plain model's."""
+    """The loss or a gradient under fit differs from the plain model's."""
 
 
 class NotProven(TonnageError, RuntimeError):
-    """The plain model does not fit the card even with the fewest rows that could tell."""
+    """The plain model does not fit the card even with the fewest rows that could prove anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class Proof:
     loss: float
     plain_loss: float
     worst_parameter: str
-    worst_error: float  # of a gradient, as a share of its norm
+    worst_error: float  # of a gradient, relative to its norm
     parameters: int
     tolerance: float
-    rows: int  # of the batch that both ran on
+    rows: int  # rows that both ran on
 
     def __str__(self) -> str:
         return (
@@ -56,19 +56,19 @@ def prove(
     *,
     most_rows: int | None = None,
 ) -> Proof:
-    """Raise NotTheSame where a gradient differs by more than rounding.
+    """Compare gradients and raise NotTheSame if one differs by more than rounding.
 
-    Inside `plain()` the model is the plain one. `most_rows`: that it has room for.
+    Inside `plain()` the model is the plain one. `most_rows` is the number of rows that it has room for.
     """
     narrow: list[torch.dtype] = []
-    # Where micro-batches draw anew, values are compared without dropout.
+    # If micro-batches sample their own dropout, compare without dropout.
     with kept_modes(training.model, evaluating=training.resampled), noted_autocast(training, narrow):
         with plain(), as_before(training.loss, training.model):
             batch, plain_loss, expected = _plain_gradients(training, batch, most_rows)
         with as_before(training.loss, training.model):
             loss, found = _gradients(training, _parts(training, batch))
     errors, norm = differences(found, expected), global_norm(expected)
-    if training.ranks is not None:  # each has looked at its shards
+    if training.ranks is not None:  # each rank has compared its shards
         loss, plain_loss, errors = training.ranks.of_all(loss, plain_loss, errors)
     worst = max(errors, key=errors.__getitem__)
     proof = Proof(
@@ -90,7 +90,7 @@ def prove(
 
 
 def _plain_gradients(training: Training, batch: Batch, most_rows: int | None) -> tuple[Batch, float, Samples]:
-    """On as many rows as there is room for; where fit divides the batch, on no fewer than it has parts to add up."""
+    """Run on as many rows as fit; if fit divides the batch, on at least two."""
     if training.ranks is not None:
         return batch, *_gradients(training, _parts(training, batch))
     fewest = 2 if training.micro_batches > 1 else 1
@@ -113,7 +113,7 @@ def _plain_gradients(training: Training, batch: Batch, most_rows: int | None) ->
 def _parts(training: Training, batch: Batch) -> list[Part]:
     if training.ranks is not None:
         return training.ranks.divide(training, batch)
-    # Fewer rows than a step has are divided into fewer parts of the same size, but into two at least.
+    # Fewer rows than a step has are divided into fewer parts of the same size, but at least two.
     part_rows = -(-batch_rows(training.sample) // training.micro_batches)
     parts = -(-batch_rows(batch) // part_rows)
     return split(batch, max(parts, min(2, training.micro_batches)), training.weighting)

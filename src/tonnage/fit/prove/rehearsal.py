@@ -1,9 +1,8 @@
-"""One step of the training as it stands, to see its peak, after which nothing has changed.
+"""Run one step of the training as it is to measure its peak, and change nothing.
 
-The loss is multiplied by zero and the learning rate is zero: every kernel runs and every byte is allocated, but
-gradients are zero and parameters stay what they are. States that the step made are dropped again, and counters are put
-back. An optimizer that has been stepped before would see its states fade, so it is not stepped here; its part of the
-peak is then predicted alone.
+The loss is multiplied by zero and the learning rate is zero: every kernel runs and every byte is allocated, but gradients
+are zero and parameters stay. States that the step created are dropped, and counters are restored. An optimizer that has
+already stepped would see its states decay, so it is not stepped here; its part of the peak is then only predicted.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ class Rehearsed:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     stepped: bool  # whether the optimizer took part
-    step_s: float | None = None  # of a whole step, where a real card ran one that had nothing left to prepare
+    step_s: float | None = None  # of a whole step on a real card, after warm-up
 
     @property
     def words(self) -> str:
@@ -41,9 +40,10 @@ class Rehearsed:
 def rehearse(
     training: Training, meter: Meter, batch: Batch | None = None, *, fresh: bool, from_the_first: bool = True
 ) -> Rehearsed:
-    """The peak of a step on `batch`, or on the sample. `fresh`: the optimizer has not taken a step yet.
+    """Return the peak of a step on `batch`, or on the sample.
 
-    `from_the_first`: with the step before, which makes the states amid what else is there and may leave holes.
+    `fresh` says that the optimizer has not stepped yet. `from_the_first` includes the first step, which creates the
+    states among other allocations and may leave gaps.
     """
     batch = training.sample if batch is None else batch
     torch.cuda.empty_cache()
@@ -70,7 +70,7 @@ def rehearse(
 
 @contextmanager
 def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
-    """Steps inside leave parameters, states, buffers and random numbers as they were."""
+    """Make steps inside leave parameters, states, buffers and RNG states unchanged."""
     with ExitStack() as stack:
         stack.enter_context(undisturbed(training.model, training.device))
         stack.enter_context(_zeroed_loss(training))
@@ -83,7 +83,7 @@ def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
 
 @contextmanager
 def _unmoved(optimizer: Optimizer) -> Iterator[None]:
-    """Parameters as they were, from copies on the host: an optimizer of unknown make may move them without gradients."""
+    """Restore parameters from host copies: a third-party optimizer may change them without gradients."""
     known = type(optimizer).__module__.startswith("torch.optim.")
     moved = [] if known else [p for group in optimizer.param_groups for p in group["params"]]
     copies = [parameter.detach().to("cpu", copy=True) for parameter in moved]
@@ -97,7 +97,7 @@ def _unmoved(optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def unstepped(optimizer: Optimizer) -> Iterator[None]:
-    """Afterwards the optimizer's states, groups and attributes are those of before: what steps added to them is gone."""
+    """Restore the optimizer's states, groups and attributes on exit."""
     groups = [_noted({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
     attributes = {name: _noted(value) for name, value in vars(optimizer).items() if name not in _OWN}
     states = {parameter: _noted(state) for parameter, state in optimizer.state.items()}
@@ -117,13 +117,13 @@ def unstepped(optimizer: Optimizer) -> Iterator[None]:
 
 
 _MOVING = ("lr", "weight_decay")
-# Taken one by one above, or not a matter of steps.
+# Handled separately above, or unaffected by steps.
 _OWN = ("state", "param_groups", "defaults", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _SMALL = 1024  # elements; larger tensors hold sums of gradients, which are zero here
 
 
 def _noted(value: Any, depth: int = 4) -> tuple[Any, Any]:
-    """An object, and what is needed to make it what it was."""
+    """Return an object with what is needed to restore it."""
     if isinstance(value, Tensor):
         return value, value.detach().clone() if value.numel() <= _SMALL else None
     if isinstance(value, dict) and depth:
@@ -159,7 +159,7 @@ def _zeroed_loss(training: Training) -> Iterator[None]:
 
     def zeroed(model: nn.Module, batch: Batch) -> Tensor:
         loss = plain(model, batch)
-        check_finite(loss, batch)  # zero times infinity is no number, and would reach the parameters
+        check_finite(loss, batch)  # zero times infinity is NaN, and would reach the parameters
         return loss * 0.0
 
     training.loss = zeroed
@@ -171,7 +171,7 @@ def _zeroed_loss(training: Training) -> Iterator[None]:
 
 @contextmanager
 def _still(training: Training, *, step: bool) -> Iterator[None]:
-    """Steps that move nothing; where states exist already, no steps at all."""
+    """Make steps change nothing; if states exist already, skip the steps."""
     optimizer = training.optimizer
     before = [{name: group[name] for name in _MOVING if name in group} for group in optimizer.param_groups]
     with ExitStack() as stack:
@@ -184,7 +184,6 @@ def _still(training: Training, *, step: bool) -> Iterator[None]:
 
 
 def _without_steps(optimizer: Optimizer) -> Undo:
-    """Let every way to step do nothing."""
     own = vars(optimizer).get("step")  # a scheduler counts its calls
     optimizer.step = lambda *_, **__: None
     steps = parameter_steps(optimizer) if why_not_one_by_one(optimizer) is None else None

@@ -1,1 +1,1 @@
-"""Forward passes that run again in backward."""
+"""Rerun forward passes in backward."""

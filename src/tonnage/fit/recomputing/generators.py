@@ -1,7 +1,6 @@
-"""The random generators that a forward pass may draw from, and their states.
+"""The random generators that a forward pass may use, and their states.
 
-Torch's own for the host and the device, Python's and numpy's, and those that modules hold or are given. It does not
-know what is drawn.
+These are torch's generators of host and device, Python's, NumPy's, and those that modules hold or receive.
 """
 
 import pickle
@@ -19,7 +18,7 @@ _KINDS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.R
 
 
 class Generators:
-    """Torch's come first among the states, so that the states of those alone can be set too."""
+    """All generators of a forward pass; torch's come first, so that their states can be set alone."""
 
     def __init__(self, device: torch.device, own: Iterable[Any] = ()) -> None:
         found = list({id(generator): generator for generator in own}.values())
@@ -27,7 +26,7 @@ class Generators:
         own_others = [_access(generator) for generator in found if not isinstance(generator, torch.Generator)]
         self._torch = [(torch.get_rng_state, torch.set_rng_state), *own_torch]
         if device.type == "cuda":
-            # Its state lives on the host as well: nothing waits.
+            # Its state lives on the host: reading it needs no synchronization.
             read, write = torch.cuda.get_rng_state, torch.cuda.set_rng_state
             self._torch.insert(1, (partial(read, device), partial(write, device=device)))
         others = [(random.getstate, random.setstate), (numpy.random.get_state, numpy.random.set_state), *own_others]
@@ -40,7 +39,7 @@ class Generators:
         return tuple(read() for read, _ in self._torch)
 
     def set(self, states: States) -> None:
-        """Set the states of all of them, or of torch's alone."""
+        """Set the states of all generators, or of torch's alone."""
         for (_, write), state in zip(self._all, states, strict=False):
             write(state)
 
@@ -54,7 +53,7 @@ def same_states(some: States, others: States) -> bool:
 
 
 def held_generators(module: nn.Module) -> Iterator[Any]:
-    """Those among the attributes of a module and the modules in it, or in a list or mapping there."""
+    """Yield generators among the attributes of a module and its submodules, or in lists and mappings there."""
     for child in module.modules():
         for value in vars(child).values():
             yield from given_generators([value])

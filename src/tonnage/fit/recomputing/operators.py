@@ -1,7 +1,7 @@
-"""The operator calls of one forward pass of a block: what each makes, what backward keeps of it, and what it takes.
+"""Record the operator calls of a block's forward pass: what each allocates, what backward saves, and its time.
 
-Calls are counted below autograd, in order, with gradients on; that count is the operator's index everywhere in `fit`.
-It does not know what is worth keeping.
+Calls are counted below autograd, in order, with gradients enabled; that count is the operator's index everywhere in
+`fit`. It does not know what is worth saving.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,28 +20,28 @@ from tonnage.fit.survey.profile import OperatorProfile
 from tonnage.fit.survey.virtual_clock import clocked
 from tonnage.hardware import Gpu
 
-# Runs one operator and says how long it takes, when asked after the pass.
+# Runs one operator and returns a function that gives its time after the pass.
 Clock = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], tuple[Any, Callable[[], float]]]
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
-# Autograd's own: their number depends on who looks at saved tensors.
+# Autograd's own calls: their number depends on saved-tensor hooks.
 UNCOUNTED = frozenset({torch.ops.aten.detach.default})
-# Arguments of products that say nothing about their size.
+# Arguments of matrix products that do not affect their size.
 _NO_SHAPE = frozenset({"out", "out_dtype", "alpha", "beta"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 @dataclass
 class Operator:
-    """One call, as it was seen."""
+    """One recorded operator call."""
 
     function: OpOverload
     inputs: tuple[int, ...]
-    base: int | None  # the operator whose storage it gives a view of or writes into
+    base: int | None  # the operator whose storage it views or writes into
     layouts: tuple[Layout, ...]  # of its output tensors
     made_bytes: int
-    differentiated: bool  # whether autograd saw it; False inside a function with a backward of its own
-    external: bool  # gives a view of or writes into what came from outside
+    differentiated: bool  # whether autograd saw it; False inside a custom autograd function
+    external: bool  # views or writes into a tensor from outside
     read_s: Callable[[], float]
     saved_bytes: int = 0
     keepable: bool = True
@@ -56,13 +56,13 @@ class Operator:
 
     @property
     def repeatable(self) -> bool:
-        """Not so for what other processes take part in, or what changes a tensor from outside."""
+        """False for collectives and for operators that change a tensor from outside."""
         outside = self.external and self.writes
         return self.function.namespace not in _COLLECTIVES and not outside
 
     @property
     def can_be_left_out(self) -> bool:
-        """Where nobody reads it: not what a function with its own backward may hold on to, nor what gives no tensor."""
+        """Whether it may be skipped if unread: False inside custom autograd functions and if it returns no tensor."""
         in_place = self.function._schema.arguments[:1]
         writes_first = bool(in_place) and in_place[0].alias_info is not None and in_place[0].alias_info.is_write
         returns = self.function._schema.returns
@@ -75,7 +75,7 @@ class Operator:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operator called within it. `saving` around the same pass tells what backward keeps."""
+    """Records every operator called inside it. `saving` around the same pass records what backward saves."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ class Recorder(TorchDispatchMode):
         self.overlooked = False  # other hooks hid from `saving` what an operator saved
         self._pack: object = None
         self._clock = clock or untimed
-        self._makers: dict[int, int] = {}  # storage -> the operator that made it
-        self._reads: set[int] = set()  # makers whose storage an operator has read
+        self._makers: dict[int, int] = {}  # storage -> the operator that allocated it
+        self._reads: set[int] = set()  # operators whose storage was read
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in UNCOUNTED:
             return func(*args, **kwargs)
-        # The hook that sees what is saved for backward now.
+        # The hook that currently sees what is saved for backward.
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self.overlooked = self.overlooked or (hooks[0] if hooks else None) is not self._pack
         given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
             read_s=read_s,
         )
         if operator.writes and operator.base is not None:
-            # Kept, it would hold the later value when what read the earlier one runs again.
+            # If saved, it would hold the later value when a reader of the earlier one runs again.
             root = self.operators[operator.base]
             root.keepable = root.keepable and operator.base not in self._reads
         elif not operator.is_view:
@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def saving(self, *, hold: bool) -> Iterator[None]:
-        """Note what is saved for backward; without `hold` nothing is, and there is no backward."""
+        """Record what is saved for backward; without `hold` nothing is kept, and backward is impossible."""
         seen: set[int] = set()
 
         def pack(tensor: Tensor) -> Tensor | None:
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
             if key in self._makers and key not in seen:
                 self.operators[self._makers[key]].saved_bytes += tensor.untyped_storage().nbytes()
             seen.add(key)
-            # Detached: an operator's output would hold the operator's node, which holds it.
+            # Detached, to avoid a cycle between an operator's output and its autograd node.
             return tensor.detach() if hold else None
 
         self._pack = pack
@@ -146,7 +146,7 @@ class Recorder(TorchDispatchMode):
 def profile_operators(
     block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], clock: Clock
 ) -> tuple[OperatorProfile, ...]:
-    """Every operator call of one forward pass of the block."""
+    """Return the profile of every operator call in one forward pass of the block."""
     recorder = Recorder(clock)
     with recorder.saving(hold=True), recorder, torch.enable_grad():
         outputs = block(*args, **kwargs)
@@ -176,14 +176,14 @@ def untimed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def operations_clock(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Callable[[], float]]:
-    """Not seconds but operations of matrix products."""
+    """Return the FLOPs of matrix products in place of seconds."""
     outputs = func(*args, **kwargs)
     operations = matrix_operations(func, args, kwargs, outputs)
     return outputs, lambda: operations
 
 
 def event_clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
-    """Measured on the current CUDA device, between two events."""
+    """Time an operator on the current CUDA device between two events."""
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     before.record()
     outputs = func(*args, **kwargs)
@@ -197,7 +197,7 @@ def event_clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def virtual_clock(gpu: Gpu) -> Clock:
-    """What an operator would take on that card, by what it calls."""
+    """Return a clock that estimates operator times on that card."""
 
     def clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
         outputs: list[Any] = []
@@ -212,7 +212,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Count operations of a matrix product, convolution or attention; 0 for anything else."""
+    """Return the FLOPs of a matrix product, convolution or attention; 0 for anything else."""
     count = flop_registry.get(func.overloadpacket)
     if count is None:
         return 0.0
@@ -224,7 +224,7 @@ def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 def _attention_operations(name: str, args: Any) -> float:
-    """Two products forward, five backward. (PyTorch's own count refuses grouped queries in 2.11.)"""
+    """Count two products forward, five backward. (PyTorch's own count rejects grouped queries in 2.11.)"""
     tensors = [value for value in args if isinstance(value, Tensor) and value.dim() == 4]
     backward = "backward" in name
     query, key, value = tensors[1:4] if backward else tensors[:3]

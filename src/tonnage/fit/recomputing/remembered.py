@@ -1,7 +1,6 @@
-"""What a forward pass changes in the modules that it runs, and a function in what it keeps: buffers and attributes.
+"""Save and restore what a forward pass changes: buffers and attributes of modules, and state of functions.
 
-A block that runs twice must find them as they were before the first time, and leave them as they were before the
-second. This module does not know when a forward runs, nor what is kept outside modules.
+A block that runs twice must find them as they were before the first run, and leave them as the first run did.
 """
 
 import copy
@@ -17,13 +16,13 @@ from torch import Tensor, nn
 _ABSENT = object()
 _CONTAINERS = (list, dict, set, deque)
 _PLAIN = (bool, int, float, str)
-# Hooks are not among these: what a forward installs once, it also remembers in an attribute.
+# Hooks are not included: a forward that installs one also records that in an attribute.
 _STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A buffer or an attribute of a module. `in_place` where a forward writes into it instead of replacing it."""
+    """A buffer or attribute of a module; `in_place` if a forward writes into it instead of replacing it."""
 
     module: nn.Module
     key: str
@@ -40,7 +39,7 @@ class Slot:
             self._holder[self.key] = value
 
     def saved(self) -> Any:
-        """Its value, out of reach of what will be written into it."""
+        """Return its value, copied if it is changed in place."""
         return _copied(self.read()) if self.in_place else self.read()
 
     @property
@@ -50,7 +49,7 @@ class Slot:
 
 @contextmanager
 def put_back(slots: Sequence[Slot], values: Sequence[Any]) -> Iterator[None]:
-    """Within, the slots hold copies of these values; after it, what they held before."""
+    """Set the slots to copies of these values inside the context, and restore them afterwards."""
     held = [slot.read() for slot in slots]
     for slot, value in zip(slots, values, strict=True):
         slot.write(_copied(value) if slot.in_place else value)
@@ -62,16 +61,16 @@ def put_back(slots: Sequence[Slot], values: Sequence[Any]) -> Iterator[None]:
 
 
 class Memory:
-    """All buffers and attributes of a module and the modules in it, as they are when this is made."""
+    """A copy of all buffers and attributes of a module and its submodules at construction time."""
 
     def __init__(self, module: nn.Module, *, has_values: bool = True) -> None:
         self._module = module
-        self._has_values = has_values  # on a virtual GPU tensors have none to compare
+        self._has_values = has_values  # tensors on a virtual GPU have none to compare
         values = {slot: slot.read() for slot in _slots(module)}
         self._values = {slot: (value, _copied(value), _version(value)) for slot, value in values.items()}
 
     def changed(self) -> dict[Slot, Any]:
-        """What a forward has changed since, with its values before."""
+        """Return what a forward has changed since, with the previous values."""
         found: dict[Slot, Any] = {}
         for slot in dict.fromkeys([*self._values, *_slots(self._module)]):
             before, copied, version = self._values.get(slot, (_ABSENT, _ABSENT, 0))
@@ -84,7 +83,7 @@ class Memory:
         return found
 
     def restore(self) -> None:
-        """Each object is back in its place, with the values it had."""
+        """Restore each object and its previous values."""
         for slot in self.changed():
             before, copied, version = self._values.get(
                 Slot(slot.module, slot.key, slot.is_buffer), (_ABSENT, _ABSENT, 0)
@@ -104,9 +103,9 @@ class Memory:
 
 
 class FunctionMemory:
-    """What a function keeps between calls, as it is when this is made: in its closure, or in the object it belongs to.
+    """A copy of what a function keeps between calls, in its closure or its owning object.
 
-    Modules in there are remembered whole, but for `known`.
+    Modules found there are saved whole, except `known`.
     """
 
     def __init__(self, function: Any, known: nn.Module) -> None:
@@ -132,7 +131,7 @@ class FunctionMemory:
 
 @contextmanager
 def as_before(function: Any, known: nn.Module) -> Iterator[None]:
-    """What a function keeps between calls is as it was, once it is over."""
+    """Restore on exit what a function keeps between calls."""
     memory = FunctionMemory(function, known)
     try:
         yield
@@ -155,7 +154,7 @@ def _copied(value: Any) -> Any:
 
 
 def _on_host(value: Any) -> Any:
-    """A copy that takes none of the memory that is being measured."""
+    """Return a copy that does not use the GPU memory being measured."""
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else _copied(value)
 
 
@@ -164,7 +163,6 @@ def _version(value: Any) -> int:
 
 
 def _fill(target: Any, values: Any) -> None:
-    """Write the values into the object that held them."""
     if isinstance(target, Tensor):
         with torch.no_grad():
             target.copy_(values)

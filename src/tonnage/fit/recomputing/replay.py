@@ -1,7 +1,7 @@
-"""A forward pass run again, less what was kept and what nobody reads.
+"""Run a forward pass again, skipping what was saved and what is not read.
 
-The first pass sets the outputs of chosen operators aside. The second hands them out again, leaves out what backward does not
-read (the last product of a block, mostly), and runs the rest. It does not know modules or autograd functions.
+The first pass stores the outputs of chosen operators. The second returns those, skips what backward does not read
+(usually a block's last product), and runs the rest. It does not know modules or autograd functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,25 +20,25 @@ from tonnage.fit.choose.frontier import needed
 from tonnage.fit.recomputing.generators import States
 from tonnage.fit.recomputing.operators import UNCOUNTED, Layout, Operator, Recorder, operations_clock, profile_of
 
-# Below this, leaving out a product saves less time than looking at every operator costs the host.
+# Below this, skipping a product saves less time than dispatching every operator costs the host.
 _WORTHWHILE_OPERATIONS = 2e11
-_MOST_PLANS = 8  # one for each set of input shapes
+_MOST_PLANS = 8  # one per set of input shapes
 
 Run = Callable[[], tuple[Tensor, ...]]
 Around = Callable[[], AbstractContextManager[Any]]
 
 
 class OperatorsDiffer(TonnageError, RuntimeError):
-    """A block calls other operators than it did when it first ran."""
+    """Raised if a block calls other operators than in its first run."""
 
 
 @dataclass
 class Stash:
-    """What the first pass set aside, by operator."""
+    """The outputs that the first pass stored, by operator index."""
 
     outputs: dict[int, tuple[OpOverload, Any]] = field(default_factory=dict)
     random: dict[int, States] = field(default_factory=dict)
-    differs: str | None = None  # why it is not what was to be set aside
+    differs: str | None = None  # why the outputs are not the expected ones
 
     def storages(self) -> set[int]:
         leaves = tree_leaves([outputs for _, outputs in self.outputs.values()])
@@ -47,10 +47,10 @@ class Stash:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a pass on inputs of one set of shapes."""
+    """The known operators of a pass for one set of input shapes."""
 
     functions: tuple[OpOverload, ...]
-    skipped: Mapping[int, tuple[Layout, ...]]  # with the layouts that stand in for their outputs
+    skipped: Mapping[int, tuple[Layout, ...]]  # with layouts of the placeholders for their outputs
 
 
 class _Counted(TorchDispatchMode):
@@ -82,7 +82,7 @@ class _First(_Counted):
             self.stash.random[index] = self._random_states()
         outputs = func(*args, **kwargs)
         if index in self._kept:
-            # The pass goes on in any case: it may have changed buffers already, and its outputs are right.
+            # Continue anyway: the pass may have changed buffers already, and its outputs are right.
             if self._kept[index] not in (None, str(func)):
                 self.stash.differs = f"operator {index} was {self._kept[index]} when it was chosen and is {func} now"
             self.stash.outputs[index] = func, _detached(outputs)
@@ -107,11 +107,11 @@ class _Again(_Counted):
             return _detached(kept[1])
         first = args[0] if args else None
         if func._schema.is_mutable and isinstance(first, Tensor) and first.untyped_storage()._cdata in self._storages:
-            return first  # what was kept holds its last value
+            return first  # the stored tensor already has its final value
         if plan is not None and index in plan.skipped:
             if func._schema.is_mutable:
                 return first
-            # Tensors of the right shape with no values.
+            # Uninitialized tensors of the right shape.
             layouts = plan.skipped[index]
             made = [torch.empty_strided(shape, stride, dtype=dtype, device=at) for shape, stride, dtype, at in layouts]
             return made[0] if len(func._schema.returns) == 1 else tuple(made)
@@ -121,19 +121,19 @@ class _Again(_Counted):
 
 
 def _detached(outputs: Any) -> Any:
-    """Over the same storages; autograd puts its marks on the others."""
+    """Return tensors over the same storages, free of autograd metadata."""
     return tree_map_only(Tensor, Tensor.detach, outputs)
 
 
 class Replayer:
-    """Two passes of one forward: `first` and `again`. Operators in `kept` (index -> name, or None) are set aside."""
+    """Runs a forward twice, by `first` and `again`. Operators in `kept` (index -> name, or None) are stored."""
 
     def __init__(self, kept: Mapping[int, str | None]) -> None:
         self.kept = kept
         self._plans: dict[object, Plan | None] = {}
 
     def first(self, run: Run, random_states: Callable[[], States]) -> tuple[tuple[Tensor, ...], Stash]:
-        """With gradients on, so that the operators are those of the second pass; nothing is saved for backward."""
+        """Run with gradients enabled, so that operators match the second pass; nothing is saved for backward."""
         mode = _First(self.kept, random_states)
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: None, lambda t: t), mode:
             outputs = run()
@@ -145,7 +145,7 @@ class Replayer:
     def again(
         self, run: Run, shapes: object, stash: Stash, set_random: Callable[[States], None], around: Around = nullcontext
     ) -> tuple[Tensor, ...]:
-        """With gradients on, as the caller sees to. `around` brings back what a pass reads, each time one begins."""
+        """Run again, with gradients enabled by the caller. `around` restores what a pass reads, on each attempt."""
         learns = shapes not in self._plans and len(self._plans) < _MOST_PLANS
         plan = self._plans.get(shapes)
         try:
@@ -158,13 +158,13 @@ class Replayer:
                 self._plans[shapes] = None if recorder.overlooked else self._plan(recorder.operators)
                 return outputs
         except OperatorsDiffer:
-            # Without the plan, and then without what was set aside.
+            # Retry without the plan, then without the stored outputs.
             self._plans[shapes] = None
         return self.again(run, shapes, stash if plan else Stash(), set_random, around)
 
     def _plan(self, operators: Sequence[Operator]) -> Plan | None:
         profile = [profile_of(index, operator) for index, operator in enumerate(operators)]
-        # Without states for each draw, all must be drawn, in order.
+        # Without RNG states per operator, all random operators must run, in order.
         drawn = not self.kept
         always = [i for i, o in enumerate(operators) if not o.can_be_left_out or (drawn and o.random)]
         running = needed(profile, self.kept, always)

@@ -1,8 +1,8 @@
-"""Run a module again in backward instead of keeping what its forward made.
+"""Run a module again in backward instead of saving its activations.
 
-The forward leaves only the module's inputs, through autograd's saved tensors, so that hooks on those see them. Backward
-runs it again with the same random numbers and casts, and hands each parameter's gradient to autograd once, complete.
-It does not know which modules are worth it.
+Forward saves only the module's inputs, through autograd's saved tensors, so that hooks see them. Backward reruns it
+with the same random numbers and autocast, and passes each parameter's gradient to autograd once, complete. It does
+not know which modules are worth it.
 """
 
 import sys
@@ -26,29 +26,29 @@ from tonnage.fit.technique import NotApplicable
 Forward = Callable[..., Any]
 Gradients = Sequence[Tensor | None]
 Ends = Sequence[GradientEdge | None]
-_TENSOR = object()  # stands where a tensor was taken out of a nesting
+_TENSOR = object()  # placeholder for a tensor removed from a nesting
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a forward pass reads beyond its arguments: casts, random generators, and what its modules remember."""
+    """What a forward pass reads beyond its arguments: autocast, random generators and module state."""
 
     casts: tuple[tuple[str, torch.dtype, bool], ...]
     generators: Generators
-    random: States  # of the generators before the forward; none where it drew nothing
+    random: States  # of the generators before the forward; empty if it used none
     slots: tuple[Slot, ...] = ()
-    remembered: tuple[Any, ...] = ()  # the values of the slots before the forward
+    remembered: tuple[Any, ...] = ()  # values of the slots before the forward
 
     @classmethod
     def now(cls, device: torch.device, own: Iterable[Any] = (), slots: Sequence[Slot] = ()) -> "Surroundings":
-        """`own` are generators beside the global ones."""
+        """Capture the current state; `own` are generators besides the global ones."""
         kinds = dict.fromkeys((device.type, "cpu"))
         casts = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
         generators = Generators(device, own)
         return cls(casts, generators, generators.states(), tuple(slots), tuple(slot.saved() for slot in slots))
 
     def without_unused_random(self) -> "Surroundings":
-        """To be called after the forward: states that did not move need not be brought back."""
+        """Drop the RNG states if the forward, which must have run, did not advance them."""
         return replace(self, random=()) if same_states(self.random, self.generators.states()) else self
 
     @contextmanager
@@ -65,7 +65,7 @@ class Surroundings:
 
 @dataclass(eq=False)
 class Call:
-    """One call of a forward. Tensors that need a gradient are taken out of `leaves`; `run` puts others in their place."""
+    """One call of a forward. Tensors that need a gradient are removed from `leaves`; `run` fills them in."""
 
     forward: Forward
     leaves: list[Any]
@@ -73,12 +73,12 @@ class Call:
     places: tuple[int, ...]
     parameters: tuple[nn.Parameter, ...]
     surroundings: Surroundings
-    stash: Stash | None = None  # what was set aside; None where all of it runs again
-    output_leaves: list[Any] = field(default_factory=list)  # `_TENSOR` where one stands
+    stash: Stash | None = None  # stored outputs; None if everything runs again
+    output_leaves: list[Any] = field(default_factory=list)  # `_TENSOR` in place of tensors
     output_spec: TreeSpec | None = None
 
     def run(self, inputs: Sequence[Tensor], leaves: Sequence[Any] | None = None) -> tuple[Tensor, ...]:
-        """The tensors among the outputs. `leaves` may stand for the call's own."""
+        """Return the tensors among the outputs. `leaves` may replace the call's own."""
         filled = list(self.leaves if leaves is None else leaves)
         for place, tensor in zip(self.places, inputs, strict=True):
             filled[place] = tensor
@@ -88,7 +88,7 @@ class Call:
         return tuple(leaf for leaf in outputs if isinstance(leaf, Tensor))
 
     def outputs(self, tensors: Sequence[Tensor]) -> Any:
-        """What the forward returned, around these tensors."""
+        """Rebuild the forward's return value around these tensors."""
         given = iter(tensors)
         leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.output_leaves]
         assert self.output_spec is not None
@@ -96,10 +96,10 @@ class Call:
 
 
 class Rerun:
-    """Takes the place of a module's forward. Without gradients to compute it is that forward.
+    """Replaces a module's forward. With gradients disabled it is that forward.
 
-    Where `replayer` is given, operators that it keeps are not run again, nor those that backward does not need. Where the
-    forward is compiled there are no operators to see: give none. `slots` are what the forward changes in its modules.
+    With a `replayer`, saved operators and those that backward does not need are skipped. Pass None if the forward is
+    compiled, since its operators cannot be observed. `slots` are what the forward changes in its modules.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Rerun:
         self.forward = forward
         self.replayer = replayer
         self.slots = slots
-        self.differs: str | None = None  # why the last call could not keep the operators that it was to keep
+        self.differs: str | None = None  # why the last call could not store the chosen operators
         self._generators = list(held_generators(module))
         self._whole = Replayer({}) if replayer is None or replayer.kept else replayer
         self._checked = False
@@ -130,27 +130,27 @@ class Rerun:
         return call.outputs(_Rerun.apply(self, call, *inputs, *parameters))
 
     def first(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The forward pass, which keeps nothing but what the replayer sets aside."""
+        """Run the forward pass, saving only what the replayer stores."""
         if self.replayer is None or not self.replayer.kept:
             return call.run(inputs)
         fresh = [tensor.detach().requires_grad_() for tensor in inputs]
         outputs, stash = self.replayer.first(lambda: call.run(fresh), call.surroundings.generators.torch_states)
-        # Where the operators are others than those profiled, all of this call runs again.
+        # If the operators differ from the profiled ones, this call reruns whole.
         self.differs = stash.differs
         call.stash = None if stash.differs else stash
         return outputs
 
     def differentiate(self, call: Call, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
-        """Gradients of the inputs and then of the parameters."""
+        """Return gradients of the inputs, then of the parameters."""
         fresh = [tensor.detach().requires_grad_() for tensor in inputs]
         ends = self.again(call, fresh, call.leaves)
         if call.stash is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
-            # From here on backward alone holds what was kept, and lets go of it on its way.
+            # From here on only the graph holds the stored outputs, and frees them as backward proceeds.
             call.stash.outputs.clear()
         return self.gradients(ends, gradients, [*fresh, *call.parameters])
 
     def again(self, call: Call, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> Ends:
-        """Where gradients of the outputs enter. (The outputs themselves are not held: backward does not read them.)"""
+        """Rerun and return the outputs' gradient edges. The outputs are freed: backward does not read them."""
         surroundings = call.surroundings
 
         def run() -> tuple[Tensor, ...]:
@@ -162,7 +162,7 @@ class Rerun:
                     outputs = run()
             else:
                 replayer = self._whole if call.stash is None else self.replayer
-                # What decides which operators backward needs: shapes of all tensors, and which of them want a gradient.
+                # The key of a plan: shapes of all tensors, and which of them require a gradient.
                 tensors = [leaf for leaf in (*inputs, *leaves) if isinstance(leaf, Tensor)]
                 layouts = ((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
                 shapes = (*layouts, call.places, *map(id, call.parameters))
@@ -181,7 +181,7 @@ class Rerun:
         return torch.autograd.grad(edges, wanted, starts, allow_unused=True)
 
     def _check_reads_only(self, outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-        """A parameter from elsewhere would silently lose this module's share of its gradient."""
+        """Reject a parameter from elsewhere: it would silently lose this module's share of its gradient."""
         ids = {id(tensor) for tensor in known}
         for leaf in _graph_leaves(outputs):
             if id(leaf) not in ids:
@@ -202,7 +202,7 @@ class _Rerun(torch.autograd.Function):
             outputs = rerun.first(call, inputs)
         call.surroundings = call.surroundings.without_unused_random()
         ctx.save_for_backward(*inputs)
-        # A block may hand on an argument that needs no gradient: autograd would make it an output of this function in place.
+        # If a block returned an argument that needs no gradient, autograd would make it an output of this function.
         given = {id(leaf) for leaf in call.leaves}
         constant = (o for o in outputs if id(o) in given or not (o.is_floating_point() or o.is_complex()))
         ctx.mark_non_differentiable(*constant)
@@ -215,11 +215,11 @@ class _Rerun(torch.autograd.Function):
 
 
 class GraphRerun:
-    """Takes the place of a module's forward, as `Rerun` does, while autograd keeps the graph of the first run.
+    """Replaces a module's forward, as `Rerun` does, while autograd keeps the graph of the first run.
 
-    For modules that gradients enter or leave by other ways than arguments and outputs: router logits that a hook
-    collects, an auxiliary loss in an attribute, a parameter of another module. All of those are nodes of the graph that
-    was made first; only what the nodes saved is made a second time. It cannot keep the outputs of chosen operators.
+    This is for modules whose gradients flow through more than arguments and outputs: router logits that a hook
+    collects, an auxiliary loss in an attribute, a parameter of another module. Those are nodes of the first graph;
+    only what the nodes saved is recomputed. It cannot save the outputs of chosen operators.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, slots: Sequence[Slot] = ()) -> None:
@@ -241,7 +241,7 @@ class GraphRerun:
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), again),
-            early_stop=False,  # which would leave modules in the middle, between one hook and another
+            early_stop=False,  # stopping early would leave modules between one hook and the next
             **kwargs,
         )
         again.surroundings = again.surroundings.without_unused_random()
@@ -249,7 +249,7 @@ class GraphRerun:
 
 
 class _Again(AbstractContextManager[None]):
-    """May be entered many times: once for each backward pass over the graph."""
+    """A reusable context, entered once per backward pass over the graph."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -264,7 +264,7 @@ class _Again(AbstractContextManager[None]):
 
 @contextmanager
 def _no_cast_cache() -> Iterator[None]:
-    """Without gradients, autocast would cache casts that later uses of the weight could not be differentiated through."""
+    """Disable autocast's cache: casts made without gradients could not be differentiated through later."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -274,7 +274,7 @@ def _no_cast_cache() -> Iterator[None]:
 
 
 def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments without a cache of keys and values, which the second run would fill a second time."""
+    """Return the arguments without a KV cache, which the second run would fill again."""
     kept = tuple(None if _is_cache(arg) else arg for arg in args)
     named = {name: None if _is_cache(arg) else arg for name, arg in kwargs.items()}
     if named.get("use_cache"):
@@ -288,7 +288,7 @@ def _is_cache(value: object) -> bool:
 
 
 def holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a cache brings keys of earlier tokens, which the block must then see: it runs plainly."""
+    """Return whether a cache holds earlier tokens, which the block must see: it then runs plainly."""
     caches = [value for value in (*args, *kwargs.values()) if _is_cache(value)]
     if not caches:
         return False
@@ -298,7 +298,7 @@ def holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def device_of(leaves: Iterable[Any]) -> torch.device:
-    """Return the device of the first tensor on a GPU, or of the first one."""
+    """Return the device of the first CUDA tensor, else of the first tensor."""
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     return next((device for device in devices if device.type == "cuda"), devices[0] if devices else torch.device("cpu"))
 

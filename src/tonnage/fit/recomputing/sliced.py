@@ -1,7 +1,7 @@
-"""Sliced recompute: a block runs over slices of the batch, forward and again in backward.
+"""Sliced recompute: a block runs over slices of the batch, in forward and again in backward.
 
-What a block makes on the way then exists for one slice at a time, as with micro-batches, but the batch is still one:
-each parameter's gradient is summed here and reaches autograd once. Only for blocks that treat rows independently.
+Intermediates then exist for one slice at a time, as with micro-batches, but the batch is still one: each parameter's
+gradient is summed here and reaches autograd once. Only for blocks that treat rows independently.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _HINT = "Set slices=1, or keep this block."
 
 
 class SlicedRerun(Rerun):
-    """Takes the place of a block's forward. A batch of fewer rows than slices is cut into single rows."""
+    """Replaces a block's forward. A batch with fewer rows than slices is cut into single rows."""
 
     def __init__(self, module: nn.Module, forward: Forward, replayer: Replayer | None, slices: int) -> None:
         super().__init__(module, forward, replayer)
@@ -57,7 +57,7 @@ class SlicedRerun(Rerun):
 
 
 class _Sums:
-    """Gradients over slices: of a sliced input side by side, of all else added up."""
+    """Gradients over slices: concatenated for a sliced input, summed for everything else."""
 
     def __init__(self, inputs: Sequence[Tensor], rows: int) -> None:
         self._side_by_side = [has_rows(tensor, rows) for tensor in inputs]
@@ -80,7 +80,7 @@ class _Sums:
 
 
 def row_slices(rows: int, slices: int) -> Iterator[slice]:
-    """As even as can be, the longer ones first."""
+    """Yield slices of nearly equal size, the longer ones first."""
     count = min(rows, slices)
     size, longer = divmod(rows, count)
     start = 0
@@ -91,16 +91,16 @@ def row_slices(rows: int, slices: int) -> Iterator[slice]:
 
 
 def batch_rows(leaves: Sequence[Any]) -> int:
-    """The first dimension of the first tensor of real numbers: what flows from block to block comes first.
+    """Return the first dimension of the first floating-point tensor, which is the hidden state.
 
-    Where all are integers, it is that of the first one: token numbers.
+    If all are integers (token ids), it is that of the first tensor.
     """
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     return next((tensor.shape[0] for tensor in tensors if tensor.is_floating_point()), tensors[0].shape[0])
 
 
 def has_rows(leaf: object, rows: int) -> bool:
-    """Whether a tensor has a row for each of the batch. A plain vector never does: positions are one."""
+    """Return whether a tensor has one row per batch row. A vector never does: positions are one."""
     return isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[0] == rows
 
 
@@ -109,11 +109,11 @@ def take_rows(leaf: Any, rows: int, part: slice) -> Any:
 
 
 class _Reached(Exception):
-    """Every kind of block has been seen: the rest of the forward pass is not needed."""
+    """Stops the forward pass once every kind of block was seen."""
 
 
 def check_rows_apart(training: Training, names: Sequence[str]) -> None:
-    """Raise NotApplicable where a block mixes rows of the batch: each kind is tried on two rows, together and alone."""
+    """Raise NotApplicable if a block mixes rows: each kind runs on two rows, together and separately."""
     blocks = {type(block): (name, block) for name in reversed(names) for block in [training.model.get_submodule(name)]}
     with left_alone(training), torch.no_grad():
         for name, call in first_calls(training, dict(blocks.values())).items():
@@ -121,7 +121,7 @@ def check_rows_apart(training: Training, names: Sequence[str]) -> None:
 
 
 def first_calls(training: Training, blocks: Mapping[str, nn.Module]) -> dict[str, Arguments]:
-    """Arguments of the first call of each block in a loss on the sample, which ends there. A cache is left out."""
+    """Return the arguments of each block's first call in a loss on the sample, without KV caches."""
     calls: dict[str, Arguments] = {}
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def _check_block(name: str, block: nn.Module, call: Arguments, device: torch.dev
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Up to the rounding of kernels that divide their sums by shape."""
+    """Compare up to rounding: kernels split their sums by shape."""
     if not one.is_floating_point():
         return torch.equal(one, other)
     scale = one.abs().amax().double()

@@ -1,8 +1,8 @@
-"""Whether running a block twice is running it once, tried on the first rows of the sample before anything is placed.
+"""Test on the first rows of the sample whether a block can run twice, before anything is applied.
 
-In one loss each block runs as it does, and at once a second time as backward would run it. The two runs tell what the
-block changes in its modules and whether it gives the same again; the graph of the loss tells whether gradients enter or
-leave it by other ways than its arguments and outputs. This module does not know techniques.
+During one loss each block runs as usual and then again as backward would run it. The two runs show what the block
+changes in its modules and whether it is deterministic; the graph of the loss shows whether gradients flow other than
+through its arguments and outputs. This module does not know techniques.
 """
 
 import gc
@@ -30,9 +30,9 @@ from tonnage.fit.virtual import on_virtual_gpu
 
 Result = TypeVar("Result")
 
-_ROWS = 2  # batch norms cannot do with one
+_ROWS = 2  # batch norms need more than one
 _HELD = "something outside of it holds tensors that it makes, and would hold those of a second run too"
-_TOLERANCE = 16  # in units of rounding: atomic additions come in any order
+_TOLERANCE = 16  # in units of rounding: atomic additions are unordered
 
 _next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -41,18 +41,18 @@ _next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 class Finding:
     """What it takes to run a block twice."""
 
-    reason: str | None = None  # why it cannot be done
+    reason: str | None = None  # why it is impossible
     slots: tuple[Slot, ...] = ()  # buffers and attributes that it changes
-    # How gradients enter or leave it beside its arguments and outputs: then the graph of its first run must stay.
+    # How gradients bypass its arguments and outputs; the graph of the first run must then be kept.
     beside: str | None = None
 
 
-# By model: what it and its training were like when they were tried, and what came of it.
+# By model: fingerprint at the time of the trial, and the findings.
 _tried: WeakKeyDictionary[nn.Module, tuple[object, dict[str, Finding]]] = WeakKeyDictionary()
 
 
 def find_out(training: Training, names: Sequence[str]) -> dict[str, Finding]:
-    """What each of these modules does when it runs twice, tried once for a training as it stands."""
+    """Return what each of these modules does when it runs twice, cached while the training is unchanged."""
     now = _fingerprint(training)
     before, findings = _tried.get(training.model, (None, {}))
     known = findings if before == now else {}
@@ -64,7 +64,7 @@ def find_out(training: Training, names: Sequence[str]) -> dict[str, Finding]:
 
 
 def _fingerprint(training: Training) -> object:
-    """What can change how a block runs. (Numbers, not objects, which would hold the model.)"""
+    """Return what can change how a block runs, as numbers: objects would keep the model alive."""
     modules = tuple(
         (
             id(module),
@@ -80,12 +80,12 @@ def _fingerprint(training: Training) -> object:
 
 
 def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, Finding]:
-    """Run a loss with each block twice; the training is left as it was."""
+    """Run a loss with each block twice; the training is left unchanged."""
 
     def tried(*, twice: bool, saves: bool) -> dict[str, Finding]:
         return on_few_rows(training, lambda batch: _Trial(training, names, twice=twice, saves=saves).run(batch))
 
-    # A loss that differentiates by itself needs what is saved; what a second run stores may stand in the loss's way.
+    # A loss that differentiates needs saved tensors; what a second run stores may disturb the loss.
     for saves in (False, True):
         try:
             return tried(twice=True, saves=saves)
@@ -97,7 +97,7 @@ def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, Finding]:
 
 
 def on_few_rows(training: Training, run: Callable[[Batch], Result]) -> Result:
-    """Run on the first rows of the sample or, where the model cannot do with so few, on all of it."""
+    """Run on the first rows of the sample, or on all of it if the model cannot handle so few."""
     try:
         return run(take_rows(training.sample, slice(0, _ROWS)))
     except torch.OutOfMemoryError:
@@ -108,7 +108,7 @@ def on_few_rows(training: Training, run: Callable[[Batch], Result]) -> Result:
 
 @contextmanager
 def left_alone(training: Training) -> Iterator[None]:
-    """Buffers, attributes and random generators as they were, once it is over. Compiled code runs as it was written."""
+    """Restore buffers, attributes and random generators on exit. Compiled code runs eagerly."""
     memory = Memory(training.model, has_values=not on_virtual_gpu(training.device))
     of_loss = FunctionMemory(training.loss, known=training.model)
     generators = Generators(training.device, held_generators(training.model))
@@ -117,7 +117,7 @@ def left_alone(training: Training) -> Iterator[None]:
         with eagerly(), training.forward_pass():
             yield
     finally:
-        # Sharded parameters that a forward has gathered wait for a backward to be given up, and none comes.
+        # FSDP keeps gathered parameters until a backward pass, and none comes.
         kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
         for module in training.model.modules():
             if isinstance(module, kind):
@@ -129,16 +129,16 @@ def left_alone(training: Training) -> Iterator[None]:
 
 @dataclass(eq=False)
 class _Run:
-    """One run of a block: the nodes of the graph that it made are numbered from `start` up to `stop`."""
+    """One run of a block; the graph nodes it made are numbered from `start` up to `stop`."""
 
     name: str
     outer: "_Run | None"
     second: bool
     start: int = field(default_factory=_next_node_number)
     stop: int = sys.maxsize
-    entries: set[Node] = field(default_factory=set)  # nodes that made its arguments
-    leaves: set[int] = field(default_factory=set)  # ids of its parameters, and of arguments that no node made
-    exits: set[Node] = field(default_factory=set)  # nodes that its outputs went through
+    entries: set[Node] = field(default_factory=set)  # nodes that produced its arguments
+    leaves: set[int] = field(default_factory=set)  # ids of its parameters, and of arguments that are leaves
+    exits: set[Node] = field(default_factory=set)  # nodes that its outputs passed through
 
     def enters(self, node: Node) -> bool:
         return node in self.entries or id(getattr(node, "variable", None)) in self.leaves
@@ -181,7 +181,7 @@ class _Trial:
             surroundings = Surroundings.now(device_of((*leaves, *block.parameters())), own)
             memory = Memory(block, has_values=self._has_values)
             finding = self._findings[name]
-            # As it is.
+            # First run.
             with self._writing_noted(finding, leaves, block), self._running(name) as run:
                 given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
                 run.entries = {tensor.grad_fn for tensor in given if tensor.grad_fn is not None}
@@ -190,13 +190,13 @@ class _Trial:
                 outputs = forward(*args, **kwargs)
             changed = memory.changed()
             finding.slots = tuple(dict.fromkeys((*finding.slots, *changed)))
-            # And again.
+            # Second run.
             if self._twice and finding.reason is None:
                 surroundings = replace(surroundings, slots=tuple(changed), remembered=tuple(changed.values()))
                 fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
                 args, kwargs = tree_unflatten(fresh, spec)
                 with surroundings.again(), self._running(name, second=True):
-                    # Where autograd's own threads run: what the caller put into context variables is not there.
+                    # As on autograd's own threads, which do not see the caller's context variables.
                     again = Context().run(forward, *args, **kwargs)
                 if self._has_values and not _same(outputs, again):
                     finding.reason = "it gives other values when it runs again"
@@ -227,7 +227,7 @@ class _Trial:
                 finding.reason = f"it writes into its {what}"
 
     def _look_beside(self, loss: Tensor) -> None:
-        """Walk the graph of the loss. Edges into and out of a run must be those of its arguments and outputs."""
+        """Walk the graph of the loss: edges into and out of a run must belong to its arguments and outputs."""
         starts = [run.start for run in self._runs]
         waiting: list[tuple[Node | None, Node]] = [(None, loss.grad_fn)] if loss.grad_fn is not None else []
         seen = set[Node]()
@@ -240,7 +240,7 @@ class _Trial:
                 waiting.extend((node, before) for before, _ in node.next_functions if before is not None)
 
     def _look_around(self) -> None:
-        """What a second run made is gone by now, unless something holds it that the block's modules do not."""
+        """Check that nothing outside the block's modules still holds tensors of a second run."""
         gc.collect()
         starts = [run.start for run in self._runs]
         tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
@@ -263,7 +263,7 @@ class _Trial:
                 self._findings[run.name].beside = "it reads a tensor that is neither its argument nor its own parameter"
 
     def _around(self, node: Node, starts: list[int]) -> list[_Run]:
-        """The runs that made this node, from the inside out."""
+        """Return the runs that made this node, innermost first."""
         number, found = node._sequence_nr(), []
         index = bisect_right(starts, number) - 1
         run = self._runs[index] if index >= 0 else None
@@ -293,7 +293,7 @@ def _same(outputs: Any, again: Any) -> bool:
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Up to the rounding of sums in another order."""
+    """Compare up to the rounding of sums in another order."""
     if not one.is_floating_point() or torch.equal(one, other):
         return torch.equal(one, other)
     scale = torch.linalg.vector_norm(one.double().nan_to_num())

@@ -1,1 +1,1 @@
-"""A training over several ranks: FSDP2 under `fit`, and what keeps the ranks of one mind. DeepSpeed runs beside it."""
+"""Train over several ranks: FSDP2 under `fit`, and coordination of the ranks. DeepSpeed is supported alongside."""

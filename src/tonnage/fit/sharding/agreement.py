@@ -1,11 +1,10 @@
-"""What keeps ranks of one mind: small values agreed on, and a failure of one told to all.
+"""Coordinate ranks: agree on small values, and report a failure of one rank to all.
 
-Values go over a gloo group of our own, on the host: nothing waits for a GPU. A failure goes through the store that the
-process group was made with, to a thread on every rank, which acknowledges it: so it arrives although the main thread
-waits in a collective for the rank that failed. That wait ends when the failed process closes its connections; where it
-does not (NCCL, a process that lingers), the thread aborts the groups, and in the end the process.
-
-It does not know what ranks do together.
+Values use a separate gloo group on the host, so nothing waits for a GPU. A failure goes through the process group's
+store to a thread on every rank, which acknowledges it: so it arrives even while the main thread waits in a
+collective for the failed rank. That wait ends when the failed process closes its connections; if it does not (NCCL,
+a process that lingers), the thread aborts the groups, and finally the process. It does not know what the ranks do
+together.
 """
 
 import atexit
@@ -30,17 +29,17 @@ from tonnage.fit.virtual import on_virtual_gpu
 Value = TypeVar("Value")
 
 _POLL_S = 0.2
-_HEARD_WITHIN_S = 5.0  # the rank that failed goes on to raise then, whoever has not heard
-_SHARED_WITHIN_S = 1.0  # a failure that all share reaches all by itself
-_ABORT_AFTER_S = 5.0  # of waiting for a rank that failed: the groups are given up
-_END_AFTER_S = 5.0  # and then: nothing wakes the main thread, the process ends and says why
+_HEARD_WITHIN_S = 5.0  # afterwards the failed rank raises, even if not all have acknowledged
+_SHARED_WITHIN_S = 1.0  # a failure on all ranks needs no report
+_ABORT_AFTER_S = 5.0  # of waiting for a failed rank: abort the groups
+_END_AFTER_S = 5.0  # after that, if the main thread still hangs: end the process with the reason
 _ALONE = -1  # the phase of an error between phases
-_TOLD = "told_to_ranks"  # a mark on an error, so that it is told once, in the innermost phase
+_TOLD = "told_to_ranks"  # attribute of an error, so that it is reported once, in the innermost phase
 _BACKENDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket timeout")
 
 
 class RankFailed(TonnageError):
-    """Another rank raised, and the job is over; the sentence holds its error."""
+    """Another rank raised, and the job is over; the message holds its error."""
 
     def __init__(self, rank: int, error: str) -> None:
         super().__init__(f"Rank {rank} raised {error}", hint=f"Look at the log of rank {rank}.")
@@ -48,7 +47,7 @@ class RankFailed(TonnageError):
 
 
 class Agreement:
-    """Agreement of all ranks of a mesh. Every rank makes it at the same time and calls the same methods in the same order."""
+    """Coordinates all ranks of a mesh. Every rank creates it and calls the same methods in the same order."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -57,7 +56,7 @@ class Agreement:
         self.size = len(self.members)
         self._group: Any = dist.new_group(self.members, backend="gloo", use_local_synchronization=True)
         key = self.share(os.urandom(8).hex())
-        # On a virtual cluster some ranks stand for all, and it tells failures itself.
+        # On a virtual cluster some ranks stand for all, and the cluster reports failures itself.
         virtual = on_virtual_gpu(torch.device(mesh.device_type))
         self._news = None if virtual else _News(mesh, self.members, self.rank, key)
 
@@ -78,7 +77,7 @@ class Agreement:
         return found
 
     def largest(self, *values: float) -> list[float]:
-        """Each of them as it is on the rank where it is largest."""
+        """Return the maximum of each value over all ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def smallest(self, *values: float) -> list[float]:
@@ -90,14 +89,14 @@ class Agreement:
         return [float(number) for number in numbers]
 
     def sum(self, value: Tensor) -> Tensor:
-        """Over all ranks, on the device where it is. What is given stays as it is."""
+        """Return the sum over all ranks on the tensor's device; the input is unchanged."""
         total = value.detach().clone()
         for dimension in range(self.mesh.ndim):
             dist.all_reduce(total, group=self.mesh.get_group(dimension))
         return total
 
     def copy_from_first(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        """Let every rank hold the first one's values, one tensor at a time, whatever device they are on."""
+        """Copy the first rank's values to every rank, one tensor at a time, on any device."""
         for tensor in tensors:
             moved = tensor.detach().to(device)
             for dimension in range(self.mesh.ndim):
@@ -108,16 +107,16 @@ class Agreement:
 
     @contextmanager
     def together(self, *, settled: bool = False) -> Iterator[None]:
-        """What raises inside on one rank is told to all; one without an error of its own raises `RankFailed`.
+        """Report an error inside to all ranks; a rank without an error of its own raises `RankFailed`.
 
-        `settled`: nobody leaves before all are through, so that nobody goes on where another has failed.
+        With `settled`, no rank leaves before all are through, so that none continues after another failed.
         """
         with self._news.phase(settled=settled) if self._news else nullcontext():
             yield
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Around what each rank does for itself between phases: others, who may wait for it in the next, are told."""
+        """Report errors of what each rank does alone between phases, since others may wait for it in the next."""
         try:
             yield
         except Exception as error:
@@ -126,11 +125,11 @@ class Agreement:
             raise
 
     def shared(self, error: BaseException) -> bool:
-        """Whether what was raised inside `together` last was raised on every rank."""
+        """Return whether the last error inside `together` was raised on every rank."""
         return self._news is None or self._news.shared(error)
 
     def meet(self) -> bool:
-        """Whether all ranks come here within a few seconds."""
+        """Return whether all ranks arrive here within a few seconds."""
         return self._news is None or self._news.meet()
 
     def close(self) -> None:
@@ -152,21 +151,21 @@ class _Failure:
 
 
 class _News:
-    """Failures of other ranks, as a thread of this one hears them."""
+    """Failures of other ranks, received by a thread."""
 
     def __init__(self, mesh: DeviceMesh, members: Sequence[int], rank: int, key: str) -> None:
         self.members, self.rank, self.mesh = members, rank, mesh
         store = dist.distributed_c10d._get_default_store()
-        # The main thread and the other one each have a connection: a wait on one holds it.
+        # Both threads need their own connection: a wait blocks it.
         self._out, self._in = (dist.PrefixStore(f"tonnage/{key}", store.clone()) for _ in range(2))
         self._heard: list[_Failure] = []
-        self._own: set[int] = set()  # phases in which this rank failed itself
+        self._own: set[int] = set()  # phases in which this rank itself failed
         self._phases = self._depth = self._meetings = 0
         self._alert_until_s = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="tonnage-ranks", daemon=True)
         self._thread.start()
-        # Inside a call of the store while the interpreter ends, the thread would take the whole process down.
+        # If the interpreter exited during a store call, the thread would crash the process.
         atexit.register(self.close)
 
     @contextmanager
@@ -176,7 +175,7 @@ class _News:
         phase = self._phases
         try:
             yield
-            if settled:  # wait for the others; raise where one of them failed
+            if settled:  # wait for the others; raise if one of them failed
                 self._out.add(f"through/{phase}", 1)
                 while self._out.add(f"through/{phase}", 0) < len(self.members):
                     self._check()
@@ -188,7 +187,7 @@ class _News:
             self._depth -= 1
 
     def tell_alone(self, error: BaseException) -> None:
-        """What was raised outside of any phase is nobody else's."""
+        """Report an error raised outside any phase, which no other rank shares."""
         self._explain(error, _ALONE)
 
     def meet(self) -> bool:
@@ -198,7 +197,7 @@ class _News:
             self._out.add(key, 1)
             return self._within_time(lambda: self._out.add(key, 0) >= len(self.members))
         except RuntimeError:
-            return False  # the store is gone with the rank that kept it
+            return False  # the store's rank is gone
 
     def _check(self) -> None:
         fatal = self._fatal()
@@ -206,11 +205,11 @@ class _News:
             raise fatal.error
 
     def _fatal(self) -> _Failure | None:
-        """A failure that this rank did not share."""
+        """Return a failure that this rank did not share."""
         return next((failure for failure in self._heard if failure.phase not in self._own), None)
 
     def _explain(self, error: BaseException, phase: int) -> None:
-        """Tell the others; an error that only says that a peer is gone is replaced by that peer's own."""
+        """Report the error to the others; if it only says that a peer is gone, raise the peer's error instead."""
         if isinstance(error, RankFailed) or _TOLD in error.__dict__:
             return
         if _from_a_backend(error) and self._within_time(lambda: self._fatal() is not None):
@@ -218,18 +217,19 @@ class _News:
             assert fatal is not None
             raise fatal.error from error
         self._own.add(phase)
-        error.__dict__[_TOLD] = True  # held here, it would hold its frames, and those all memory of the step
-        self._alert_until_s = time.monotonic() + 2 * _HEARD_WITHIN_S  # others may tell the same, and wait to be heard
+        error.__dict__[_TOLD] = True  # keeping the error itself would keep its frames, and with them the step's memory
+        # Others may report the same and wait for acknowledgement.
+        self._alert_until_s = time.monotonic() + 2 * _HEARD_WITHIN_S
         words = f"{type(error).__name__}: {error.words if isinstance(error, TonnageError) else error}"
         try:
             number = self._out.add("failures", 1)
             self._out.set(f"failure/{number}", json.dumps([self.rank, phase, words]))
             self._within_time(lambda: self._out.add(f"heard/{number}", 0) >= len(self.members))
         except RuntimeError:
-            return  # the store is gone with the rank that kept it
+            return  # the store's rank is gone
 
     def shared(self, error: BaseException) -> bool:
-        """Whether the failure that was told last is every rank's."""
+        """Return whether the last reported failure occurred on every rank."""
         assert _TOLD in error.__dict__
 
         def all_failed() -> bool:
@@ -251,7 +251,7 @@ class _News:
         try:
             while not self._closed.wait(_POLL_S):
                 if not self._depth and time.monotonic() > self._alert_until_s:
-                    continue  # nobody waits; and at the end of a job the store may go before this thread does
+                    continue  # no rank waits; and at the end of a job the store may close before this thread
                 for number in range(heard + 1, self._in.add("failures", 0) + 1):
                     failure = _Failure(*json.loads(self._in.get(f"failure/{number}")))
                     if failure.rank != self.rank:
@@ -261,10 +261,10 @@ class _News:
                 if self._fatal() is not None and self._outlasts(_SHARED_WITHIN_S):
                     self._end()
         except RuntimeError:
-            return  # the store is gone: whoever kept it has ended
+            return  # the store is gone: its rank has ended
 
     def _end(self) -> None:
-        """The main thread comes out by itself where connections break; else groups are aborted, or all of it ends."""
+        """Wait for the main thread to leave by itself; else abort the groups, and finally end the process."""
         if self._outlasts(_ABORT_AFTER_S):
             for dimension in range(self.mesh.ndim):
                 self.mesh.get_group(dimension).abort()
@@ -274,7 +274,7 @@ class _News:
             os._exit(fatal.error.exit_code)
 
     def _outlasts(self, seconds: float) -> bool:
-        """Whether the main thread stays so long inside what it does with the others, without an error of its own."""
+        """Return whether the main thread stays inside a phase for this long without an error of its own."""
         until = time.monotonic() + seconds
         while self._depth and self._fatal() is not None and time.monotonic() < until:
             if self._closed.wait(_POLL_S):
@@ -288,7 +288,7 @@ class _News:
 
 
 def _from_a_backend(error: BaseException) -> bool:
-    """Whether it says no more than that a collective could not be finished."""
+    """Return whether the error only says that a collective could not finish."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     words = str(error).lower()

@@ -1,8 +1,8 @@
-"""`tonnage.fit(..., engine="deepspeed")`: a training run by DeepSpeed, as a config of its own says.
+"""`tonnage.fit(..., engine="deepspeed")`: let DeepSpeed run a training according to its own config.
 
-ZeRO 1, 2 and 3, ZeRO-Offload and ZeRO-Infinity are all in the config, which `tonnage plan train --export` writes. Here
-batches are divided and weighed, so that a step is that of one process on all ranks' batches, and a rank that fails tells
-the others. Nothing is measured or chosen: a budget belongs to the plan.
+ZeRO 1, 2 and 3, ZeRO-Offload and ZeRO-Infinity are all in the config, which `tonnage plan train --export` writes.
+This module divides and weights batches, so that a step equals that of one process on all ranks' batches, and reports
+a rank's failure to the others. Nothing is measured or chosen: a budget belongs to the plan.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ _MOST_BYTES = 16 * 2**20
 
 
 def fit_with_engine(engine: str, *args: Any, mesh: Any = None, **kwargs: Any) -> "EngineFitted":
-    """Answer `tonnage.fit` with `engine=`."""
+    """Handle `tonnage.fit` with `engine=`."""
     if engine != "deepspeed":
         raise RequestError(f"There is no engine {engine!r}.", hint='Known are "torch" (unless told) and "deepspeed".')
     if mesh is not None:
@@ -50,13 +50,13 @@ def fit_with_deepspeed(
     config: Mapping[str, Any] | str | Path,
     weighting: Weighting = "auto",
 ) -> "EngineFitted":
-    """Let DeepSpeed run a training; called on all ranks alike.
+    """Let DeepSpeed run a training. Call it on all ranks.
 
-    | argument    | means                                                                                     |
-    |-------------|-------------------------------------------------------------------------------------------|
-    | `optimizer` | yours; None: the one that the config describes                                            |
-    | `config`    | DeepSpeed's settings, or the file that holds them                                         |
-    | `weighting` | how much a rank's loss weighs: as for micro-batches, or "ranks" (all the same)            |
+    | argument    | means                                                                        |
+    |-------------|------------------------------------------------------------------------------|
+    | `optimizer` | your optimizer; None: the one that the config describes                      |
+    | `config`    | DeepSpeed's settings, or the file that holds them                            |
+    | `weighting` | the weight of a rank's loss: as for micro-batches, or "ranks" (all the same) |
     """
     settings = read_config(config)
     _check_optimizer(optimizer, settings)
@@ -82,7 +82,7 @@ def fit_with_deepspeed(
 
 
 def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """The settings; a file that holds none gets a clear error."""
+    """Return the settings; raises RequestError if the file holds none."""
     if isinstance(config, Mapping):
         return config
     hint = "Give DeepSpeed's settings, or the deepspeed.json that tonnage plan train --export wrote."
@@ -96,7 +96,7 @@ def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
 
 
 def _check_optimizer(optimizer: Optimizer | None, settings: Mapping[str, Any]) -> None:
-    """One of the two has to say how steps are taken, and on the host only DeepSpeed's own steps fast."""
+    """Require exactly one source of the optimizer, and DeepSpeed's own if states are on the host."""
     described = "optimizer" in settings
     if optimizer is None and not described:
         raise RequestError(
@@ -122,7 +122,7 @@ def _check_optimizer(optimizer: Optimizer | None, settings: Mapping[str, Any]) -
 
 
 def _training(engine: Any, loss: Loss, sample: Batch, agreement: Agreement) -> Training:
-    """The engine stands for the model: called, it gathers what is sharded."""
+    """Build the training with the engine as its model: calling it gathers sharded parameters."""
     check_sample(sample, engine.device)
     first = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
     shared = agreement.share(first)
@@ -139,7 +139,7 @@ def _training(engine: Any, loss: Loss, sample: Batch, agreement: Agreement) -> T
 
 
 class EngineFitted:
-    """A training that DeepSpeed runs. `engine` is its own object, for checkpoints and all else."""
+    """A training that DeepSpeed runs. `engine` is DeepSpeed's own object, for checkpoints and anything else."""
 
     def __init__(self, engine: Any, agreement: Agreement, training: Training, weighting: Weighting) -> None:
         self.engine, self.training = engine, training
@@ -149,7 +149,7 @@ class EngineFitted:
 
     @property
     def model(self) -> nn.Module:
-        """The caller's own, with its parameters as DeepSpeed keeps them."""
+        """The caller's model, with its parameters as DeepSpeed stores them."""
         module: nn.Module = self.engine.module
         return module
 
@@ -158,14 +158,14 @@ class EngineFitted:
         return self.engine.optimizer
 
     def step(self, batch: Batch) -> Tensor:
-        """One optimizer step on every rank's batch; the loss of all of them."""
+        """Take one optimizer step on every rank's batch and return the loss over all of them."""
         total = self._step(batch)
         assert total is not None
         return total
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Around a loop over batches of which ranks may have different numbers: those that are done go on with the others."""
+        """Wrap a loop whose number of batches may differ between ranks: finished ranks keep stepping with the others."""
         with self.ranks.agreement.telling():
             yield
         while self._step(None) is not None:
@@ -180,12 +180,12 @@ class EngineFitted:
             total = torch.zeros((), device=self.training.device)
             for part in parts:
                 loss = part.weigh(self.training.loss(self.engine, part.batch))
-                self.engine.backward(loss, scale_wrt_gas=False)  # the weights of parts make up one already
+                self.engine.backward(loss, scale_wrt_gas=False)  # the parts' weights already sum to one
                 self.engine.step()
                 total = total + loss.detach()
             return agreement.sum(total) / agreement.size
 
     def close(self) -> None:
-        """DeepSpeed's hooks and buffers are gone; the process group stays."""
+        """Remove DeepSpeed's hooks and buffers; the process group stays."""
         self.ranks.agreement.close()
         self.engine.destroy()

@@ -1,8 +1,8 @@
-"""`fit` over the ranks of a mesh: the same on every rank, from what they have agreed on.
+"""`fit` over the ranks of a mesh: every rank does the same, from what they agreed on.
 
-Ranks may hand over other samples, of which the first one's is measured, and other budgets, of which the smallest count.
-On a GPU stage 2 is tried before stage 3, and that before the host's memory: the first that fits is the fastest. It does
-not know how FSDP2 is put on a model, nor how a choice is made.
+Ranks may pass different samples, of which the first rank's is measured, and different budgets, of which the smallest
+counts. On a GPU stage 2 is tried before stage 3, and that before offloading to the host: the first that fits is the
+fastest. It does not know how FSDP2 wraps a model or how a choice is made.
 """
 
 import json
@@ -35,7 +35,7 @@ from tonnage.fit.survey.stages import Request
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import budget_bytes
 
-# The fastest first: gathered once; gathered twice, with sums of gradients in shards; shards on the host.
+# Fastest first: gathered once; gathered twice, with sharded gradient sums; shards on the host.
 _CHOICES = (Shard(stage=2), Shard(stage=3, gradients="each"), Shard(stage=3, gradients="each", offload=True))
 
 
@@ -57,13 +57,15 @@ def fit_on_mesh(
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
-    """Shard a training over the ranks of a mesh and make it fit a budget on each; called on all of them alike.
+    """Shard a training over the ranks of a mesh and fit each of them. Call it on all ranks.
 
-    | argument | means                                                                                          |
-    |----------|------------------------------------------------------------------------------------------------|
-    | `mesh`   | of one dimension, or of two: replicas × shards (hybrid sharding)                               |
-    | `shard`  | how it is sharded; on a GPU the fastest way that fits unless told, elsewhere stage 3           |
-    | `budget` | of each rank; the rest is as for one GPU. Without it or a plan, on the CPU, it is sharded only |
+    Other arguments are those of `tonnage.fit`.
+
+    | argument | means                                                                         |
+    |----------|-------------------------------------------------------------------------------|
+    | `mesh`   | 1-D, or 2-D: replicas × shards (hybrid sharding)                              |
+    | `shard`  | how to shard (default: on a GPU the fastest way that fits, elsewhere stage 3) |
+    | `budget` | per rank; on the CPU without a budget or plan, the model is only sharded      |
     """
     check_mesh(mesh)
     agreement = Agreement(mesh)
@@ -74,7 +76,7 @@ def fit_on_mesh(
             asked = _Asked(shard, plan, budget, host, allowed_names(exact, allow, without), measure, verbose)
             _check_alike(asked, agreement)
             fitted = _fit(training, asked)
-            reshard(model)  # the last of what was tried may have been a forward alone
+            reshard(model)  # the last trial may have been a forward alone
     except BaseException:
         agreement.close()
         raise
@@ -94,7 +96,7 @@ class _Asked:
 
 
 def _check_alike(asked: _Asked, agreement: Agreement) -> None:
-    """Budgets may differ; what is put in place may not."""
+    """Check that ranks apply the same plan, sharding and techniques; only budgets may differ."""
     plan = asked.plan.to_json() if asked.plan is not None else None
 
     def jsonable(value: Any) -> Any:
@@ -165,10 +167,11 @@ def _training(
             hint="Make the model on the CPU: its blocks are moved one at a time as they are sharded.",
         )
     check_sample(sample, device)
-    # Every rank measures on the first one's rows, so that all go through the same motions.
+    # Every rank measures on the first rank's rows, so that all run the same collectives.
     host = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
     on_host = [tensor.device.type == "cpu" for tensor in tensors(sample)]
-    lengths = iter(on_host if not all(on_host) else [False] * len(on_host))  # on the host beside tensors that are not
+    # Keep CPU tensors beside GPU tensors on the CPU.
+    lengths = iter(on_host if not all(on_host) else [False] * len(on_host))
     training.sample = change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
     return training
 
@@ -178,7 +181,7 @@ def _fit(training: Training, asked: _Asked) -> Fitted:
     if plan is None and (training.device.type == "cuda" or asked.budget is not None):
         return _choose(training, asked)
     if plan is not None:
-        # A plan that was made for one GPU is sharded as told; one that shards already stays as it is.
+        # A plan made for one GPU is sharded as requested; one that shards already stays as it is.
         planned = [technique for technique in plan.techniques if isinstance(technique, Shard)]
         if planned and shard is not None and planned[0] != shard:
             raise RequestError("The plan shards in another way than shard= says.", hint="Leave shard= out.")
@@ -222,5 +225,5 @@ def _choose(training: Training, asked: _Asked) -> Fitted:
 
 
 def ranks_here() -> int:
-    """Processes that share this host, as torchrun says."""
+    """Return the number of processes on this host, as torchrun reports it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

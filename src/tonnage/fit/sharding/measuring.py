@@ -1,7 +1,7 @@
-"""Measuring a sharded training: all ranks run the same at the same time, and what the first one saw counts for all.
+"""Measure a sharded training: all ranks run the same at the same time, and the first rank's results count for all.
 
-A timed call is repeated as often on every rank, since each repetition gathers parameters from all of them. Bytes of
-shards are those of this rank. It does not know how FSDP2 is put on a model.
+A timed call is repeated equally often on every rank, since each repetition gathers parameters from all of them.
+Shard sizes are those of this rank. It does not know how FSDP2 wraps a model.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -31,7 +31,7 @@ Found = TypeVar("Found")
 
 
 class AgreedMeter(Meter):
-    """A meter whose timed calls are repeated as often on every rank."""
+    """A meter whose timed calls are repeated equally often on every rank."""
 
     def __init__(self, device: torch.device, agreement: Agreement) -> None:
         super().__init__(device)
@@ -42,7 +42,7 @@ class AgreedMeter(Meter):
 
 
 class AgreedSurvey(Survey):
-    """What the first rank measured. A card that is full on one rank only ends it for all."""
+    """A survey that uses the first rank's measurements. Running out of memory on one rank alone ends it for all."""
 
     def __init__(self, training: Training, meter: Meter, agreement: Agreement) -> None:
         super().__init__(training, meter)
@@ -52,7 +52,7 @@ class AgreedSurvey(Survey):
         return self.agreement.share(agreed(self.agreement, lambda: super(AgreedSurvey, self)._measure(rows)))
 
     def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
-        """None: gathering a block's parameters is among its operators, and is not run again with them."""
+        """Return none: a block's operators include its all-gather, which is not rerun with them."""
         return []
 
     def find_unrepeatable(self) -> None:
@@ -73,7 +73,7 @@ class AgreedSurvey(Survey):
 
 
 def agreed(agreement: Agreement, measure: Callable[[], Found]) -> Found:
-    """This rank's answer, once all have theirs; out of memory where all are."""
+    """Return this rank's result once all have theirs; re-raises out-of-memory only if all ranks hit it."""
     try:
         with agreement.together(settled=True):
             found = measure()
@@ -87,7 +87,7 @@ def agreed(agreement: Agreement, measure: Callable[[], Found]) -> Found:
 
 
 class ShardedFitting(Fitting):
-    """A run of fit beside one way to shard."""
+    """A run of fit with one way to shard."""
 
     def __init__(
         self, training: Training, meter: AgreedMeter, request: Request, shard: Shard, *, measure: bool
@@ -114,12 +114,12 @@ class ShardedFitting(Fitting):
         return self.agreement.share(self._of_this_rank(whole))
 
     def _of_this_rank(self, whole: ResidentState) -> ResidentState:
-        """Shards stay; of the blocks that are gathered one more is there than the one that runs."""
+        """Return this rank's share: shards stay, and one more block is gathered than the one that runs."""
         parameters = list(self.training.model.parameters())
         share = local_bytes(parameters) / parameter_bytes(parameters)
         on_gpu = 0.0 if self.shard.offload else share
         ahead_bytes = max((parameter_bytes(block.parameters()) for block in self.survey.blocks.values()), default=0)
-        waiting = 1.0 if self.shard.gradients == "once" else on_gpu  # whole sums wait for the exchange
+        waiting = 1.0 if self.shard.gradients == "once" else on_gpu  # whole sums wait for the reduction
         held_bytes = local_bytes([*parameters, *tensors_of(self.training.optimizer)])
         besides_bytes = max(0, self.meter.allocated_bytes - (0 if self.shard.offload else held_bytes))
         on_host = int(share * (whole.gradients_bytes + whole.states_bytes + parameter_bytes(parameters)))
@@ -137,15 +137,15 @@ class ShardedFitting(Fitting):
         )
 
     def _solve(self, budget_bytes: int, **among: Any) -> Solution | None:
-        """The solver stops after a time, which passes differently on each rank."""
+        """Share the first rank's solution: the solver's time limit may end differently on each rank."""
         return self.agreement.share(super()._solve(budget_bytes, **among))
 
     def _find_weighting(self) -> Weighting:
-        """Ranks have found it together when the model was sharded."""
+        """Return "auto": the ranks found it together when the model was sharded."""
         return "auto"
 
     def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
-        """What breaks on one rank ends the job on all."""
+        """Never try: what breaks on one rank ends the job on all."""
         return False
 
     def _smallest_solution(self) -> Solution | None:
@@ -161,5 +161,5 @@ class ShardedFitting(Fitting):
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
-    """Count the bytes that this rank holds."""
+    """Return the bytes that this rank holds."""
     return parameter_bytes(tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)

@@ -1,8 +1,8 @@
 """One optimizer step that all ranks take together, each on its own batch, as one process would on all of them.
 
-Ranks agree on the number of micro-batches and on how much each one's loss weighs. So batches may differ in rows and in
-tokens, and a rank without one, or with one that has no rows, goes through the same motions on the sample with a weight of
-zero: nobody waits for it. It does not know the techniques.
+Ranks agree on the number of micro-batches and on the weight of each rank's loss. So batches may differ in rows and
+tokens, and a rank with no batch or no rows runs the sample with weight zero, so that no other rank waits for it. It
+does not know the techniques.
 """
 
 from collections.abc import Mapping
@@ -25,27 +25,27 @@ from tonnage.fit.stepping.batches import (
 )
 from tonnage.fit.training import Batch, Training
 
-RANKS = "ranks"  # a weighting of its own: every rank's loss counts the same, whatever its batch
+RANKS = "ranks"  # a weighting in which every rank's loss counts the same, whatever its batch
 
 
 class Ranks:
-    """The ranks of a training. `weighting` says how much a rank's batch weighs among all."""
+    """The ranks of a training. `weighting` sets the weight of a rank's batch among all."""
 
     def __init__(self, agreement: Agreement, weighting: Weighting) -> None:
         self.agreement, self.weighting = agreement, weighting
 
     def take_step(self, training: Training, batch: Batch) -> Tensor:
-        """The loss of all ranks' batches, after the step."""
+        """Take a step and return the loss over all ranks' batches."""
         total = self._step(training, batch)
         assert total is not None
         return total
 
     def follow(self, training: Training) -> bool:
-        """Go through a step of others without a batch; whether there was one."""
+        """Join a step of other ranks without a batch; return whether there was one."""
         return self._step(training, None) is not None
 
     def _step(self, training: Training, batch: Batch | None) -> Tensor | None:
-        from tonnage.fit.stepping.step import accumulate  # which steps with ranks where there are any
+        from tonnage.fit.stepping.step import accumulate  # which itself steps with ranks
 
         with self.agreement.together():
             parts = self.divide(training, batch)
@@ -59,17 +59,17 @@ class Ranks:
     def of_all(
         self, loss: float, plain_loss: float, errors: Mapping[str, float]
     ) -> tuple[float, float, dict[str, float]]:
-        """Two losses of this rank's parts as losses of all, and the largest error of any shard."""
+        """Return two losses averaged over all ranks, and the largest error of any shard."""
         sums = self.agreement.sum(torch.tensor([loss, plain_loss], dtype=torch.float64)) / self.agreement.size
         worst = self.agreement.largest(*errors.values())
         return float(sums[0]), float(sums[1]), dict(zip(errors, worst, strict=True))
 
     def divide(self, training: Training, batch: Batch | None, *, least: int = 0) -> list[Part]:
-        """As many parts on every rank, where one has a batch. Gradients are means over ranks: so are weights."""
-        reshard(training.model)  # where a forward without a backward came before
+        """Divide into equally many parts on every rank. Gradients are averaged over ranks, and so are weights."""
+        reshard(training.model)  # in case a forward without a backward came before
         stepping = batch is not None
         rows = [tensor.shape[0] for tensor in tensors(batch) if tensor.ndim]
-        if rows and not any(rows):  # what a loader gives a rank for which nothing is left
+        if rows and not any(rows):  # what a loader returns to a rank without data left
             batch = None
         own = [] if batch is None else split(batch, training.micro_batches, training.weighting)
         count, any_steps = (int(number) for number in self.agreement.largest(len(own), stepping))
@@ -88,7 +88,7 @@ class Ranks:
             share = share / self.agreement.sum(amount)
         count, parts = max(count, least), []
         for part in own:
-            # A batch without any label has parts of no number; all of it weighs nothing.
+            # The parts of a batch without labels have NaN weights; all of it counts as zero.
             weight = torch.as_tensor(part.weight, dtype=torch.float64, device=training.device).nan_to_num(0.0)
             parts.append(Part(part.batch, weight * share))
         spare = own[0].batch if own else take_rows(training.sample, slice(0, 1))
@@ -96,7 +96,7 @@ class Ranks:
 
 
 def check_weighting(weighting: Weighting) -> str | None:
-    """What is wrong with it, or None."""
+    """Return what is wrong with the weighting, or None."""
     known = ("auto", RANKS, *WEIGHTINGS)
     if weighting not in known and not is_weighting(weighting):
         return f"{weighting!r} is no weighting; known are {', '.join(known)}, or a function."

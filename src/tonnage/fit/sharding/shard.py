@@ -1,8 +1,8 @@
 """Sharding: parameters, gradients and optimizer states divided over the ranks of a mesh, by FSDP2.
 
-A mesh of one dimension shards over all of its ranks; of two, it shards over the second and replicates over the first
-(hybrid sharding). Blocks are gathered one at a time. It does not know the other techniques, which see plain parameters
-inside each block's forward, but for those that handle parameters or their steps themselves: these it refuses.
+A 1-D mesh shards over all of its ranks; a 2-D mesh shards over the second dimension and replicates over the first
+(hybrid sharding). Blocks are gathered one at a time. Other techniques see plain parameters inside each block's
+forward; those that handle parameters or their steps themselves are refused.
 """
 
 import gc
@@ -41,7 +41,7 @@ _CONFLICTS = {
     "eight-bit-states": "its kernels walk whole plain tensors, and states are shards",
     "stochastic-bf16": "its kernels walk whole plain tensors, and parameters are shards",
 }
-# Optimizers that go element by element step shards as they step tensors; these do not.
+# Elementwise optimizers step shards as they step tensors; these do not.
 _WHOLE_STEPS = {
     "Adafactor": "its moments are means over whole rows and columns",
     "LBFGS": "its step runs the loss again, and searches along one vector of all parameters",
@@ -50,14 +50,16 @@ _WHOLE_STEPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shard(Technique):
-    """| setting     | means                                                                                        |
-    |-------------|----------------------------------------------------------------------------------------------|
-    | `stage`     | 3: blocks are unsharded only while they run; 2: from forward to backward, and gathered once   |
-    | `blocks`    | names of modules that are gathered one at a time; the repeated blocks unless told             |
-    | `dtype`     | computes in this type ("bfloat16"); shards keep their own, gradients are added in FP32        |
-    | `offload`   | shards, gradients and states are on the host; the optimizer steps there                       |
-    | `gradients` | of micro-batches: "once" exchanges whole sums at the end; "each" adds to shards, and is small |
-    | `weighting` | how much a rank's loss weighs: as for micro-batches, or "ranks" (all the same)                |
+    """Shards a training over the ranks of a mesh with FSDP2.
+
+    | setting     | means                                                                                           |
+    |-------------|-------------------------------------------------------------------------------------------------|
+    | `stage`     | 3: blocks are unsharded only while they run; 2: from forward to backward, and gathered once     |
+    | `blocks`    | modules to gather one at a time (default: the repeated blocks)                                  |
+    | `dtype`     | compute dtype ("bfloat16"); shards keep their own, gradients are reduced in FP32                |
+    | `offload`   | keep shards, gradients and states on the host; the optimizer steps there                        |
+    | `gradients` | micro-batches: "once" reduces whole sums at the end; "each" adds to shards and uses less memory |
+    | `weighting` | the weight of a rank's loss: as for micro-batches, or "ranks" (all the same)                    |
     """
 
     name: ClassVar[str] = "shard"
@@ -134,14 +136,15 @@ class Shard(Technique):
         retarget(optimizer, {plain.parameters[name]: new for name, new in sharded.items()}, sharded_like)
         assert isinstance(model, FSDPModule)
         if self.gradients == "each":
-            model.no_sync = nullcontext  # what accumulates asks the model how to wait with the exchange: not at all
+            # Gradient accumulation asks the model how to postpone the reduction: not at all.
+            model.no_sync = nullcontext
             stack.callback(delattr, model, "no_sync")
         stack.callback(training.replace_stepper(ShardStepper(model, training.stepper)))
         training.ranks = Ranks(agreement, self._found_weighting(training))
 
     def _take_off(self, training: Training, agreement: Agreement, plain: Plain) -> None:
         if not agreement.meet():
-            return  # the job is over, and the shards of others are out of reach
+            return  # the job is over, and other ranks' shards are lost
         reshard(training.model)
         sharded = dict(training.model.named_parameters(remove_duplicate=False))
         gradients = {name: whole(new.grad) for name, new in sharded.items() if new.grad is not None}
@@ -151,10 +154,10 @@ class Shard(Technique):
             plain.parameters[name].grad = gradient.to(plain.devices[name])
         training.ranks = None
         del sharded, gradients
-        gc.collect()  # FSDP2's states refer to each other, and hold the shards
+        gc.collect()  # FSDP2's states form reference cycles that hold the shards
 
     def _found_weighting(self, training: Training) -> Weighting:
-        """Every rank runs the first one's sample, so that all find the same."""
+        """Run the first rank's sample on every rank, so that all find the same weighting."""
         if self.weighting != "auto":
             return self.weighting
         narrow = DTYPES[self.dtype] if self.dtype else None
@@ -167,7 +170,7 @@ class Shard(Technique):
 
 
 class ShardStepper(Stepper):
-    """Another stepper over shards: the norm is that of all of them, and a step that raised leaves FSDP2 ready for the next."""
+    """Steps shards: the norm is over all shards, and a failed step leaves FSDP2 ready for the next."""
 
     def __init__(self, model: nn.Module, inner: Stepper) -> None:
         super().__init__(inner.optimizer, clip_norm=inner.clip_norm)
@@ -191,7 +194,7 @@ def mesh_device(training: Training) -> torch.device:
 
 
 def _why_not_parameters(model: nn.Module, blocks: tuple[str, ...]) -> str | None:
-    """A parameter in two groups would be sharded twice; within one group FSDP2 knows that they are one."""
+    """Return why the parameters cannot be sharded: one shared by two groups, or one without dimensions."""
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = next((block for block in blocks if name.startswith(f"{block}.")), "")

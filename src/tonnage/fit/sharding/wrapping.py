@@ -1,8 +1,9 @@
-"""FSDP2 put on a model, and taken off again.
+"""Wrap a model with FSDP2, and unwrap it again.
 
-`fully_shard` changes a model in place: a class of its own for each wrapped module, hooks, and sharded parameters in the
-place of plain ones. PyTorch has no way back. Here there is one: what FSDP2 added is told by the module that it comes from.
-The optimizer goes along, and steps sharded parameters for plain ones and back; groups stay the same objects, so schedulers go on.
+`fully_shard` changes a model in place: new classes for wrapped modules, hooks, and sharded parameters in place of
+plain ones. PyTorch cannot undo this. Here, what FSDP2 added is recognized by the module that defines it. The
+optimizer is switched between plain and sharded parameters; its groups stay the same objects, so schedulers keep
+working.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +31,17 @@ _MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_pa
 
 
 class Plain:
-    """The plain parameters of a model: the objects, emptied while sharded ones stand in their places."""
+    """The plain parameters of a model, emptied while sharded ones replace them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         self.devices = {name: parameter.device for name, parameter in self.parameters.items()}
 
     def wrap(self, model: nn.Module, blocks: Sequence[str], *, keep_blocks: bool, **policies: Any) -> None:
-        """Each block by itself, then the rest. `keep_blocks`: they are unsharded until backward.
+        """Wrap each block, then the rest. With `keep_blocks`, blocks stay unsharded until backward.
 
-        The rest (embedding, norm, head) is so in any case: a loss in chunks reads the head's weight after the model's
-        forward is over.
+        The rest (embedding, norm, head) always does: a chunked loss reads the head's weight after the model's
+        forward.
         """
         for name in blocks:
             fully_shard(model.get_submodule(name), reshard_after_forward=not keep_blocks, **policies)
@@ -49,16 +50,16 @@ class Plain:
         self._empty("")
 
     def _empty(self, prefix: str) -> None:
-        """The sharded ones have copies of their parts: nobody needs the whole."""
+        """Free the whole parameters, since the shards are copies."""
         for name, parameter in self.parameters.items():
             if name.startswith(prefix):
                 parameter.data = parameter.data.new_empty(0)
 
     @torch.no_grad()
     def unwrap(self, model: nn.Module) -> None:
-        """What the sharded ones hold, back in the plain ones and in plain modules."""
+        """Copy the sharded values back into plain parameters and restore plain modules."""
         sharded = dict(model.named_parameters(remove_duplicate=False))
-        filled: set[int] = set()  # one that has two names is filled once
+        filled: set[int] = set()  # fill a parameter with two names once
         for name, parameter in self.parameters.items():
             if isinstance(sharded[name], DTensor) and id(parameter) not in filled:
                 parameter.data = whole(sharded[name]).to(self.devices[name])
@@ -71,15 +72,15 @@ class Plain:
 
 
 def reshard(model: nn.Module) -> None:
-    """After a forward without a backward the rest is still unsharded: its plain parameters stand in the model."""
+    """Reshard after a forward without a backward, which leaves the rest of the model unsharded."""
     for module in _wrapped(model):
         module.reshard()
 
 
 def forget_step(model: nn.Module) -> None:
-    """After a step that raised: ready for the next, without what of its gradients was not exchanged yet."""
+    """Reset FSDP2 after a step that raised, dropping gradients not yet reduced."""
     for module in _wrapped(model):
-        if module is model and hasattr(module, "reset_iter_state"):  # not in the oldest PyTorch that we know
+        if module is model and hasattr(module, "reset_iter_state"):  # not in the oldest supported PyTorch
             module.reset_iter_state()
         state: Any = module._get_fsdp_state()
         groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
@@ -102,7 +103,7 @@ def _strip(module: nn.Module) -> None:
     _module_state_mapping.pop(module, None)
     for hooks in (module.__dict__[name] for name in _HOOKS):
         for key, hook in list(hooks.items()):
-            inner = getattr(hook, "hook", hook)  # the wrapper that passes the module on
+            inner = getattr(hook, "hook", hook)  # unwrap the hook that also passes the module
             if str(getattr(inner, "__module__", "")).startswith(_FSDP):
                 del hooks[key]
                 for flags in (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs):
@@ -113,7 +114,7 @@ def _strip(module: nn.Module) -> None:
 
 
 def retarget(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter], change: Change) -> None:
-    """Let the optimizer step the new parameter in place of each old one; states of its shape are changed likewise."""
+    """Replace each old parameter of the optimizer by the new one; states of its shape are converted."""
     for group in optimizer.param_groups:
         group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
     for old, new in replaced.items():
@@ -125,7 +126,7 @@ def retarget(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]
 
 @torch.no_grad()
 def sharded_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    """The same placement as a sharded parameter's. The values are those of the mesh's first rank."""
+    """Distribute a value like a sharded parameter. The values are those of the mesh's first rank."""
     assert isinstance(parameter, DTensor)
     mesh = parameter.device_mesh
     device = torch.device(mesh.device_type, torch.cuda.current_device()) if mesh.device_type == "cuda" else "cpu"
@@ -134,12 +135,12 @@ def sharded_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
 
 @torch.no_grad()
 def whole_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    """All of a sharded tensor, where the parameter is."""
+    """Return the full tensor on the parameter's device."""
     return whole(value).to(parameter.device)
 
 
 def whole(value: Tensor) -> Tensor:
-    """All of a sharded tensor; one that is kept on the host goes over the mesh's device."""
+    """Return the full tensor; a shard kept on the host is gathered through the mesh's device."""
     if not isinstance(value, DTensor):
         return value.detach()
     return value.detach().to(value.device_mesh.device_type).full_tensor()

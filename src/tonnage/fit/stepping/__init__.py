@@ -1,1 +1,1 @@
-"""How a batch becomes gradients, and gradients new parameters."""
+"""Turn a batch into gradients, and gradients into parameter updates."""

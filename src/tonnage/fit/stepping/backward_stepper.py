@@ -1,7 +1,7 @@
-"""A stepper that steps each parameter as soon as its gradient is complete, while backward goes on.
+"""A stepper that steps each parameter as soon as its gradient is complete, during backward.
 
-Small ones wait until its end and are stepped together: each step takes the host's time, which may be longer than the card's.
-It does not know how a parameter is stepped; between steps, a backward pass only makes gradients as ever.
+Small parameters wait and are stepped together: each step costs host time, which may exceed the GPU time. It does not
+know how a parameter is stepped; outside a step, backward passes behave as usual.
 """
 
 from contextlib import ExitStack
@@ -16,11 +16,11 @@ from tonnage.fit.training import Undo
 
 
 class BackwardBroken(TonnageError, RuntimeError):
-    """Backward raised after some parameters were stepped: they keep their new values, the others their old ones."""
+    """Backward raised after some parameters were stepped: those keep their new values, the others their old ones."""
 
 
 class BackwardStepper(Stepper):
-    """Steps in the backward pass of the last micro-batch; where gradients are clipped, after it."""
+    """Steps in the backward pass of the last micro-batch, or after it if gradients are clipped."""
 
     def __init__(self, model: nn.Module, before: Stepper) -> None:
         super().__init__(before.optimizer, clip_norm=before.clip_norm)
@@ -32,7 +32,7 @@ class BackwardStepper(Stepper):
         self._last = False
 
     def hook_parameters(self) -> Undo:
-        # The garbage collector does not see through a parameter's hooks: one that held us would hold the model for ever.
+        # The garbage collector cannot see through parameter hooks: a strong reference would leak the model.
         method = WeakMethod(self._gradient_is_there)
 
         def hook(parameter: nn.Parameter) -> None:
@@ -68,7 +68,7 @@ class BackwardStepper(Stepper):
             self.clip(self.clip_norm)
         self.step_the_rest()
         self.steps.finish()
-        # No gradient is left: this only calls the step's hooks and tells schedulers that a step was taken.
+        # No gradient is left: this only runs the step hooks and tells schedulers that a step was taken.
         self.optimizer.step()
         self._before.clear()
 
@@ -80,7 +80,7 @@ class BackwardStepper(Stepper):
         self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), clip_norm)
 
     def step_the_rest(self) -> None:
-        """Small ones together; clipped ones, and those that a sharding wrapper set past autograd's accumulation."""
+        """Step small and clipped parameters, and those whose gradient a sharding wrapper set without autograd."""
         rest = [parameter for parameter in trained_parameters(self.optimizer) if parameter.grad is not None]
         small = [parameter for parameter in rest if is_small(parameter, self._largest)]
         if small:
@@ -91,7 +91,7 @@ class BackwardStepper(Stepper):
                 self.step(parameter)
 
     def gradient_is_there(self, parameter: nn.Parameter, *, last: bool) -> None:
-        """A micro-batch's gradient was added to what the parameter had."""
+        """Handle a micro-batch's gradient that was accumulated into `parameter.grad`."""
         if last and self.clip_norm is None and not is_small(parameter, self._largest):
             self.step(parameter)
 
@@ -103,7 +103,7 @@ class BackwardStepper(Stepper):
         self._stepped.add(parameter)
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:
-        # Autograd also calls for a parameter that its last function took and gave no gradient.
+        # Autograd also calls this for a parameter that got no gradient.
         if not self._in_backward or parameter.grad is None:
             return
         if parameter in self._stepped:

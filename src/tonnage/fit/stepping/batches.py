@@ -1,18 +1,18 @@
-"""How a batch is divided into micro-batches, and how much each one's loss weighs in the whole.
+"""Divide a batch into micro-batches, and weight their losses.
 
-| weighting        | the loss is                                             | a part weighs              |
-|------------------|---------------------------------------------------------|----------------------------|
-| "rows"           | a mean over rows                                        | its rows / all rows        |
-| "tokens"         | a mean over labels, those at -100 left out              | its labels / all labels    |
-| "shifted-tokens" | the same over `labels[..., 1:]`: the model shifts them  | its labels / all labels    |
-| "nonzero:mask"   | a mean over what the tensor `mask` leaves               | its ones / all ones        |
-| "total:weights"  | a mean weighted by the tensor `weights`                 | its sum / the sum of all   |
-| "sum"            | a sum, or divided by a number that comes with the batch | 1                          |
-| a function       | anything else                                           | function(part) / their sum |
+| weighting        | the loss is                                            | a part weighs               |
+|------------------|--------------------------------------------------------|-----------------------------|
+| "rows"           | a mean over rows                                       | its rows / all rows         |
+| "tokens"         | a mean over labels except those at -100                | its labels / all labels     |
+| "shifted-tokens" | the same over `labels[..., 1:]`: the model shifts them | its labels / all labels     |
+| "nonzero:mask"   | a mean over elements where `mask` is nonzero           | its nonzeros / all nonzeros |
+| "total:weights"  | a mean weighted by the tensor `weights`                | its sum / the sum of all    |
+| "sum"            | a sum, or divided by a number in the batch             | 1                           |
+| a function       | anything else                                          | function(part) / their sum  |
 
-Which tensor is meant stands after the colon, by its place in the nesting ("tokens:inputs.target_ids", "nonzero:1"); labels
-are found by their names where none is. "shifted-nonzero" is as "shifted-tokens". Weights that depend on labels stay on the
-labels' device: nothing here waits for it. This module does not know how a loss is made nor what is done with it.
+The tensor is named after the colon by its path in the nesting ("tokens:inputs.target_ids", "nonzero:1"); without a colon,
+labels are found by name. "shifted-nonzero" shifts like "shifted-tokens". Weights that depend on labels stay on the labels'
+device, so nothing here waits for it. This module does not know how a loss is computed or used.
 """
 
 import copy
@@ -36,27 +36,28 @@ LABEL_NAMES = ("labels", "label", "targets", "target", "y")
 
 
 class BadBatch(RequestError, ValueError):
-    """A batch that holds no tensor with rows, or a weighting that it has nothing for."""
+    """Raised if a batch has no tensor with rows, or lacks what its weighting needs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A micro-batch, and its share of the whole loss."""
+    """A micro-batch and its share of the total loss."""
 
     batch: Batch
     weight: float | Tensor
 
     def weigh(self, loss: Tensor) -> Tensor:
-        """What this part adds to the whole loss. A mean over no labels is NaN, and adds nothing."""
+        """Return this part's contribution to the total loss. A mean over no labels is NaN and contributes nothing."""
         if isinstance(self.weight, float):
             return loss * self.weight
         return torch.where(self.weight == 0, torch.zeros_like(loss), loss * self.weight.to(loss))
 
 
 def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[Part]:
-    """The batch in `parts` micro-batches as even as can be, or in as many as it has rows.
+    """Split the batch into `parts` micro-batches of nearly equal size, at most one per row.
 
-    Tensors are views. Those whose first dimension is not the batch's, and what is no tensor, are shared by all parts.
+    Tensors are views. Tensors without the batch dimension, and anything that is not a tensor, are shared by all
+    parts.
     """
     rows = batch_rows(batch)
     parts = min(parts, rows)
@@ -75,7 +76,7 @@ def _weights(parts: Sequence[Batch], weighting: Weighting) -> list[float | Tenso
 
 
 def batch_rows(batch: Batch) -> int:
-    """The size of the batch dimension: the first one of most tensors, and among equals of the first tensor."""
+    """Return the batch size: the most common first dimension; on a tie, that of the first tensor."""
     sizes = Counter(tensor.shape[0] for tensor in tensors(batch) if tensor.ndim)
     if not sizes or not sizes.most_common(1)[0][0]:
         raise BadBatch(
@@ -86,11 +87,11 @@ def batch_rows(batch: Batch) -> int:
 
 
 def take_rows(batch: Node, rows: slice | list[int]) -> Node:
-    """These rows of each tensor that has the batch as first dimension; the rest as it is."""
+    """Return these rows of each tensor whose first dimension is the batch; the rest is unchanged."""
     size = batch_rows(batch)
 
     def take_entries(entries: list[Any]) -> list[Any]:
-        if len(entries) != size:  # not one a row, as texts, names of files and sizes are
+        if len(entries) != size:  # not one entry per row (texts, file names, sizes)
             return entries
         return entries[rows] if isinstance(rows, slice) else [entries[row] for row in rows]
 
@@ -98,12 +99,12 @@ def take_rows(batch: Node, rows: slice | list[int]) -> Node:
 
 
 def change_tensors(batch: Node, change: Callable[[Tensor], Tensor]) -> Node:
-    """The same nesting with each tensor replaced by what `change` makes of it."""
+    """Return the same nesting with `change` applied to each tensor."""
     return _rebuild(batch, change)
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor of the nesting, in order."""
+    """Yield every tensor of the nesting, in order."""
     if isinstance(batch, Tensor):
         yield batch
     for child in _children(batch).values():
@@ -111,7 +112,7 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 def find_labels(batch: Batch) -> Tensor | None:
-    """The integer tensor that the loss compares with: by its name, or the last of a tuple or list."""
+    """Return the integer target tensor of the loss: by name, or the last of a tuple or list."""
     children = _children(batch)
     named = [children[name] for name in LABEL_NAMES if name in children]
     if not named and isinstance(batch, Sequence) and len(children) > 1:
@@ -135,9 +136,9 @@ def _rebuild(
     change: Callable[[Tensor], Tensor],
     change_list: Callable[[list[Any]], list[Any]] = lambda entries: entries,
 ) -> Any:
-    """The same nesting with its tensors changed; mappings keep their class (BatchEncoding).
+    """Return the same nesting with its tensors changed; mappings keep their class (BatchEncoding).
 
-    `change_list` gets lists that hold no tensor, however deep.
+    `change_list` is applied to lists that hold no tensor at any depth.
     """
     if isinstance(node, Tensor):
         return change(node)
@@ -158,7 +159,7 @@ def _rebuild(
 
 
 def measure_of(weighting: Weighting) -> Callable[[Batch], float | Tensor]:
-    """How much a part weighs, before it is divided by what all weigh."""
+    """Return a function that gives a part's unnormalized weight."""
     if not isinstance(weighting, str):
         return weighting
     kind, _, path = weighting.partition(":")
@@ -181,7 +182,7 @@ _COUNTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def is_weighting(weighting: Weighting) -> bool:
-    """Whether it is a function, or a word that is known here."""
+    """Return whether it is a function or a known word."""
     if not isinstance(weighting, str):
         return callable(weighting)
     kind, _, path = weighting.partition(":")
@@ -189,7 +190,7 @@ def is_weighting(weighting: Weighting) -> bool:
 
 
 def named_tensors(batch: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its place in the nesting: "inputs.target_ids"; a batch that is one tensor is "batch"."""
+    """Yield every tensor with its path in the nesting ("inputs.target_ids"); a bare tensor is "batch"."""
     if isinstance(batch, Tensor):
         yield path or "batch", batch
     for name, child in _children(batch).items():

@@ -1,12 +1,13 @@
-"""Optimizer states in 8 bits an element, with one FP32 scale for each block of them, and the step on such states.
+"""Optimizer states in 8 bits per element with one FP32 scale per block, and the step on such states.
 
-A code is a place on a power curve between zero and the largest magnitude of its block. The first moment has a sign and
-is squared, q → (q/127)²: steps are fine where values are small. The second moment spans the square of that range, so it
-is raised to the fourth, q → ((q+1)/256)⁴; its root, which the step divides by, is then off by less than 3 % down to a
-fiftieth of the block's largest. Its lowest level is not zero: a tiny second moment must not turn into a huge step.
+A code is a position on a power curve between zero and the largest magnitude of its block. The first moment is signed
+and squared, q → (q/127)²: levels are dense where values are small. The second moment spans the square of that range,
+so it uses the fourth power, q → ((q+1)/256)⁴; its root, which the step divides by, is then off by less than 3 % down
+to a fiftieth of the block's maximum. Its lowest level is not zero: a tiny second moment must not turn into a huge
+step.
 
-Values are rounded up or down at random, right in the mean. A second moment moves by a thousandth a step, less than any
-8-bit spacing: rounded to nearest it would stand still for ever.
+Rounding is stochastic and unbiased. A second moment moves by a thousandth per step, less than any 8-bit spacing:
+rounded to nearest it would never change.
 """
 
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ from tonnage.fit.stepping.stochastic import AdamStep, SgdStep
 from tonnage.fit.techniques.stochastic_bf16 import StochasticStep
 from tonnage.fit.virtual import on_virtual_gpu
 
-SMALL_ELEMENTS = 4096  # below, states stay as they are: little to save, and norms and biases are delicate
-_CHUNK_ELEMENTS = 2**22  # of FP32 temporaries: 16 MiB each, about a dozen at a time
+SMALL_ELEMENTS = 4096  # smaller states stay as they are: little to save, and norms and biases are sensitive
+_CHUNK_ELEMENTS = 2**22  # 16 MiB per FP32 temporary, about a dozen at a time
 _SCALES = ".scales"
 
 
@@ -48,12 +49,12 @@ class Code:
         return ((place + self.bias) / self.top) ** self.power
 
     def quantise(self, values: Tensor, block: int, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Codes and scales of flat values; `noise` in [0, 1) for each rounds at random, none rounds to the nearest."""
+        """Return codes and scales of flat values. `noise` in [0, 1) rounds stochastically; None rounds to nearest."""
         rows = _in_blocks(values.float(), block)
         scales = rows.abs().amax(1)
         size = (rows.abs() / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).clamp_(max=1.0)
         lower = (size ** (1 / self.power) * self.top - self.bias).floor_().clamp_(0, self.largest)
-        # The root above is rounded: where it fell into the next interval, come back.
+        # The root above is inexact: step back where it fell into the next interval.
         lower -= (self.level(lower) > size).logical_and_(lower > 0).float()
         below = self.level(lower)
         share = (size - below) / (self.level(lower + 1) - below)
@@ -78,9 +79,10 @@ CODES = {"exp_avg": SIGNED, "momentum_buffer": SIGNED, "exp_avg_sq": UNSIGNED, "
 
 
 class EightBitStep(StateStep):
-    """Widens a chunk's states, steps it by the function that was there, narrows them again.
+    """Dequantizes a chunk's states, steps it with the inner function and quantizes them again.
 
-    On a GPU with Triton, Adam and SGD are one kernel instead, as long as nothing but a rounding stands inside.
+    On a GPU with Triton, Adam and SGD run as one kernel instead, if the inner step is plain or only rounds
+    stochastically.
     """
 
     def __init__(self, inner: StepFunction, block: int) -> None:
@@ -129,13 +131,13 @@ class EightBitStep(StateStep):
         if parameter.dtype == wide or not isinstance(self.inner, PlainStep):
             self.inner(parameter, gradient, opened, group)
             return
-        # The optimizer's own step wants one type throughout.
+        # The optimizer's own step needs one dtype throughout.
         value = parameter.to(wide)
         self.inner(value, gradient.to(wide), opened, group)
         parameter.copy_(value)
 
     def _open(self, state: State, piece: slice, parameter: Tensor) -> State:
-        """Open one chunk: states widened, others of the parameter's size in place, counts copied."""
+        """Prepare one chunk: coded states dequantized, others of the parameter's size as views, counters copied."""
         opened: State = {}
         wide = torch.promote_types(parameter.dtype, torch.float32)
         for name, value in state.items():
@@ -182,7 +184,7 @@ class EightBitStep(StateStep):
         return whole
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """Return a generator of our own: the model's random draws stay as they are."""
+        """Return a separate generator, so that the model's random numbers are unaffected."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(torch.initial_seed())
         return self._generators[device]
@@ -208,13 +210,13 @@ class EightBitStep(StateStep):
                 state[name].zero_()
                 state[name + _SCALES].zero_()
         if adam:
-            # The count lives on the host, where reading it waits for nothing.
+            # The step count lives on the host, where reading it needs no synchronization.
             state["step"] = state.get("step", torch.zeros((), dtype=torch.float32)).cpu() + 1
             numbers: AdamStep | SgdStep = AdamStep.of(group, int(state["step"].item()))
         else:
             numbers = SgdStep.of(group)
         if on_virtual_gpu(parameter.device):
-            return  # the kernel allocates nothing, and there are no values to change
+            return  # the kernel allocates nothing, and a virtual device has no values
         from tonnage.fit.stepping import eight_bit_kernels
 
         stochastic = isinstance(self.inner, StochasticStep) and parameter.dtype == torch.bfloat16

@@ -1,10 +1,10 @@
-"""The step on 8-bit states as one pass over memory. Imported only with Triton.
+"""Triton kernels that step 8-bit states in one pass over memory. Imported only with Triton.
 
-A program handles a few whole blocks, so that their new scales are known before their codes are written. The arithmetic
-is that of `eight_bit.Code`, whose words explain it.
+A program handles a few whole blocks, so that their new scales are known before their codes are written. The
+arithmetic is that of `eight_bit.Code`, which documents it.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, import-not-found"
 
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from tonnage.fit.stepping.stochastic_kernels import round_stochastically
 
 Coded = tuple[Tensor, Tensor]  # codes and scales
 _TILE_ELEMENTS = 2048
-_ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest of Philox that pass the usual tests of randomness
+_ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest Philox rounds that pass the usual randomness tests
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     block: int
     seed: int
-    stochastic: bool  # whether BF16 parameters are rounded at random
-    first: bool  # whether this is the first step of the parameter
+    stochastic: bool  # whether BF16 parameters are rounded stochastically
+    first: bool  # whether this is the parameter's first step
 
     @property
     def rows(self) -> int:
@@ -72,7 +72,7 @@ def sgd(
     numbers: SgdStep,
     options: Options,
 ) -> None:
-    # Without momentum nothing is kept; the parameter stands in for codes that nobody reads.
+    # Without momentum there is no state; the parameter stands in for codes that are never read.
     codes, scales = buffer or (parameter, parameter)
     grid = (triton.cdiv(parameter.numel(), options.rows * options.block),)
     with torch.cuda.device_of(parameter):
@@ -99,7 +99,7 @@ def sgd(
 
 @triton.jit
 def _share(bits):
-    """24 random bits as a number in [0, 1)."""
+    """Return 24 random bits as a number in [0, 1)."""
     return (bits & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216.0)
 
 

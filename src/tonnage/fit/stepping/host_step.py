@@ -1,8 +1,8 @@
-"""Optimizer states on the host, and two ways to step them.
+"""Keep optimizer states on the host, and step them in one of two ways.
 
-`DeviceStep` brings a piece's states to the device through a few staging slots, steps there and takes them back: copies
-in both directions run beside the computation. `HostStep` takes gradient and parameter to the host, steps there on a
-thread of its own and brings the new parameter back. Neither knows which optimizer it is, nor when backward runs.
+`DeviceStep` copies a piece's states to the device through a few staging slots, steps there and copies them back;
+copies in both directions overlap with the computation. `HostStep` copies gradient and parameter to the host, steps
+on a thread and copies the new parameter back. Neither knows which optimizer it is or when backward runs.
 """
 
 from abc import abstractmethod
@@ -25,14 +25,14 @@ from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFun
 from tonnage.fit.stepping.pieces import Piece, Probe, cut_state, flat, flat_like, join
 from tonnage.fit.virtual import on_virtual_gpu
 
-_PIECES = "pieces"  # the one state of a parameter under these ways
-DEVICE_SLOTS = 3  # one coming, one being stepped, one going
+_PIECES = "pieces"  # the only state key of a parameter here
+DEVICE_SLOTS = 3  # one arriving, one being stepped, one leaving
 HOST_SLOTS = 6
-LEAST_ELEMENTS = 4096  # of a piece, and each is a multiple: kernels stay aligned, 8-bit states keep their blocks
+LEAST_ELEMENTS = 4096  # pieces are multiples of this: kernels stay aligned, 8-bit states keep their blocks
 
 
 class Lane:
-    """A stream beside the computation's. Without streams, things happen at once."""
+    """A side stream for copies. On devices without streams, copies are synchronous."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if has_streams(device) else None
@@ -45,7 +45,7 @@ class Lane:
             self.stream.wait_event(event)
 
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence["torch.cuda.Event | None"]) -> Any:
-        """Copy each source into its target after these events; an event that says when it is done."""
+        """Copy each source to its target after these events; return an event that marks completion."""
         if self.stream is None:
             for source, target in pairs:
                 target.copy_(source)
@@ -59,20 +59,20 @@ class Lane:
 
 
 def pieces_of(state: State) -> list[Piece]:
-    """The pieces of a parameter whose states are kept in one of these ways."""
+    """Return the pieces of a parameter whose states are kept here."""
     return state[_PIECES]
 
 
 def _now(device: torch.device) -> Any:
-    """An event after what the current stream has been given so far."""
+    """Return an event after the work queued on the current stream."""
     return torch.cuda.current_stream(device).record_event() if has_streams(device) else None
 
 
 class _Held:
-    """Gradients that another stream still reads, at most so many bytes; then the computation waits for the oldest.
+    """Gradients that another stream still reads; above a byte limit, the computation waits for the oldest.
 
-    They are let go at the same places of every step. A thread that frees them when it gets there would make each step's
-    peak another one, and no rehearsal could see the highest.
+    They are released at the same points of every step. If a thread freed them, each step would have another peak,
+    which no rehearsal could predict.
     """
 
     def __init__(self, device: torch.device, most_bytes: int) -> None:
@@ -81,13 +81,13 @@ class _Held:
         self._bytes = 0
 
     def add(self, gradient: Tensor, done: Any) -> None:
-        """`done`: an event, when the other stream has read it."""
+        """Hold a gradient until the event `done`, when the other stream has read it."""
         self._gradients.append((gradient, done))
         self._bytes += gradient.nbytes
         self.let_go(self._most_bytes)
 
     def let_go(self, down_to_bytes: int = 0) -> None:
-        """The oldest ones, once the current stream may use their memory again."""
+        """Release the oldest gradients; the current stream waits for their readers."""
         while self._gradients and self._bytes > down_to_bytes:
             gradient, done = self._gradients.popleft()
             self._bytes -= gradient.nbytes
@@ -97,15 +97,13 @@ class _Held:
 
 @dataclass
 class _Slot:
-    """A staging buffer of the device."""
-
     buffer: Tensor
-    free: Any = None  # an event: when it may be overwritten
-    stepped: Any = None  # an event: when what it holds was stepped
+    free: Any = None  # event: may be overwritten
+    stepped: Any = None  # event: its content was stepped
 
 
 class PiecewiseStep(StateStep):
-    """Steps a parameter piece by piece: those on the device where they are, the others in a way of its own."""
+    """Steps a parameter piece by piece: pieces on the device in place, the others as the subclass defines."""
 
     def __init__(
         self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int, largest: int = 0
@@ -114,17 +112,17 @@ class PiecewiseStep(StateStep):
         self.largest = largest  # elements of the largest parameter; states of small ones stay on the device
         self.device = device
         self.piece_bytes = piece_bytes
-        self.largest_bytes = 0  # of the parameter's part of a piece on the host
+        self.largest_bytes = 0  # of the parameter's share in a host piece
         self.largest_state_bytes = 0
         self._gpu_bytes_left = gpu_bytes
-        self._pieces: dict[int, list[Piece]] = {}  # by the parameter's id
+        self._pieces: dict[int, list[Piece]] = {}  # by id of the parameter
         self._probe = Probe(inner)
         self.in_lane = Lane(device)
         self.out_lane = Lane(device)
 
     @abstractmethod
     def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
-        """Step a piece whose states are on the host; `parameter` and `gradient` are its flat parts."""
+        """Step a piece whose states are on the host; `parameter` and `gradient` are its flat slices."""
 
     @torch.no_grad()
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
@@ -140,7 +138,7 @@ class PiecewiseStep(StateStep):
 
     @torch.no_grad()
     def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None:
-        """Together those whose states are on the device in one piece."""
+        """Step parameters together if their states are on the device in one piece, else one by one."""
         together: list[tuple[Tensor, Tensor, State, Group]] = []
         for parameter, gradient, state, group in steps:
             if _PIECES not in state:
@@ -171,21 +169,21 @@ class PiecewiseStep(StateStep):
         return {_PIECES: pieces}
 
     def state_bytes(self, parameter: Tensor, state: State, group: Group) -> int:
-        """Count bytes of all states of a parameter, as the inner function has them or would have them."""
+        """Return the bytes of a parameter's states, existing or expected."""
         if state:
             return sum(value.nbytes for value in state.values() if isinstance(value, Tensor) and value.dim())
         return self._probe.packing(parameter, parameter.numel(), {}, group).state_bytes
 
     @abstractmethod
     def finish(self) -> None:
-        """Let the current stream, and the host where it must, wait for the new parameters."""
+        """Make the current stream, and the host if necessary, wait for the new parameters."""
 
     def home(self, parameter: Tensor, piece: Piece) -> Tensor:
-        """A tensor of the piece's elements on the device where its states are stepped."""
+        """Return a tensor of the piece's elements on the device where its states are stepped."""
         return parameter
 
     def _cut(self, parameter: Tensor, plain: State, group: Group) -> list[Piece]:
-        """Pieces of a parameter: what still fits the device's share first, then those on the host."""
+        """Cut a parameter into pieces: first what fits the device's share, then those on the host."""
         count = parameter.numel()
         per_element = max(1, self._probe.packing(parameter, count, plain, group).state_bytes / max(1, count))
         on_device = self._elements_on_device(parameter, per_element, plain, group)
@@ -201,7 +199,7 @@ class PiecewiseStep(StateStep):
         return pieces
 
     def _elements_on_device(self, parameter: Tensor, per_element: float, plain: State, group: Group) -> int:
-        """Return how many elements the share that is left can hold. Shared scales make bytes not quite proportional."""
+        """Return how many elements fit the remaining share. Shared scales make bytes not quite proportional."""
         if is_small(parameter, self.largest):
             return parameter.numel()
         count = min(parameter.numel(), int(self._gpu_bytes_left / per_element))
@@ -219,10 +217,10 @@ class PiecewiseStep(StateStep):
 
 
 class DeviceStep(PiecewiseStep):
-    """States come to the device through staging slots and go back; the step is the device's own, bit by bit.
+    """Copies states to the device through staging slots and back; results equal the device's own step bit for bit.
 
-    It runs on a stream of its own, so that backward does not wait for the link. Gradients wait for their states: at
-    most `window_bytes` of them beside the largest one, then backward waits too.
+    It runs on its own stream, so that backward does not wait for the link. Gradients wait for their states: beyond
+    `window_bytes` of them, besides the largest, backward waits too.
     """
 
     def __init__(self, inner: StepFunction, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
@@ -262,7 +260,7 @@ class DeviceStep(PiecewiseStep):
             self._slots.append(_Slot(torch.empty(0, dtype=torch.uint8, device=self.device)))
         self._turn = (self._turn + 1) % DEVICE_SLOTS
         slot = self._slots[self._turn]
-        if slot.buffer.numel() < byte_count:  # once in a training, unless parameters are added to the optimizer later
+        if slot.buffer.numel() < byte_count:  # once per training, unless parameters are added to the optimizer later
             if slot.free is not None:
                 slot.free.synchronize()
             most_bytes = max(byte_count, self.largest_state_bytes)
@@ -273,10 +271,10 @@ class DeviceStep(PiecewiseStep):
 
 @dataclass
 class _HostSlot:
-    """A pinned place for one piece's parameter and gradient on their way."""
+    """A pinned buffer for one piece's parameter and gradient in transit."""
 
     buffer: Tensor
-    free: Any = None  # when the new parameter has left it
+    free: Any = None  # event: the new parameter was copied out
 
     def views(self, count: int, dtype: torch.dtype, largest_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
         byte_count = count * dtype.itemsize
@@ -288,9 +286,9 @@ class _HostSlot:
 
 
 class HostStep(PiecewiseStep):
-    """The step is the host's, on a thread beside backward. Gradients may be summed on the host before.
+    """Steps on a host thread during backward. Gradients may be accumulated on the host first.
 
-    At most `HOST_SLOTS` pieces are under way: a backward pass that is faster than the host waits for it here.
+    At most `HOST_SLOTS` pieces are in flight: a backward pass faster than the host waits here.
     """
 
     def __init__(self, inner: StepFunction, optimizer: Optimizer, device: torch.device, **sizes: int) -> None:
@@ -321,7 +319,7 @@ class HostStep(PiecewiseStep):
         return parameter if piece.buffer is None else torch.empty_like(parameter, device="cpu")
 
     def step_on_host(self, parameter: Tensor, gradient: Tensor | None, piece: Piece, group: Group) -> None:
-        """Step by this gradient and what was added before."""
+        """Step with this gradient plus what was accumulated before."""
         slot, here, gradient_here = self._take_slot(parameter)
         pairs = [(parameter, here)] if gradient is None else [(parameter, here), (gradient, gradient_here)]
         copied = self.out_lane.copy(pairs, after=[slot.free, _now(self.device)])
@@ -335,7 +333,7 @@ class HostStep(PiecewiseStep):
 
     @torch.no_grad()
     def add(self, parameter: Tensor, gradient: Tensor, pieces: Sequence[Piece]) -> None:
-        """Sum a micro-batch's gradient on the host."""
+        """Accumulate a micro-batch's gradient on the host."""
         gradient = flat_like(gradient, parameter)
         for piece in pieces:
             part = piece.of(gradient)
@@ -350,13 +348,13 @@ class HostStep(PiecewiseStep):
             piece.has_gradient = True
 
     def step_added(self, parameter: Tensor, pieces: Sequence[Piece], group: Group) -> None:
-        """Step by what was added alone."""
+        """Step with the accumulated gradient alone."""
         for piece in pieces:
             if piece.has_gradient:
                 self.step_on_host(piece.of(flat(parameter)), None, piece, group)
 
     def _take_slot(self, part: Tensor) -> tuple[_HostSlot, Tensor, Tensor]:
-        """A free slot, and places in it for two tensors like this part; waits where all are under way."""
+        """Return a free slot and views in it for two tensors like this part; waits while all are in flight."""
         slot = self._slots.get()
         try:
             return slot, *slot.views(part.numel(), part.dtype, self.largest_bytes, self.device)
@@ -365,7 +363,7 @@ class HostStep(PiecewiseStep):
             raise
 
     def _send(self, slot: _HostSlot, copied: Any, work: Callable[[], object] | None) -> None:
-        """Once the copy is there: do the work on the host, and free the slot."""
+        """After the copy, run the work on the host thread and free the slot."""
 
         def run() -> None:
             try:
@@ -379,7 +377,7 @@ class HostStep(PiecewiseStep):
 
         if self._has_values:
             self._under_way.append(self._worker.submit(run))
-        else:  # nothing to compute
+        else:  # a virtual device has nothing to compute
             self._slots.put(slot)
 
     def _step(
@@ -392,9 +390,9 @@ class HostStep(PiecewiseStep):
         slot.free = self.in_lane.copy([(here, parameter)], after=[])
 
     def _host_group(self, group: Group, dtype: torch.dtype) -> Group:
-        """The same options by the host's fastest way: one vectorised pass over all threads."""
+        """Return the same options with the fastest CPU implementation: one vectorized pass over all threads."""
         if not self._has_fused or group.get("differentiable"):
             return dict(group)
-        # PyTorch's fused SGD of the CPU makes wrong momenta of 16-bit types (as of 2.13).
+        # PyTorch's fused CPU SGD computes wrong momenta for 16-bit types (as of 2.13).
         fused = dtype.itemsize >= 4 or "momentum" not in group
         return {**group, "fused": fused, "foreach": None, "capturable": False}

@@ -1,7 +1,6 @@
-"""FP32 parameters of a live model held in BF16, while its state dicts stay those of the FP32 model.
+"""Hold FP32 parameters of a live model in BF16, while its state dicts stay those of the FP32 model.
 
-Parameter objects stay; their storage changes. It does not know where the FP32 values of trained parameters are, nor
-whether there are any: it asks.
+Parameter objects stay; their storage changes. Callbacks supply the FP32 values of trained parameters.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,14 +20,14 @@ NARROW = torch.bfloat16
 
 
 def wide_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """FP32 parameters that can be narrowed. Those of batch norms stay: their kernels take FP32 beside BF16 inputs."""
+    """Return the FP32 parameters that can become BF16. Batch norms keep FP32: their kernels take it with BF16 inputs."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
     kept = {parameter for norm in norms for parameter in norm.parameters(recurse=False)}
     return [p for p in model.parameters() if p.dtype == torch.float32 and p not in kept]
 
 
 def why_not_narrow(model: nn.Module) -> str | None:
-    """Why the FP32 parameters of this model cannot change their type, or None."""
+    """Return why the FP32 parameters of this model cannot change their dtype, or None."""
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         return "DistributedDataParallel has made its buckets for gradients of the types that it saw"
     if any(type(parameter.data) is not Tensor for parameter in wide_parameters(model)):
@@ -37,16 +36,16 @@ def why_not_narrow(model: nn.Module) -> str | None:
 
 
 def set_storage(parameter: nn.Parameter, data: Tensor) -> None:
-    """Let a parameter hold `data`; its gradient, if it has one, takes the type."""
+    """Replace a parameter's data; an existing gradient is converted to the same dtype."""
     gradient, parameter.grad = parameter.grad, None
     parameter.data = data
     parameter.grad = None if gradient is None else gradient.to(data.dtype)
 
 
 class Narrowed:
-    """The FP32 parameters of a model in BF16. FP32 values of frozen ones wait on the host.
+    """The FP32 parameters of a model in BF16. FP32 values of frozen ones are kept on the host.
 
-    `read` gives a trained parameter's FP32 values, `write` takes new ones after the parameter itself has them.
+    `read` returns a trained parameter's FP32 values; `write` receives new ones after the parameter was updated.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Narrowed:
         @torch.no_grad()
         def take(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
             for key, parameter in owned(module, prefix, state):
-                if state[key].shape == parameter.shape:  # PyTorch itself complains of others
+                if state[key].shape == parameter.shape:  # PyTorch itself reports other shapes
                     self._load(parameter, state[key])
 
         with ExitStack() as stack:
@@ -112,7 +111,7 @@ class Narrowed:
 
 
 def _narrowing_inputs(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward whose FP32 inputs become BF16, as its parameters are. Autocast looks after them by itself."""
+    """Wrap a forward so that FP32 inputs become BF16 like its parameters, unless autocast is enabled."""
 
     def narrowed(value: Tensor) -> Tensor:
         autocast = torch.is_autocast_enabled(value.device.type)

@@ -1,4 +1,4 @@
-"""A stepper that steps one parameter after another when all gradients are there, each freed as its parameter is stepped.
+"""A stepper that steps parameters one by one after backward, and frees each gradient as it goes.
 
 Temporaries are then those of one parameter. It does not know how a parameter is stepped.
 """
@@ -25,12 +25,12 @@ class OneByOneStepper(Stepper):
             assert gradient is not None
             self._steps.step(parameter, gradient)
         self._steps.finish()
-        # No gradient is left: this only calls the step's hooks and tells schedulers that a step was taken.
+        # No gradient is left: this only runs the step hooks and tells schedulers that a step was taken.
         self.optimizer.step()
         self._before.clear()
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the norm of all together, summed in FP32: PyTorch's own norm of BF16 gradients has three digits."""
+    """Return the total norm, summed in FP32: PyTorch's own norm of BF16 gradients has three digits."""
     wide = torch.promote_types(torch.float32, gradients[0].dtype)
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide)))

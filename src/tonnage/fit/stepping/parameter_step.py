@@ -1,13 +1,13 @@
-"""An optimizer's step of one parameter at a time, with its own class, its own states and its live groups.
+"""Step an optimizer one parameter at a time, with its own class, states and live groups.
 
     steps = parameter_steps(optimizer)
     steps.step(parameter, parameter.grad)   # as optimizer.step() would, for this parameter alone
-    steps.finish()                          # where a step may still be under way
+    steps.finish()                          # if a step may still be in flight
 
-What takes a step is a function of a parameter, its gradient, its states and its group. Techniques put theirs in place
-of the plain one or around it: stochastic rounding, 8-bit states, states on the host. Then whoever drives the step, at
-the end or inside backward, need not know which of them are there. A function that keeps other states than the plain
-ones is a `StateStep`; state dicts hold plain ones all the same.
+A step is a function of a parameter, its gradient, its states and its group. Techniques replace or wrap the plain
+one: stochastic rounding, 8-bit states, states on the host. The caller, after or inside backward, need not know which
+of them are applied. A function with other states than the plain ones is a `StateStep`; state dicts still hold plain
+ones.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +25,11 @@ from torch.optim import LBFGS, Adafactor, Muon, Optimizer
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Undo
 
-State = dict[str, Any]  # what an optimizer keeps of one parameter; filled in the first step
+State = dict[str, Any]  # an optimizer's states of one parameter; filled in its first step
 Group = Mapping[str, Any]
-# (parameter or a flat piece of it, gradient of the same shape, its states, its group)
+# (parameter or a flat slice of it, gradient of the same shape, its states, its group)
 StepFunction = Callable[[Tensor, Tensor, State, Group], None]
-_SMALL_SHARE = 512  # a parameter this much smaller than the largest is stepped with others of its kind: norms, biases
+_SMALL_SHARE = 512  # parameters this much smaller than the largest (norms, biases) are stepped together
 
 
 @runtime_checkable
@@ -40,23 +40,23 @@ class StepsSeveral(Protocol):
 
 
 def is_small(parameter: Tensor, largest: int) -> bool:
-    """Whether its own step would cost more time than its gradient and its states take memory."""
+    """Return whether stepping it alone would cost more time than its gradient and states are worth in memory."""
     return parameter.numel() * _SMALL_SHARE < largest
 
 
 class StateStep(ABC):
-    """A step function with states of its own making, which it can turn into the plain ones and back."""
+    """A step function with its own form of states, which it can convert to the plain ones and back."""
 
     @abstractmethod
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None: ...
 
     @abstractmethod
     def plain_state(self, parameter: Tensor, state: State) -> State:
-        """What the optimizer would keep by itself: tensors in the shape of the parameter, on any device."""
+        """Return the optimizer's own states: tensors in the shape of the parameter, on any device."""
 
     @abstractmethod
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
-        """The reverse. What is given is not held on to."""
+        """Convert plain states to this step's own; keeps no reference to them."""
 
 
 def plain_state(function: StepFunction, parameter: Tensor, state: State) -> State:
@@ -77,7 +77,7 @@ def own_state(function: StepFunction, parameter: Tensor, plain: State, group: Gr
 
 
 def why_not_one_by_one(optimizer: Optimizer) -> str | None:
-    """Why the parameters of this optimizer cannot be stepped one at a time, or None."""
+    """Return why the parameters of this optimizer cannot be stepped one at a time, or None."""
     name = type(optimizer).__name__
     if isinstance(optimizer, LBFGS):
         return "LBFGS searches along a line through all parameters at once"
@@ -89,20 +89,20 @@ def why_not_one_by_one(optimizer: Optimizer) -> str | None:
 
 
 def why_not_in_pieces(optimizer: Optimizer) -> str | None:
-    """Why a parameter of this optimizer cannot be stepped piece by piece, or None."""
+    """Return why a parameter of this optimizer cannot be stepped piece by piece, or None."""
     if isinstance(optimizer, Adafactor | Muon):
         return f"{type(optimizer).__name__} needs the whole matrix of a parameter for each of its elements"
     return why_not_one_by_one(optimizer)
 
 
 def _plain_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any]:
-    """The class's step without the hooks around it: those are for the step of all parameters."""
+    """Return the class's step without its hooks, which belong to the step of all parameters."""
     step = optimizer_class.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 class PlainStep:
-    """The optimizer's own step on one tensor, or on some: a copy of the optimizer that knows only these."""
+    """The optimizer's own step on one or more tensors, through a copy of the optimizer that holds only these."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = ref(optimizer)
@@ -112,7 +112,7 @@ class PlainStep:
 
     @torch.no_grad()
     def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None:
-        """Several tensors at once, as the optimizer steps them: in a few kernels where it has such."""
+        """Step several tensors at once, in a few kernels if the optimizer has foreach or fused ones."""
         optimizer = self._optimizer()
         assert optimizer is not None
         few = object.__new__(type(optimizer))
@@ -131,7 +131,7 @@ class PlainStep:
 
 
 class ParameterSteps:
-    """How the parameters of one optimizer are stepped, one at a time."""
+    """Steps the parameters of one optimizer, one at a time."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = ref(optimizer)
@@ -139,7 +139,7 @@ class ParameterSteps:
         self._finishers: list[Callable[[], None]] = []
         self._bringers: list[Callable[[nn.Parameter], AbstractContextManager[None]]] = []
         self.function: StepFunction = PlainStep(optimizer)
-        # Of parameters whose states are not of their own type, as torch would load them: those with an FP32 master.
+        # Dtype of the states where it differs from the parameter's: parameters with an FP32 master.
         self.state_dtypes: dict[nn.Parameter, torch.dtype] = {}
 
     @property
@@ -156,7 +156,7 @@ class ParameterSteps:
             del states[parameter]
 
     def step_all(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Step parameters by the gradients that they have: at once, where nothing but their own step is to be done."""
+        """Step parameters with the gradients they have, together if nothing else has to happen per parameter."""
         if self._bringers or not isinstance(self.function, StepsSeveral):
             for parameter in parameters:
                 gradient, parameter.grad = parameter.grad, None
@@ -174,13 +174,13 @@ class ParameterSteps:
                 del states[parameter]
 
     def finish(self) -> None:
-        """Wait for steps under way: after it parameters and states are the new ones."""
+        """Wait for steps in flight; afterwards parameters and states are updated."""
         for finish in self._finishers:
             finish()
 
     @contextmanager
     def at_hand(self, parameter: nn.Parameter) -> Iterator[None]:
-        """Within it the parameter's values are on its device and may be changed, wherever they are kept otherwise."""
+        """Bring the parameter's values to its device inside this context, wherever they are kept otherwise."""
         with ExitStack() as stack:
             for bring in self._bringers:
                 stack.enter_context(bring(parameter))
@@ -189,19 +189,19 @@ class ParameterSteps:
                 self.finish()
 
     def bring_by(self, bring: Callable[[nn.Parameter], AbstractContextManager[None]]) -> Undo:
-        """Enter this around the step of each parameter."""
+        """Enter this context around the step of each parameter."""
         self._bringers.append(bring)
         return lambda: self._bringers.remove(bring)
 
     def group(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """The live group: its learning rate is today's. Loading a state dict makes new groups, so none is kept."""
+        """Return the live group; never cached, since loading a state dict replaces the groups."""
         if parameter not in self._group_of:
             groups = self.optimizer.param_groups
             self._group_of = {member: index for index, group in enumerate(groups) for member in group["params"]}
         return self.optimizer.param_groups[self._group_of[parameter]]
 
     def replace(self, function: StepFunction, *, finish: Callable[[], None] | None = None) -> Undo:
-        """Step by `function`, which may call what was there; undone in the reverse order of replacing."""
+        """Step with `function`, which may call the previous one; undo in reverse order."""
         before = self.function
         with ExitStack() as stack:
             stack.callback(self._exchange(before, function))
@@ -214,7 +214,7 @@ class ParameterSteps:
             return stack.pop_all().close
 
     def _exchange(self, before: StepFunction, after: StepFunction) -> Undo:
-        """Turn the states there are into those of another function, one parameter at a time, or leave all as they were."""
+        """Convert existing states to those of another function, one parameter at a time, or leave all unchanged."""
         with ExitStack() as stack:
             self.function = after
             stack.callback(setattr, self, "function", before)
@@ -243,9 +243,9 @@ class ParameterSteps:
 
 
 def keep_state_dicts_plain(steps: ParameterSteps) -> Undo:
-    """Let `optimizer.state_dict()` give plain states and `load_state_dict` take them.
+    """Make `optimizer.state_dict()` return plain states and `load_state_dict` accept them.
 
-    States are taken out of what is loaded before the optimizer sees it: it would put all of them on the device.
+    States are removed from what is loaded before the optimizer sees it: it would move all of them to the device.
     """
     loaded: dict[nn.Parameter, State] = {}
 
@@ -271,7 +271,7 @@ def keep_state_dicts_plain(steps: ParameterSteps) -> Undo:
     def take(optimizer: Optimizer) -> None:
         for parameter, plain in loaded.items():
             dtype = steps.state_dtypes.get(parameter, parameter.dtype)
-            # As torch loads them: states in the parameter's type, except counts.
+            # As torch loads them: states in the parameter's dtype, except counters.
             typed = {
                 name: value.to(dtype)
                 if isinstance(value, Tensor) and name != "step" and dtype.is_floating_point
@@ -296,7 +296,7 @@ _steps_of: WeakKeyDictionary[Optimizer, ParameterSteps] = WeakKeyDictionary()
 
 
 def parameter_steps(optimizer: Optimizer) -> ParameterSteps:
-    """Return the one instance of this optimizer, made when first asked for."""
+    """Return the optimizer's only instance, created on first use."""
     if optimizer not in _steps_of:
         reason = why_not_one_by_one(optimizer)
         if reason is not None:

@@ -1,7 +1,7 @@
-"""A parameter's states in pieces: ranges of its elements, each with states of its own, on the device or packed on the host.
+"""A parameter's states in pieces: ranges of its elements with their own states, on the device or packed on the host.
 
-A piece's states are whatever a step function makes when it is given that range alone, so that any optimizer that works
-element by element can be cut. This module does not know when a piece is stepped nor where.
+A piece's states are what a step function creates for that range alone, so any elementwise optimizer can be cut. This
+module does not know when or where a piece is stepped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, own_state, plain_state
 
-_ALIGNMENT_BYTES = 16  # of each state inside a packed buffer, for vectorised kernels
+_ALIGNMENT_BYTES = 16  # of each state inside a packed buffer, for vectorized kernels
 _PROBED_ELEMENTS = 65536
-_COUNTS = frozenset({"step", "mu_product", "eta", "mu"})  # of torch.optim's states, one number a parameter
+_COUNTS = frozenset({"step", "mu_product", "eta", "mu"})  # states of torch.optim with one number per parameter
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """All elements in the order of memory, without a copy."""
+    """Return all elements in memory order, as a view."""
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def flat_like(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient's elements in the order of the parameter's."""
+    """Return the gradient's elements in the memory order of the parameter."""
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
     return flat(gradient)
@@ -32,9 +32,9 @@ def flat_like(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each state of a piece stands in one buffer."""
+    """The layout of a piece's states in one buffer."""
 
-    entries: dict[str, tuple[int, torch.dtype, int]]  # offset in bytes, type, elements
+    entries: dict[str, tuple[int, torch.dtype, int]]  # offset in bytes, dtype, elements
     byte_count: int
 
     @classmethod
@@ -57,7 +57,7 @@ class Packing:
         }
 
     def store(self, state: State, buffer: Tensor) -> State:
-        """Copy the states that are not in the buffer already; what is returned are counts and the like."""
+        """Copy states that are not in the buffer yet; return the rest (counters)."""
         for name, view in self.views(buffer).items():
             if state[name].data_ptr() != view.data_ptr() or state[name].device != view.device:
                 view.copy_(state[name])
@@ -66,16 +66,16 @@ class Packing:
 
 @dataclass
 class Piece:
-    """Elements `start` to `stop` of a parameter. On the host: a pinned buffer; on the device: tensors in `state`."""
+    """Elements `start` to `stop` of a parameter: a pinned buffer on the host, or tensors in `state` on the device."""
 
     start: int
     stop: int
     packing: Packing
     buffer: Tensor | None = None
-    state: State = field(default_factory=dict)  # of a piece on the host: what is not in the buffer
+    state: State = field(default_factory=dict)  # for a piece on the host: what is not in the buffer
     started: bool = False
     written: "torch.cuda.Event | None" = None  # when the last copy into the buffer is done
-    gradient: Tensor | None = None  # summed on the host over micro-batches
+    gradient: Tensor | None = None  # accumulated on the host over micro-batches
     has_gradient: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Piece":
@@ -100,7 +100,7 @@ class Piece:
 
 
 class Probe:
-    """What states a step function makes, found out by stepping a few zeros."""
+    """Finds out which states a step function creates, by stepping a few zeros."""
 
     def __init__(self, function: StepFunction) -> None:
         self._function = function
@@ -108,7 +108,7 @@ class Probe:
 
     @torch.no_grad()
     def packing(self, parameter: Tensor, count: int, plain: State, group: Group) -> Packing:
-        """Return the packing of `count` elements of a parameter that has these plain states, or none yet."""
+        """Return the packing of `count` elements of a parameter with these plain states, or with none yet."""
         if count == 0:
             return Packing.of(())
         probed = min(count, _PROBED_ELEMENTS)
@@ -130,12 +130,12 @@ class Probe:
 
 
 def _like(name: str, value: Any, parameter: Tensor) -> bool:
-    """Whether a state has an element for each of the parameter's; a parameter may itself be a single number."""
+    """Return whether a state has one element per element of the parameter, which may itself be a scalar."""
     return isinstance(value, Tensor) and value.shape == parameter.shape and name not in _COUNTS
 
 
 def join(function: StepFunction, parameter: Tensor, pieces: Sequence[Piece]) -> State:
-    """The plain states of a parameter from those of its pieces, on the host unless all of it is on the device."""
+    """Join the pieces' states into plain ones, on the host unless all of them are on the device."""
     if not all(piece.started for piece in pieces):
         return {}
     found = [(piece, plain_state(function, piece.of(flat(parameter)), piece.whole_state())) for piece in pieces]
@@ -153,7 +153,7 @@ def _join_one(name: str, value: Any, parameter: Tensor, found: list[tuple[Piece,
 
 
 def cut_state(plain: State, parameter: Tensor, piece: Piece) -> State:
-    """The part of plain states that belongs to a piece."""
+    """Return the slice of plain states that belongs to a piece."""
     return {
         name: piece.of(flat_like(value, parameter)) if _like(name, value, parameter) else value
         for name, value in plain.items()

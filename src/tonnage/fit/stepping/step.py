@@ -1,4 +1,4 @@
-"""One optimizer step of a training on one batch, micro-batch by micro-batch. It does not know which techniques apply."""
+"""Take one optimizer step on one batch, micro-batch by micro-batch. It does not know which techniques apply."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tonnage.fit.training import Batch, Training
 
 
 def take_step(training: Training, batch: Batch) -> Tensor:
-    """The loss of the whole batch, after the step. Where something raises, gradients are as they were before."""
+    """Take a step and return the loss of the whole batch. If anything raises, gradients are restored."""
     if training.ranks is not None:
         return training.ranks.take_step(training, batch)
     parts = split(batch, training.micro_batches, training.weighting)
@@ -20,7 +20,10 @@ def take_step(training: Training, batch: Batch) -> Tensor:
 
 
 def accumulate(training: Training, parts: Sequence[Part], *, closes: bool = True) -> Tensor:
-    """The losses of these parts in one, their gradients added; `closes`: the last of them is the step's last."""
+    """Run forward and backward of these parts and return their total loss.
+
+    `closes` says whether the last of them ends the step.
+    """
     total: Tensor | None = None
     try:
         for index, part in enumerate(parts):

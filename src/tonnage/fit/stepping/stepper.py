@@ -1,7 +1,7 @@
-"""How gradients become new parameters: the plain way, which techniques replace.
+"""The plain step from gradients to new parameters, which techniques replace.
 
-A step is `begin`, one `backward` per micro-batch, `finish`; or `abandon` where something raised in between. It does
-not know how a batch is divided nor how a loss is made.
+A step is `begin`, one `backward` per micro-batch, and `finish`; or `abandon` if anything raised. It does not know
+how a batch is divided or how a loss is computed.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 
 def trained_parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Every parameter that the optimizer steps, in its order."""
+    """Yield every parameter that the optimizer steps, in its order."""
     for group in optimizer.param_groups:
         yield from (parameter for parameter in group["params"] if parameter.requires_grad)
 
@@ -21,7 +21,7 @@ class Stepper:
     """Plain PyTorch: accumulate, clip by the global norm, step, drop the gradients."""
 
     accumulates = True  # several micro-batches per step are possible
-    gradient_norm: Tensor | None = None  # of the last step's gradients, where they were clipped
+    gradient_norm: Tensor | None = None  # of the last step, if gradients were clipped
 
     def __init__(self, optimizer: Optimizer, *, clip_norm: float | None = None) -> None:
         self.optimizer = optimizer
@@ -33,7 +33,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Gradients of one micro-batch, whose loss carries its weight already; `last` closes the step's sum."""
+        """Run backward for one micro-batch, whose loss is already weighted; `last` marks the step's last one."""
         loss.backward()
 
     def finish(self) -> None:
@@ -45,7 +45,7 @@ class Stepper:
 
     @torch.no_grad()
     def abandon(self) -> None:
-        """Gradients as they were before `begin`."""
+        """Restore the gradients from before `begin`."""
         for parameter, gradient in self._before.items():
             parameter.grad = gradient
         self._before.clear()

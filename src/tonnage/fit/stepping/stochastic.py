@@ -1,10 +1,9 @@
-"""Adam, AdamW and SGD on BF16 parameters with BF16 states: computed in FP32, stored by stochastic rounding.
+"""Adam, AdamW and SGD on BF16 parameters with BF16 states: computed in FP32, stored with stochastic rounding.
 
-A value between two neighbours of BF16 becomes the upper one with a probability that is its distance from the lower
-one, so its mean is kept. Rounding to nearest would lose every update that is smaller than half the spacing (1/256 of
-the value), and a second moment could never fall: 0.999 of a BF16 number is the same number.
-
-It steps one parameter, or a flat piece of one, and does not know who drives the step.
+A value between two BF16 neighbours becomes the upper one with a probability that is its distance from the lower one,
+so its expectation is kept. Rounding to nearest would lose every update smaller than half the spacing (1/256 of the
+value), and a second moment could never decrease: 0.999 times a BF16 number is the same number. It steps one
+parameter, or a flat slice of one.
 """
 
 from collections.abc import Iterator
@@ -18,19 +17,19 @@ from torch import Tensor
 from tonnage.fit.stepping.parameter_step import Group, State
 from tonnage.fit.virtual import on_virtual_gpu
 
-_CHUNK_ELEMENTS = 2**22  # of FP32 temporaries: 16 MiB each, about eight at a time
+_CHUNK_ELEMENTS = 2**22  # 16 MiB per FP32 temporary, about eight at a time
 
 
 def round_stochastically(values: Tensor) -> Tensor:
-    """FP32 as BF16, up or down at random, right in the mean. What is not finite stays what it is."""
+    """Round FP32 to BF16 stochastically, without bias. Non-finite values stay as they are."""
     noise = torch.randint(2**16, values.shape, dtype=torch.int32, device=values.device)
-    # The upper half of an FP32 number is a BF16 number: a carry out of the lower half goes to the next one in magnitude.
+    # The upper half of an FP32 number is a BF16 number: a carry out of the lower half moves to the next magnitude.
     bits = noise.add_(values.view(torch.int32)).bitwise_and_(-(2**16))
     return torch.where(values.isfinite(), bits.view(torch.float32), values).to(torch.bfloat16)
 
 
 def stochastic_step(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
-    """Step one BF16 tensor as torch.optim's Adam, AdamW or SGD would, with the group's own settings."""
+    """Step one BF16 tensor as torch.optim's Adam, AdamW or SGD would, with the group's settings."""
     with torch.no_grad():
         if "betas" in group:
             _step_adam(parameter.detach(), gradient, state, AdamStep.of(group, _count_step(parameter, state)))
@@ -43,16 +42,16 @@ def stochastic_step(parameter: Tensor, gradient: Tensor, state: State, group: Gr
 
 @dataclass(frozen=True, kw_only=True)
 class AdamStep:
-    """The numbers of one step, the same for all elements."""
+    """The scalars of one step, the same for all elements."""
 
     average_gain: float  # 1 - beta1
     square_gain: float  # 1 - beta2
-    size: float  # learning rate over the first bias correction
-    root_scale: float  # one over the root of the second bias correction
+    size: float  # learning rate divided by the first bias correction
+    root_scale: float  # 1 / sqrt(second bias correction)
     eps: float
-    shrink: float  # what decoupled weight decay leaves of a parameter
-    decay: float  # weight decay that goes through the gradient
-    sign: float  # of the gradient: -1 where it is climbed
+    shrink: float  # factor of decoupled weight decay
+    decay: float  # weight decay added to the gradient
+    sign: float  # of the gradient: -1 to maximize
 
     @classmethod
     def of(cls, group: Group, step: int) -> "AdamStep":
@@ -72,12 +71,12 @@ class AdamStep:
 
 
 def _count_step(parameter: Tensor, state: State) -> int:
-    """This step's number. The count lives on the host, where reading it waits for nothing."""
+    """Return this step's number. The count lives on the host, where reading it needs no synchronization."""
     if "step" not in state:
         state["step"] = torch.zeros((), dtype=torch.float32)
         state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    if state["step"].is_cuda:  # as a fused optimizer makes or loads it
+    if state["step"].is_cuda:  # a fused optimizer keeps it on the GPU
         state["step"] = state["step"].cpu()
     state["step"] += 1
     return max(1, int(state["step"].item()))
@@ -86,7 +85,7 @@ def _count_step(parameter: Tensor, state: State) -> int:
 def _step_adam(parameter: Tensor, gradient: Tensor, state: State, numbers: AdamStep) -> None:
     tensors = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
     if on_virtual_gpu(parameter.device):
-        return  # the kernel allocates nothing, and there are no values to change
+        return  # the kernel allocates nothing, and there are no values
     if _fused(*tensors):
         from tonnage.fit.stepping.stochastic_kernels import adam
 
@@ -109,14 +108,14 @@ def _step_adam(parameter: Tensor, gradient: Tensor, state: State, numbers: AdamS
 
 @dataclass(frozen=True, kw_only=True)
 class SgdStep:
-    """The numbers of one step, the same for all elements."""
+    """The scalars of one step, the same for all elements."""
 
     rate: float
     momentum: float
-    gain: float  # of a new gradient in the momentum: 1 - dampening
+    gain: float  # weight of a new gradient in the momentum: 1 - dampening
     nesterov: bool
     decay: float
-    sign: float  # of the gradient: -1 where it is climbed
+    sign: float  # of the gradient: -1 to maximize
 
     @classmethod
     def of(cls, group: Group) -> "SgdStep":
@@ -134,7 +133,7 @@ def _step_sgd(parameter: Tensor, gradient: Tensor, state: State, numbers: SgdSte
     first = numbers.momentum != 0 and state.get("momentum_buffer") is None
     if first:
         state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    # Without momentum nothing is kept; the parameter stands in for a buffer that nobody reads.
+    # Without momentum there is no state; the parameter stands in for a buffer that is never read.
     buffer = state["momentum_buffer"] if numbers.momentum else parameter
     if on_virtual_gpu(parameter.device):
         return
@@ -157,12 +156,12 @@ def _step_sgd(parameter: Tensor, gradient: Tensor, state: State, numbers: SgdSte
 
 
 def _store(target: Tensor, exact: Tensor) -> None:
-    """States may be wider than the parameter, where someone else narrows them."""
+    """Store into a state, which may be wider than the parameter if another step narrows it."""
     target.copy_(round_stochastically(exact) if target.dtype == torch.bfloat16 else exact)
 
 
 def _fused(*tensors: Tensor) -> bool:
-    """Whether one kernel can do it: on a GPU with Triton, parameter and states in BF16, all elements in the same order."""
+    """Return whether one kernel can do it: CUDA with Triton, parameter and states contiguous and BF16."""
     parameter, _, *states = tensors
     narrow = all(tensor.dtype == torch.bfloat16 for tensor in (parameter, *states))
     on_gpu = all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors)
@@ -175,7 +174,7 @@ def has_triton() -> bool:
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Flat pieces of tensors of one shape, or the tensors themselves where they lie in different orders."""
+    """Yield flat chunks of tensors of one shape, or the tensors themselves if not all are contiguous."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         yield tensors
         return

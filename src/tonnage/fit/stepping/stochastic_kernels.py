@@ -1,10 +1,10 @@
-"""The stochastic step as one pass over memory: 8 bytes read and 6 written an element for Adam. Imported only with Triton.
+"""Triton kernels of the stochastic step: one pass that reads 8 and writes 6 bytes per element for Adam.
 
-Random bits are counter-based (Philox): a seed for each call and the element's place. A call gives 128 bits, and an
-element needs 48, so each program handles two halves with one draw.
+Imported only with Triton. Random bits are counter-based (Philox): one seed per call and the element's index. A
+Philox call yields 128 bits and an element needs 48, so each program handles two halves with one call.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, import-not-found"
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from tonnage.fit.stepping.stochastic import AdamStep, SgdStep
 
 _HALF = 1024
-_ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest of Philox that pass the usual tests of randomness
+_ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest Philox rounds that pass the usual randomness tests
 
 
 def adam(parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor, numbers: AdamStep) -> None:
@@ -62,13 +62,13 @@ def sgd(parameter: Tensor, gradient: Tensor, buffer: Tensor, numbers: SgdStep, *
 
 
 def _seed() -> int:
-    """Draw a seed from the host's generator, which `torch.manual_seed` sets."""
+    """Sample a seed from the host's generator, which `torch.manual_seed` sets."""
     return int(torch.randint(2**31 - 1, ()).item())
 
 
 @triton.jit
 def round_stochastically(value, noise):
-    """An FP32 value as BF16, by 16 random bits."""
+    """Round FP32 to BF16 with 16 random bits."""
     bits = value.to(tl.uint32, bitcast=True)
     rounded = (((bits + noise) >> 16) << 16).to(tl.float32, bitcast=True)
     finite = (bits & 0x7F800000) != 0x7F800000

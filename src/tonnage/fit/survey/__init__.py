@@ -1,1 +1,1 @@
-"""Bytes and seconds of a live training, measured block by block on the device that is there."""
+"""Measure the memory and time of a live training, block by block, on the current device."""

@@ -1,6 +1,6 @@
-"""Batches of other sizes than the sample: its rows, or the tokens of its rows, taken again and again.
+"""Build batches of other sizes than the sample by repeating its rows or the tokens of its rows.
 
-What they hold does not matter to memory; shapes and types do. This module does not know what a step costs.
+The values do not affect memory; shapes and dtypes do. This module does not know what a step costs.
 """
 
 import math
@@ -17,13 +17,13 @@ from tonnage.errors import RequestError
 from tonnage.fit.stepping.batches import BadBatch, batch_rows, change_tensors, take_rows, tensors
 from tonnage.fit.training import Batch
 
-# Learnt positions by the names that models give them: wpe, pos_embed, embed_positions, positional_embedding.
+# Names that models give learned position embeddings: wpe, pos_embed, embed_positions, positional_embedding.
 _POSITIONS = re.compile(r"(^|[._])(wpe|pos(ition(al|s)?)?(_?(emb|enc)\w*)?)(\.weight)?$")
 _FIRST_TOKENS = 256
 
 
 class Axis(ABC):
-    """A dimension along which a batch may grow, in steps of `smallest`, up to `largest` if there is an end."""
+    """A dimension along which a batch can grow, in multiples of `smallest`, up to `largest` unless that is None."""
 
     noun: ClassVar[str]
     degree: ClassVar[int]  # the highest power of the size that memory may grow with
@@ -39,23 +39,23 @@ class Axis(ABC):
         self.largest = None if at_most is None else self.down(at_most)
 
     def down(self, size: int) -> int:
-        """The next size that is not larger."""
+        """Round a size down to a multiple of `smallest`."""
         return size - size % self.smallest
 
     @abstractmethod
     def grow(self, size: int) -> Batch:
-        """A batch of this size."""
+        """Return a batch of this size."""
 
     @abstractmethod
     def first_sizes(self) -> list[int]:
-        """Small sizes to begin with, one more than `degree` where there are so many."""
+        """Return small sizes to measure first: `degree + 1` of them where the limit allows."""
 
     def _up_to_the_end(self, sizes: list[int]) -> list[int]:
         return [size for size in sizes if self.largest is None or size <= self.largest] or [self.smallest]
 
 
 class Rows(Axis):
-    """Rows, as many in each micro-batch: uneven ones would only fragment the memory."""
+    """Grow a batch by rows, equally many per micro-batch: uneven micro-batches would fragment the memory."""
 
     noun, degree = "rows", 1
 
@@ -89,7 +89,7 @@ class Tokens(Axis):
 
         grown = change_tensors(self.sample, repeat)
         if isinstance(grown, Mapping) and isinstance(positions := grown.get("position_ids"), Tensor):
-            positions.copy_(torch.arange(size, device=positions.device))  # repeated, they would begin new documents
+            positions.copy_(torch.arange(size, device=positions.device))  # repeated ids would start new documents
         return grown
 
     def first_sizes(self) -> list[int]:
@@ -100,7 +100,7 @@ class Tokens(Axis):
 
 
 def sequence_length(sample: Batch, dimension: int) -> int:
-    """The size that most tensors of up to three dimensions have there: [rows, tokens] or [rows, tokens, features]."""
+    """Return the most common size of this dimension among tensors of [rows, tokens] or [rows, tokens, features]."""
     if dimension < 1:
         raise RequestError(f"dimension is {dimension}.", hint="Dimension 0 is the batch; the sequence is after it.")
     lengths = Counter(tensor.shape[dimension] for tensor in tensors(sample) if dimension < tensor.ndim <= 3)
@@ -120,11 +120,11 @@ def sequence_length(sample: Batch, dimension: int) -> int:
 
 
 def learnt_positions(model: nn.Module) -> int | None:
-    """As many tokens as the model has positions for, where it has learnt ones."""
+    """Return the number of tokens that learned position embeddings allow, or None if the model has none."""
     limits = []
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and _POSITIONS.search(name) and "relative" not in name:
-            # Positions that stand for padding, and those before them, are not used.
+            # The padding position and those before it are unused.
             padding = getattr(model.get_submodule(name.rpartition(".")[0]), "padding_idx", None)
             limits.append(parameter.shape[-2] - (0 if padding is None else padding + 1))
     declared = getattr(getattr(model, "config", None), "max_position_embeddings", None)

@@ -1,8 +1,8 @@
-"""One block, the rest of the model, the optimizer and the link, each measured alone on the device that is there.
+"""Measure one block, the rest of the model, the optimizer and the host link, each on its own.
 
-A block is run on the inputs that the model gave it; the rest is run with blocks that hand their input through. So a
-model is profiled whose whole step would not fit. Nothing of the training changes: gradients are dropped as they are
-made, buffers and random states are put back.
+A block runs on the inputs that the model gave it; the rest runs with blocks replaced by pass-throughs. So a model
+can be profiled even if its whole step does not fit. The training is unchanged: gradients are dropped as they are
+computed, buffers and RNG states are restored.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,29 +23,29 @@ from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.undisturbed import OF_EVERY_MODULE, undisturbed
 from tonnage.fit.training import Batch, Training
 
-Required = tuple[bool, ...]  # of a call's arguments, flattened: whether they require a gradient
-_PASSES = 12  # of a model that does not run all of its blocks each time
+Required = tuple[bool, ...]  # for each flattened argument of a call: whether it requires a gradient
+_PASSES = 12  # forward passes to try when the model skips blocks at random
 
 
 @dataclass(frozen=True)
 class BlockCall:
-    """How the model called a block, and the shape of what came back.
+    """How the model called a block, and the shapes of its output.
 
-    Tensors among the arguments are leaves that require a gradient where the model's own did.
+    Tensor arguments are leaves that require a gradient where the model's own did.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    output: Any  # leaves that are tensors are replaced by their shape and type
-    autocast: torch.dtype | None = None  # the type, where the caller's loss runs under an autocast of its own
+    output: Any  # tensors are replaced by their shape and dtype
+    autocast: torch.dtype | None = None  # the dtype, if the user's loss enters autocast itself
 
     @property
     def hidden(self) -> Tensor:
-        """The tensor that flows from block to block: the first of floating type, or the first where all are integers."""
+        """The tensor that flows from block to block: the first floating-point one, else the first."""
         return _hidden(self.args, self.kwargs)
 
     def with_gradient(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as new leaves; what flows from block to block requires a gradient in any case."""
+        """Return the arguments as new leaves; the hidden state always requires a gradient."""
         hidden = self.hidden
 
         def leaf(value: Any) -> Any:
@@ -57,7 +57,7 @@ class BlockCall:
 
     @contextmanager
     def surroundings(self, training: Training) -> Iterator[None]:
-        """The contexts around a forward pass, and the autocast that the caller's own loss may enter."""
+        """Enter the contexts of a forward pass, and the autocast that the user's loss may enter."""
         narrow = torch.autocast(
             training.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
         )
@@ -66,7 +66,7 @@ class BlockCall:
 
 
 def bytes_of(tree: Any) -> int:
-    """Count bytes of the storages in a nesting, each once."""
+    """Return the bytes of all storages in a pytree, counting each once."""
     storages = {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -81,19 +81,19 @@ def dropped_gradients(module: nn.Module) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Calls:
-    """How the model calls its blocks: one call for each kind, and the kind of every block."""
+    """How the model calls its blocks: one call per kind, and the kind of each block."""
 
-    by_kind: dict[str, tuple[str, BlockCall]]  # the block that was seen, and its call
-    kinds: dict[str, str]  # by name of the block, in the order in which they ran
-    by_chance: bool = False  # whether a pass leaves some of them out
+    by_kind: dict[str, tuple[str, BlockCall]]  # name of the block that was captured, and its call
+    kinds: dict[str, str]  # by block name, in execution order
+    by_chance: bool = False  # whether some passes skip blocks
 
 
 def capture_calls(
     training: Training, blocks: dict[str, nn.Module], batch: Batch, required: dict[str, Required] | None = None
 ) -> Calls:
-    """Run the model until every block has run; a few times, for some may be left out by chance, and some always are.
+    """Run the model until every block has run, a few times at most, since some models skip blocks at random.
 
-    `required`: which inputs of blocks require a gradient (`required_gradients`).
+    `required` says which block inputs require a gradient (see `required_gradients`).
     """
     calls, first = Calls({}, {}), 0
     device = training.device.type
@@ -110,7 +110,7 @@ def capture_calls(
         try:
             with torch.no_grad():
                 _see_blocks(training, blocks, batch, keep)
-        except RuntimeError:  # where the loss itself asks for gradients
+        except RuntimeError:  # the loss itself needs gradients
             _see_blocks(training, blocks, batch, keep)
         first = first or len(calls.kinds)
         if len(calls.kinds) == len(blocks):
@@ -121,7 +121,6 @@ def capture_calls(
 
 
 def _as_leaves(arguments: Any, required: Required | None) -> Any:
-    """Return the same tensors as leaves that require a gradient where told."""
     leaves, structure = tree_flatten(arguments)
     if required is None or len(required) != len(leaves):
         return arguments
@@ -130,9 +129,9 @@ def _as_leaves(arguments: Any, required: Required | None) -> Any:
 
 
 def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: Batch) -> dict[str, Required]:
-    """Which inputs of each block require a gradient; nothing where that cannot be told.
+    """Return which inputs of each block require a gradient, or nothing if that cannot be determined.
 
-    Only a graph tells. What it would save is dropped, so it takes no memory.
+    This needs an autograd graph. Saved tensors are dropped, so it takes no memory.
     """
     found: dict[str, Required] = {}
 
@@ -151,7 +150,6 @@ def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: 
 def _see_blocks(
     training: Training, blocks: dict[str, nn.Module], batch: Batch, see: Callable[[str, nn.Module, Any, Any, Any], None]
 ) -> None:
-    """Run one forward pass and show each block's call."""
     with ExitStack() as stack, eagerly(), training.forward_pass():
         for name, block in blocks.items():
             stack.callback(block.register_forward_hook(partial(see, name), with_kwargs=True).remove)
@@ -159,9 +157,9 @@ def _see_blocks(
 
 
 def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
-    """Blocks of one kind cost the same: same class, same parameters and settings, same inputs."""
+    """Return a key that is equal for blocks of equal cost: same class, parameters, settings and inputs."""
     parameters = ",".join(f"{tuple(p.shape)}{p.dtype}{p.requires_grad}" for p in block.parameters())
-    # What makes blocks of one class differ: a sliding window, a kind of attention. Numbers that count blocks are none.
+    # Settings tell blocks of one class apart (sliding window, kind of attention). Layer indices do not.
     for module in block.modules():
         held = {k: v for k, v in vars(module).items() if isinstance(v, int | str) and k not in OF_EVERY_MODULE}
         counts = ("idx", "index", "layer_id")
@@ -169,16 +167,16 @@ def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
             str({name: value for name, value in held.items() if not any(word in name for word in counts)}) + ","
         )
     tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-    hidden = _hidden(args, kwargs or {}) if tensors else None  # its gradient is wanted in any case
+    hidden = _hidden(args, kwargs or {}) if tensors else None  # always requires a gradient
     inputs = ",".join(f"{tuple(t.shape)}{t.dtype}{t is hidden or t.requires_grad}" for t in tensors)
     return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
 
 
 def measure_block(training: Training, meter: Meter, name: str, block: nn.Module, call: BlockCall) -> BlockProfile:
-    """Forward and backward of one block, as it stands: compiled, tiled or recomputed if a technique made it so."""
+    """Measure forward and backward of one block as it is: compiled, tiled or recomputed if a technique made it so."""
     hidden = call.hidden
     with dropped_gradients(block), undisturbed(block, meter.device):
-        _run_block(training, block, call)  # compiles, warms up
+        _run_block(training, block, call)  # compile and warm up
         forward, backward = _watch_block(training, meter, block, call)
         forward_time = meter.time(lambda: _forward_block(training, block, call))
         whole_time = meter.time(lambda: _run_block(training, block, call))
@@ -198,7 +196,7 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
 def _without_frame(
     training: Training, meter: Meter, block: nn.Module, call: BlockCall, forward: Duration, whole: Duration
 ) -> tuple[Duration, Duration]:
-    """Without the host's time for what is there because a block runs alone: autograd starts and ends, gradients are made."""
+    """Subtract the host time that only arises because a block runs alone: starting and ending autograd."""
     undo = replace_forward(block, lambda *args, **kwargs: _hidden(args, kwargs).float() * 1.0)
     try:
         frames = [
@@ -223,7 +221,7 @@ def _times(forward: Duration, whole: Duration) -> dict[str, Any]:
 def measure_outside(
     training: Training, meter: Meter, blocks: dict[str, nn.Module], calls: Calls, batch: Batch
 ) -> OutsideProfile:
-    """The whole model with blocks that hand their input through."""
+    """Measure the whole model with blocks that pass their input through."""
     stretches = _Stretches(meter)
     with ExitStack() as stack:
         stack.enter_context(dropped_gradients(training.model))
@@ -249,14 +247,14 @@ def measure_outside(
 
 
 class _Stretches:
-    """How high memory goes from block to block of a pass whose blocks do nothing: before the first, between, after the last."""
+    """Peak memory before the first block, between blocks and after the last, in a pass whose blocks do nothing."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.forget()
 
     def forget(self) -> None:
-        self.forward: list[tuple[int, int]] = []  # until each block: the highest point, and what was there at its end
+        self.forward: list[tuple[int, int]] = []  # for each stretch: its peak, and the bytes allocated at its end
         self.backward: list[tuple[int, int]] = []
 
     def ends(self, stretches: list[tuple[int, int]]) -> None:
@@ -268,17 +266,17 @@ class _Stretches:
             hidden.register_hook(lambda _: self.ends(self.backward))
 
     def after_block(self) -> None:
-        """What stands for the block's output was made: nothing that the model would do."""
+        """Ignore the peak of making the stand-in for the block's output."""
         self.meter.new_peak()
 
     def peaks(self, whole: Watch) -> dict[str, Any]:
-        """After the blocks, where all that they keep is there too; before them, where none is; and between them."""
+        """Return the peaks after the blocks (all activations alive), before them (none alive) and between them."""
         count, before_bytes = len(self.forward), whole.before_bytes
         if not count or count != len(self.backward):
             return {"peak_bytes": max([whole.peak_bytes, *(p - before_bytes for p, _ in self.forward + self.backward)])}
         between = [(self.forward[index], self.backward[count - index]) for index in range(1, count)]
         return {
-            "kept_bytes": self.backward[0][1] - before_bytes,  # what head and loss kept is gone by then
+            "kept_bytes": self.backward[0][1] - before_bytes,  # what head and loss saved is already freed
             "peak_bytes": self.backward[0][0] - before_bytes,
             "stem_peak_bytes": max(self.forward[0][0] - before_bytes, whole.peak_bytes),
             "between_peak_bytes": tuple(
@@ -291,7 +289,7 @@ class _Stretches:
 def _watch_block(training: Training, meter: Meter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:
     hidden, saved = call.hidden.untyped_storage().data_ptr(), set[int]()
 
-    # Compiled code calls these, and would have them compiled too, again and again: until it gives up and runs eagerly.
+    # Otherwise torch.compile would compile these hooks again and again, until it falls back to eager.
     @torch.compiler.disable
     def note(tensor: Tensor) -> Tensor:
         saved.add(tensor.untyped_storage().data_ptr())
@@ -303,7 +301,7 @@ def _watch_block(training: Training, meter: Meter, block: nn.Module, call: Block
 
     with meter.watch() as forward, saved_tensors_hooks(note, give):
         output = _forward_block(training, block, call)
-    # The first is the next block's input and counted there. Others (a bias for all blocks, a router's logits) stay.
+    # The first output is the next block's input and counted there. Others (a shared bias, router logits) stay.
     made = next((leaf for leaf in tree_leaves(output) if _floats(leaf)), None)
     if made is not None and made.untyped_storage().data_ptr() != hidden:
         forward.kept_bytes -= bytes_of(made)
@@ -330,12 +328,12 @@ def _forward_block(training: Training, block: nn.Module, call: BlockCall) -> Any
 
 
 def _hand_through(output: Any, stretches: _Stretches) -> Any:
-    """A forward that returns its input in the place of the output of that shape, and empty tensors elsewhere."""
+    """Return a forward that returns its input in place of the output of that shape, and zeros elsewhere."""
     leaves, structure = tree_flatten(output, is_leaf=lambda leaf: isinstance(leaf, _Described))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden = _hidden(args, kwargs)
-        # What comes before the blocks may be frozen.
+        # Layers before the blocks may be frozen.
         if torch.is_grad_enabled() and _floats(hidden) and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()
         stretches.at_block(hidden)
@@ -348,7 +346,7 @@ def _hand_through(output: Any, stretches: _Stretches) -> Any:
 
 @dataclass(frozen=True)
 class _Described:
-    """A tensor's shape and type, without its bytes."""
+    """A tensor's shape and dtype, without its data."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -362,7 +360,7 @@ class _Described:
 
 
 class _OfAnotherShape(torch.autograd.Function):
-    """Depends on what went in, so that what comes before has a backward pass too. That takes no memory of its own."""
+    """Zeros that depend on the input, so that the layers before it get a backward pass; its backward allocates nothing."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
-"""Bytes and seconds of a CUDA device, real or virtual. It does not know what it measures.
+"""Measure bytes and seconds on a CUDA device, real or virtual.
 
-On a real card seconds come from its own events; on a virtual one, where nothing runs, from the clock, which knows how long
-the operators would have taken, and the host that launches them.
+On a real card, times come from CUDA events. On a virtual one, where nothing runs, they come from the cost model's
+clock, which covers the kernels and the host that launches them.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,24 +15,24 @@ from tonnage.errors import RequestError
 from tonnage.fit.survey.virtual_clock import card_of, clocked
 from tonnage.fit.virtual import on_virtual_gpu
 
-_BUSY = 0.9  # share of the card's time for which the host was busy too, above which the host is what took the time
-_BURST_S = 5e-3  # of launches in the card's queue, which holds about a thousand
+_BUSY = 0.9  # if the host is busy for more than this share of the GPU time, the call is host-bound
+_BURST_S = 5e-3  # seconds of launches to queue at once; the launch queue holds about a thousand
 _BURSTS = 3
-_CYCLES_PER_S = 2e9  # of a card's clock, roughly
+_CYCLES_PER_S = 2e9  # GPU clock, roughly
 
 
 @dataclass
 class Watch:
-    """What happened while it was open, against what was allocated when it began."""
+    """Memory use during a `with` block, relative to what was allocated at its start."""
 
     before_bytes: int
-    peak_bytes: int = 0  # highest point, beyond `before_bytes`
-    kept_bytes: int = 0  # what is still there at the end
+    peak_bytes: int = 0  # peak above `before_bytes`
+    kept_bytes: int = 0  # still allocated at the end
 
 
 @dataclass(frozen=True)
 class Duration:
-    """Time of one call: on the card, and of the host that launches its kernels."""
+    """Time of one call on the GPU, and of the host that launches its kernels."""
 
     gpu_s: float
     host_s: float = 0.0
@@ -57,7 +57,7 @@ class Meter:
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
     def free_bytes(self) -> int:
-        """What PyTorch could hold in all: what it has reserved, and what the card has left."""
+        """Return the bytes PyTorch could use in all: what it has reserved plus what is free on the card."""
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     @contextmanager
@@ -69,13 +69,13 @@ class Meter:
         watch.kept_bytes = self.allocated_bytes - watch.before_bytes
 
     def new_peak(self) -> int:
-        """The highest point since this was asked last, or since a watch began."""
+        """Return the peak since the last call, or since a watch began."""
         peak_bytes = torch.cuda.max_memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         return peak_bytes
 
     def time(self, run: Callable[[], object], *, least_s: float = 0.1) -> Duration:
-        """Time one call, over as many as `least_s` holds: a card under load is slower than one that woke up."""
+        """Return the mean time of a call, repeated for about `least_s` seconds: a card under load is slower."""
         if self.virtual:
             return Duration(*clocked(run, card_of(self.device)))
         once = self._agreed(self._timed(run, 1))
@@ -84,13 +84,13 @@ class Meter:
         found = self._agreed(self._timed(run, repeats))
         if found.host_s < _BUSY * found.gpu_s:
             return Duration(found.gpu_s, min(once.host_s, found.host_s))
-        # The card waits for the host. In a step the host may be ahead of it, so the card's own time is wanted too.
+        # Host-bound: the GPU waits. In a full step the host may run ahead, so measure the GPU time alone too.
         calls = max(1, int(_BURST_S / found.host_s))
         bursts = [self._timed(run, calls, behind_s=2 * calls * found.host_s) for _ in range(_BURSTS)]
         return self._agreed(Duration(min(burst.gpu_s for burst in bursts), found.host_s))
 
     def _timed(self, run: Callable[[], object], calls: int, *, behind_s: float = 0.0) -> Duration:
-        """`behind_s`: the card begins so much later, and finds the calls in its queue."""
+        """Time `calls` calls; with `behind_s` the GPU starts that much later, with the launches already queued."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if behind_s:
             torch.cuda.synchronize(self.device)
@@ -105,5 +105,5 @@ class Meter:
         return Duration(float(start.elapsed_time(end)) / 1e3 / calls, host_s / calls)
 
     def _agreed(self, found: Duration) -> Duration:
-        """What counts where several measure together."""
+        """Hook for several ranks that measure together."""
         return found

@@ -1,4 +1,4 @@
-"""What was seen of a training before anything was changed: bytes and seconds, block by block. Plain data, no torch."""
+"""Profiles of a training before any change: bytes and seconds per block. Plain data, no torch."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,44 +6,44 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorProfile:
-    """One operator call of a block's forward pass, in order."""
+    """One operator call in a block's forward pass."""
 
     index: int
     name: str  # "aten.mm.default"
-    output_bytes: int  # of storages that it made new
-    kept_bytes: int  # of those that backward keeps
+    output_bytes: int  # bytes of newly allocated storages
+    kept_bytes: int  # bytes of those that are saved for backward
     seconds: float
     inputs: tuple[int, ...] = ()  # indices of the operators whose outputs it reads
-    base: int | None = None  # the operator whose storage it gives a view of or writes into
+    base: int | None = None  # the operator whose storage it views or writes into
     writes: bool = False  # changes a tensor in place
-    keepable: bool = True  # its output can be kept for backward and be the same then
-    repeatable: bool = True  # False for collectives and for what changes a tensor from outside
+    keepable: bool = True  # whether its output can be saved for backward unchanged
+    repeatable: bool = True  # False for collectives and for operators that change a tensor from outside the block
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockProfile:
-    """One block at one micro-batch."""
+    """One block at one micro-batch size."""
 
     name: str  # "model.layers.7"
     parameters_bytes: int
     input_bytes: int  # what recomputing it must keep
-    kept_bytes: int  # what its forward leaves for backward, the input counted where it is among it
-    forward_peak_bytes: int  # beyond what was there when it began, while it runs, kept bytes included
-    backward_peak_bytes: int  # beyond what was there when its backward began, without its kept bytes and gradients
+    kept_bytes: int  # what its forward saves for backward, including the input if that is saved
+    forward_peak_bytes: int  # peak during forward above its start, kept bytes included
+    backward_peak_bytes: int  # peak during backward above its start, without its kept bytes and gradients
     forward_s: float
     backward_s: float
-    forward_host_s: float = 0.0  # of the host, which launches it
+    forward_host_s: float = 0.0  # host time to launch it
     backward_host_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutsideProfile:
-    """Everything but the blocks: embedding, head, loss."""
+    """Everything outside the blocks: embedding, head, loss."""
 
-    kept_bytes: int  # while blocks run backward, their output's gradient counted in
-    peak_bytes: int  # once blocks have run forward and before they run backward, beyond what was there at the beginning
-    stem_peak_bytes: int = 0  # before the first block's forward, and after its backward
-    # Between each block and the one before it, from the second on; 0 where nothing happens there.
+    kept_bytes: int  # while blocks run backward, including the gradient of their output
+    peak_bytes: int  # between the blocks' forward and backward, above the start of the step
+    stem_peak_bytes: int = 0  # before the first block's forward and after its backward
+    # Peak between each block and the previous one, from the second block on; 0 where nothing runs.
     between_peak_bytes: tuple[int, ...] = ()
     forward_s: float
     backward_s: float
@@ -51,7 +51,7 @@ class OutsideProfile:
     backward_host_s: float = 0.0
 
     def in_line(self, other: "OutsideProfile", share: float) -> "OutsideProfile":
-        """So far on the way to another size, or beyond it. A larger batch takes no more launches."""
+        """Interpolate linearly towards another size, or beyond it. Host times are kept: larger batches launch no more."""
 
         def mixed(name: str, below: float, above: float) -> float:
             value = max(0.0, below + share * (above - below))

@@ -1,7 +1,7 @@
-"""What a training holds apart from activations, found by asking the optimizer and the links on a small scale.
+"""Measure what a training holds apart from activations, by probing the optimizer and the host link.
 
-An optimizer's states are those of two small parameters of each type that it steps, its temporaries and its pace those
-of one large one. Nothing of the training is touched.
+Optimizer state sizes come from small probe parameters of each dtype; temporaries and speed from a larger one. The
+training itself is untouched.
 """
 
 import time
@@ -32,8 +32,8 @@ from tonnage.fit.training import Training
 
 _PROBE_BYTES = 64 << 20
 _LAUNCHES, _LAUNCHED_ELEMENTS = 20, 4096
-# Parameters, gradients and states that 16 cores step beside a backward pass, measured on the host of an H200. Alone they
-# reach five times that: launching kernels and stepping want the same cores.
+# Bytes of parameters, gradients and states that 16 cores step during a backward pass, measured on the host of an H200.
+# Alone they are five times faster: kernel launches and the step compete for the same cores.
 _HOST_STEP_BYTES_PER_S = 18.6e9
 
 
@@ -71,7 +71,7 @@ def find_resident_state(
 
 
 def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
-    """Time the host's launches for one small parameter: stepped where it is, and with states that come and go."""
+    """Return the host's launch time for one small parameter: stepped in place, and with states that are moved."""
     if why_not_in_pieces(optimizer) is not None:
         return {}
     probe = nn.Parameter(torch.zeros(_LAUNCHED_ELEMENTS, device=meter.device))
@@ -81,10 +81,10 @@ def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
     way = DeviceStep(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
     ways: dict[str, StepFunction] = {"launch_s": plain, "moved_launch_s": way}
     found = {}
-    with suppress(RuntimeError):  # it may take sparse gradients only
+    with suppress(RuntimeError):  # some optimizers take sparse gradients only
         for name, steps.function in ways.items():
             small.state.clear()
-            steps.step(probe, torch.zeros_like(probe))  # makes the states
+            steps.step(probe, torch.zeros_like(probe))  # creates the states
             found[name] = _host_s(lambda: steps.step(probe, torch.zeros_like(probe)), meter)
         way.finish()
     return found
@@ -100,7 +100,7 @@ def _host_s(run: Callable[[], object], meter: Meter) -> float:
 
 
 def _held_besides(training: Training, meter: Meter) -> int:
-    """The sample, the libraries' workspaces and whatever else is on the card already."""
+    """Return the bytes of the sample, library workspaces and whatever else is on the card."""
     known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(training.optimizer)]
     gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
     return max(
@@ -109,20 +109,20 @@ def _held_besides(training: Training, meter: Meter) -> int:
 
 
 def model_bytes(model: nn.Module) -> int:
-    """Parameters and buffers, tied ones once."""
+    """Return the bytes of parameters and buffers, counting tied ones once."""
     return parameter_bytes(model.parameters()) + parameter_bytes(model.buffers())
 
 
 def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Parameter]) -> tuple[int, int, float]:
-    """Bytes of all states, bytes that a step makes on top, and seconds of a step, by proportion."""
-    # Temporaries span all parameters with foreach, unless it is off or fused takes its place.
+    """Return the bytes of all states, the temporary bytes of a step, and its seconds, scaled up from a probe."""
+    # foreach makes temporaries for all parameters at once, unless it is off or fused replaces it.
     group = optimizer.param_groups[0]
     on_all = "foreach" in group and group["foreach"] is not False and not group.get("fused")
     states = temporary = 0
     seconds = 0.0
     for dtype in {parameter.dtype for parameter in trained}:
         share = parameter_bytes(p for p in trained if p.dtype == dtype)
-        # A matrix, for optimizers that factor theirs; as large as all parameters at most.
+        # A matrix, for optimizers with factored states; at most as large as all parameters.
         rows = max(1, min(share, _PROBE_BYTES) // dtype.itemsize // 1024)
         probe = nn.Parameter(torch.zeros(rows, 1024, dtype=dtype, device=meter.device))
         small = _alone(optimizer, probe)
@@ -130,7 +130,7 @@ def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Paramet
         with meter.watch() as first:
             try:
                 small.step()
-            except RuntimeError:  # it may take sparse gradients only
+            except RuntimeError:  # some optimizers take sparse gradients only
                 row = torch.zeros_like(probe[:1])
                 probe.grad = torch.sparse_coo_tensor([[0]], row, probe.shape, check_invariants=False)
                 small.step()
@@ -144,12 +144,12 @@ def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Paramet
 
 
 def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
-    """The same optimizer over one parameter, with a learning rate of its own and nobody's hooks.
+    """Return the same optimizer over one parameter, with its own learning rate and no hooks.
 
-    A scheduler puts a `step` on the optimizer that steps that very one, whoever calls it.
+    A scheduler replaces `step` with one bound to the original optimizer, so that attribute is not copied.
     """
     group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "param_names")}
-    # Not a copy: that would look into the states, which techniques keep in a form of their own.
+    # Not copy(): that would read the states, which techniques store in their own form.
     small: Any = object.__new__(type(optimizer))
     small.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
     small._optimizer_step_pre_hooks, small._optimizer_step_post_hooks = {}, {}
@@ -170,12 +170,12 @@ def _measured_link_rate(device: torch.device) -> float:
 
 
 def link_rate(meter: Meter) -> float:
-    """Bytes a second to or from pinned memory."""
+    """Return the bytes per second to or from pinned memory."""
     return link_bytes_per_s(card_of(meter.device)) if meter.virtual else _measured_link_rate(meter.device)
 
 
 def host_step_seconds(trained: list[nn.Parameter]) -> float:
-    """Return the time of the same step on the host's cores, from the bytes that it walks."""
+    """Return the seconds of the same step on the CPU, from the bytes it reads and writes."""
     return sum(5 * parameter_bytes([parameter]) for parameter in trained) / _HOST_STEP_BYTES_PER_S
 
 

@@ -1,6 +1,6 @@
-"""What is measured before the solver chooses: the plain training, and again with each technique that always pays.
+"""Measure the plain training, and again after each technique that always pays, before the solver chooses.
 
-A technique that is refused, or under which the model does not run, is left out. It does not know how the rest is chosen.
+A technique that does not apply, or with which the model fails, is left out.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,17 +35,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, in bytes and names."""
+    """What the user asked for, in bytes and technique names."""
 
     budget_bytes: int
     host_bytes: int
     allowed: frozenset[str]  # techniques that may be used
     say: Say
-    division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # whatever the count
+    division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # its count is ignored
 
 
 class Stages:
-    """A training, what is in place on it already, and the survey of each stage on the way there."""
+    """A training, the techniques applied so far, and the survey of each stage."""
 
     survey: Survey
     resident: ResidentState
@@ -55,10 +55,10 @@ class Stages:
         self.applied = Applied(training)
         self.fresh = not training.optimizer.state
         self.stages: list[tuple[str, Survey]] = []
-        self.base = 0  # techniques that always pay
+        self.base = 0  # number of techniques that always pay
         self.divides = False
-        self.least_rows = 1  # that the loss takes
-        self.own_autocast: list[torch.dtype] = []  # that the loss enters by itself
+        self.least_rows = 1  # fewest rows that the loss accepts
+        self.own_autocast: list[torch.dtype] = []  # dtypes of autocast that the loss enters itself
         self.in_one_piece = False  # whether the model is measured as a whole, not block by block
         self.left_out: dict[str, str] = {}
 
@@ -69,10 +69,10 @@ class Stages:
             yield
 
     def _look(self) -> None:
-        """Survey the plain training, and again with each technique that always pays."""
+        """Survey the plain training, and again after each technique that always pays."""
         self._check_loss()
         if "compile" in self.request.allowed and not self.meter.virtual:
-            compiler_problem(self.training.device.type)  # its processes start while blocks are still measured eagerly
+            compiler_problem(self.training.device.type)  # its processes start while blocks are measured eagerly
         self._add_plain_stage()
         allowed = self.request.allowed - ({"autocast"} if self.own_autocast else set())
         for technique in always_paying(self.training, allowed, self.request.budget_bytes):
@@ -80,23 +80,23 @@ class Stages:
         self._settle()
 
     def _put_in(self, technique: Technique) -> bool:
-        """Try a technique: return whether the model runs with it; else it is left out."""
+        """Try a technique and return whether the model runs with it; otherwise leave it out."""
         self.request.say(f"trying {technique.title}")
         count, stages = len(self.applied.techniques), len(self.stages)
         try:
             self.applied.add([technique])
-            if technique.name != "allocator":  # it changes what is reserved, not what is measured here
+            if technique.name != "allocator":  # it changes reserved bytes, not what is measured here
                 self._add_stage(technique.name)
         except Exception as problem:
             self.applied.keep(count)
             del self.stages[stages:]
-            self._check_loss()  # raises where it was not the technique
+            self._check_loss()  # raises if the technique was not the cause
             self._leave_out(technique.name, problem)
             return False
         return True
 
     def _add_plain_stage(self) -> None:
-        """Survey block by block; or in one piece, where blocks cannot be run without the rest (a list that the loss reads)."""
+        """Survey block by block, or the model as one piece if its blocks cannot run alone (a list that the loss reads)."""
         try:
             self._add_stage("plain")
         except Exception as problem:
@@ -117,7 +117,7 @@ class Stages:
         self.request = replace(self.request, allowed=self.request.allowed - {name})
 
     def _settle(self) -> None:
-        """Keep what is in place now for every budget."""
+        """Fix the techniques applied so far for every budget."""
         if not self.stages:
             raise RequestError(
                 "Not even one row of the sample can be run through one block, or through the loss, on this card.",
@@ -136,7 +136,7 @@ class Stages:
         return find_resident_state(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
 
     def _add_stage(self, name: str) -> None:
-        """Survey the training as it stands. A stage that does not even fit block by block has no numbers."""
+        """Survey the training as it is. A stage that does not fit even block by block has no sizes."""
         survey = self._new_survey()
         if self.in_one_piece:
             survey.blocks = {}
@@ -146,12 +146,13 @@ class Stages:
                 if not survey.sizes:
                     self._measure(survey, [rows])
                     with eagerly():
-                        self._measure(before, [rows] if survey.sizes else [])  # to compare them
+                        self._measure(before, [rows] if survey.sizes else [])  # for comparison
         else:
-            self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # to compare them
+            self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # for comparison
             self._measure(survey, [self._common_rows(survey)] if survey.sizes else [])
             if before is None and survey.sizes and self.meter.virtual and not is_telling(survey):
-                # So many rows that they say something of the whole batch, beyond the budget too: a virtual card may be asked.
+                # On a virtual card, measure enough rows to be representative of the whole batch, even beyond the
+                # budget.
                 candidates = candidate_rows(survey.rows, divisible=True)
                 self._measure(survey, [rows for rows in candidates if rows >= enough_rows(survey.rows)][:1])
         if survey.sizes:
@@ -164,7 +165,7 @@ class Stages:
                 survey.at(rows)
 
     def _common_rows(self, survey: Survey) -> int:
-        """The largest size whose parts run alone in half of the room that there is: the nearest to what will run."""
+        """Return the largest size whose parts fit alone in half of the free memory: the closest to what will run."""
         smallest = survey.sizes[min(survey.sizes)]
         room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 2
         fitting = [
@@ -174,7 +175,7 @@ class Stages:
         return max(fitting, default=smallest.rows)
 
     def _likely_rows(self, before: Survey) -> list[int]:
-        """Sizes whose blocks, as they were before, run alone in the room that there is: the largest is the likeliest."""
+        """Return the sizes whose blocks fit alone in the free memory, largest (likeliest) first."""
         room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
         candidates = [rows for rows in candidate_rows(before.rows, divisible=True) if rows >= self.least_rows]
         if self.training.ranks is None:
@@ -189,7 +190,7 @@ class Stages:
         return Survey(self.training, self.meter)
 
     def _check_loss(self) -> None:
-        """Check it on one row; or on all, where the loss does not take fewer than the sample has."""
+        """Check the loss on one row, or on the whole sample if it does not accept fewer."""
         try:
             self._check_loss_of(self.least_rows)
         except TonnageError:
@@ -215,7 +216,7 @@ class Stages:
             check_finite(loss, row)
 
     def _measure_sizes(self) -> None:
-        """Suppose every micro-batch size worth trying that fits alone. What will run is measured when it is chosen."""
+        """Estimate every micro-batch size that fits alone. The chosen one is measured later."""
         survey, room = self.survey, self.request.budget_bytes - self.resident.held_bytes
         self.divides = self._may_divide()
         candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
@@ -229,7 +230,7 @@ class Stages:
                 survey.drop(rows)
 
     def _may_divide(self) -> bool:
-        """Whether a batch may be divided; how much its parts weigh is found out with it."""
+        """Return whether the batch may be divided, and find the weighting of its parts."""
         if "micro-batches" not in self.request.allowed or self.survey.rows < 2:
             return False
         division = self.request.division
@@ -250,7 +251,7 @@ class Stages:
 
 
 def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
-    """Halves of the batch down to one row; where nothing may be divided, the batch and an eighth of it on the way."""
+    """Return the batch halved down to one row; if it may not be divided, the batch and an eighth of it."""
     if not divisible:
         return sorted({max(1, rows // 8), rows})
     divisors = [size for size in range(1, rows + 1) if rows % size == 0]

@@ -1,8 +1,8 @@
-"""The peak of one step as a function of its size, from its parts measured alone at a few small sizes.
+"""Predict the peak of one step as a function of its size, from parts measured alone at a few small sizes.
 
-Each part (what a block keeps and needs on top, what the rest of the model does) is a polynomial of the size: a line in
-rows, a parabola in tokens where something grows with their square. The peak is the highest moment of the composed step.
-Techniques that are in place are measured as they stand. It does not know budgets.
+Each part (what a block saves and needs temporarily, the rest of the model) is a polynomial of the size: linear in
+rows, quadratic in tokens where something grows with their square. The peak is the maximum over the composed step.
+Techniques that are applied are measured as they are. It does not know budgets.
 """
 
 import gc
@@ -41,13 +41,13 @@ from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.training import Batch, Training
 
-Parts = dict[str, tuple[int, ...]]  # by block label, "outside" and "batch": their bytes at one size
-# A bend of a part below this share of it is the allocator's rounding.
+Parts = dict[str, tuple[int, ...]]  # by block label, "outside" and "batch": bytes at one size
+# Curvature below this share of a part is allocator rounding.
 _BEND = 2e-3
 
 
 class StepCurve:
-    """`grow(size)` makes the batch of a size; `degree` is the highest power of the size that a part may grow with."""
+    """The peak by size; `grow(size)` makes a batch, `degree` is the highest power that a part may grow with."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class StepCurve:
         self._techniques = techniques
         self._host_states = next((technique for technique in techniques if isinstance(technique, HostStates)), None)
         self._required: dict[str, Required] | None = None
-        self._labels: dict[str, str] = {}  # of each block, as they ran
+        self._labels: dict[str, str] = {}  # block name to label, in execution order
         self._seen: dict[int, Parts] = {}
         self._resident: ResidentState | None = None
 
@@ -73,11 +73,11 @@ class StepCurve:
         return sorted(self._seen)
 
     def measure(self, size: int) -> None:
-        """Every part at this size, each alone: far less memory than the step takes."""
+        """Measure every part at this size, each alone: this takes far less memory than the step."""
         if size not in self._seen:
             self._seen[size] = self._parts(self.grow(size))
-        if self._resident is None:  # only now: libraries have made the workspaces that they keep
-            # What is allocated now stands for parameters and for states that exist; those to come are added.
+        if self._resident is None:  # only now: libraries have allocated their workspaces
+            # What is allocated now includes parameters and existing states; states still to come are added.
             held = find_resident_state(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
             gc.collect()
             states = 0
@@ -90,9 +90,9 @@ class StepCurve:
             self._resident = replace(held, parameters_bytes=parameters_bytes, besides_bytes=0, states_bytes=0)
 
     def _parts(self, batch: Batch) -> Parts:
-        """Without a cache of keys and values: it holds on to what a block made when it was run before.
+        """Measure without a KV cache, which would keep tensors of a block's earlier run.
 
-        Real steps are taken with it where the training has one.
+        Real steps use the cache if the training has one.
         """
         undo = without_cache(self.training.model)
         try:
@@ -102,7 +102,7 @@ class StepCurve:
         except Exception:
             if self._seen or not self.blocks:
                 raise
-            self.blocks = {}  # they cannot be run without the rest: the model is one piece
+            self.blocks = {}  # blocks cannot run alone: treat the model as one piece
             return self._parts_alone(batch)
         finally:
             undo()
@@ -112,7 +112,7 @@ class StepCurve:
         if self._required is None:
             self._required = required_gradients(self.training, self.blocks, micro)
         calls = capture_calls(self.training, self.blocks, micro, self._required)
-        kinds = list(calls.by_kind)  # in the order in which they were seen, at every size the same
+        kinds = list(calls.by_kind)  # in capture order, which is the same at every size
         self._labels = {name: f"{kinds.index(kind)}|{self._ways(name)}" for name, kind in calls.kinds.items()}
         outside = measure_outside(self.training, self.meter, self.blocks, calls, micro)
         parts: Parts = {
@@ -127,7 +127,7 @@ class StepCurve:
         return parts
 
     def peak(self, size: int) -> int:
-        """Bytes allocated at the highest moment of a step of this size."""
+        """Return the bytes allocated at the peak of a step of this size."""
         modes = [_mode(label, self._at(label, size)) for label in self._labels.values()]
         kept, peak, stem, *between = self._at("outside", size)
         outside = OutsideProfile(
@@ -141,12 +141,12 @@ class StepCurve:
         return peak_of(self._offloaded(modes), self._around(outside)) + self._at("batch", size)[0]
 
     def step_bytes(self) -> int:
-        """While the optimizer steps, which does not depend on the size."""
+        """Return the bytes while the optimizer steps; independent of the size."""
         nothing = OutsideProfile(kept_bytes=0, peak_bytes=0, forward_s=0.0, backward_s=0.0)
         return self._around(nothing).fixed_bytes + self._around(nothing).step_peak_bytes
 
     def _offloaded(self, modes: list[Mode]) -> list[Mode]:
-        """What offloaded blocks leave on its way to the host is one window for all of them, not one for each."""
+        """Share one window of in-flight copies among all offloaded blocks, instead of one per block."""
         window = max((t.window_bytes or 0 for t in self._techniques if isinstance(t, ActivationOffload)), default=0)
         left, waiting = [], window
         for mode in modes:
@@ -160,10 +160,10 @@ class StepCurve:
         return left
 
     def _at(self, label: str, size: int) -> tuple[int, ...]:
-        """Return the bytes of a part at a size, from the nearest sizes that were measured."""
+        """Return the bytes of a part at a size, from the nearest measured sizes."""
         sizes = sorted(sorted(self._seen, key=lambda seen: abs(seen - size))[: self.degree + 1])
         seen = np.array([self._seen[one][label] for one in sizes], dtype=float)
-        least = seen[-1] if size > sizes[-1] else np.zeros_like(seen[-1])  # what fell on the way will not go on falling
+        least = seen[-1] if size > sizes[-1] else np.zeros_like(seen[-1])  # extrapolation must not continue a decrease
         return tuple(max(int(low), extrapolate(sizes, column, size)) for low, column in zip(least, seen.T, strict=True))
 
     def _ways(self, block: str) -> str:
@@ -178,7 +178,7 @@ class StepCurve:
         return ",".join(ways)
 
     def _around(self, outside: OutsideProfile) -> MemoryContext:
-        """States are among what is allocated, so a placement matters for its gradients alone: do they stay or pass?"""
+        """Build the memory context. States are already allocated, so the placement only decides whether gradients stay."""
         assert self._resident is not None, "measure a size first"
         held, count = self._resident, self.training.micro_batches
         placement = STEP_IN_BACKWARD if "step-in-backward" in self.training.applied else PLAIN
@@ -202,10 +202,10 @@ def _mode(label: str, sizes: tuple[int, ...]) -> Mode:
 
 
 def extrapolate(sizes: Sequence[int], values: Sequence[float], size: int) -> int:
-    """The value at `size` of the curve through one to three points: straight lines, or a parabola where it bends up.
+    """Return the value at `size` of a curve through one to three points: linear, or quadratic if convex.
 
-    A bend below the allocator's rounding is none: at a hundred times the size it would be ten thousand times as large.
-    What bends down (a chunk that is full) goes on as it went last.
+    Curvature below the allocator's rounding is ignored: at a hundred times the size its error would be ten thousand
+    times as large. A concave curve (a chunk that is full) continues with its last slope.
     """
     assert len(sizes) == len(values) <= 3, "one value a size"
     if len(sizes) == 1:

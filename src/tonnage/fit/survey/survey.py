@@ -1,7 +1,7 @@
-"""What a training costs, micro-batch size by micro-batch size, in every way that its blocks can be run.
+"""Profile a training at each micro-batch size, in every mode in which its blocks can run.
 
-Each kind of block is measured once for each size: as it stands, and with its parts recomputed. From those follow the
-modes that the solver chooses among. It does not know budgets nor which mode is best.
+Each kind of block is measured once per size: as it is, and with parts recomputed. The solver chooses among the
+resulting modes. This module does not know budgets or which mode is best.
 """
 
 from bisect import bisect
@@ -38,28 +38,28 @@ from tonnage.fit.techniques.recompute import Recompute, recomputable
 from tonnage.fit.training import Batch, Training
 
 KEEP, BLOCK, OFFLOAD, BLOCK_OFFLOAD = "keep", "block", "offload", "block+offload"
-OPERATORS = "operators:"  # and the calls whose outputs stay: "operators:17:aten.mm.default,20:aten.mm.default"
+OPERATORS = "operators:"  # followed by the calls whose outputs stay: "operators:17:aten.mm.default,20:..."
 _OPERATOR_LEVELS = 6
-# A part is worth recomputing alone where it leaves at least this share of what its block keeps.
+# Recomputing a part alone must free at least this share of what its block saves.
 _WORTHWHILE = 0.1
-_STALL_S_PER_BYTE = 1.5e-11  # 23 GB each way took 0.34 s longer, 41 GB 0.85 s
+_STALL_S_PER_BYTE = 1.5e-11  # measured: 23 GB each way took 0.34 s longer, 41 GB 0.85 s
 _PARTS = ("mlp", "ffn", "feed_forward", "attn", "attention")
 
-Ways = dict[str, dict[str, BlockProfile]]  # kind whatever its inputs → mode → what it costs
+Ways = dict[str, dict[str, BlockProfile]]  # kind without its inputs → mode → profile
 
 
 @dataclass(frozen=True)
 class SizeProfile:
-    """One micro-batch of so many rows."""
+    """Profile of one micro-batch with this many rows."""
 
     rows: int
     kinds: dict[str, str]  # block → kind
-    blocks: dict[str, dict[str, BlockProfile]]  # kind → "keep" or "part:mlp" → what it costs
+    blocks: dict[str, dict[str, BlockProfile]]  # kind → "keep" or "part:mlp" → profile
     outside: OutsideProfile
-    unrepeatable: frozenset[str] = frozenset()  # kinds that may not run twice
+    unrepeatable: frozenset[str] = frozenset()  # kinds that must not run twice
 
     def modes(self, *, offload: bool) -> list[list[Mode]]:
-        """Return every way to run each block, in order."""
+        """Return the modes of each block, in order."""
         by_kind = {
             kind: _modes(ways, offload=offload, recompute=_stem(kind) not in self.unrepeatable)
             for kind, ways in self.blocks.items()
@@ -68,7 +68,7 @@ class SizeProfile:
 
     @property
     def alone_bytes(self) -> int:
-        """What it takes to measure one of its blocks, or the rest, alone."""
+        """The bytes needed to measure the largest of its blocks, or the rest, alone."""
         blocks = (way.kept_bytes + way.forward_peak_bytes for ways in self.blocks.values() for way in ways.values())
         return max([self.outside.peak_bytes, self.outside.stem_peak_bytes, *blocks])
 
@@ -77,7 +77,7 @@ class SizeProfile:
 
 
 class Survey:
-    """Measures a size when it is first asked for. The techniques that always pay are in place already."""
+    """Measures a size when it is first requested. Techniques that always pay are already applied."""
 
     def __init__(self, training: Training, meter: Meter) -> None:
         self.training, self.meter = training, meter
@@ -85,12 +85,12 @@ class Survey:
         self.rows = batch_rows(training.sample)
         self.sizes: dict[int, SizeProfile] = {}
         self._required: dict[str, Required] | None = None
-        self.by_chance = False  # whether a pass leaves some blocks out
+        self.by_chance = False  # whether some passes skip blocks
         self._ways_at: dict[int, Ways] = {}  # by size
-        self._eager_ways: set[tuple[int, str]] = set()  # sizes and modes that were measured eagerly, of compiled blocks
-        self.supposed: set[int] = set()  # sizes that were not measured
-        self.outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured, with the blocks or without
-        self.unrepeatable: dict[str, str] = {}  # kinds whatever their inputs, and why such blocks may not run twice
+        self._eager_ways: set[tuple[int, str]] = set()  # sizes and modes of compiled blocks that were measured eagerly
+        self.supposed: set[int] = set()  # sizes that are estimated, not measured
+        self.outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured, with or without blocks
+        self.unrepeatable: dict[str, str] = {}  # kind without its inputs → why it must not run twice
 
     @property
     def measured(self) -> dict[int, SizeProfile]:
@@ -105,7 +105,7 @@ class Survey:
 
     @contextmanager
     def _as_at_first(self) -> Iterator[None]:
-        """What a model carries from batch to batch would not suit a batch of another size. Random numbers are others."""
+        """Restore state that a model carries between batches: it may not suit another size. Random numbers advance."""
         draw_others(self.training.device)
         with undisturbed(self.training.model, self.training.device):
             yield
@@ -113,7 +113,7 @@ class Survey:
     def _measure(self, rows: int) -> SizeProfile:
         batch = take_rows(self.training.sample, slice(0, rows))
         calls = self._capture(batch)
-        self.blocks = {name: self.blocks[name] for name in calls.kinds}  # those that run
+        self.blocks = {name: self.blocks[name] for name in calls.kinds}  # only those that run
         blocks = {
             kind: {KEEP: measure_block(self.training, self.meter, name, self.blocks[name], call)}
             for kind, (name, call) in calls.by_kind.items()
@@ -129,7 +129,7 @@ class Survey:
         return calls
 
     def find_unrepeatable(self) -> None:
-        """Find the blocks that may not run twice."""
+        """Find the blocks that must not run twice."""
         with self._as_at_first():
             calls = self._capture(take_rows(self.training.sample, slice(0, min(self.measured))))
             reasons = recomputable(self.training, list(calls.kinds))
@@ -138,12 +138,12 @@ class Survey:
         self.sizes = {rows: replace(size, unrepeatable=kinds) for rows, size in self.sizes.items()}
 
     def detail(self, rows: int) -> None:
-        """Measure the parts and operators of blocks too at this size; at others they are in proportion to the nearest.
+        """Also measure parts and operators of blocks at this size; other sizes scale them from the nearest one.
 
-        Each part recomputed means another compilation of its block, so compiled blocks are measured eagerly here, if
-        there is room for that.
+        Each recomputed part would compile its block again, so compiled blocks are measured eagerly here, if memory
+        allows.
         """
-        self._ways_at[rows] = {}  # none, where there is no room for them
+        self._ways_at[rows] = {}  # stays empty if memory does not suffice
         if "compile" in self.training.applied:
             with suppress(torch.OutOfMemoryError), eagerly():
                 self._ways_at[rows] = self._all_ways_at(rows)
@@ -165,13 +165,13 @@ class Survey:
             return found
 
     def eager_modes(self, rows: int, modes: Collection[str]) -> set[str]:
-        """Those of them that were measured eagerly at this size, though blocks are compiled."""
+        """Return those modes that were measured eagerly at this size although blocks are compiled."""
         return {mode for mode in modes if mode != KEEP and (rows, mode) in self._eager_ways}
 
     def compile_modes(self, rows: int, modes: Collection[str]) -> None:
-        """Measure these modes as they will run; the others keep their share of a block."""
+        """Measure these modes compiled, as they will run; other modes keep their share of the block."""
         self._eager_ways -= {(rows, mode) for mode in modes}
-        before, self._ways_at[rows] = self._ways_at[rows], {}  # none, where there is no room for them
+        before, self._ways_at[rows] = self._ways_at[rows], {}  # stays empty if memory does not suffice
         with self._as_at_first():
             calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
             for kind, (name, call) in calls.by_kind.items():
@@ -184,9 +184,9 @@ class Survey:
         return rows in self._ways_at
 
     def measure_outside(self, candidates: Sequence[int], like: "Survey", room_bytes: int) -> None:
-        """Measure what is outside of the blocks at the largest size for which there is room.
+        """Measure everything outside the blocks at the largest size that fits.
 
-        It is never compiled, so this is quick; and a loss in chunks grows with the rows only until there are two chunks.
+        It is never compiled, so this is quick; and a chunked loss grows with the rows only up to two chunks.
         """
         while larger := [
             rows
@@ -201,7 +201,7 @@ class Survey:
         self.outside = self._known_outside(like)
 
     def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
-        """Return what was measured by size. What `like` measured before blocks were compiled holds afterwards too."""
+        """Return the measured profiles by size, including those that `like` measured before blocks were compiled."""
         surveys = (like, self)
         return {
             rows: outside
@@ -210,7 +210,7 @@ class Survey:
         }
 
     def _outside_at(self, rows: int, like: "Survey") -> OutsideProfile:
-        """In line with the nearest sizes below and above, or with the two nearest."""
+        """Interpolate between the nearest sizes below and above, or extrapolate from the two nearest."""
         known = self._known_outside(like)
         if rows in known or len(known) < 2:
             return known.get(rows) or next(iter(known.values()))
@@ -220,10 +220,10 @@ class Survey:
         return known[below].in_line(known[above], (rows - below) / (above - below))
 
     def suppose(self, rows: int, like: "Survey") -> None:
-        """Add a size that is not measured, which would mean to compile it: blocks grow as those of `like` between two.
+        """Estimate a size without measuring (and compiling) it: blocks grow as those of `like` do.
 
-        It takes no more of the card's time for a row than the nearest size that was measured: what may be the fastest is
-        measured before it is dropped.
+        Its GPU time per row is at most that of the nearest measured size, so a size that may be fastest is measured
+        before it is ruled out.
         """
         if rows in self.measured or not self.measured or len(like.measured) < 2:
             return
@@ -236,25 +236,25 @@ class Survey:
         self.supposed.add(rows)
 
     def drop(self, rows: int) -> None:
-        """Forget a size for which there is no room."""
+        """Drop a size that does not fit."""
         del self.sizes[rows]
         self.supposed.discard(rows)
 
     @property
     def has_operators(self) -> bool:
-        """Whether there are modes in which single operators of a block are kept."""
+        """Whether some modes save the outputs of single operators."""
         kinds = (ways for detailed in self._ways_at.values() for ways in detailed.values())
         return any(mode.startswith(OPERATORS) for ways in kinds for mode in ways)
 
     def forget_operators(self) -> None:
-        """Leave only modes that recompute a block whole or in part."""
+        """Keep only modes that recompute a block whole or in part."""
         for detailed in self._ways_at.values():
             for stem, ways in detailed.items():
                 detailed[stem] = {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
 
     def _measure_modes(self, name: str, call: BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
-        """A block as it is kept, and in each of these modes that leaves enough of what it keeps."""
+        """Measure a block as it is, and in each of these modes that frees enough of what it saves."""
         block = self.blocks[name]
         ways = {KEEP: measure_block(self.training, self.meter, name, block, call)}
         for mode in modes:
@@ -270,7 +270,7 @@ class Survey:
         return {mode: way for mode, way in ways.items() if mode == KEEP or way.kept_bytes < most_bytes}
 
     def _with_ways(self, size: SizeProfile) -> SizeProfile:
-        """With the ways of the nearest size whose parts were measured: a part's share of its block is about the same."""
+        """Add the modes of the nearest detailed size: a part's share of its block is about constant."""
         if not self._ways_at:
             return size
         nearest = min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))
@@ -281,7 +281,7 @@ class Survey:
         )
 
     def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
-        """The fastest choices of operators at a few numbers of bytes. A compiled block shows none."""
+        """Return the fastest choices of saved operators at a few byte levels. A compiled block has none."""
         if "compile" in self.training.applied:
             return []
         clock = virtual_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
@@ -293,13 +293,13 @@ class Survey:
 
 
 def _in_line(low: SizeProfile, high: SizeProfile, rows: int) -> SizeProfile:
-    """A size in line with two others: bytes and seconds grow with the rows."""
+    """Interpolate linearly in the rows between two sizes."""
     share = (rows - low.rows) / (high.rows - low.rows)
     return _mixed([low, high], rows, lambda below, above: max(0.0, below + share * (above - below)))
 
 
 def _grown(base: SizeProfile, there: SizeProfile, grown: SizeProfile) -> SizeProfile:
-    """As much more than `base` as `grown` is more than `there`."""
+    """Scale `base` by the ratio of `grown` to `there`."""
     mixed = _mixed([base, there, grown], grown.rows, lambda one, other, more: one * more / other if other else one)
     share = grown.rows / base.rows
     blocks = {}
@@ -312,7 +312,7 @@ def _grown(base: SizeProfile, there: SizeProfile, grown: SizeProfile) -> SizePro
 
 
 def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -> SizeProfile:
-    """The first of several sizes with each number of its blocks, as they are kept, mixed with that of the others."""
+    """Return the first size with each number of its kept blocks mixed with those of the other sizes."""
 
     def mixed(*profiles: Any) -> Any:
         first = profiles[0]
@@ -328,23 +328,23 @@ def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -
 
 
 def _stem(kind: str) -> str:
-    """A kind whatever the size of its inputs."""
+    """Return a kind without the part that describes its inputs."""
     return kind.rpartition("|")[0]
 
 
 def recompute_mode(name: str) -> str | list[str]:
-    """A mode as `Recompute` takes it."""
+    """Return a mode in the form that `Recompute` takes."""
     return name.removeprefix(OPERATORS).split(",") if name.startswith(OPERATORS) else name
 
 
 def _all_ways(measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str, BlockProfile]:
-    """A block as it is kept, and the parts of one that was measured at another size, in proportion."""
+    """Return a block as it is, and modes measured at another size in proportion."""
     parts = {mode: way for mode, way in measured.items() if mode != KEEP}
     return {KEEP: kept, **{mode: _in_proportion(way, measured[KEEP], kept) for mode, way in parts.items()}}
 
 
 def _in_proportion(way: BlockProfile, its_kept: BlockProfile, kept: BlockProfile) -> BlockProfile:
-    """`way` at the size of `kept`, as it was beside `its_kept`."""
+    """Scale `way` by the ratio of `kept` to `its_kept`."""
 
     def scaled(field: str) -> float:
         its, here = getattr(its_kept, field), getattr(kept, field)
@@ -371,7 +371,7 @@ def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> 
         for name, way in ways.items()
         if recompute or name == KEEP
     ]
-    # Recomputed: forward runs again in backward, and all that it keeps is there then.
+    # Recomputed: forward runs again during backward, when everything it saves is alive.
     again = replace(
         modes[0],
         name=BLOCK,
@@ -380,9 +380,9 @@ def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> 
         backward_s=kept.backward_s + kept.forward_s,
         host_s=2 * kept.forward_host_s + kept.backward_host_s,
     )
-    # Offloaded: what backward keeps is on the host meanwhile, and back while it runs. Copies of that size slow what they
-    # run beside and wait for each other: in all cases measured on an H200 they cost this much more than the link's own
-    # time that could not be hidden.
+    # Offloaded: saved tensors are on the host meanwhile, and back during backward. Large copies slow the kernels they
+    # overlap with and queue behind each other: on an H200 they always cost this much more than the transfer time that
+    # could not be hidden.
     offloaded = replace(
         modes[0],
         name=OFFLOAD,

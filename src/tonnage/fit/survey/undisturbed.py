@@ -1,4 +1,4 @@
-"""Forward passes that leave a training as it was: random states, buffers, attributes, caches of keys and values."""
+"""Run forward passes that leave a training unchanged: RNG states, buffers, attributes, KV caches."""
 
 import random
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """What a forward pass may change besides gradients is as it was, once it is over.
+    """Restore on exit whatever a forward pass may change besides gradients.
 
-    That is random states (PyTorch's, Python's, NumPy's and generators that modules hold), buffers, and numbers and tensors
+    That is RNG states (PyTorch, Python, NumPy and generators that modules hold), buffers, and numbers and tensors
     that modules keep as plain attributes.
     """
     modules = list(model.modules())
@@ -50,7 +50,7 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def draw_others(device: torch.device) -> None:
-    """Move random generators on, so that a pass that would draw the same numbers draws others."""
+    """Advance the random generators, so that a repeated pass samples different numbers."""
     random.random()
     np.random.random()
     torch.rand(1)
@@ -58,21 +58,21 @@ def draw_others(device: torch.device) -> None:
 
 
 def _changes_in_forward(name: str, value: Any) -> bool:
-    """Counters, rates, and tensors that a forward pass leaves for whoever reads them; not what `nn.Module` keeps."""
+    """Match counters, rates and tensors that a forward pass leaves behind; not what `nn.Module` itself keeps."""
     return name not in OF_EVERY_MODULE and isinstance(value, int | float | Tensor | None)
 
 
 def _as_before(value: Any, copies: dict[int, Tensor]) -> Any:
-    """The same object, with the elements that it had."""
+    """Restore a tensor's elements in place and return the same object."""
     if isinstance(value, Tensor) and id(value) in copies:
         value.detach().copy_(copies[id(value)])
     return value
 
 
 def is_cache_idle(training: Training) -> bool:
-    """Whether the loss is the same without a cache of keys and values.
+    """Return whether the loss is the same without a KV cache.
 
-    It is not where transformers tells documents in one row apart by their positions, which it does without a cache only.
+    It differs where transformers separates packed documents by their positions, which it does only without a cache.
     """
     if training.mesh is not None or training.ranks is not None or on_virtual_gpu(training.device):
         return "position_ids" not in dict(named_tensors(training.sample))
@@ -82,13 +82,13 @@ def is_cache_idle(training: Training) -> bool:
     with undisturbed(training.model, training.device), torch.no_grad(), eagerly():
         undo = without_cache(training.model)
         try:
-            for again in (lambda: None, undo):  # without it, and as it was
+            for again in (lambda: None, undo):  # without a cache, then with it
                 again()
                 torch.manual_seed(0)
                 with training.forward_pass():
                     losses.append(float(training.loss(training.model, take_rows(training.sample, slice(0, 2)))))
         except Exception:
-            return True  # whatever it is shows again where it is asked for
+            return True  # the error will show again where it matters
         finally:
             undo()
     return abs(losses[0] - losses[1]) <= 1e-5 * abs(losses[1])

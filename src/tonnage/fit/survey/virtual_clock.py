@@ -1,4 +1,4 @@
-"""Seconds on a card that is not there: what a function calls is noted, and the clock says how long that takes."""
+"""Estimate seconds on a virtual card: record what a function calls and let the cost model time it."""
 
 import sys
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from tonnage.fit.virtual import uncaptured, virtual_cluster
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.script import profiler
 
-_TRIES = 3  # where the first ones compile something
+_TRIES = 3  # the first ones may compile something
 _PROBE_BYTES = 256 << 20
 
 
 def card_of(device: torch.device) -> Gpu:
-    """The card of the catalogue that PyTorch's name means."""
+    """Return the catalogue entry for the device's name."""
     return find_cuda_gpu(torch.cuda.get_device_name(device))
 
 
 def clocked(run: Callable[[], object], gpu: Gpu) -> tuple[float, float]:
-    """What a call takes: of the card, and of the host that launches it."""
+    """Return the seconds of a call: on the card, and on the host that launches it."""
     if profiler.is_on():
         raise RequestError(
             "fit on a virtual GPU looks at operators through torch's profiler, and one is on already.",
@@ -44,14 +44,14 @@ def clocked(run: Callable[[], object], gpu: Gpu) -> tuple[float, float]:
 
 
 def _graphs() -> int:
-    """Count graphs compiled so far: a compilation calls every operator, on tensors without memory."""
+    """Count graphs compiled so far. A compilation calls every operator, on tensors without memory."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
 
 @cache
 def adding_bytes_per_s(gpu: Gpu) -> float:
-    """Bytes that are read and written where gradients are added to others."""
+    """Return the bytes per second read and written when gradients are accumulated."""
     shape = (_PROBE_BYTES // 4,)
     call = CapturedCall(name="add_", shapes=(shape, shape), types=("float", "float"), devices=("cuda", "cuda"))
     launch = kernels.launch_of(call, Settings())
@@ -61,7 +61,7 @@ def adding_bytes_per_s(gpu: Gpu) -> float:
 
 @cache
 def link_bytes_per_s(gpu: Gpu) -> float:
-    """To pinned memory and back, in the mean."""
+    """Return the mean rate to pinned memory and back."""
     there, back = (
         kernels.seconds(copies.transfer(_PROBE_BYTES, direction, pinned=True), gpu)
         for direction in ("to_device", "to_host")

@@ -1,6 +1,6 @@
-"""Activations on the host: what backward keeps in some blocks waits in pinned memory and is back in time.
+"""Activation offload: saved tensors of some blocks wait in pinned memory and return in time for backward.
 
-It does not know which blocks are worth it: the last ones, whose backward begins at once, are not.
+It does not know which blocks are worth it: the last ones, whose backward starts at once, are not.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from tonnage.units import GIB, MIB
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationOffload(Technique):
-    """Moves all that backward keeps of each block; or its inputs alone, which are all that a recomputed block keeps."""
+    """Moves all saved tensors of each block, or its inputs alone, which is all that a recomputed block saves."""
 
     name: ClassVar[str] = "activation-offload"
     title: ClassVar[str] = "activations on the host"
@@ -40,10 +40,10 @@ class ActivationOffload(Technique):
 
     blocks: tuple[str, ...]
     what: Literal["kept", "inputs"] = "kept"
-    minimum_bytes: int = MIB  # smaller storages stay
-    # On the GPU at most, on their way out or back: unless told 1 GiB, of inputs one at a time.
+    minimum_bytes: int = MIB  # smaller storages stay on the GPU
+    # Most bytes on the GPU in transit. Default: 1 GiB; for inputs, one storage at a time.
     window_bytes: int | None = None
-    host_bytes: int | None = None  # to pin at most; all that is free unless told
+    host_bytes: int | None = None  # most bytes to pin; default: all that is free
 
     def why_not(self, training: Training) -> str | None:
         return why_not_blocks(training.model, self.blocks)
@@ -53,10 +53,10 @@ class ActivationOffload(Technique):
         self.place_with(PinnedKeeper(training.device, pool), training, stack)
 
     def place_with(self, keeper: Keeper, training: Training, stack: ExitStack) -> None:
-        """Let the bytes wait somewhere else than in pinned memory."""
+        """Offload to another place than pinned memory."""
         window_bytes = self.window_bytes
         if window_bytes is None:
-            window_bytes = GIB if self.what == "kept" else 0  # one storage is always on its way
+            window_bytes = GIB if self.what == "kept" else 0  # one storage is always in transit
         window = OffloadWindow(training.device, keeper, window_bytes=window_bytes)
         for name in self.blocks:
             block = training.model.get_submodule(name)

@@ -1,8 +1,8 @@
-"""Settings of PyTorch's caching allocator that can be changed while a process runs, and a limit to what it reserves.
+"""Settings of PyTorch's caching allocator that can change at run time, and a limit to reserved bytes.
 
-Expandable segments grow instead of lying beside each other with holes between them, so reserved bytes come down to
-about those allocated. Segments taken before stay as they are until they are empty: from the start of a process the
-same is PYTORCH_ALLOC_CONF=expandable_segments:True. It does not know what is allocated.
+Expandable segments grow instead of leaving gaps between segments, so reserved bytes shrink to about the allocated
+ones. Existing segments stay until they are empty; from process start the same is
+PYTORCH_ALLOC_CONF=expandable_segments:True. It does not know what is allocated.
 """
 
 import os
@@ -19,7 +19,7 @@ from tonnage.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings(Technique):
-    """`limit_bytes`: what the allocator may reserve, None for all that the card has; beyond it PyTorch raises."""
+    """Sets the allocator; PyTorch raises beyond `limit_bytes` reserved bytes (None: the whole card)."""
 
     name: ClassVar[str] = "allocator"
     title: ClassVar[str] = "allocator settings"
@@ -44,7 +44,7 @@ class AllocatorSettings(Technique):
         return None
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        # Undone last: what was cached under these settings goes back to the card.
+        # Undone last: return to the card what was cached under these settings.
         stack.callback(torch.cuda.empty_cache)
         stack.callback(_set(_settings(), expandable_segments=self.expandable_segments))
         if self.limit_bytes is not None:
@@ -56,7 +56,7 @@ class AllocatorSettings(Technique):
 
 
 def with_setting(settings: str, name: str, value: str) -> str:
-    """ "a:1,b:2" with one of them changed or added. Each call of PyTorch starts some settings over: say them all."""
+    """Return "a:1,b:2" with one setting changed or added. Each PyTorch call resets some settings, so pass them all."""
     others = [item for item in _items(settings) if item.partition(":")[0].strip() != name]
     return ",".join([*others, f"{name}:{value}"])
 
@@ -74,21 +74,20 @@ def _items(settings: str) -> list[str]:
 
 
 def _settings() -> str:
-    """What is set now. Before 2.12 PyTorch does not tell, and it is what the process was started with."""
+    """Return the current settings. PyTorch before 2.12 cannot tell, so use those from process start."""
     if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
         return torch._C._accelerator_getAllocatorSettings()
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 def _tell(settings: str) -> None:
-    """Give settings to the live allocator, by the name that this PyTorch has for it."""
     tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     tell(settings)
 
 
 def _set(before: str, *, expandable_segments: bool) -> Undo:
     _tell(with_setting(before, "expandable_segments", str(expandable_segments)))
-    # Said outright: an empty text would leave the setting as it is now.
+    # Explicitly False: an empty string would leave the setting unchanged.
     said = any(item.startswith("expandable_segments") for item in _items(before))
     plain = before if said else with_setting(before, "expandable_segments", "False")
     return lambda: _tell(plain)

@@ -1,8 +1,8 @@
-"""Matrix products in a half-size type while parameters stay FP32: `torch.autocast` around the forward pass.
+"""Matrix products in a 16-bit dtype with FP32 parameters: `torch.autocast` around the forward pass.
 
-Autocast's cache of narrowed weights is off. It would hold a copy of every weight until the forward pass ends, also of
-weights whose block is recomputed and needs none; a copy that was made without gradients (tiled and sliced forwards run
-so) would be handed to the next use, which then has none either. Nothing is lost where a weight is used once per pass.
+Autocast's weight cache is off. It would hold a copy of every weight until the forward pass ends, even if a block is
+recomputed; and a copy made without gradients (by tiled and sliced forwards) would be reused where gradients are
+needed. Nothing is lost if each weight is used once per pass.
 """
 
 from contextlib import ExitStack
@@ -29,7 +29,7 @@ _FLOAT16_CONFLICTS = {
 
 
 class ScaledStepper(Stepper):
-    """Gradients of a scaled loss, so that FP16 can hold them; a step whose gradients overflow is left out."""
+    """Scales the loss so that FP16 can hold the gradients; skips steps whose gradients overflow."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, *, clip_norm: float | None) -> None:
         super().__init__(optimizer, clip_norm=clip_norm)
@@ -61,7 +61,7 @@ class Autocast(Technique):
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise NotApplicable(f"Autocast to {self.dtype!r} was asked for.", hint=f"Choose of {', '.join(DTYPES)}.")
-        if self.dtype == "float16":  # FP16 alone needs a stepper of its own
+        if self.dtype == "float16":  # only FP16 needs its own stepper
             object.__setattr__(self, "conflicts", _FLOAT16_CONFLICTS)
 
     def why_not(self, training: Training) -> str | None:

@@ -1,7 +1,7 @@
-"""The loss in chunks: the head over the vocabulary and its cross-entropy without ever holding all logits.
+"""The loss in chunks: LM head and cross-entropy without ever holding all logits.
 
-The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which the loss of the model, of a library or of the
-user turns into chunks. It does not know which loss that is.
+The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which any loss then evaluates in chunks. It
+does not know which loss that is.
 """
 
 from contextlib import ExitStack
@@ -20,14 +20,14 @@ from tonnage.fit.training import Training
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedLoss(Technique):
-    """`head` names the linear layer over the vocabulary; empty, it is found."""
+    """Computes logits in chunks; `head` names the linear layer over the vocabulary (empty: detected)."""
 
     name: ClassVar[str] = "chunked-loss"
     title: ClassVar[str] = "loss in chunks"
     order: ClassVar[int] = 25
     hint: ClassVar[str] = "Name the layer over the vocabulary with head=, or leave chunked-loss out."
 
-    chunk_bytes: int = 512 << 20  # of logits, in the type of the head's output
+    chunk_bytes: int = 512 << 20  # of logits, in the dtype of the head's output
     head: str = ""
 
     def why_not(self, training: Training) -> str | None:
@@ -39,7 +39,7 @@ class ChunkedLoss(Technique):
         return _why_not_head(name, head)
 
     def _find(self, model: nn.Module) -> tuple[str, nn.Module | None]:
-        """The head and its name, or the reason why there is none in place of the name."""
+        """Return the head's name and module, or a reason and None."""
         modules = dict(model.named_modules())
         if self.head:
             missing = f"The model has no module {self.head!r}."
@@ -56,7 +56,7 @@ class ChunkedLoss(Technique):
 
 
 def find_head(model: nn.Module) -> nn.Module | None:
-    """The layer that a model of transformers calls its output; else the widest linear layer after the blocks."""
+    """Return the output embedding of a transformers model; else the widest linear layer after the blocks."""
     named = getattr(model, "get_output_embeddings", None)
     found = named() if named is not None else None
     if isinstance(found, nn.Module):
@@ -79,7 +79,7 @@ def _why_not_head(name: str, head: nn.Module) -> str | None:
         return f"The head {name!r} has a forward of its own already, which chunks would pass by."
     if head._backward_hooks or head._backward_pre_hooks:
         return f"The head {name!r} has backward hooks, which would need its whole output."
-    if type(head.weight.data) not in (Tensor, DTensor):  # FSDP2 has it whole while the model runs
+    if type(head.weight.data) not in (Tensor, DTensor):  # FSDP2 gathers it while the model runs
         return (
             f"The head {name!r} holds its weight as {type(head.weight.data).__name__}, which cannot be read in chunks."
         )
@@ -91,7 +91,7 @@ def _deferring(head: nn.Linear, chunk_bytes: int) -> Any:
 
     def forward(input: Tensor) -> Tensor:
         mixed = input.dtype != head.weight.dtype and not torch.is_autocast_enabled(input.device.type)
-        # A compiler sees through plain tensors only; mixed types are the plain layer's own error.
+        # torch.compile needs plain tensors; for mixed dtypes the plain layer raises its own error.
         if torch.compiler.is_compiling() or mixed or input.dim() < 2:
             return plain(input)
         return defer(input, head.weight, head.bias, chunk_bytes=chunk_bytes)

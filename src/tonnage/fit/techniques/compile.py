@@ -1,8 +1,8 @@
-"""torch.compile, block by block: pointwise operators are fused, and backward keeps less.
+"""Apply torch.compile block by block: pointwise operators are fused, and backward saves less.
 
-Equal blocks share one compilation, so a deep model compiles as fast as one block. Where compiling fails at the first
-call, all blocks go on eagerly and a warning says why. It does not know what else wraps a block: techniques applied
-later see the compiled forward as they would see any other.
+Equal blocks share one compilation, so a deep model compiles as fast as one block. If compiling fails at the first
+call, all blocks run eagerly and a warning says why. Techniques applied later see the compiled forward like any
+other.
 """
 
 import functools
@@ -23,13 +23,13 @@ from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
 
 MODES = ("default", "max-autotune-no-cudagraphs")
-# Compiled for training, without gradients, and for the sizes of a last, smaller batch.
+# A block is compiled for training, for inference, and for the sizes of a last, smaller batch.
 VARIANTS_OF_A_BLOCK = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compile(Technique):
-    """`blocks`: the names to compile, or None for every repeated block."""
+    """Compiles the named `blocks`, or every repeated block if None."""
 
     name: ClassVar[str] = "compile"
     title: ClassVar[str] = "torch.compile of blocks"
@@ -77,7 +77,7 @@ def _why_not_blocks(blocks: dict[str, nn.Module]) -> str | None:
 
 @functools.cache
 def compiler_problem(device_type: str) -> str | None:
-    """Why torch.compile does not work on this machine, or None; tried once on a tiny function."""
+    """Return why torch.compile does not work on this machine, or None; tried once on a tiny function."""
     try:
         compiled = torch.compile(lambda x: x.sin() + 1)
         compiled(torch.ones(8, device=device_type))
@@ -87,22 +87,22 @@ def compiler_problem(device_type: str) -> str | None:
 
 
 def _first_line(problem: Exception) -> str:
-    """What the backend said, without Dynamo's words around it."""
+    """Return the backend's message without Dynamo's wrapping."""
     inner = getattr(problem, "inner_exception", problem)
     line = next((line.strip() for line in str(inner).splitlines() if line.strip()), "no reason given")
     return f"{type(inner).__name__}: {line.rstrip('.')}"
 
 
 def _options(mode: str, *, same_draws: bool) -> dict[str, Any]:
-    """A mode as options, since torch.compile takes one or the other."""
+    """Return a mode as options: torch.compile takes only one of the two."""
     from torch._inductor import list_mode_options
 
-    # Compiled code draws random numbers of its own unless told to call PyTorch's operators for them.
+    # Compiled code has its own random numbers unless it falls back to PyTorch's operators.
     return {**list_mode_options(mode), **({"fallback_random": True} if same_draws else {})}
 
 
 def _room_for(blocks: int) -> Undo:
-    """Let as many compilations live side by side as blocks could need; beyond its limit Dynamo goes eager, silently."""
+    """Raise Dynamo's recompile limits to what the blocks may need: beyond them it silently runs eagerly."""
     import torch._dynamo
 
     config = torch._dynamo.config
@@ -118,7 +118,7 @@ def _room_for(blocks: int) -> Undo:
 
 
 class _Compiler:
-    """Compiles forwards; the first failure sends all of them back to eager."""
+    """Compiles forwards; after the first failure all of them run eagerly."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options

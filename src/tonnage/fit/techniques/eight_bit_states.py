@@ -1,4 +1,4 @@
-"""Optimizer states in 8 bits an element instead of 32 or 16. What a step computes is FP32; what it leaves is coarser."""
+"""Optimizer states in 8 bits per element instead of 32 or 16. Steps compute in FP32; stored states are coarser."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass

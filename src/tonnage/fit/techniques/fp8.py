@@ -1,6 +1,6 @@
-"""The large linear layers of the blocks in FP8: faster on cards that have it, and no way to save memory.
+"""Run the large linear layers of the blocks in FP8: faster on GPUs that support it, without saving memory.
 
-Parameters stay as they are. It does not know how the products are made.
+Parameters stay as they are.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Fp8Linear(Technique):
     refusal: ClassVar[str] = "FP8 linear layers cannot be used: {reason}."
     hint: ClassVar[str] = "Leave them in BF16."
 
-    minimum_width: int = 1024  # of both sides of a layer: below it, rounding costs more than the product saves
+    minimum_width: int = 1024  # of both sides of a layer: below it, quantization costs more than the product saves
 
     def why_not(self, training: Training) -> str | None:
         card = _why_not_on(training.device)
@@ -59,8 +59,8 @@ class Fp8Linear(Technique):
 
 
 def run_in_fp8(layer: nn.Linear) -> Undo:
-    """Let one layer compute in FP8. A forward that someone else put there is passed over, as long as this stands."""
-    # A method and no closure: layers then share one function, and a compiler need not look at each of them anew.
+    """Make one layer compute in FP8. An earlier replacement of its forward is bypassed meanwhile."""
+    # A method, not a closure: layers share one function, so the compiler need not recompile for each.
     return replace_forward(layer, MethodType(_forward, layer))
 
 
@@ -68,7 +68,7 @@ def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
     return fp8_linear(x, layer.weight, layer.bias)
 
 
-_forward.__name__ = "forward"  # pickled with its module, it is the module's plain forward again
+_forward.__name__ = "forward"  # so that a pickled module gets its plain forward back
 
 
 def _why_not_on(device: torch.device) -> str | None:

@@ -1,8 +1,8 @@
-"""Fused attention for models that spell it out: the matrix of scores is never written to memory.
+"""Fused attention for models that compute it step by step: the score matrix is never written to memory.
 
 Models of transformers are switched from "eager" to "sdpa", modules of timm by their own flag, and
-`nn.MultiheadAttention` stops making weights that nobody reads. Which kernel runs is PyTorch's choice, or `backend`'s.
-It does not know attention written by hand, nor anything that fused kernels cannot do: see tiled-attention for those.
+`nn.MultiheadAttention` stops returning unused weights. PyTorch chooses the kernel, or `backend` does. Handwritten
+attention is not detected; for what fused kernels cannot do, see tiled-attention.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from tonnage.fit.modules import replace_forward
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 
-# The first is tried first; the others take what it cannot.
+# The chosen one is tried first; the others handle what it cannot.
 _BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -39,12 +39,12 @@ _CHOICES = ("default", "cudnn", "flash", "efficient")
 
 
 class AttentionWeightsNotMade(TonnageError, AttributeError):
-    """Attention weights were read that fused attention does not make."""
+    """Raised if attention weights are read, which fused attention does not compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedAttention(Technique):
-    """`backend` names the kernel that is tried first; `dropout="resampled"` accepts other random numbers."""
+    """Fuses attention; `backend` is the kernel to try first, `dropout="resampled"` accepts other random numbers."""
 
     name: ClassVar[str] = "fused-attention"
     title: ClassVar[str] = "fused attention"
@@ -71,7 +71,7 @@ class FusedAttention(Technique):
             if part.why_not is None and why_not_dropout(part.dropout, self.dropout) is None:
                 stack.callback(part.fuse())
         if self.backend != "default":
-            # Process-wide in PyTorch, so that a recompute in backward sees it too; speed alone depends on it.
+            # Process-wide in PyTorch, so that recomputation in backward sees it too; only speed depends on it.
             first = _BACKENDS[self.backend]
             rest = [backend for backend in _BACKENDS.values() if backend != first]
             stack.enter_context(sdpa_kernel([first, *rest], set_priority=True))
@@ -79,10 +79,8 @@ class FusedAttention(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """One piece of a model whose attention is spelled out."""
-
     why_not: str | None
-    dropout: float  # as the piece stands
+    dropout: float  # the current rate
     fuse: Callable[[], Undo]
 
 
@@ -90,7 +88,7 @@ def _unfused(model: nn.Module) -> Iterator[_Part]:
     for part in attention_models(model).values():
         if eager_configs(part):
             yield _transformers_part(part)
-    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # they ask for no weights
+    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # these request no weights
     asked_by_layers = {child for layer in model.modules() if isinstance(layer, layers) for child in layer.children()}
     for module in model.modules():
         if getattr(module, "fused_attn", None) is False:
@@ -116,7 +114,7 @@ def _transformers_part(model: nn.Module) -> _Part:
 
 
 def _flagged_part(module: nn.Module) -> _Part:
-    """A module of timm: its forward asks the flag."""
+    """Handle a timm module, whose forward checks the flag."""
 
     def fuse() -> Undo:
         module.fused_attn = True
@@ -128,7 +126,7 @@ def _flagged_part(module: nn.Module) -> _Part:
 
 
 class _NoWeights:
-    """Stands where attention weights would: dropped, it costs nothing; read, it says why there are none."""
+    """A placeholder for attention weights that raises when it is read."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttentionWeightsNotMade(

@@ -1,7 +1,7 @@
-"""Optimizer states in pinned memory of the host, as many of them as the GPU has no room for.
+"""Optimizer states in pinned host memory, as many as do not fit the GPU.
 
-Which states go is a matter of bytes: the first `gpu_bytes` stay. They are stepped on the device, through a staging area,
-or on the host by a thread beside backward; gradients are stepped as backward makes them unless they are clipped.
+The first `gpu_bytes` of states stay. The others are stepped on the device through a staging area, or by a host
+thread during backward; gradients are stepped as backward produces them unless they are clipped.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ Way = DeviceStep | HostStep
 
 
 class HostGradientStepper(BackwardStepper):
-    """Gradients leave the device as backward makes them, and micro-batches are summed on the host."""
+    """Moves gradients off the device as backward produces them, and accumulates micro-batches on the host."""
 
     def __init__(self, model: nn.Module, before: Stepper, way: HostStep) -> None:
         super().__init__(model, before)
@@ -77,7 +77,7 @@ class HostGradientStepper(BackwardStepper):
 
     def _pieces(self, parameter: nn.Parameter) -> list[Piece]:
         state = self.optimizer.state[parameter]
-        if not state:  # a state dict was loaded that has none for it
+        if not state:  # the loaded state dict had none for it
             state.update(self._way.own_state(parameter, {}, self.steps.group(parameter)))
         return pieces_of(state)
 
@@ -96,10 +96,10 @@ class HostStates(Technique):
     refusal: ClassVar[str] = "Optimizer states cannot be kept on the host: {reason}."
 
     gpu_bytes: int = 0  # of states that stay on the GPU
-    how: str = "host"  # where states of the host are stepped: "host" or "device"
-    gradients: str = "device"  # where micro-batches are summed: "device" or "host"
-    piece_bytes: int = 64 * 2**20  # of states that travel together
-    window_bytes: int = 512 * 2**20  # of gradients that may wait for their states to arrive
+    how: str = "host"  # where host states are stepped: "host" or "device"
+    gradients: str = "device"  # where micro-batches are accumulated: "device" or "host"
+    piece_bytes: int = 64 * 2**20  # of states that are copied together
+    window_bytes: int = 512 * 2**20  # of gradients that may wait for their states
 
     def __post_init__(self) -> None:
         if self.how not in ("host", "device") or self.gradients not in ("host", "device"):
@@ -115,10 +115,10 @@ class HostStates(Technique):
 
     @property
     def staging_bytes(self) -> int:
-        """What is under way takes so much of the GPU at most, beside parameters, states that stay and the largest gradient."""
+        """Most GPU bytes in transit, besides parameters, states that stay and the largest gradient."""
         if self.how == "device":
             return DEVICE_SLOTS * self.piece_bytes + self.window_bytes
-        return self.piece_bytes  # of gradients that are leaving
+        return self.piece_bytes  # of gradients in transit
 
     def why_not(self, training: Training) -> str | None:
         if any(isinstance(module, DistributedDataParallel) for module in training.model.modules()):
@@ -139,7 +139,7 @@ class HostStates(Technique):
     def place(self, training: Training, stack: ExitStack) -> None:
         way = self._way(training, stack)
         self._check_host_memory(way, training)
-        # Take all the memory now: a host that does not have it is found out before anything has changed.
+        # Allocate everything now: if the host has too little memory, fail before anything has changed.
         steps = parameter_steps(training.optimizer)
         try:
             stack.callback(steps.replace(way, finish=way.finish))
@@ -189,7 +189,7 @@ class HostStates(Technique):
 
 
 def _check_room_on_gpu(training: Training) -> None:
-    """Raise, before anything moves, where the states could not come back."""
+    """Raise, before anything moves, if the states do not fit back on the GPU."""
     if training.device.type != "cuda":
         return
     pieces = [piece for state in training.optimizer.state.values() for piece in pieces_of(state) if piece.started]

@@ -1,7 +1,7 @@
 """Parameters and gradients in BF16, with an FP32 master copy of each parameter that the optimizer steps.
 
-The master lies beside the optimizer's other states and goes where they go; after a step it is rounded into the
-parameter. State dicts of model and optimizer are those of the FP32 model. It does not know who drives the step.
+The master is stored with the optimizer's other states and moves with them; after a step it is rounded into the
+parameter. State dicts of model and optimizer are those of the FP32 model.
 """
 
 from collections import defaultdict
@@ -35,20 +35,20 @@ from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Training, Undo
 
-MASTER = "master"  # its name among a parameter's states
-_PIECE_ELEMENTS = 2**26  # of FP32 temporaries of a step: 256 MiB each
+MASTER = "master"  # its key in a parameter's states
+_PIECE_ELEMENTS = 2**26  # 256 MiB per FP32 temporary of a step
 
 
 class MasterStep(StateStep):
-    """Steps a parameter's master where it has one, by the function that was there, and rounds it into the parameter."""
+    """Steps a parameter's master, if any, with the inner function and rounds it into the parameter."""
 
     def __init__(self, optimizer: Optimizer, inner: StepFunction, *, piece_elements: int | None) -> None:
         self._optimizer = ref(optimizer)
         self._inner = inner
-        self._piece_elements = piece_elements  # None where a step needs the whole parameter
+        self._piece_elements = piece_elements  # None if a step needs the whole parameter
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
-        """With the master: it goes where the other states go, and `Masters` leaves it out of state dicts."""
+        """Return the states including the master, which moves with them; `Masters` removes it from state dicts."""
         return state
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
@@ -56,11 +56,11 @@ class MasterStep(StateStep):
         if MASTER not in plain:
             return own_state(self._inner, parameter, rest, group)
         master = plain[MASTER].to(parameter.device, torch.float32)
-        if master.untyped_storage().nbytes() != master.nbytes:  # let the rest of that memory go
+        if master.untyped_storage().nbytes() != master.nbytes:  # release the rest of that storage
             master = master.clone()
         if rest or isinstance(parameter, nn.Parameter):
             return {**own_state(self._inner, parameter, rest, group), MASTER: master}
-        # Who keeps states in pieces must know them all before the first step, which would otherwise make them.
+        # Steps that keep states in pieces must know all of them before the first step creates them.
         optimizer = self._optimizer()
         assert optimizer is not None
         return {**first_state(optimizer, master, group), MASTER: master}
@@ -86,14 +86,14 @@ class MasterStep(StateStep):
         before = dict(state)
         for start in range(0, count, most):
             piece = slice(start, min(start + most, count))
-            # Of states as large as the parameter a piece; of others (the count of steps) each piece gets a copy.
+            # Each piece gets slices of states as large as the parameter, and a copy of the others (step count).
             given = {
                 name: value.view(-1)[piece] if isinstance(value, Tensor) and value.numel() == count else deepcopy(value)
                 for name, value in before.items()
             }
             kept = dict(given)
             self._inner(master.view(-1)[piece], gradient.view(-1)[piece].float(), kept, group)
-            # New states are written into whole ones, counts are taken over.
+            # New states are written into whole ones, counters replaced.
             for name, value in kept.items():
                 if not isinstance(value, Tensor) or value.shape != (piece.stop - piece.start,):
                     state[name] = value
@@ -143,7 +143,7 @@ class Masters:
                 del self._steps.optimizer.state[parameter]
 
     def keep_state_dicts_plain(self) -> Undo:
-        """The optimizer's state dict holds no masters, and loading one leaves them as they are."""
+        """Keep masters out of the optimizer's state dict; loading one leaves them unchanged."""
         optimizer = self._steps.optimizer
         with ExitStack() as stack:
             stack.callback(optimizer.register_state_dict_post_hook(_without_masters).remove)
@@ -168,7 +168,7 @@ def _without_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[s
 
 
 def first_state(optimizer: Optimizer, tensor: Tensor, group: Group) -> State:
-    """What an optimizer of torch.optim keeps of a tensor before its first step: nothing where that step makes it."""
+    """Return the states that a torch.optim optimizer creates for a tensor before its first step; may be empty."""
     begin = getattr(type(optimizer), "_init_group", None)
     if begin is None:
         return {}

@@ -1,7 +1,7 @@
-"""Micro-batches: a batch in parts, one after the other, whose gradients add up to those of the whole.
+"""Micro-batches: run a batch in parts whose gradients add up to those of the whole.
 
-Activations shrink with the part; parameters, gradients and states stay. It does not know how the gradients are kept or
-stepped, nor how it is found out what a part weighs.
+Activations shrink with the part; parameters, gradients and states do not. It does not know how gradients are stored
+or stepped, or how a part's weight is found.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,10 @@ from tonnage.fit.weighting import find_weighting
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatches(Technique):
-    """`weighting`: one of `batches.WEIGHTINGS`, a function, or "auto". `dropout="resampled"` lets each part draw anew."""
+    """Divides a batch into `count` parts; `dropout="resampled"` lets each part sample its own masks.
+
+    `weighting` is one of `batches.WEIGHTINGS`, a function, or "auto".
+    """
 
     name: ClassVar[str] = "micro-batches"
     title: ClassVar[str] = "micro-batches"
@@ -58,7 +61,7 @@ class MicroBatches(Technique):
         stack.callback(_set_division, training, *before)
 
     def why_not_settings(self) -> str | None:
-        """What is wrong with them, whatever the training is."""
+        """Return what is wrong with the settings themselves, or None."""
         if self.count < 1:
             return f"A batch cannot be divided into {self.count} micro-batches."
         if self.weighting != "auto" and not is_weighting(self.weighting):
@@ -68,7 +71,7 @@ class MicroBatches(Technique):
         return None
 
     def settings(self) -> dict[str, Any]:
-        """A function is not for JSON: whoever applies the plan gives it again."""
+        """Return the settings for JSON; a function cannot be stored and must be passed again."""
         return super().settings() | ({"weighting": "auto"} if callable(self.weighting) else {})
 
     def _why_not_here(self, training: Training) -> str | None:
@@ -80,7 +83,7 @@ class MicroBatches(Technique):
             return f"The sample has {rows} rows; {self.count} micro-batches need at least as many."
         if not training.stepper.accumulates:
             return "The way steps are taken here cannot accumulate gradients over several micro-batches."
-        # A hook of the user's runs after each part, on a gradient that is not complete; ours and torch's know of parts.
+        # A user's hook would run after each part, on an incomplete gradient; ours and torch's handle parts.
         for name, parameter in training.model.named_parameters():
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
@@ -94,7 +97,7 @@ def _set_division(training: Training, micro_batches: int, weighting: Weighting, 
 
 
 def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
-    """Why the rows of a batch are not the same alone, or None."""
+    """Return why a row's result depends on the other rows of its batch, or None."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             return f"{name} normalises over the batch, and its statistics would be those of a micro-batch."
@@ -111,7 +114,7 @@ def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
 
 
 def _no_sync(model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
-    """What keeps a distributed wrapper from exchanging gradients that are not complete."""
+    """Return a context that keeps a distributed wrapper from reducing incomplete gradients."""
     if hasattr(model, "no_sync"):  # DistributedDataParallel, FullyShardedDataParallel
         return model.no_sync
     if hasattr(model, "set_requires_gradient_sync"):  # fully_shard
@@ -129,10 +132,10 @@ def _gradients_unsynced(model: Any) -> Iterator[None]:
 
 
 class SyncedOnce(Stepper):
-    """Another stepper, with gradients exchanged between processes in the last micro-batch alone.
+    """Wraps a stepper so that gradients are reduced between processes only in the last micro-batch.
 
-    DistributedDataParallel asks in forward whether to exchange: so the context opens with the step and closes before
-    the last micro-batch's forward.
+    DistributedDataParallel decides in forward whether to reduce, so the context opens with the step and closes
+    before the last micro-batch's forward.
     """
 
     def __init__(self, inner: Stepper, unsynchronised: Callable[[], AbstractContextManager[Any]]) -> None:

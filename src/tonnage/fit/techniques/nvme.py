@@ -1,7 +1,6 @@
-"""A disk behind the host: activations, weights or optimizer states in a file, where neither GPU nor host has the room.
+"""Activations, weights or optimizer states in a file on disk, if neither GPU nor host has room.
 
-The same techniques as with the host's memory, with a file at the end of the way. It does not know how fast the disk is
-unless told.
+These are the techniques for host memory with a file as the final destination.
 """
 
 import os
@@ -45,12 +44,12 @@ class Nvme(Technique):
 
     directory: str
     what: Literal["weights", "activations", "states"]
-    blocks: tuple[str, ...] = ()  # of weights and activations
-    staging_bytes: int = GIB  # pinned, on the way to and from the disk
-    window_bytes: int | None = None  # of activations: on the GPU at most
-    minimum_bytes: int = MIB  # of activations: smaller storages stay
-    slots: int = 2  # of weights: blocks on the GPU at a time
-    disk_bytes_per_s: float = 2e9  # unused; plans that were saved name it
+    blocks: tuple[str, ...] = ()  # for weights and activations
+    staging_bytes: int = GIB  # pinned, for copies to and from the disk
+    window_bytes: int | None = None  # for activations: most bytes on the GPU
+    minimum_bytes: int = MIB  # for activations: smaller storages stay
+    slots: int = 2  # for weights: blocks on the GPU at a time
+    disk_bytes_per_s: float = 2e9  # unused; kept because saved plans name it
 
     def __post_init__(self) -> None:
         if self.what not in _ORDER:
@@ -71,7 +70,7 @@ class Nvme(Technique):
         return self._on_the_host().why_not(training)
 
     def _on_the_host(self) -> ActivationOffload | WeightStreaming:
-        """Return the technique that this one lengthens."""
+        """Return the technique that this one extends."""
         if self.what == "weights":
             return WeightStreaming(blocks=self.blocks, slots=self.slots)
         return ActivationOffload(blocks=self.blocks, minimum_bytes=self.minimum_bytes, window_bytes=self.window_bytes)

@@ -1,6 +1,6 @@
 """Recompute: blocks whose forward runs again in backward, whole, in part, or operator by operator.
 
-It does not know how the modes were chosen: `choose.frontier` makes the choice within a block, the solver that between blocks.
+The modes are chosen elsewhere: by `choose.frontier` within a block, by the solver between blocks.
 """
 
 import functools
@@ -29,20 +29,20 @@ _STREAMING = ("weight-streaming", "nvme")
 
 @dataclass(frozen=True, kw_only=True)
 class Recompute(Technique):
-    """Modes by the name of a block, blocks without one are kept as they are:
+    """Recomputes blocks in backward, by a mode per block name; other blocks stay as they are:
 
     "keep"         as it is
-    "block"        keep the input, run all of it again
+    "block"        save the input, rerun everything
     "part:mlp"     the same for its child `mlp` alone
-    [3, 17, 20]    keep the outputs of these operator calls, run again what backward needs of the others; as
-                   "17:aten.mm.default" the call must be of that operator
+    [3, 17, 20]    save the outputs of these operator calls, rerun what backward needs of the others; in the form
+                   "17:aten.mm.default" the operator is checked
 
     With `slices`, blocks of mode "block" run over that many slices of the batch, one after another.
 
-    Before anything is placed each block runs twice on the first rows of the sample. Random generators, and buffers and
-    attributes that it changes (running statistics, counters), are brought back for its second run. Where gradients enter
-    or leave it beside its arguments and outputs, the graph of its first run is kept too. Where a second run still gives
-    other values, it cannot be recomputed; `recomputable` tells.
+    Before it is applied, each block runs twice on the first rows of the sample. RNG states, and buffers and attributes
+    that it changes (running statistics, counters), are restored for the second run. If gradients flow other than through
+    its arguments and outputs, the graph of its first run is kept too. If a second run still gives other values, the
+    block cannot be recomputed; see `recomputable`.
     """
 
     name: ClassVar[str] = "recompute"
@@ -60,12 +60,12 @@ class Recompute(Technique):
 
     @classmethod
     def every(cls, model: nn.Module, k: int, *, slices: int = 1) -> "Recompute":
-        """Every k-th block, the first one among them."""
+        """Recompute every k-th block, starting with the first."""
         return cls(modes=dict.fromkeys(list(find_blocks(model))[::k], "block"), slices=slices)
 
     @classmethod
     def attention(cls, model: nn.Module) -> "Recompute":
-        """Only the attention of each block."""
+        """Recompute only the attention of each block."""
         modes = {}
         for name, block in find_blocks(model).items():
             children = (child for child, _ in block.named_children())
@@ -109,7 +109,7 @@ class Recompute(Technique):
         self._check_operators(training, [name for name, mode in modes.items() if not isinstance(mode, str)])
 
     def _check_operators(self, training: Training, names: Sequence[str]) -> None:
-        """Raise NotApplicable where a placed block calls others than it is to keep. (In training it then runs again whole.)"""
+        """Raise NotApplicable if a block calls other operators than it should keep; in training it would rerun whole."""
         if not names:
             return
         with left_alone(training), torch.enable_grad():
@@ -142,15 +142,15 @@ class Recompute(Technique):
         compiled = _is_compiled(training, training.model.get_submodule(name))
         is_part = isinstance(mode, str) and mode != "block"
         if compiled and is_part:
-            # What the compiler understands: it runs this part again inside the backward that it makes for the block.
-            # Equal parts get the same method, so that their blocks share one compilation.
+            # torch.compile supports checkpoint(): it recomputes this part inside the block's compiled backward. Equal
+            # parts get the same function, so that their blocks share one compilation.
             forward = module.forward
             if isinstance(forward, MethodType) and forward.__self__ is module:
                 return replace_forward(module, MethodType(_checkpointed_function(forward.__func__), module))
             return replace_forward(module, _checkpointed(forward))
         if finding.beside is not None:
             return replace_forward(module, GraphRerun(module, module.forward, finding.slots))
-        # The operators of a compiled forward are not there to be seen.
+        # The operators of a compiled forward cannot be observed.
         replayer = None if compiled else Replayer({} if isinstance(mode, str) else _kept(mode))
         if self.slices > 1 and mode == "block":
             return replace_forward(module, SlicedRerun(module, module.forward, replayer, self.slices))
@@ -158,19 +158,18 @@ class Recompute(Technique):
 
 
 def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | None]:
-    """Why each of these blocks cannot be recomputed whole, or None. Changes nothing; each runs twice on the sample."""
+    """Return why each of these blocks cannot be recomputed whole, or None. Runs each twice on the sample."""
     technique = Recompute(modes=dict.fromkeys(names, "block"))
     findings = find_out(training, names)
     return {name: technique._why_not_found(training, "block", findings[name]) for name in names}
 
 
 def _module_name(name: str, mode: Mode) -> str:
-    """Name the module that runs again: the block, or a part of it."""
     return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
 
 
 def _kept(mode: Sequence[int | str]) -> dict[int, str | None]:
-    """Operators by index, with the name that was profiled where it is given."""
+    """Return the operators by index, with the profiled name if given."""
     pairs = (str(entry).partition(":") for entry in mode)
     return {int(index): name or None for index, _, name in pairs}
 
@@ -179,7 +178,7 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def again(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    again.__name__ = "forward"  # a pickled method of a module is looked up by this name, and is the plain one
+    again.__name__ = "forward"  # pickle looks up a module's method by this name and finds the plain one
     return again
 
 
@@ -187,8 +186,8 @@ _checkpointed_function = functools.cache(_checkpointed)
 
 
 def _is_compiled(training: Training, block: nn.Module) -> bool:
-    """Whether its forward is compiled code, or a function around such."""
-    forward = getattr(block.forward, "forward", block.forward)  # what stands in a replaced one
+    """Return whether its forward is compiled code, or a function around it."""
+    forward = getattr(block.forward, "forward", block.forward)  # unwrap a replaced forward
     cells = getattr(forward, "__closure__", None) or ()
     around = (block.forward, forward, *(cell.cell_contents for cell in cells))
     return "compile" in training.applied or any(hasattr(part, "_torchdynamo_orig_callable") for part in around)

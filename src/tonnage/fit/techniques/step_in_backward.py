@@ -1,6 +1,6 @@
-"""The optimizer's step inside backward: each parameter is stepped as soon as its gradient is complete.
+"""The optimizer step inside backward: each parameter is stepped as soon as its gradient is complete.
 
-The gradient is then freed, so that gradients never exist all at once. It does not know how a parameter is stepped.
+The gradient is then freed, so that gradients never all exist at once. It does not know how a parameter is stepped.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tonnage.fit.training import Training
 
 
 class OneBackwardStepper(BackwardStepper):
-    """Keeps no gradient beyond its step, so that there is nothing to add to and nothing to clip."""
+    """Frees each gradient after its step, so gradients can neither accumulate nor be clipped."""
 
     accumulates = False
 

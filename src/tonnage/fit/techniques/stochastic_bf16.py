@@ -1,6 +1,6 @@
-"""Parameters and optimizer states in BF16 alone, stored by stochastic rounding so that small updates are not lost.
+"""Parameters and optimizer states in BF16 only, stored with stochastic rounding so that small updates are not lost.
 
-No FP32 copy of anything exists beyond a few values in registers. State dicts are of the types that the model had.
+No FP32 copy exists beyond a few values in registers. State dicts keep the dtypes that the model had.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _NOT_KNOWN = ("amsgrad", "differentiable")
 
 
 class StochasticStep:
-    """Steps BF16 parameters with stochastic rounding, others by the function that was there."""
+    """Steps BF16 parameters with stochastic rounding, others with the inner function."""
 
     def __init__(self, inner: StepFunction) -> None:
         self._inner = inner
@@ -70,7 +70,7 @@ class StochasticBf16(Technique):
             training.model,
             trained_parameters(training.optimizer),
             read=lambda parameter: parameter.detach().float(),
-            write=lambda parameter, values: None,  # what torch itself loads into the parameter is all there is
+            write=lambda parameter, values: None,  # the parameter itself, as torch loads it, is all there is
         )
         stack.callback(narrowed.apply())
         stack.callback(_narrow_states(training.optimizer, narrowed.trained))
@@ -79,7 +79,7 @@ class StochasticBf16(Technique):
 
 
 def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo:
-    """Hold the states of these parameters in BF16, and give FP32 in state dicts and in the end."""
+    """Hold the states of these parameters in BF16; state dicts and the undo return FP32."""
     known = set(parameters)
 
     def cast(dtype: torch.dtype) -> None:
@@ -112,7 +112,7 @@ def _cast(state: State, dtype: torch.dtype) -> State:
 
 
 def _put_counts_back(optimizer: Optimizer) -> None:
-    """A fused optimizer wants its counts of steps on the device; they were read on the host."""
+    """Move step counts back to the device, where a fused optimizer expects them."""
     for group in optimizer.param_groups:
         if group.get("fused") or group.get("capturable"):
             for parameter in group["params"]:

@@ -1,7 +1,7 @@
-"""Attention in tiles, for models of transformers whose attention no fused kernel computes: soft caps, sinks, biases.
+"""Attention in tiles, for transformers models whose attention no fused kernel computes: soft caps, sinks, biases.
 
-Registered with transformers as one more way of attention, with masks of a line per batch row where the plain way makes
-a square. It does not know how a tile is computed: see `tonnage.fit.layers.tiled_softmax`.
+It is registered with transformers as another attention implementation, with masks of one line per batch row instead
+of a square. Tiles are computed by `tonnage.fit.layers.tiled_softmax`.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from tonnage.fit.layers.tiled_softmax import Scores, tiled_attention
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 
-# What a model's own eager attention may take without doing more than tiles do.
+# Arguments of a model's eager attention that tiles support.
 _KNOWN = set(
     "module query key value attention_mask dropout scaling softcap sliding_window s_aux is_causal position_bias "
     "kwargs".split()
@@ -35,12 +35,12 @@ _KNOWN = set(
 
 
 class WindowMissing(TonnageError, RuntimeError):
-    """A mask with a sliding window met a layer that does not name its window."""
+    """Raised if a mask has a sliding window but the layer does not say how wide it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiledAttention(Technique):
-    """`tile_rows` rows of queries at a time; `dropout="resampled"` accepts other random numbers."""
+    """Computes `tile_rows` query rows at a time; `dropout="resampled"` accepts other random numbers."""
 
     name: ClassVar[str] = "tiled-attention"
     title: ClassVar[str] = "tiled attention"
@@ -78,7 +78,7 @@ def _why_not_model(model: nn.Module) -> str | None:
         return f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
     if any(getattr(module, "reorder_and_upcast_attn", False) for module in model.modules()):
         return f"{kind} computes its attention in another order (reorder_and_upcast_attn), which tiles would leave out."
-    # Of the eager attention in the file that defines a module, if there is one.
+    # Check the eager attention function of the file that defines each module, if any.
     files = (sys.modules.get(type(module).__module__) for module in model.modules())
     eager = {file.eager_attention_forward for file in files if file and hasattr(file, "eager_attention_forward")}
     unknown = sorted({name for function in eager for name in inspect.signature(function).parameters} - _KNOWN)
@@ -105,11 +105,11 @@ def make_mask(
     device: Any = "cpu",
     **settings: Any,
 ) -> Tensor | None:
-    """As small as what it says, the batch first:
+    """Return the smallest mask that expresses the rule; the first dimension is the batch:
 
-    two dimensions    causal, and which keys are no padding
-    three             the same with the layer's sliding window
-    four              the whole rule: true where a score counts; one row where all rows are alike
+    2 dimensions    causal, and which keys are not padding
+    3 dimensions    the same with the layer's sliding window
+    4 dimensions    the whole rule: True where a score counts; one row if all rows are equal
     """
     from transformers import masking_utils
 
@@ -134,7 +134,7 @@ def make_mask(
 
 
 def _kind_of(function: Callable[..., Any] | None) -> str | None:
-    """What a mask function of transformers says, where it is one of three; None where it may say anything."""
+    """Return which of three known rules a transformers mask function expresses, or None."""
     from transformers import masking_utils
 
     if function is masking_utils.causal_mask_function:
@@ -166,18 +166,18 @@ def attention_forward(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it."""
+    """Compute attention with the signature that transformers calls."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = Scores(
         scaling=scaling,
         soft_cap=softcap,
         dropout=dropout,
-        # From the host's random numbers, which a recompute in backward restores.
+        # From the host's generator, which recomputation in backward restores.
         seed=int(torch.randint(2**62, ())) if dropout else 0,
         **_rules(module, query, attention_mask, sliding_window, is_causal),
     )
     bias = position_bias
-    if attention_mask is not None and attention_mask.is_floating_point():  # of the user's own making: to be added
+    if attention_mask is not None and attention_mask.is_floating_point():  # a user's additive mask
         bias = attention_mask if bias is None else bias + attention_mask
     sinks = getattr(module, "sinks", None) if s_aux is None else s_aux
     mixed = tiled_attention(query, key, value, scores, tile_rows=tile_rows, bias=bias, sinks=sinks)
@@ -187,7 +187,7 @@ def attention_forward(
 def _rules(
     module: nn.Module, query: Tensor, mask: Tensor | None, window: int | None, is_causal: bool | None
 ) -> dict[str, Any]:
-    """Which scores count, from a mask of `make_mask`; without one by the layer's own flag, as in transformers."""
+    """Return which scores count, from a mask of `make_mask`; without one, from the layer's own flag."""
     if mask is None:
         flag = getattr(module, "is_causal", True) if is_causal is None else is_causal
         return {"causal": bool(flag) and query.shape[2] > 1, "window": window if flag else None}

@@ -1,9 +1,8 @@
-"""Feed-forward layers over pieces of the sequence, so that their wide inside never exists whole.
+"""Run feed-forward layers over slices of the sequence, so that their wide intermediates never exist whole.
 
-Forward keeps the layer's input alone; backward runs it once more, piece by piece. It pays from about 8 K tokens up:
-below that the gradients of one piece outweigh what is saved. It does not know whether the block around it is
-recomputed; then only the inside of a piece is saved, and the layer runs three times forward in all unless the second
-run leaves out what nobody reads.
+Forward saves only the layer's input; backward runs it again, slice by slice. It pays from about 8 K tokens: below
+that the gradients of one slice outweigh the savings. If the block around it is also recomputed, only the
+intermediates of a slice are saved, and the layer runs forward three times unless the rerun skips what is not read.
 """
 
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ _EXPERTS = ("experts", "router")
 
 @dataclass(frozen=True, kw_only=True)
 class TiledMlp(Technique):
-    """`tiles`: into how many pieces the rows (batch times sequence) are cut."""
+    """Cuts the rows (batch times sequence) into `tiles` slices."""
 
     name: ClassVar[str] = "tiled-mlp"
     title: ClassVar[str] = "feed-forward in tiles"
@@ -46,7 +45,7 @@ class TiledMlp(Technique):
 
 
 def find_feed_forwards(model: nn.Module) -> dict[str, nn.Module]:
-    """The feed-forward layers of a model's blocks by name."""
+    """Return the feed-forward layers of a model's blocks by name."""
     return {
         f"{block_name}.{name}": child
         for block_name, block in find_blocks(model).items()
@@ -56,7 +55,7 @@ def find_feed_forwards(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _linears(module: nn.Module) -> list[nn.Module]:
-    """Linear layers, and those of transformers' GPT-2, which hold the weight the other way round."""
+    """Return linear layers, including GPT-2's Conv1D, whose weight is transposed."""
     return [child for child in module.modules() if isinstance(child, nn.Linear) or type(child).__name__ == "Conv1D"]
 
 

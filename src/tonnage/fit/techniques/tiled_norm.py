@@ -1,8 +1,7 @@
-"""Norms over pieces of the sequence: those written out operator by operator, with copies in FP32 in between.
+"""Run norms over slices of the sequence: those written operator by operator, with FP32 copies in between.
 
-transformers' RMS norms take the sequence to FP32 and keep several copies of it for backward; in pieces those exist for
-a piece at a time, and only the input is kept. PyTorch's own LayerNorm and RMSNorm are one kernel and gain nothing: they
-are left alone.
+transformers' RMS norms convert the sequence to FP32 and save several copies for backward; in slices those exist one
+slice at a time, and only the input is saved. PyTorch's own LayerNorm and RMSNorm are one kernel and gain nothing.
 """
 
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from tonnage.fit.training import Training
 
 @dataclass(frozen=True, kw_only=True)
 class TiledNorm(Technique):
-    """`tiles`: into how many pieces the rows (batch times sequence) are cut."""
+    """Cuts the rows (batch times sequence) into `tiles` slices."""
 
     name: ClassVar[str] = "tiled-norm"
     title: ClassVar[str] = "norms in tiles"
@@ -50,7 +49,7 @@ class TiledNorm(Technique):
 
 
 def find_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Norms over the last dimension that are no single kernel, by name."""
+    """Return the norms over the last dimension that are not a single kernel, by name."""
     found = {}
     for name, module in model.named_modules():
         one_kernel = isinstance(module, nn.LayerNorm | nn.RMSNorm)

@@ -1,7 +1,7 @@
-"""Weights on the host: a block's parameters come to the GPU before the block runs and make room for the next after it.
+"""Weights on the host: a block's parameters are copied to the GPU before it runs and dropped afterwards.
 
-Gradients and optimizer states are the business of other techniques; they find each parameter on its device when they
-step it. It does not know which blocks are worth it.
+Other techniques handle gradients and optimizer states; they find each parameter on its device when they step it. It
+does not know which blocks are worth it.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
 
-Homes = Callable[[int], Home]  # by the bytes it is to hold
+Homes = Callable[[int], Home]  # takes the bytes to hold
 
 _NARROWS = "it narrows each parameter where it stands, and the values of these are on the host"
 CONFLICTS = {"master-weights": _NARROWS, "stochastic-bf16": _NARROWS}
@@ -47,8 +47,8 @@ class WeightStreaming(Technique):
     refusal: ClassVar[str] = "Weights cannot be streamed from the host: {reason}."
 
     blocks: tuple[str, ...]
-    slots: int = 2  # blocks on the GPU at a time: one that runs, the others on their way
-    host_bytes: int | None = None  # to pin at most; all that is free unless told
+    slots: int = 2  # blocks on the GPU at a time: one runs, the others are in transit
+    host_bytes: int | None = None  # most bytes to pin; default: all that is free
 
     def why_not(self, training: Training) -> str | None:
         if self.slots < 2:
@@ -79,7 +79,7 @@ def check_room(needed_bytes: int, free_bytes: int, *, where: str) -> None:
 
 
 def streamed_parameters(model: nn.Module, names: tuple[str, ...]) -> dict[str, list[nn.Parameter]]:
-    """By block, those that no other part of the model uses."""
+    """Return each block's parameters that no other part of the model uses."""
     owners: dict[nn.Parameter, set[str | None]] = defaultdict(set)
     for module_name, module in model.named_modules(remove_duplicate=False):
         owner = next((name for name in names if f"{module_name}.".startswith(f"{name}.")), None)
@@ -101,7 +101,7 @@ def why_not_streamed(model: nn.Module, names: tuple[str, ...]) -> str | None:
 
 
 def stream_weights(training: Training, names: tuple[str, ...], homes: Homes, *, slots: int, stack: ExitStack) -> None:
-    """Let the weights of these blocks live in homes of this kind."""
+    """Move the weights of these blocks into homes of this kind."""
     blocks: dict[str, BlockWeights] = {}
     nowhere = Nowhere(training.device)
     try:
@@ -112,7 +112,7 @@ def stream_weights(training: Training, names: tuple[str, ...], homes: Homes, *, 
             blocks[name].leave()
     except HostMemoryExhausted as error:
         raise NotApplicable(str(error), hint=error.hint) from error
-    # A step may be under way on another stream or on the host, and write where another block's weights will be.
+    # A step may still run on another stream or on the host, and write where another block's weights will be.
     steps = parameter_steps(training.optimizer)
     streamer = WeightStreamer([*blocks.values()], training.device, slots=slots, finish_changes=steps.finish)
     stack.callback(streamer.close)
@@ -143,7 +143,7 @@ def _streaming(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights
 
         with saved_by(pack):
             outputs = before(*args, **kwargs)
-        # A function inside may differentiate by its parameters without having saved them.
+        # An autograd function inside may differentiate by its parameters without having saved them.
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
                 output.register_hook(bring)

@@ -1,1 +1,1 @@
-"""The paged KV cache: the pool of blocks, the blocks of each sequence, and the pages on the device."""
+"""The paged KV cache: the block pool, block tables of sequences, and the pages on the device."""

@@ -1,16 +1,16 @@
-"""Blocks of the KV cache as numbers: who holds which, which are free, and which hold a prefix that can be used again.
+"""Blocks of the KV cache by number: reference counts, the free list, and the prefix cache.
 
-All blocks that nobody holds are in one ring, the next to be taken first: free ones, then cached ones, the least recently
-used first. Block 0 is the null block: it is never handed out, and serves as the ring's knot.
+All unreferenced blocks are in one ring, the next to be taken first: free ones, then cached ones in LRU order. Block
+0 is the null block: it is never handed out, and is the head of the ring.
 
-Every block in the prefix cache has a prefix id, a number that is never given twice. A cached block is found by the prefix id of
-the block before it, and its tokens are compared; where several follow the same block, all but the first are found by that id
-and their tokens. Before the first block stands the tenant's salt. So what is found has the same tokens from the very start,
-by comparison and not by hash alone, and is the same tenant's. Most blocks that are filled are the only ones to follow theirs:
-so nothing is hashed then but a number, and the tokens stay where they are, in the list of their sequence. Of a sequence that
-has ended, those that are kept are packed.
+Every cached block has a prefix id, a number that is never reused. A cached block is found by the prefix id of its
+predecessor, and its tokens are compared; if several follow the same block, all but the first are found by that id
+and their tokens. The predecessor of a first block is the tenant's salt. So a match has the same tokens from the very
+start, by comparison and not by hash alone, within one tenant. Most blocks are the only ones to follow theirs: then
+only a number is hashed, and the tokens stay in their sequence's list. When a sequence ends, the tokens still needed
+are packed.
 
-This module does not know what lies in a block, nor on which device.
+This module does not know what is in a block, or on which device.
 """
 
 from array import array
@@ -23,13 +23,14 @@ NULL_BLOCK = 0
 
 
 class OutOfBlocks(Exception):
-    """Every block is held by somebody."""
+    """Every block is referenced."""
 
 
 class TokenHistory:
-    """The tokens of one sequence, parts of which are in the prefix cache: its own list, which only grows, until it has ended.
+    """The tokens of one sequence, parts of which are in the prefix cache: its own growing list, until it ends.
 
-    Packed, they are a tenth, and only what is kept: a long prompt of which all but the end was found elsewhere is not.
+    Packing reduces them to a tenth, and to the needed part: a long prompt that was mostly found elsewhere is
+    dropped.
     """
 
     __slots__ = ("_first", "_last", "_offset", "_tokens")
@@ -37,24 +38,24 @@ class TokenHistory:
     def __init__(self, tokens: list[int]) -> None:
         self._tokens: list[int] | array[int] = tokens
         self._offset = 0
-        self._first, self._last = -1, 0  # of what is kept
+        self._first, self._last = -1, 0  # range that is needed
 
     def __len__(self) -> int:
         return self._offset + len(self._tokens)
 
     def part(self, start: int, end: int) -> list[int]:
-        """The tokens from `start` to `end`; once it is packed, only those that were kept."""
+        """Return the tokens from `start` to `end`; once packed, only those that were kept."""
         return list(self._tokens[start - self._offset : end - self._offset])
 
     def keep(self, start: int, end: int) -> None:
-        """Somebody will ask for this part."""
+        """Mark this part as needed."""
         if start < self._first or self._first < 0:
             self._first = start
         if end > self._last:
             self._last = end
 
     def pack(self) -> None:
-        """It grows no longer. The list is let go."""
+        """Pack the needed part and release the list, since it no longer grows."""
         first = max(self._first, 0)
         self._tokens, self._offset = array("i", self.part(first, self._last)), first
 
@@ -63,30 +64,30 @@ _NOTHING = (TokenHistory([]), 0)
 
 
 class BlockPool:
-    """`count` blocks of `size` tokens, the null block among them."""
+    """`count` blocks of `size` tokens, including the null block."""
 
     def __init__(self, count: int, size: int = 16, *, prefix_cache: bool = True) -> None:
         assert count > 0 and size > 0
         self.count, self.size, self.prefix_cache = count, size, prefix_cache
-        self.available = count - 1  # blocks that nobody holds, cached ones included
+        self.available = count - 1  # unreferenced blocks, including cached ones
         self.cached = 0  # of these, how many hold a prefix
         self.shared = 0  # blocks with more than one reference
         self._references = [0] * count
         self._after: list[int] = [*range(1, count), 0]
         self._before: list[int] = [count - 1, *range(count - 1)]
         self._keys: list[_Key | None] = [None] * count
-        self._histories = [_NOTHING] * count  # of published blocks: where their tokens are, and from which on
+        self._histories = [_NOTHING] * count  # of published blocks: their tokens, and the start index
         self._prefix_ids = [0] * count
         self._last_prefix_id = 0
         self._found: dict[_Key, int] = {}
-        self._branches: Counter[PrefixId] = Counter()  # blocks that are found by this prefix id and their tokens
+        self._branches: Counter[PrefixId] = Counter()  # blocks found by this prefix id and their tokens
 
     def references(self, block: int) -> int:
-        """How many sequences hold a block."""
+        """Return how many sequences hold a block."""
         return self._references[block]
 
     def take(self, number: int) -> list[int]:
-        """So many blocks, or none, each for one holder, to be written; cached ones where no others are left."""
+        """Take this many blocks with one reference each, evicting cached ones if needed; raises `OutOfBlocks`."""
         if number > self.available:
             raise OutOfBlocks
         after, references, keys = self._after, self._references, self._keys
@@ -103,7 +104,7 @@ class BlockPool:
         return taken
 
     def share(self, block: int) -> None:
-        """One more holder of a block that is held or cached."""
+        """Add a reference to a block that is held or cached."""
         held = self._references[block]
         if held == 0:
             assert self._keys[block] is not None, f"block {block} is free"
@@ -114,7 +115,7 @@ class BlockPool:
         self._references[block] = held + 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One holder less of each. The last goes first, so that the start of a prefix outlives what follows it."""
+        """Remove one reference from each. The last goes first, so that the start of a prefix outlives what follows."""
         for block in reversed(blocks):
             left = self._references[block] - 1
             assert left >= 0, f"block {block} is released more often than it was taken"
@@ -125,9 +126,10 @@ class BlockPool:
                 self.shared -= 1
 
     def publish(self, block: int, parent: PrefixId, history: TokenHistory, start: int = 0) -> PrefixId:
-        """Offer a full block, held and final, for reuse; its prefix id, or that of an equal block that was there before.
+        """Offer a full, held and final block for reuse; return its prefix id, or that of an equal block already cached.
 
-        `parent` is the prefix id of the block before it, or the salt where there is none. Its own tokens begin at `start`.
+        `parent` is the prefix id of the previous block, or the salt if there is none. Its own tokens start at
+        `start`.
         """
         end = start + self.size
         assert len(history) >= end and self._references[block] > 0
@@ -147,7 +149,7 @@ class BlockPool:
         return prefix_id
 
     def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[PrefixId]]:
-        """The longest cached prefix, of `most` blocks at most: blocks and their prefix ids. Nothing is held yet: `share` them."""
+        """Return blocks and prefix ids of the longest cached prefix, up to `most` blocks. Call `share` to hold them."""
         blocks: list[int] = []
         prefix_ids: list[PrefixId] = []
         size, prefix_id, history = self.size, salt, TokenHistory(tokens)  # type: int, PrefixId, TokenHistory
@@ -162,7 +164,7 @@ class BlockPool:
         return blocks, prefix_ids
 
     def _find(self, parent: PrefixId, history: TokenHistory, start: int) -> int | None:
-        """The published block with these tokens that follows this one."""
+        """Return the published block with these tokens that follows this parent."""
         block = self._found.get(parent)
         if block is None and parent not in self._branches:
             return None
@@ -174,7 +176,6 @@ class BlockPool:
         return self._found.get((parent, tuple(tokens))) if parent in self._branches else None
 
     def _forget(self, block: int) -> None:
-        """It can be found no longer."""
         key = self._keys[block]
         assert key is not None
         del self._found[key]
@@ -191,7 +192,7 @@ class BlockPool:
         self.available -= 1
 
     def _link(self, block: int) -> None:
-        """Into the ring: a cached block at its end, a free one at its start."""
+        """Insert into the ring: a cached block at its end, a free one at its start."""
         if self._keys[block] is None:
             before, after = NULL_BLOCK, self._after[NULL_BLOCK]
         else:

@@ -1,10 +1,9 @@
-"""Block tables: which blocks a sequence gets, keeps on the host, offers to others and gives back.
+"""Block tables: which blocks a sequence gets, swaps to the host, publishes and returns.
 
-Blocks come all or none. A sequence starts with what of its prompt is cached, with its parent's blocks (`n` > 1), or with its
-own from the host. Only full blocks whose step is complete are ever shared, and the one block that a parent and its child
-would both write is copied at once: so no block with two holders is ever written.
-
-This module does not know who runs when.
+Blocks are allocated all or none. A sequence starts with the cached part of its prompt, with its parent's blocks (`n`
+> 1), or with its own from the host. Only full blocks whose step is complete are shared, and the one block that a
+parent and its child would both write is copied at once: so no block with two holders is ever written. This module
+does not know the schedule.
 """
 
 from collections.abc import Sequence as Listed
@@ -13,26 +12,27 @@ from dataclasses import dataclass, field
 from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
 from tonnage.serve.scheduler.sequence import Decode, Sequence, Status, Work
 
-# Blocks, against thrash: 256 sequences in a cache for a tenth of them see 82 preemptions instead of 215, and 1 % more steps.
+# Blocks, against thrashing: 256 sequences in a cache for a tenth of them see 82 preemptions instead of 215, and 1 %
+# more steps.
 ROOM_TO_GROW = 2
-# Looking up a member of an enum is slow in Python 3.11, and this one is asked for of all that run whenever somebody comes.
+# Enum member lookup is slow in Python 3.11, and this one is read for all running sequences at each admission.
 RUNNING = Status.RUNNING
 
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start. Tokens that a preempted sequence finds again are neither asked for nor found."""
+    """Totals since the start. Tokens that a preempted sequence finds again count neither as queries nor as hits."""
 
-    finished: int = 0  # sequences, for whatever reason
+    finished: int = 0  # sequences, for any reason
     preemptions: int = 0
-    swaps: int = 0  # of the preemptions
-    prefix_queries: int = 0  # tokens of prompts
+    swaps: int = 0  # preemptions that swapped
+    prefix_queries: int = 0  # prompt tokens
     prefix_hits: int = 0  # of these, tokens found
 
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A step in the making."""
+    """A step under construction."""
 
     budget: int  # tokens that it may still compute
     decodes: tuple[Decode, ...] = ()
@@ -41,27 +41,27 @@ class StepBuilder:
     swaps_out: list[tuple[int, int]] = field(default_factory=list)
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
-    ending: list[Sequence] = field(default_factory=list)  # decodes that draw the last token that they may
-    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # and the place of the new block in their tables
-    swapped: list[Sequence] = field(default_factory=list)  # of the preempted, those that `swaps_out` are of
+    ending: list[Sequence] = field(default_factory=list)  # decodes that sample their last token
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # with the table index of the new block
+    swapped: list[Sequence] = field(default_factory=list)  # preempted sequences that `swaps_out` belong to
 
 
 class Tables:
-    """The pool on the device, the one on the host, and how sequences come by their blocks."""
+    """The pools on device and host, and the allocation of blocks to sequences."""
 
     def __init__(self, pool: BlockPool, host_blocks: int) -> None:
         self.pool = pool
         self.host_pool = BlockPool(host_blocks + 1, pool.size, prefix_cache=False)
         self.counters = Counters()
-        self._refused: tuple[Sequence, int] | None = None  # who asked last, and how many blocks were too many
+        self._refused: tuple[Sequence, int] | None = None  # the last refused sequence, and the blocks it needed
 
     def refuse_still(self, sequence: Sequence, running: int) -> bool:
-        """Whether a look at the pool is enough to say no again."""
+        """Return whether the pool's size alone is enough to refuse it again."""
         refused = self._refused
         return running > 0 and refused is not None and refused[0] is sequence and self._room(running) < refused[1]
 
     def give(self, sequence: Sequence, builder: StepBuilder, running: int) -> bool:
-        """Blocks for all of its tokens; False where they are not to be had."""
+        """Allocate blocks for all of its tokens; return False if there are not enough."""
         if self.refuse_still(sequence, running):
             return False
         self._refused = None
@@ -71,12 +71,12 @@ class Tables:
         parent = sequence.parent
         if parent is None or sequence.rank >= 0:
             return self._start(sequence, room)
-        # Whether the parent's prompt lies in its blocks, written by steps that are complete.
+        # Whether the parent's prompt is in its blocks, written by completed steps.
         is_there = parent.slot >= 0 and not parent.busy and parent.computed >= parent.prompt_length
         return self._fork(sequence, parent, builder, room) if is_there else self._start(sequence, room)
 
     def grow(self, sequences: Listed[Sequence], builder: StepBuilder) -> None:
-        """Room for one token more of each, in a new block if need be; raises `OutOfBlocks` where not for all of them."""
+        """Make room for one more token of each, in a new block if needed; raises `OutOfBlocks` if not for all."""
         size = self.pool.size
         full = [one for one in sequences if one.next_block_at == len(one.blocks) * size]
         for one, block in zip(full, self.pool.take(len(full)), strict=True):
@@ -87,9 +87,9 @@ class Tables:
             one.next_block_at = room if room < last else last
 
     def publish(self, sequence: Sequence, complete: int = 0) -> None:
-        """Offer its full blocks for reuse: those of the first `complete` tokens, and all that are known to be complete.
+        """Offer its full blocks for reuse: those of the first `complete` tokens, and all known to be complete.
 
-        With no chunk in flight these are all before the last known token: the step that drew it has read them.
+        With no chunk in flight these are all before the last known token: the step that sampled it has read them.
         """
         pool, tokens, published = self.pool, sequence.tokens, sequence.published
         if not pool.prefix_cache or sequence.status is not RUNNING:
@@ -102,15 +102,15 @@ class Tables:
         sequence.published, sequence.prefix_id = max(published, complete // size), prefix_id
 
     def release(self, sequence: Sequence) -> None:
-        """Give back whatever it holds."""
+        """Release everything it holds."""
         if self._refused and self._refused[0] is sequence:
-            self._refused = None  # it may have ended, and nothing of it may stay
+            self._refused = None  # it may have ended, so keep no reference to it
         self.pool.release(sequence.blocks)
         self.host_pool.release(sequence.host_blocks)
         sequence.blocks, sequence.host_blocks = [], []
 
     def swap_out(self, sequence: Sequence, builder: StepBuilder) -> bool:
-        """Keep what it has computed on the host, if there is room for all of it."""
+        """Swap its computed blocks to the host, if there is room for all of them."""
         count = -(-sequence.computed // self.pool.size)
         if count > self.host_pool.available:
             return False
@@ -124,18 +124,18 @@ class Tables:
         return True
 
     def forget_swap(self, sequence: Sequence) -> None:
-        """What was to be kept on the host was not: it is to be computed again."""
+        """Undo a swap that was not executed: the sequence is recomputed."""
         if sequence.status is Status.SWAPPED:
             self.release(sequence)
             sequence.status = Status.WAITING
             sequence.busy -= 1
 
     def _room(self, running: int) -> int:
-        """Blocks for a newcomer. Each that runs keeps room to grow, so that not the newcomer is preempted at once."""
+        """Return the blocks for a newcomer. Running sequences keep room to grow, so that it is not preempted at once."""
         return self.pool.available - running * ROOM_TO_GROW
 
     def _start(self, sequence: Sequence, room: int) -> bool:
-        """With what is cached; at least the last token is computed, since it draws."""
+        """Start with cached blocks; at least the last token is computed, since it samples."""
         pool, known = self.pool, len(sequence.tokens)
         blocks, prefix_ids = pool.match(sequence.tokens, sequence.salt, (known - 1) // pool.size)
         if not self._take(sequence, blocks, -(-known // pool.size), room):
@@ -150,7 +150,7 @@ class Tables:
         return True
 
     def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
-        """With its parent's blocks; it computes the last token of the prompt itself, in a copy of the block with it."""
+        """Start with the parent's blocks; the last prompt token is computed in a copy of its block."""
         full, rest = divmod(sequence.prompt_length - 1, self.pool.size)
         if not self._take(sequence, parent.blocks[:full], full + 1, room):
             return False
@@ -168,9 +168,9 @@ class Tables:
         return True
 
     def _take(self, sequence: Sequence, shared: list[int], count: int, room: int) -> bool:
-        """`count` blocks, some of them shared, the rest new; all or none."""
+        """Take `count` blocks, the shared ones and new ones, all or none."""
         pool = self.pool
-        # A cached block that it shares is no longer there to be taken.
+        # A cached block that it shares is no longer available.
         need = count - len(shared) + sum(not pool.references(block) for block in shared)
         if need > room:
             self._refused = (sequence, need)

@@ -1,7 +1,7 @@
-"""The KV cache: one tensor of pages for all layers, its scales where it is kept in FP8, and blocks moved within it or out.
+"""The KV cache: one tensor of pages for all layers, its scales if it is FP8, and copies and swaps of blocks.
 
-Copies and swaps gather many blocks at once, a bounded number at a time, so that they need little memory of their own.
-This module does not know whose blocks they are.
+Copies and swaps gather a bounded number of blocks at a time, so that they need little memory. This module does not
+know who owns the blocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
 
-# Blocks that are gathered at once when they are copied or swapped: what that takes beside the pool is bounded.
+# Blocks gathered at once in copies and swaps, which bounds their temporary memory.
 _GATHERED_BLOCKS = 16
 _SCALE_BYTES = 2
 
@@ -21,7 +21,7 @@ Pairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """Everything about a cache but how many blocks it has. `fp8`: e4m3 with a bfloat16 scale for each token and head."""
+    """The shape of a cache without its number of blocks. `fp8` is e4m3 with a bfloat16 scale per token and head."""
 
     layers: int
     kv_heads: int
@@ -32,21 +32,21 @@ class CacheShape:
 
     @property
     def bytes_per_block(self) -> int:
-        """Keys and values of one block in every layer, with their scales."""
+        """Bytes of keys and values of one block in every layer, with their scales."""
         vector = self.head_dim + _SCALE_BYTES if self.fp8 else self.head_dim * self.dtype.itemsize
         return self.layers * 2 * self.block * self.kv_heads * vector
 
 
 class KvCache:
-    """Pages [layers, 2, blocks, block, KV heads, head dim]; block 0 is the null block. Host blocks are numbered from 1 on.
+    """Pages [layers, 2, blocks, block, KV heads, head dim]; block 0 is the null block. Host blocks are numbered from 1.
 
-    Pages begin as zeros: what lies beyond a sequence's end is masked, and must not be NaN even so.
+    Pages start as zeros: entries beyond a sequence's end are masked, but must not be NaN.
     """
 
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, host_blocks: int = 0) -> None:
         self.shape, self.blocks, self.device, self.host_blocks = shape, blocks, device, host_blocks
         self.allocate()
-        # [host blocks, layers, 2, block, …]: each block in one piece.
+        # [host blocks, layers, 2, block, …]: each block is contiguous.
         self._host_parts = [
             torch.empty(
                 (host_blocks + 1, *part.shape[:2], *part.shape[3:]), dtype=part.dtype, pin_memory=device.type == "cuda"
@@ -56,7 +56,7 @@ class KvCache:
         ]
 
     def allocate(self) -> None:
-        """Make the pages."""
+        """Allocate the pages."""
         shape, device = self.shape, self.device
         rows = (shape.layers, 2, self.blocks, shape.block, shape.kv_heads)
         kept = torch.float8_e4m3fn if shape.fp8 else shape.dtype
@@ -64,12 +64,12 @@ class KvCache:
         self.scales = torch.zeros(rows, dtype=torch.bfloat16, device=device) if shape.fp8 else None
         scales = [()] * shape.layers if self.scales is None else self.scales
         self.layers = [LayerCache(*pages, *scale) for pages, scale in zip(self.pages, scales, strict=True)]
-        # Bytes, since not every operator takes FP8.
+        # As bytes, since not every operator takes FP8.
         self._parts = [self.pages.view(torch.uint8)] if shape.fp8 else [self.pages]
         self._parts += [self.scales] if self.scales is not None else []
 
     def release(self) -> None:
-        """Free the pages, with all that they hold; `allocate` makes them again."""
+        """Free the pages and their contents; `allocate` makes new ones."""
         self.pages, self.scales = self.pages.new_empty(0), None
         self.layers.clear()
         self._parts.clear()
@@ -80,14 +80,14 @@ class KvCache:
         return self.blocks * self.shape.bytes_per_block
 
     def copy(self, pairs: Pairs) -> None:
-        """Block to block. All sources of a group are read before any target is written."""
+        """Copy block to block. All sources of a group are read before any target is written."""
         for group in _grouped(pairs):
             sources, targets = (self._index(list(blocks)) for blocks in zip(*group, strict=True))
             for part in self._parts:
                 part.index_copy_(2, targets, part.index_select(2, sources))
 
     def swap_out(self, pairs: Pairs) -> None:
-        """(block, host block): to the host."""
+        """Copy (block, host block) pairs to the host."""
         for group in _grouped(pairs):
             sources = self._index([source for source, _ in group])
             for part, host in zip(self._parts, self._host_parts, strict=True):
@@ -96,7 +96,7 @@ class KvCache:
                     host[target : target + count].copy_(gathered[first : first + count], non_blocking=True)
 
     def swap_in(self, pairs: Pairs) -> None:
-        """(host block, block): back from the host."""
+        """Copy (host block, block) pairs back from the host."""
         for group in _grouped(pairs):
             targets = self._index([target for _, target in group])
             for part, host in zip(self._parts, self._host_parts, strict=True):
@@ -106,7 +106,7 @@ class KvCache:
                 part.index_copy_(2, targets, gathered.movedim(0, 2))
 
     def _index(self, blocks: list[int]) -> Tensor:
-        # Pinned, so that the host does not wait for the step that is running.
+        # Pinned, so that the host does not wait for the running step.
         return torch.tensor(blocks, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
 
 
@@ -116,7 +116,7 @@ def _grouped(pairs: Pairs) -> Iterator[Pairs]:
 
 
 def _runs(blocks: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(index of the first, its number, how many follow each other)."""
+    """Yield (index of the first, its number, length) of each run of consecutive blocks."""
     first = 0
     for index in range(1, len(blocks) + 1):
         if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:

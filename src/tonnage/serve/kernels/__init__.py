@@ -1,18 +1,18 @@
-"""What a forward pass does besides matrix products, each twice: in Triton for CUDA tensors, and in plain PyTorch.
+"""Operations of a forward pass besides matrix products, each in Triton for CUDA tensors and in plain PyTorch.
 
-The plain version is the kernel's meaning and its test's reference; it serves the CPU, and cards without Triton.
+The plain version defines the kernel and is its test's reference; it runs on the CPU, and without Triton.
 `<name>` chooses by its first tensor, `<name>_reference` is always the plain one.
 
-| name            | what                                                                     | bound by   |
-|-----------------|--------------------------------------------------------------------------|------------|
-| attend_decode   | attention of one new token a sequence over its pages                     | memory     |
-| attend_chunks   | attention of pieces of prompts over their pages, causal                  | arithmetic |
-| store           | norm by head, rotary positions, keys and values written to their pages   | memory     |
-| add_norm        | residual sum and its RMS norm                                            | memory     |
-| silu_mul, gelu_tanh_mul | gated activations of merged gate and up projections              | memory     |
-| draw            | a token from each row of logits, by counted random numbers               | memory     |
-| least           | the least logit of each row that top-k, top-p and min-p leave            | memory     |
-| matmul8         | product with a weight in 8 bits                                          | memory     |
+| name                    | what                                                               | bound by |
+|-------------------------|--------------------------------------------------------------------|----------|
+| attend_decode           | attention of one new token per sequence over its pages             | memory   |
+| attend_chunks           | causal attention of prompt chunks over their pages                 | compute  |
+| store                   | per-head norm, rotary embedding, keys and values written to pages  | memory   |
+| add_norm                | residual sum and its RMS norm                                      | memory   |
+| silu_mul, gelu_tanh_mul | gated activations of merged gate and up projections                | memory   |
+| draw                    | a sampled token per row of logits, by counter-based random numbers | memory   |
+| least                   | the lowest logit of each row that passes top-k, top-p and min-p    | memory   |
+| matmul8                 | product with an 8-bit weight                                       | memory   |
 """
 
 from collections.abc import Callable
@@ -62,7 +62,6 @@ _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 
 def _chosen(plain: _Kernel, fast: Callable[..., Any]) -> _Kernel:
-    """By where the first argument lies."""
     if not HAS_TRITON:
         return plain
 

@@ -1,10 +1,10 @@
-"""Attention of pieces of prompts over their pages, causal: bound by arithmetic.
+"""Causal attention of prompt chunks over their pages; compute-bound.
 
-One program takes some tokens of one chunk for all query heads of a KV head, so that keys are read once for the group.
-Programs are laid out flat over all chunks, a little too many: which chunk is whose is found on the device.
+One program handles some tokens of one chunk for all query heads of a KV head, so that keys are read once per group.
+Programs are laid out flat over all chunks, slightly too many: each finds its chunk on the device.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch
@@ -28,7 +28,10 @@ def attend_chunks_reference(
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    """Attention of queries [N, H, hd]: row i of chunk p is at position lengths[p] − its length + i, and sees what is before."""
+    """Compute attention of queries [N, H, hd].
+
+    Row i of chunk p is at position lengths[p] − its length + i, and sees what is before.
+    """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     starts = chunk_starts.tolist()
     for table, length, start, end in zip(tables, lengths.tolist(), starts, starts[1:], strict=False):
@@ -44,8 +47,8 @@ def attend_chunks_reference(
 
 
 def chunks_tuning(head_dim: int, dtype: torch.dtype) -> tuple[int, Tuning]:
-    """Rows of a program, and how it works."""
-    if dtype.itemsize > 2:  # on no tensor core, and twice the shared memory
+    """Return the rows per program, and its tuning."""
+    if dtype.itemsize > 2:  # no tensor cores, and twice the shared memory
         return 64, Tuning(tile=32, warps=8, stages=2)
     if head_dim > 128:
         return 128, Tuning(tile=32, warps=8, stages=3)
@@ -112,7 +115,7 @@ def attend_chunks_triton(
 
 @jit
 def _find_chunk(starts, chunks, program, TOKENS: tl.constexpr):
-    """The chunk of a program: chunk p has the programs from starts[p] // TOKENS + p on, which are enough for any p."""
+    """Return the chunk of a program: chunk p has the programs from starts[p] // TOKENS + p on, enough for any p."""
     lanes = tl.arange(0, 256)
     before = tl.zeros([256], tl.int32)
     for base in range(0, chunks, 256):
@@ -129,7 +132,7 @@ def _sweep(
     SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, NARROW: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Over the keys from `start` to `end`. EDGE: not every row sees every key of a tile."""
+    """Loop over the keys from `start` to `end`. EDGE: not every row sees every key of a tile."""
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, PADDED_DIM)
     for at in range(start, end, TILE):
@@ -158,13 +161,13 @@ def _sweep(
                 seen = seen & (tokens[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
         now_best = tl.maximum(best, tl.max(scores, 1))
-        # A row that has seen no key so far has no best score, and −inf less −inf is NaN.
+        # A row that has seen no key has no maximum, and −inf − −inf is NaN.
         anchor = tl.where(now_best > float("-inf"), now_best, 0.0) if EDGE else now_best
         shrink = tl.exp2(best - anchor)
         powers = tl.exp2(scores - anchor[:, None])
         total = total * shrink + tl.sum(powers, 1)
         if NARROW:
-            powers *= (value_scale.to(tl.float32) * 256.0)[None, :]  # clear of FP16's least numbers
+            powers *= (value_scale.to(tl.float32) * 256.0)[None, :]  # keeps clear of FP16 underflow
         mixed = mixed * shrink[:, None]
         mixed = tl.dot(powers.to(rows_q.dtype), value.to(rows_q.dtype), mixed, input_precision="ieee")
         best = now_best
@@ -184,7 +187,7 @@ def _chunks_kernel(
     chunk = _find_chunk(chunk_starts, chunks, program, TOKENS).to(tl.int64)
     chunk_start = tl.load(chunk_starts + chunk)
     chunk_length = tl.load(chunk_starts + chunk + 1) - chunk_start
-    # The last tokens of a chunk, which see most, come first.
+    # The last tokens of a chunk, which see most keys, come first.
     block = tl.cdiv(chunk_length, TOKENS) - 1 - (program - chunk_start // TOKENS - chunk.to(tl.int32))
     if block < 0:
         return
@@ -206,7 +209,7 @@ def _chunks_kernel(
     positions = before + tl.minimum(tokens, chunk_length - 1)
     lowest = before + block * TOKENS
     end = tl.minimum(lowest + TOKENS, length)
-    # Tiles that all rows see wholly need no mask, where there is no window.
+    # Tiles that all rows see completely need no mask, if there is no window.
     whole = (lowest + 1) // TILE * TILE
     start = whole * 0
     if WINDOW > 0:

@@ -1,10 +1,10 @@
-"""Attention of one new token a sequence over its pages: bound by how fast keys and values are read.
+"""Attention of one new token per sequence over its pages; bound by memory bandwidth.
 
-One program reads one KV head of one sequence, or one of `splits` parts of it where sequences are few, for all query heads
-of the group at once. The number of parts depends on the batch size alone, so that a captured graph serves all lengths.
+One program reads one KV head of one sequence, or one of `splits` parts of it if sequences are few, for all query
+heads of the group. The number of splits depends only on the batch size, so that a captured graph serves all lengths.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tonnage.serve.kernels.plain import attend, read_pages, wide
 
 LOG2_E = 1.4426950408889634
 MOST_SPLITS = 32
-PROGRAMS_PER_PROCESSOR = 4  # as many run at a time, and keep the memory busy
+PROGRAMS_PER_PROCESSOR = 4  # enough to saturate memory bandwidth
 
 
 def attend_decode_reference(
@@ -33,9 +33,9 @@ def attend_decode_reference(
     soft_cap: float = 0.0,
     order: Tensor | None = None,
 ) -> Tensor:
-    """Attention of queries [D, H, hd], each over the `lengths` keys whose blocks its row of `tables` names; [D, H, hd].
+    """Compute attention of queries [D, H, hd], each over `lengths` keys in the blocks of its `tables` row; [D, H, hd].
 
-    `order`: integers [D], the rows as a card should begin them; the longest first leave the least to wait for at the end.
+    `order` [D] is the order in which to start the rows; longest first leaves the shortest tail.
     """
     most = int(lengths.max()) if len(lengths) else 0
     keys, values = read_pages(layer, tables[:, : -(-most // layer.block_size)], wide(query.dtype))
@@ -46,7 +46,7 @@ def attend_decode_reference(
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a program works: keys in a tile, warps, and tiles in flight."""
+    """A program's tuning: keys per tile, warps, and pipeline stages."""
 
     tile: int
     warps: int
@@ -54,12 +54,15 @@ class Tuning:
 
 
 def decode_tuning(head_dim: int) -> Tuning:
-    """By head dim. For 128 the best of nine on an H200 with mixed lengths: 4.18 TB/s in BF16, 2.52 in FP8."""
+    """Return the tuning by head dim.
+
+    For 128 it is the best of nine on an H200 with mixed lengths: 4.18 TB/s in BF16, 2.52 in FP8.
+    """
     return Tuning(tile=32, warps=4, stages=3) if head_dim > 128 else Tuning(tile=64, warps=2, stages=5)
 
 
 def count_splits(rows: int, kv_heads: int, processors: int) -> int:
-    """Parts that a sequence is read in: one where the batch fills the card, else a power of two that makes it so."""
+    """Return the splits per sequence: one if the batch fills the card, else a power of two that does."""
     wanted = -(-PROGRAMS_PER_PROCESSOR * processors // (rows * kv_heads))
     return min(next_power_of_2(wanted), MOST_SPLITS)
 
@@ -82,7 +85,7 @@ def attend_decode_triton(
     splits: int = 0,
     tuning: Tuning | None = None,
 ) -> Tensor:
-    """Like `attend_decode_reference`, in one pass over the pages, and a second over the parts where there are more than one."""
+    """Like `attend_decode_reference`, in one pass over the pages, and a second to merge splits if there are several."""
     rows, heads, head_dim = query.shape
     kv_heads = layer.keys.shape[2]
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -145,22 +148,22 @@ def attend_decode_triton(
 
 @jit
 def capped(scores, SOFT_CAP: tl.constexpr):
-    """Scores for exp2: cap × tanh(score / cap), by exp2 alone. Infinite powers come out as ±1."""
+    """Return scores for exp2: cap × tanh(score / cap), computed with exp2. Infinite powers give ±1."""
     power = tl.exp2(scores * (2.0 * 1.4426950408889634 / SOFT_CAP))
     return (1.0 - 2.0 / (power + 1.0)) * (SOFT_CAP * 1.4426950408889634)
 
 
 @jit
 def widened_for_fp8(rows_q):
-    """Queries as FP8 is multiplied with them: FP16 holds it exactly, and is made of it faster than BF16."""
+    """Convert queries for products with FP8: FP16 holds it exactly, and the conversion is faster than to BF16."""
     return rows_q.to(tl.float16) if rows_q.dtype == tl.bfloat16 else rows_q
 
 
 @jit
 def unpacked(pairs):
-    """Two e4m3 numbers of 16 bits, each as FP16 over 256: exponent and mantissa have only to be moved.
+    """Unpack two e4m3 numbers from 16 bits, each as FP16 divided by 256: exponent and mantissa only move.
 
-    Tensor cores take values with their rows turned, which shared memory does for 16 bits at a time, never for 8.
+    Tensor cores need values transposed, which shared memory does for 16 bits at a time, never for 8.
     """
     even = ((pairs & 0x80) << 8) | ((pairs & 0x7F) << 7)
     odd = (pairs & 0x8000) | ((pairs & 0x7F00) >> 1)
@@ -172,7 +175,7 @@ def scales_of_tile(
     key_scales, value_scales, table, tokens, end, kv_head,
     SCALE_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Of these tokens' keys and values; 0 from `end` on."""
+    """Load the scales of these tokens' keys and values; 0 from `end` on."""
     inside = tokens < end
     pages = tl.load(table + tokens // PAGE, mask=inside, other=0).to(tl.int64)
     at = pages * SCALE_STRIDE + (tokens % PAGE) * KV_HEADS + kv_head
@@ -200,7 +203,7 @@ def _decode_kernel(
     used = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     rows_q = tl.load(query + row * QUERY_STRIDE + heads[:, None] * HEAD_DIM + dims[None, :], mask=used, other=0.0)
 
-    # The part of the sequence that is this program's: whole tiles, so that each holds a key that is seen.
+    # This program's part of the sequence: whole tiles, so that each holds a visible key.
     length = tl.load(lengths + row)
     first = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else length * 0
     begin = first // TILE * TILE
@@ -236,7 +239,7 @@ def _decode_kernel(
             pairs = tl.load(values + places_v[:, None] + halves[None, :], mask=inside_v, other=0)
         else:
             value = tl.load(values + places[:, None] + dims[None, :], mask=inside_v, other=0.0)
-        if NARROW:  # too small for the pipeline, so these are fetched a tile ahead by hand
+        if NARROW:  # too small for the pipeline, so prefetch them one tile ahead
             next_key_scale, next_value_scale = scales_of_tile(
                 key_scales, value_scales, table, tokens + TILE, end, kv_head, SCALE_STRIDE, KV_HEADS, PAGE
             )  # fmt: skip
@@ -268,13 +271,13 @@ def _decode_kernel(
 
     if NARROW:
         mixed = tl.interleave(mixed_even, mixed_odd)
-    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # zeros where no key was seen
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # zeros if no key was seen
     if SPLITS == 1:
         at_out = row * OUT_STRIDE + heads[:, None] * HEAD_DIM + dims[None, :]
         tl.store(parts + at_out, mixed.to(parts.dtype.element_ty), mask=used)
     else:
         part = (row * HEADS + heads) * SPLITS + split
-        size = best + tl.log2(tl.where(total > 0, total, 1.0))  # −inf where no key was seen
+        size = best + tl.log2(tl.where(total > 0, total, 1.0))  # −inf if no key was seen
         tl.store(sizes + part, size, mask=members < GROUP)
         tl.store(parts + part[:, None] * HEAD_DIM + dims[None, :], mixed, mask=used & (start < end))
 

@@ -1,10 +1,10 @@
-"""Draw a token from each row of logits: the likeliest, or by the Gumbel trick, argmax(logit / temperature + noise).
+"""Sample a token from each row of logits: the most likely, or by the Gumbel trick, argmax(logit / temperature + noise).
 
-The noise of a token is a function of (seed, position, token id) alone, by Philox, which counts instead of remembering: the
-same in both versions, in any batch, at any time. One call of Philox serves four tokens that lie a quarter block apart.
+The noise of a token depends only on (seed, position, token id), through counter-based Philox: it is the same in both
+versions and in any batch. One Philox call serves four tokens a quarter block apart.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 from tonnage.serve.kernels.language import jit, next_power_of_2, tl
 from tonnage.serve.kernels.plain import wide
 
-_QUARTER = 512  # tokens of one program that take the same word of Philox; part of what the numbers are
-_ROUNDS = 7  # the fewest of Philox that pass the usual tests of randomness
+_QUARTER = 512  # tokens of a program that use the same Philox word; changing it changes the samples
+_ROUNDS = 7  # the fewest Philox rounds that pass the usual randomness tests
 _LOG2_E = 1.4426950408889634
 _LOW = 0xFFFFFFFF
 
@@ -22,7 +22,7 @@ _LOW = 0xFFFFFFFF
 def draw_reference(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, out: Tensor | None = None
 ) -> Tensor:
-    """Token ids [S] from logits [S, V]; greedy where a temperature is 0. The first of equals wins."""
+    """Return token ids [S] sampled from logits [S, V]; greedy if a temperature is 0. Ties go to the first."""
     tokens = logits.argmax(-1)
     hot = temperatures.nonzero().squeeze(1)
     if len(hot):
@@ -33,14 +33,14 @@ def draw_reference(
 
 
 def exponentials(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Numbers of the exponential distribution over ln 2, FP32 [S, vocabulary]: −log2(1 − u) of uniform u."""
+    """Return samples of the exponential distribution divided by ln 2, FP32 [S, vocabulary]: −log2(1 − u) of uniform u."""
     u = random_words(seeds, positions, vocabulary).float().add_(0.5).mul_(2.0**-32)
-    # Where u is small, 1 − u has lost its digits; there the smallest decide who wins.
+    # For small u, 1 − u loses precision, and the smallest values decide the maximum.
     return torch.where(u < 2.0**-7, (u + u * u * (0.5 + u * (1 / 3))) * _LOG2_E, -(1 - u).log2())
 
 
 def random_words(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """32 random bits, as int64 [S, vocabulary], for each token at each row's seed and position."""
+    """Return 32 random bits, as int64 [S, vocabulary], for each token at each row's seed and position."""
     tokens = torch.arange(vocabulary, device=seeds.device)
     block, place = tokens // (4 * _QUARTER), tokens % (4 * _QUARTER)
     last_block = min(_QUARTER, (vocabulary - 1) % (4 * _QUARTER) + 1)
@@ -52,7 +52,7 @@ def random_words(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 
 
 def _philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seeds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox 4×32 in int64: words are non-negative and below 2³²."""
+    """Compute Philox 4×32 in int64; words are in [0, 2³²)."""
     c0, c1, c2, c3 = counter
     k0, k1 = seeds & _LOW, (seeds >> 32) & _LOW
     for _ in range(_ROUNDS):
@@ -64,7 +64,7 @@ def _philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seeds: Tensor) -> tu
 
 
 def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """The upper and lower 32 bits of a product, by halves of the word: int64 has a sign."""
+    """Return the upper and lower 32 bits of a product, computed in halves since int64 is signed."""
     upper, lower = factor * (word >> 16), factor * (word & 0xFFFF)
     middle = (upper & 0xFFFF) << 16
     return (upper >> 16) + ((middle + lower) >> 32), (middle + lower) & _LOW
@@ -73,7 +73,7 @@ def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
 def draw_triton(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, out: Tensor | None = None
 ) -> Tensor:
-    """Like `draw_reference`, in two launches: the best of each block of the vocabulary, then the best of those."""
+    """Like `draw_reference`, in two launches: the best of each vocabulary block, then the best of those."""
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if rows == 0:
@@ -109,7 +109,7 @@ def _noisy(logits, words, heat):
 
 @jit
 def _better(best, where, score, token):
-    """Elementwise; of equals the earlier, which is the smaller token."""
+    """Keep the better elementwise; ties go to the earlier, smaller token."""
     return tl.maximum(best, score), tl.where(score > best, token, where)
 
 
@@ -146,7 +146,7 @@ def _best_kernel(
     score_2, token_2 = _better(score_2, token_2, score_3, token_3)
     score_0, token_0 = _better(score_0, token_0, score_2, token_2)
     largest = tl.max(score_0, 0)
-    # Of equals the smallest token; with nothing but NaN, some token of the vocabulary.
+    # Ties go to the smallest token; if all are NaN, to some token of the vocabulary.
     token = tl.min(tl.where(score_0 == largest, token_0, VOCABULARY - 1), 0)
     tl.store(best + row * BLOCKS + block, largest)
     tl.store(where + row * BLOCKS + block, tl.minimum(token, VOCABULARY - 1))

@@ -1,4 +1,4 @@
-"""Triton where it is installed. Elsewhere stand-ins let the kernels' files be read, for the plain versions beside them."""
+"""Triton if it is installed; otherwise stand-ins, so that the kernel files with the plain versions can be imported."""
 
 # mypy: disable-error-code="no-untyped-def, import-not-found, import-untyped, no-redef"
 
@@ -24,5 +24,5 @@ except ImportError:
 
 
 def next_power_of_2(number: int) -> int:
-    """The least one that is not smaller."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

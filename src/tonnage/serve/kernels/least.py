@@ -1,10 +1,10 @@
-"""The least logit of each row that filters leave: by rank (top-k), by the mass before it (top-p), by its share (min-p).
+"""Find the lowest logit of each row that passes top-k, top-p and min-p.
 
-The plain version sorts. The kernel asks how many logits, or how much of their mass, lie above a value, and halves the range
-of values until one float is left: some thirty readings of a row, and no memory but the answer.
+The plain version sorts. The kernel counts the logits, or their probability mass, above a value, and bisects until
+one float is left: about thirty reads of a row, and no memory but the result.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from tonnage.serve.kernels.language import jit, tl
 
-_ROWS = 32  # sorted at once: sorting takes several times the logits
+_ROWS = 32  # rows sorted at once: sorting takes several times the memory of the logits
 _BLOCK = 4096
 
 
 def least_reference(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The least that stays of each row of FP32 logits [S, V]; the best always does.
+    """Return the lowest logit kept in each row of FP32 logits [S, V]; the best always is.
 
-    `top_k` of V and more, `top_p` of 1 and more and `min_p` of 0 leave all. Shares are those at the row's temperature, or
-    at 1 where that is 0, of the tokens that top-k leaves.
+    `top_k` ≥ V, `top_p` ≥ 1 and `min_p` = 0 keep all. Probabilities are at the row's temperature (1 if it is 0),
+    over the tokens that top-k keeps.
     """
     rules = (temperatures, top_k, top_p, min_p)
     rows = zip(logits.split(_ROWS), *(rule.unsqueeze(1).split(_ROWS) for rule in rules), strict=True)
@@ -32,7 +32,7 @@ def _sorted_least(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Te
     ranks = torch.arange(logits.shape[-1], device=logits.device)
     scale = torch.where(temperatures > 0, temperatures, 1.0)
     shares = (best / scale).masked_fill(ranks >= top_k, -torch.inf).softmax(dim=-1)
-    # Sums of shares are rounded, and may reach 1 before the last.
+    # Sums of probabilities are rounded, and may reach 1 before the last.
     before = shares.cumsum(dim=-1) - shares
     kept = ((before < top_p) | (top_p >= 1)) & (shares >= min_p * shares[:, :1]) & (shares > 0)
     kept[:, 0] = True
@@ -40,7 +40,7 @@ def _sorted_least(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Te
 
 
 def least_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Like `least_reference`; shares that FP32 does not tell from 0 may stay."""
+    """Like `least_reference`; probabilities that are 0 in FP32 may stay."""
     rows, vocabulary = logits.shape
     least = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
@@ -61,7 +61,7 @@ def least_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Ten
 
 @jit
 def _in_order(bits):
-    """The bits of a float as a number in the order of floats, and back."""
+    """Map a float's bits to an integer in the order of floats, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -77,7 +77,7 @@ def _value_of(rank):
 
 @jit
 def _above(line, value, best, scale, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, WEIGHED: tl.constexpr):
-    """How many logits are above a value, or their weight where the best one's is 1."""
+    """Count the logits above a value, or sum their weights relative to the best."""
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, VOCABULARY, BLOCK):
         lanes = first + tl.arange(0, BLOCK)
@@ -91,7 +91,7 @@ def _above(line, value, best, scale, VOCABULARY: tl.constexpr, BLOCK: tl.constex
 def _least_above(
     line, low, high, most, best, scale, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, WEIGHED: tl.constexpr
 ):
-    """The least value in the range with less than `most` above it; the highest has."""
+    """Return the lowest value in the range with less than `most` above it; the highest always qualifies."""
     rank = _rank_of(low)
     end = _rank_of(high)
     while rank < end:
@@ -121,11 +121,11 @@ def _least_kernel(
         bound = _least_above(line, bound, best, count, best, scale, VOCABULARY, BLOCK, False)
     share = tl.load(top_p + row)
     if share < 1:
-        # Of logits that equal the last that top-k leaves, as many count as it leaves.
+        # Of logits equal to the last that top-k keeps, count only as many as it keeps.
         weight = _above(line, bound, best, scale, VOCABULARY, BLOCK, True)
         more = tl.minimum(count, VOCABULARY) - _above(line, bound, best, scale, VOCABULARY, BLOCK, False)
         weight += more * tl.exp2((bound - best) * scale)
-        # What lies 2⁻⁵⁸ below the best weighs nothing, however many they are.
+        # Logits weighing less than 2⁻⁵⁸ of the best are negligible, however many.
         low = tl.maximum(bound, best - 58 / scale)
         bound = _least_above(line, low, best, share * weight, best, scale, VOCABULARY, BLOCK, True)
     bound = tl.maximum(bound, best + tl.log2(tl.load(min_p + row)) / scale)

@@ -1,10 +1,10 @@
-"""A product with a weight in 8 bits, one scale an output: x · (weight × scale)ᵀ.
+"""A product with an 8-bit weight and one scale per output: x · (weight × scale)ᵀ.
 
-Few rows are bound by reading the weight, and a kernel reads it once, in 8 bits. Many are bound by arithmetic: the weight is
-widened, and the library's product does the rest.
+For few rows it is bound by reading the weight, which a kernel reads once, in 8 bits. For many rows it is
+compute-bound: the weight is widened, and the library's product is used.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch
@@ -14,17 +14,17 @@ from torch.nn import functional
 from tonnage.serve.kernels.language import jit, next_power_of_2, tl
 from tonnage.serve.kernels.plain import wide
 
-MOST_ROWS = 256  # beyond which the weight is widened
+MOST_ROWS = 256  # above which the weight is widened
 
 
 def matmul8_reference(x: Tensor, weight8: Tensor, scales: Tensor) -> Tensor:
-    """[T, n] of x [T, k], weight8 [n, k] in int8 or float8_e4m3fn, scales [n]."""
+    """Return [T, n] from x [T, k], weight8 [n, k] in int8 or float8_e4m3fn, and scales [n]."""
     dtype = wide(x.dtype)
     return (functional.linear(x.to(dtype), weight8.to(dtype)) * scales.to(dtype)).to(x.dtype)
 
 
 def matmul8_triton(x: Tensor, weight8: Tensor, scales: Tensor) -> Tensor:
-    """Like `matmul8_reference`; the sum is in FP32 either way."""
+    """Like `matmul8_reference`; both accumulate in FP32."""
     (rows, depth), outputs = x.shape, weight8.shape[0]
     if rows > MOST_ROWS:
         return functional.linear(x, weight8.to(x.dtype)).mul_(scales)

@@ -1,9 +1,9 @@
-"""What stands between matrix products besides attention: residual sums with their norm, and gated activations.
+"""Memory-bound operations between matrix products: residual sums with their norm, and gated activations.
 
-All of it is bound by memory, so each is one pass. Norms are computed in FP32 on the residual as it is kept.
+Each is one pass. Norms are computed in FP32 on the residual as stored.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch
@@ -19,7 +19,7 @@ _GATED_BLOCK = 1024
 def add_norm_reference(
     hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(RMS norm of the sum, the sum). The sum is written over `residual`; without one, it is `hidden` itself.
+    """Return (RMS norm of the sum, the sum). The sum overwrites `residual`; without one, it is `hidden` itself.
 
     The weight has `offset` added to it (Gemma: 1).
     """
@@ -30,13 +30,13 @@ def add_norm_reference(
 
 
 def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    """silu(gate) × up of rows that hold both halves [T, 2i]; [T, i]."""
+    """Return silu(gate) × up of rows that hold both halves [T, 2i]; [T, i]."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
 
 def gelu_tanh_mul_reference(gate_up: Tensor) -> Tensor:
-    """gelu(gate), by tanh, × up of rows that hold both halves [T, 2i]; [T, i]."""
+    """Return tanh-approximated gelu(gate) × up of rows that hold both halves [T, 2i]; [T, i]."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, dim=-1)
     return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
@@ -44,7 +44,7 @@ def gelu_tanh_mul_reference(gate_up: Tensor) -> Tensor:
 def add_norm_triton(
     hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Like `add_norm_reference`, with one program for each row."""
+    """Like `add_norm_reference`, with one program per row."""
     count, width = hidden.shape
     normed = torch.empty((count, width), dtype=hidden.dtype, device=hidden.device)
     if count:
@@ -66,12 +66,12 @@ def add_norm_triton(
 
 
 def silu_mul_triton(gate_up: Tensor) -> Tensor:
-    """The same in one pass."""
+    """Like `silu_mul_reference`, in one pass."""
     return _gated(gate_up, gelu=False)
 
 
 def gelu_tanh_mul_triton(gate_up: Tensor) -> Tensor:
-    """The same in one pass."""
+    """Like `gelu_tanh_mul_reference`, in one pass."""
     return _gated(gate_up, gelu=True)
 
 
@@ -111,7 +111,7 @@ def _gated_kernel(gate_up, out, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK
     inside = dims < WIDTH
     gate = tl.load(gate_up + row * STRIDE + dims, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * STRIDE + WIDTH + dims, mask=inside, other=0.0).to(tl.float32)
-    # The gelu by tanh is x × sigmoid(2z), for (1 + tanh z) / 2 = sigmoid(2z).
+    # tanh-GELU is x × sigmoid(2z), since (1 + tanh z) / 2 = sigmoid(2z).
     power = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
     gated = gate / (1.0 + tl.exp2(power * -1.4426950408889634))
     tl.store(out + row * WIDTH + dims, (gated * up).to(out.dtype.element_ty), mask=inside)

@@ -1,6 +1,6 @@
-"""What the plain PyTorch versions share: pages read as they are meant, and attention written out.
+"""Helpers of the plain PyTorch versions: reading pages, and attention written out.
 
-They are right before they are fast: scores are kept whole, in FP32 (FP64 for FP64 queries).
+They favor correctness over speed: scores are kept whole, in FP32 (FP64 for FP64 queries).
 """
 
 import torch
@@ -10,12 +10,12 @@ from tonnage.serve.batch import LayerCache
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What is computed in: FP32, or FP64 where that is what came in."""
+    """Return the compute dtype: FP64 for FP64 inputs, else FP32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def read_pages(layer: LayerCache, tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values [rows, blocks × block size, KV heads, head dim] of the blocks in each row of `tables`."""
+    """Return keys and values [rows, blocks × block size, KV heads, head dim] of the blocks in each row of `tables`."""
     keys, values = (pages[tables].flatten(1, 2).to(dtype) for pages in (layer.keys, layer.values))
     if layer.key_scales is not None and layer.value_scales is not None:
         keys *= layer.key_scales[tables].flatten(1, 2).to(dtype).unsqueeze(-1)
@@ -24,7 +24,10 @@ def read_pages(layer: LayerCache, tables: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scale: float, soft_cap: float) -> Tensor:
-    """Attention of queries [B, L, H, hd] over keys and values [B, S, K, hd] where `visible` [B, L, S]; zeros where nothing is."""
+    """Compute attention of queries [B, L, H, hd] over keys and values [B, S, K, hd] where `visible` [B, L, S].
+
+    A row that sees nothing gives zeros.
+    """
     group = query.shape[2] // keys.shape[2]
     grouped = query.to(keys.dtype).unflatten(2, (keys.shape[2], group))
     scores = torch.einsum("blkgd,bskd->bkgls", grouped, keys) * scale
@@ -32,6 +35,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scal
         scores = soft_cap * torch.tanh(scores / soft_cap)
     scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
     weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)  # a row that sees nothing is 0/0
-    # What nobody sees may be memory that was never written, and 0 × NaN is NaN.
+    # Invisible entries may be uninitialized memory, and 0 × NaN is NaN.
     values = values.masked_fill(~visible.any(1)[..., None, None], 0.0)
     return torch.einsum("bkgls,bskd->blkgd", weights, values).flatten(2, 3).to(query.dtype)

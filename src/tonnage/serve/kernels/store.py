@@ -1,10 +1,10 @@
-"""Between the projection and attention: norm of queries and keys by head, rotary positions, and the pages written.
+"""Between projection and attention: per-head norm of queries and keys, rotary embedding, and writing the pages.
 
-A cache in FP8 keeps one scale a token and head, taken from its largest number. Queries come back in a new tensor: its rows
-lie close, and no program reads what another one has already turned.
+An FP8 cache keeps one scale per token and head, from its largest value. Queries are returned in a new tensor: its
+rows are contiguous, and no program reads what another has already rotated.
 """
 
-# What Triton compiles has no types of Python's.
+# Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch
@@ -34,10 +34,10 @@ def store_reference(
     eps: float = 1e-6,
     norm_offset: float = 0.0,
 ) -> Tensor:
-    """Write keys and values [T, K, hd] to their slots; the queries [T, H, hd] as attention takes them.
+    """Write keys and values [T, K, hd] to their slots; return the queries [T, H, hd] ready for attention.
 
-    `cos` and `sin`: FP32 [positions, half of the rotary dim]. Halves are turned against each other, as Llama has it; what
-    is beyond the rotary dim stays. A norm's weight has `norm_offset` added (Gemma: 1).
+    `cos` and `sin` are FP32 [positions, half of the rotary dim]. Halves are rotated against each other, as in Llama;
+    dimensions beyond the rotary dim are unchanged. A norm's weight has `norm_offset` added (Gemma: 1).
     """
     turns = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
     turned = _turn(_norm(query, query_norm, eps, norm_offset), *turns).to(query.dtype)
@@ -83,7 +83,7 @@ def store_triton(
     eps: float = 1e-6,
     norm_offset: float = 0.0,
 ) -> Tensor:
-    """Like `store_reference`, in one launch: a program takes eight heads of one token, of its query, its key or its value."""
+    """Like `store_reference`, in one launch: a program handles eight heads of one token's query, key or value."""
     count, heads, head_dim = query.shape
     kv_heads = key.shape[1]
     turned = torch.empty((count, heads, head_dim), dtype=query.dtype, device=query.device)
@@ -136,7 +136,7 @@ def _normed_and_turned(
     rows, heads, dims, inside, weight, cos, sin, position,
     HALF: tl.constexpr, HEAD_DIM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Heads of one token in FP32. Each number is read with its partner in the other half."""
+    """Return heads of one token in FP32. Each number is read with its partner in the other half."""
     partner = tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))
     at = heads[:, None] * HEAD_DIM
     x = tl.load(rows + at + dims[None, :], mask=inside, other=0.0).to(tl.float32)

@@ -1,8 +1,8 @@
-"""Decoding steps as captured CUDA graphs: one for each of some numbers of rows, the largest first, in one pool of memory.
+"""Decode steps as captured CUDA graphs: one per batch size, the largest first, in one memory pool.
 
-Captured largest first, the smaller ones find all their memory in what the largest one used. So what a graph leaves behind
-(its logits) stands only until the next one runs, and is known by its address alone, which keeps nothing alive. This module
-does not know what a step computes.
+Captured largest first, smaller graphs reuse the memory of the largest. So a graph's logits are valid only until the
+next graph runs, and are referenced by address alone, which keeps nothing alive. This module does not know what a
+step computes.
 """
 
 import gc
@@ -21,7 +21,7 @@ Body = Callable[[int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """Float32 numbers at an address on the device, in the words by which torch takes them over."""
+    """FP32 numbers at a device address, as torch.as_tensor accepts them."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -32,9 +32,9 @@ class _Address:
 
 
 class DecodeGraphs:
-    """Graphs of `body(rows)`, which reads and writes fixed buffers and returns logits of that many rows.
+    """Graphs of `body(rows)`, which reads and writes fixed buffers and returns the logits of that many rows.
 
-    `prepare(rows)` fills the buffers with what a body can run on.
+    `prepare(rows)` fills the buffers with valid inputs.
     """
 
     def __init__(self, prepare: Callable[[int], None], body: Body, largest: int, stream: torch.cuda.Stream) -> None:
@@ -45,18 +45,18 @@ class DecodeGraphs:
         gc.collect()
         with no_collection(), torch.inference_mode():
             for size in reversed(self.sizes):
-                # Kernels are compiled, and libraries set up, before anything is captured.
+                # Compile kernels and initialize libraries before capturing.
                 prepare(size)
                 body(size)
                 stream.synchronize()
                 self._capture(body, size, pool, stream)
 
     def size_for(self, rows: int) -> int:
-        """The smallest captured number of rows that holds so many."""
+        """Return the smallest captured size of at least this many rows."""
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def replay(self, size: int) -> Tensor:
-        """Run it; its logits stand until the next run."""
+        """Replay a graph; its logits are valid until the next replay."""
         self._graphs[size].replay()
         return self._logits[size]
 

@@ -1,10 +1,10 @@
-"""A step's inputs: what the host knows of its rows, packed into pinned buffers, sent in one copy or two, unpacked on the device.
+"""A step's inputs: packed into pinned buffers on the host, sent in one or two copies, unpacked on the device.
 
-What a sequence keeps from step to step lies on the device by its slot: its last token, its block table, how it is sampled.
-Three numbers a row say what decodes: slot, position, and which row is the next longest. They, too, stay on the device, where
-every pass moves the positions on; so a step of the same sequences as before sends nothing, unless one of them has a new
-block. Where only some have left, their rows are taken out. All else takes the general way. This module knows neither model
-nor graphs.
+What a sequence keeps from step to step is on the device, indexed by its slot: last token, block table, sampling
+parameters. Decode rows need three numbers each: slot, position, and the order of rows, longest first. They also stay
+on the device, where every pass advances the positions; so a step with the same sequences sends nothing unless one
+has a new block. If only some left, their rows are removed. Everything else takes the general path. This module knows
+neither model nor graphs.
 """
 
 from bisect import bisect_left
@@ -21,11 +21,11 @@ from tonnage.serve.scheduler.sequence import Decode, Sequence, Step
 
 Ints = NDArray[np.signedinteger[Any]]
 _MASK = 2**64 - 1
-_FEW = 8  # rows that can leave before looking at all of them is as fast
+_FEW = 8  # rows that may leave before a full rebuild is as fast
 
 
 def mixed_seed(seed: int, draw: int) -> int:
-    """A seed for each of the draws of one prompt, as a signed number of 64 bits (SplitMix64)."""
+    """Return a seed per sample of one prompt, as a signed 64-bit integer (SplitMix64)."""
     mixed = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -38,7 +38,7 @@ def _longest_first(positions: Ints) -> Ints:
 
 
 class Slots:
-    """What is kept on the device for each slot. The last slot is a dummy, for the padding rows of graphs."""
+    """Per-slot state on the device. The last slot is a dummy, for the padding rows of graphs."""
 
     def __init__(self, max_seqs: int, columns: int, device: torch.device) -> None:
         self.dummy = max_seqs
@@ -50,9 +50,9 @@ class Slots:
 
 
 class Staging:
-    """Two pinned buffers, used in turn, and one on the device: the host writes one while the other is still being read.
+    """Two pinned buffers, used in turn, and one on the device: the host writes one while the other is read.
 
-    Taking a view of a tensor, and asking which stream is the current one, cost as much as the copy: both are done once.
+    Views of tensors and stream lookups cost as much as the copy, so both are cached.
     """
 
     def __init__(self, numbers: int, device: torch.device, stream: torch.cuda.Stream | None) -> None:
@@ -65,18 +65,18 @@ class Staging:
         self.device = torch.zeros(numbers, dtype=torch.int32, device=device)
 
     def begin(self) -> Ints:
-        """The buffer to write to."""
+        """Return the buffer to write to."""
         self._turn ^= 1
         if self._sent:
             self._sent[self._turn].synchronize()
         return self._arrays[self._turn]
 
     def send(self, count: int) -> Tensor:
-        """The first `count` numbers of it, on the device."""
+        """Copy its first `count` numbers to the device."""
         return self._send(self.device[:count], self._hosts[self._turn][:count])
 
     def send_again(self, count: int) -> None:
-        """Like `send`, for one of the few counts that come again and again."""
+        """Like `send`, with cached views for counts that recur."""
         views = self._views.get(count)
         if views is None:
             views = self._views[count] = self.device[:count], [host[:count] for host in self._hosts]
@@ -90,7 +90,7 @@ class Staging:
 
 
 class _Pack:
-    """Arrays behind each other in one buffer, by name; sent at once, and read on the device as 32 or 64 bits."""
+    """Named arrays in one buffer, sent at once and read on the device as 32 or 64 bits."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging, self._buffer = staging, staging.begin()
@@ -117,9 +117,9 @@ class _Pack:
 
 
 def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = None) -> tuple[Batch, Tensor]:
-    """The batch of decoding rows [3, rows] (slot, position, order) and their slots; on the device alone, for graphs.
+    """Return the batch of decode rows [3, rows] (slot, position, order) and their slots, without the host.
 
-    The rows' positions move on. A padding row has the dummy slot, whose table is of null blocks, and position −1.
+    The rows' positions advance. A padding row has the dummy slot, whose table holds null blocks, and position −1.
     `columns` of the tables are in use, or all.
     """
     wide = rows[:2].long()
@@ -143,7 +143,7 @@ def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = N
 
 
 class Inputs:
-    """What the host remembers between steps, and the way to the device."""
+    """The host's record of the last step, and the transfer to the device."""
 
     def __init__(
         self, *, max_seqs: int, columns: int, block: int, batched_tokens: int, device: torch.device,
@@ -153,30 +153,30 @@ class Inputs:
         self._block, self._columns = block, columns
         self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device, stream)
         self._row_staging = Staging(3 * max_seqs, device, stream)
-        # Of the decoding rows: slot, position; and the rows with the longest first, which have the most to do.
+        # Of the decode rows: slot, position, and the order with the longest first, which take longest.
         self._rows: Ints = np.zeros((3, max_seqs), dtype=np.int32)
         self._padding: Ints = np.empty((3, max_seqs), dtype=np.int32)
         self._padding[0], self._padding[1], self._padding[2] = self.slots.dummy, -1, np.arange(max_seqs)
-        self._sent = 0  # rows on the device, padding included, that are those of the coming step
+        self._sent = 0  # rows on the device, padding included, that are valid for the next step
         self._grown: tuple[tuple[Sequence, int], ...] = ()
         self._decodes: tuple[Decode, ...] = ()  # of the last step
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
-        self.drawing: list[Sequence] = []  # those that draw a token in this step, decodes first
-        self.renewed: list[Sequence] = []  # those of which the device knows nothing, or what is out of date
-        self.special: list[int] = []  # rows among `drawing` that need more than the plain draw
+        self.drawing: list[Sequence] = []  # those that sample a token in this step, decodes first
+        self.renewed: list[Sequence] = []  # those unknown or outdated on the device
+        self.special: list[int] = []  # rows of `drawing` that need more than plain sampling
 
     def rows(self, size: int) -> Tensor:
-        """The decoding rows on the device [3, size], always at the same place: what graphs read."""
+        """Return the decode rows on the device [3, size], always at the same address, for graphs."""
         return self._row_staging.device[: 3 * size].view(3, size)
 
     @property
     def widest(self) -> int:
-        """Columns of the longest decoding sequence's table."""
+        """Table columns of the longest decoding sequence."""
         return int(self._rows[1, : len(self._decoding)].max()) // self._block + 1
 
     def take(self, step: Step) -> None:
-        """Bring the host's rows up to this step."""
+        """Update the host's rows to this step."""
         moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(self._decodes)
         if not moved and self._left(step.decodes):
             self._rows[1, : len(self._decoding)] += 1
@@ -186,11 +186,11 @@ class Inputs:
         self._decodes, self._grown = step.decodes, step.grown
 
     def forget(self) -> None:
-        """Take every row as new: the last step did not run to its end."""
+        """Treat every row as new, since the last step did not complete."""
         self._decodes, self._decoding, self.drawing, self._grown, self._sent = (), [], [], (), 0
 
     def decodes(self, size: int) -> None:
-        """See to it that the decoding rows, padded to `size`, are at `rows(size)`, and their blocks in the tables."""
+        """Ensure that the decode rows, padded to `size`, are at `rows(size)`, and their blocks in the tables."""
         if self._grown:
             pack = _Pack(self._staging)
             self._pack_grown(pack)
@@ -202,10 +202,10 @@ class Inputs:
             rows[:, :count] = self._rows[:, :count]
             rows[:, count:] = self._padding[:, count:size]
             self._row_staging.send_again(3 * size)
-        self._sent = size  # the pass moves their positions on
+        self._sent = size  # the pass advances their positions
 
     def mixed(self, step: Step) -> tuple[Batch, Tensor]:
-        """The batch of any step, and the slots of the rows that draw: with chunks, or with rows new to the device."""
+        """Return the batch of a step with chunks or new rows, and the slots of the rows that sample."""
         pack = _Pack(self._staging)
         tables = [np.array(one.blocks, dtype=np.int32) for one in self.renewed]
         self._pack_renewed(pack, tables)
@@ -217,7 +217,7 @@ class Inputs:
         return self._unpack(pack, step, widest), pack.wide("sample slots")
 
     def _left(self, decodes: tuple[Decode, ...]) -> bool:
-        """Take out the rows of those who decode no longer, if they are few and the others are as before."""
+        """Remove the rows of sequences that stopped decoding, if they are few and the others unchanged."""
         kept = self._decodes
         if decodes is kept:
             return True
@@ -225,7 +225,7 @@ class Inputs:
         if not decodes or not 0 < len(kept) - len(decodes) <= _FEW:
             return False
         while len(kept) > len(decodes):
-            # Up to the first who left all are the same, and from there on none is.
+            # All rows before the first that left are equal, and none after it.
             row = bisect_left(range(len(decodes)), True, key=lambda row: kept[row] is not decodes[row])
             kept = kept[:row] + kept[row + 1 :]
             rows.append(row)
@@ -259,7 +259,7 @@ class Inputs:
         self._needy = {self.drawing[row] for row in self.special}
 
     def _unknown(self, step: Step, decoding: list[Sequence], starts: list[int]) -> list[Sequence]:
-        """Whose table and last token must be sent: not of those that drew in the last step, which the device alone knows."""
+        """Return sequences whose table and last token must be sent: not those that sampled in the last step."""
         drew, back = set(self.drawing), bool(step.swaps_in)
         unknown = [
             one
@@ -269,10 +269,10 @@ class Inputs:
         return unknown + [work.sequence for work in step.chunks]
 
     def _pack_renewed(self, pack: _Pack, tables: list[Ints]) -> None:
-        """What is kept by slot, and the entries of tables that change: whole rows of the renewed, new blocks of the others."""
+        """Pack per-slot state and changed table entries: whole rows of the renewed, new blocks of the others."""
         renewed, columns = self.renewed, self._columns
         seeds = np.array([mixed_seed(one.sampling.seed or 0, one.draw) for one in renewed], dtype=np.int64)
-        # First, since 64 bits must begin at a multiple of them.
+        # First, since 64-bit values must be aligned.
         pack.put("seeds", seeds.view(np.int32))
         heat = [0.0 if one.sampling.greedy else one.sampling.temperature for one in renewed]
         pack.put("temperatures", np.array(heat, np.float32).view(np.int32))
@@ -282,13 +282,12 @@ class Inputs:
         self._pack_grown(pack, rows, tables)
 
     def _pack_grown(self, pack: _Pack, rows: Sized[Ints] = (), tables: Sized[Ints] = ()) -> None:
-        """Entries of tables and what is to stand there: the new blocks of this step, and these."""
+        """Pack table entries and their new blocks: those of this step, and these."""
         columns, grown = self._columns, self._grown
         pack.put("entries", [one.slot * columns + column for one, column in grown], *rows)
         pack.put("blocks", [one.blocks[column] for one, column in grown], *tables)
 
     def _pack_rows(self, pack: _Pack, step: Step, tables: list[Ints]) -> None:
-        """Decodes, then chunks, whose tables these are."""
         chunks, block = step.chunks, self._block
         slots, starts, order = self._rows[:, : len(self._decoding)]
         blocks = [one.blocks[start // block] for one, start in zip(self._decoding, starts.tolist(), strict=True)]
@@ -307,7 +306,6 @@ class Inputs:
         pack.put("sample slots", [one.slot for one in self.drawing])
 
     def _renew(self, pack: _Pack) -> None:
-        """Write what is kept by slot."""
         slots = self.slots
         if self.renewed:
             at = pack.wide("renewed")

@@ -1,8 +1,8 @@
-"""Steps on the device: blocks moved, inputs sent, the pass, a token drawn for each row that asks for one, and sent back.
+"""Run steps on the device: move blocks, send inputs, run the pass, sample tokens and send them back.
 
-Everything runs in order on one stream and nothing here waits for it, so a step is launched while the one before still
-runs: its input tokens are those that the one before writes into the slots. Steps of decodes alone replay a captured graph
-where there is one. On the CPU the same happens at once. This module does not know why a step holds what it holds.
+Everything runs in order on one stream and nothing here waits for it, so a step is launched while the previous one
+runs: its input tokens are those that the previous one writes into the slots. Decode-only steps replay a captured
+graph if there is one. On the CPU the same is synchronous. This module does not know how a step was scheduled.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from tonnage.serve.scheduler.sequence import Sequence, Step
 
 @dataclass(slots=True)
 class Pending:
-    """A step's tokens on their way to the host, and the sequences that draw them."""
+    """A step's tokens in transit to the host, and the sequences that sampled them."""
 
     drawing: list[Sequence]
     tokens: Ints
@@ -36,7 +36,7 @@ class Pending:
     logprob_rows: tuple[int, ...] = ()
 
     def result(self) -> tuple[list[int], list[TokenLogprob | None] | None]:
-        """Wait for them; and log probabilities, where any row asked for them."""
+        """Wait for the tokens, and log probabilities if any row requested them."""
         if self.arrived is not None:
             self.arrived.synchronize()
         tokens: list[int] = self.tokens.tolist()
@@ -49,7 +49,7 @@ class Pending:
 
 
 class Runner:
-    """A decoder with its cache and all that a step needs beside them. `context` is the longest sequence."""
+    """A decoder with its cache and everything a step needs. `context` is the longest sequence."""
 
     def __init__(
         self, decoder: Decoder, cache: KvCache, config: EngineConfig, *, context: int,
@@ -70,13 +70,13 @@ class Runner:
         self._turn = 0
         self._graphs: DecodeGraphs | None = None
         self._captured = 0  # rows of the largest graph, while asleep
-        self._thread = local()  # `at_work`, in the threads that are
+        self._thread = local()  # `at_work` per thread
         if self._cuda:
             # Weights and pages were written on another stream.
             torch.cuda.synchronize(device)
 
     def capture(self, largest: int) -> None:
-        """Capture graphs of up to so many decoding rows."""
+        """Capture graphs of up to this many decode rows."""
         assert self._stream is not None
         self.inputs.forget()
         with torch.cuda.stream(self._stream):
@@ -90,17 +90,17 @@ class Runner:
         self.cache.release()
 
     def wake(self) -> None:
-        """Make the cache and the graphs again."""
+        """Allocate the cache and capture the graphs again."""
         self.cache.allocate()
         if self._cuda:
-            # Pages and weights are written on other streams than steps read them on.
+            # Pages and weights are written on other streams than the one steps use.
             torch.cuda.synchronize(self.cache.device)
         if self._captured:
             self.capture(self._captured)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """For many steps from one thread: what they need of it is set here, which takes longer than to launch a graph."""
+        """Set thread state once for many steps, since that takes longer than launching a graph."""
         with torch.cuda.stream(self._stream) if self._stream else nullcontext(), torch.inference_mode():
             before = getattr(self._thread, "at_work", False)
             self._thread.at_work = True
@@ -110,7 +110,7 @@ class Runner:
                 self._thread.at_work = before
 
     def launch(self, step: Step) -> Pending:
-        """Set a step going. An exception leaves the runner ready for the next step."""
+        """Launch a step. An exception leaves the runner ready for the next step."""
         try:
             if getattr(self._thread, "at_work", False):
                 return self._launch(step)
@@ -147,11 +147,11 @@ class Runner:
         return self._graphs.replay(size)
 
     def _decode(self, size: int, columns: int | None = None) -> Tensor:
-        """What a graph holds: the whole step of the rows that lie in the inputs' buffer."""
+        """Run the whole step of the rows in the inputs' buffer, as captured in graphs."""
         return self._pass(*decode_batch(self.inputs.rows(size), self.inputs.slots, self._block, columns))
 
     def _pass(self, batch: Batch, at: Tensor) -> Tensor:
-        """Logits of the rows that draw, whose slots these are; their tokens are drawn, and written where they are read."""
+        """Return the logits of the rows that sample, at these slots; tokens are sampled and stored for the next step."""
         logits = self._decoder.forward(batch, self.cache.layers)
         count = at.shape[0]
         if count:
@@ -163,7 +163,7 @@ class Runner:
         return logits
 
     def _special(self, step: Step, logits: Tensor) -> Logprobs | None:
-        """Draw again for the rows that need more than the plain draw."""
+        """Sample again for the rows that need more than plain sampling."""
         slots, rows = self.inputs.slots, self.inputs.special
         works = [work for work in step.works if work.samples]
         works = [works[row] for row in rows]
@@ -179,7 +179,7 @@ class Runner:
         return logprobs
 
     def _send(self, count: int, logprobs: Logprobs | None) -> Pending:
-        """All that there is room for: a view of some would take longer."""
+        """Copy the whole buffer to the host: a view of part of it would take longer."""
         self._turn ^= 1
         arrived = self._arrived[self._turn]
         self._hosts[self._turn].copy_(self._drawn, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Rows that need more than the plain draw: some tokens ruled out, or log probabilities wanted.
+"""Sample rows that need more than plain sampling: filtered tokens, or log probabilities.
 
-They are drawn again from copies of their logits, a bounded number of rows at a time. Log probabilities are those of the
-model's own logits, before temperature and filters. This module does not know which step the rows belong to.
+They are sampled again from copies of their logits, a bounded number of rows at a time. Log probabilities are those
+of the model's own logits, before temperature and filters. This module does not know the step.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tonnage.serve.sampling import MOST_LOGPROBS, Sampling, TokenLogprob
 
 @dataclass(slots=True)
 class Logprobs:
-    """Log probabilities of some rows on their way to the host: of the sampled token, and of the likeliest ones."""
+    """Log probabilities of some rows in transit to the host: of the sampled token, and of the most likely ones."""
 
     wanted: list[Sampling]
     tokens: Tensor
@@ -26,7 +26,7 @@ class Logprobs:
     ids: Tensor
 
     def read(self) -> Iterator[TokenLogprob | None]:
-        """One for each row, None where none was asked for; the copy must have arrived."""
+        """Yield one per row, None if not requested; the copy must have arrived."""
         rows = zip(self.tokens.tolist(), self.drawn.tolist(), self.ids.tolist(), self.numbers.tolist(), strict=True)
         for sampling, (token, drawn, ids, numbers) in zip(self.wanted, rows, strict=True):
             count = sampling.logprobs
@@ -37,7 +37,7 @@ class Logprobs:
 def draw_special(
     logits: Tensor, rows: Tensor, wanted: list[Sampling], temperatures: Tensor, seeds: Tensor, positions: Tensor
 ) -> tuple[Tensor, Logprobs | None]:
-    """Tokens of these rows of the logits, and their log probabilities where any of them asks for them."""
+    """Return tokens of these rows of the logits, and their log probabilities if any row requests them."""
     scored = any(sampling.logprobs is not None for sampling in wanted)
     drawn: list[tuple[Tensor, ...]] = []
     for first in range(0, len(wanted), FILTERED_ROWS):
@@ -56,7 +56,7 @@ def draw_special(
 
 
 def filtered(logits: Tensor, wanted: list[Sampling], temperatures: Tensor) -> Tensor:
-    """Logits with −inf where a token is ruled out: by rank, by the mass before it, by its share of the best one's."""
+    """Return the logits with −inf for tokens excluded by top-k, top-p or min-p."""
     if not any(sampling.filtered for sampling in wanted):
         return logits
     ruled = [sampling if sampling.filtered else Sampling() for sampling in wanted]
@@ -71,7 +71,7 @@ def filtered(logits: Tensor, wanted: list[Sampling], temperatures: Tensor) -> Te
 
 
 def to_host(values: Tensor) -> Tensor:
-    """A copy on the host that does not wait for the device."""
+    """Return a copy on the host without waiting for the device."""
     if values.device.type != "cuda":
         return values
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

@@ -1,6 +1,6 @@
-"""The largest steps that can come, run before any does: kernels are compiled, graphs captured, and memory is at its peak.
+"""Run the largest possible steps at startup, to compile kernels, capture graphs and reach peak memory.
 
-All of it happens in the null block, so it leaves nothing behind. This module does not know how much memory there is.
+They use the null block, so nothing is left behind. This module does not know how much memory there is.
 """
 
 import gc
@@ -14,9 +14,9 @@ from tonnage.serve.scheduler.sequence import Decode, Sequence, Step, Work
 
 
 def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
-    """Run the largest steps and capture graphs; returns the bytes that the graphs took."""
+    """Run the largest steps and capture graphs; return the bytes that the graphs took."""
     device, block = runner.cache.device, runner.cache.shape.block
-    # Capturing gives back what passes need, so they come once more after it.
+    # Capturing releases the memory that passes need, so they run again after it.
     _run(runner, largest_steps(rows, batched_tokens, context, block))
     if not graphs:
         return 0
@@ -29,7 +29,7 @@ def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, gra
 
 
 def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> Iterator[Step]:
-    """Many prompts that all draw in the most expensive way, the same decoding, and one prompt as long as a step."""
+    """Yield many prompts with the most expensive sampling, their decode step, and one prompt as long as a step."""
     each, longest = min(batched_tokens // rows, context - 1), min(batched_tokens, context - 1)
     many = [_sequence(slot, each, block) for slot in range(rows)]
     yield Step(0, (), tuple(Work(one, 0, each, True) for one in many))
@@ -41,13 +41,13 @@ def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> I
 
 
 def used_bytes(device: torch.device) -> int:
-    """Memory of the device that any process holds."""
+    """Return the device memory in use by all processes."""
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
 
 def clear() -> None:
-    """Give unused memory back to the device."""
+    """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""Decoder-only language models by structure: what a config.json describes, its weights, and one forward pass over pages.
+"""Decoder-only language models: their config.json, their weights, and one forward pass over KV pages.
 
 `architecture` reads files and needs no torch; everything else does.
 """

@@ -1,17 +1,17 @@
-"""What a config.json says of a decoder, as numbers: the one description that the weights and the pass are made from.
+"""The architecture of a decoder, read from config.json: weights and forward pass are built from it.
 
-| family                  | besides RMS norms, rotary positions and a gated MLP                                       |
-|-------------------------|-------------------------------------------------------------------------------------------|
-| llama                   | biases where it says so                                                                   |
-| mistral                 | a sliding window                                                                          |
-| qwen2                   | biases of query, key and value; windows in the upper layers where it says so              |
-| qwen3                   | norms of query and key                                                                    |
-| gemma                   | norms around 1 + weight, scaled embeddings, tanh-GELU                                     |
-| gemma2                  | as gemma; norms after attention and MLP too, soft caps, a window in every other layer     |
-| gemma3, gemma3_text     | as gemma2 without caps; norms of query and key, positions of their own in windowed layers |
-| mixtral, qwen3_moe      | as mistral and qwen3, with experts                                                        |
+| family              | besides RMS norms, rotary positions and a gated MLP                                   |
+|---------------------|---------------------------------------------------------------------------------------|
+| llama               | optional biases                                                                       |
+| mistral             | a sliding window                                                                      |
+| qwen2               | biases of query, key and value; optional windows in the upper layers                  |
+| qwen3               | norms of query and key                                                                |
+| gemma               | norms around 1 + weight, scaled embeddings, tanh-GELU                                 |
+| gemma2              | as gemma; norms after attention and MLP too, soft caps, a window in every other layer |
+| gemma3, gemma3_text | as gemma2 without caps; norms of query and key, separate RoPE in windowed layers      |
+| mixtral, qwen3_moe  | as mistral and qwen3, with experts                                                    |
 
-Fields that are not written have transformers' defaults. This module knows no torch and reads no weights.
+Missing fields have transformers' defaults. This module knows no torch and reads no weights.
 """
 
 import math
@@ -43,16 +43,16 @@ _MOST_LAYERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer; a `window` of 0 sees every key, one of w the last w of them, its own included."""
+    """One layer; a `window` of 0 sees every key, one of w the last w keys including its own."""
 
     window: int
     rope: Rope
-    sparse: bool  # experts in the place of the MLP
+    sparse: bool  # experts instead of the MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A decoder's structure. `norm_offset` 1: a norm multiplies by 1 + weight. A soft cap of 0 caps nothing."""
+    """A decoder's structure. With `norm_offset` 1, norms multiply by 1 + weight. A soft cap of 0 is off."""
 
     family: str
     hidden: int
@@ -61,17 +61,17 @@ class Architecture:
     head_dim: int
     intermediate: int
     vocab: int
-    positions: int  # the longest context that the model was made for
+    positions: int  # the longest context that the model was trained for
     layers: tuple[Layer, ...]
     activation: Activation
     norm_eps: float
     norm_offset: float
     attention_scale: float
-    query_bias: bool  # of query, key and value alike
+    query_bias: bool  # for query, key and value alike
     output_bias: bool
     mlp_bias: bool
-    head_norms: bool  # of query and key
-    sandwich_norms: bool  # after attention and MLP too
+    head_norms: bool  # for query and key
+    sandwich_norms: bool  # also after attention and MLP
     attention_cap: float
     logit_cap: float
     embedding_scale: float
@@ -80,16 +80,16 @@ class Architecture:
     experts_per_token: int
     expert_intermediate: int
     normalised_experts: bool  # the chosen experts' weights sum to 1
-    dtype: str  # of the checkpoint, as it says: "bf16", "fp16", "fp32"
+    dtype: str  # of the checkpoint: "bf16", "fp16", "fp32"
     eos_ids: frozenset[int]
 
 
 def read_architecture(path_or_preset: str | Path) -> Architecture:
-    """The architecture of a model's folder, of a config.json, or of a preset ("qwen3-0.6b")."""
+    """Return the architecture of a model folder, a config.json, or a preset ("qwen3-0.6b")."""
     path = Path(path_or_preset).expanduser()
     config = path / "config.json" if path.is_dir() else path
     if config.is_file():
-        # A chat model ends its turns with more tokens than its configuration says; they are beside it.
+        # A chat model's additional end-of-turn tokens are in its generation config.
         beside = config.with_name("generation_config.json")
         eos_ids = _ids(read_json(beside).get("eos_token_id")) if beside.is_file() else frozenset()
         return architecture_of(read_json(config), eos_ids)
@@ -103,7 +103,7 @@ def read_architecture(path_or_preset: str | Path) -> Architecture:
 
 
 def architecture_of(config: Mapping[str, Any], eos_ids: frozenset[int] = frozenset()) -> Architecture:
-    """The architecture that a configuration describes; `eos_ids` where they are known from elsewhere."""
+    """Return the architecture that a configuration describes; `eos_ids` override its own."""
     family = str(config.get("model_type"))
     if family not in FAMILIES:
         raise BadModel(f"The architecture {family!r} cannot be served.", hint=f"These can: {', '.join(FAMILIES)}.")
@@ -207,7 +207,6 @@ def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: in
 
 
 def _windowed(family: str, fields: Fields, config: Mapping[str, Any], count: int) -> list[bool]:
-    """Which layers see a window only."""
     if family in ("llama", "gemma") or (family.startswith("qwen") and not fields.flag("use_sliding_window")):
         return [False] * count
     if family in ("mistral", "mixtral", "qwen3_moe"):
@@ -225,7 +224,7 @@ def _windowed(family: str, fields: Fields, config: Mapping[str, Any], count: int
 
 
 def _ropes(family: str, config: Mapping[str, Any], head_dim: int, positions: int) -> dict[bool, Rope]:
-    """The positions of layers that see everything, and of those (True) that see a window."""
+    """Return the rotary positions of full-attention layers (False) and windowed layers (True)."""
     written = _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
     theta = config.get("rope_theta") or (1e6 if family in ("mixtral", "gemma3_text") else 1e4)
     if family != "gemma3_text":
@@ -241,7 +240,7 @@ def _ropes(family: str, config: Mapping[str, Any], head_dim: int, positions: int
 
 
 def _positions(fields: Fields, config: Mapping[str, Any]) -> int:
-    """As stated, or as far as YaRN stretches the original."""
+    """Return the stated number of positions, or as extended by YaRN."""
     stated = fields.need("positions")
     written = _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
     if written.get("rope_type", written.get("type")) != "yarn":
@@ -256,7 +255,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _activation(family: str, fields: Fields) -> Activation:
     name = fields.get("hidden_activation", fields.get("hidden_act"))
-    # The published Gemma says "gelu" and means the approximation that it was trained with.
+    # The published Gemma says "gelu" but was trained with the tanh approximation.
     found = "gelu_tanh" if family == "gemma" and name == "gelu" else _ACTIVATIONS.get(str(name))
     if found is None:
         raise BadModel(f"The activation {name!r} cannot be served.", hint=f"These can: {', '.join(_ACTIVATIONS)}.")

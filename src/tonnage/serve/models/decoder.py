@@ -1,7 +1,7 @@
-"""One forward pass of a decoder over the pages of a KV cache. Plain tensors and functions: a layer costs few host µs.
+"""One forward pass of a decoder over the pages of a KV cache. Plain tensors and functions keep the host time low.
 
-It knows neither sequences nor where the weights came from. Shapes are those of `Batch`; nothing is read back to the host, so
-that a pass of fixed shapes can be captured as a CUDA graph.
+It knows neither sequences nor the origin of the weights. Shapes are those of `Batch`; nothing is read back to the
+host, so that a pass of fixed shapes can be captured as a CUDA graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "
 
 
 class GatedMlp:
-    """down(activation(gate) × up)."""
+    """Computes down(activation(gate) × up)."""
 
     __slots__ = ("activate", "down", "gate_up")
     capturable = True
@@ -37,7 +37,7 @@ class GatedMlp:
 
 
 class Block:
-    """The weights of one layer, and the little that it does not share with the others."""
+    """The weights of one layer, and its own settings."""
 
     __slots__ = ("after_attention", "after_mlp", "before_attention", "before_mlp", "cos", "key_norm", "mlp", "output",
                  "qkv", "query_norm", "sin", "window")  # fmt: skip
@@ -63,7 +63,7 @@ class Block:
             return build.tensor(f"{prefix}{name}_layernorm.weight", shape.hidden)
 
         self.before_attention = norm("input")
-        # "post_attention" is the name of the norm before the MLP, except where there is one after attention too.
+        # "post_attention" names the norm before the MLP, unless there is one after attention too.
         self.after_attention = norm("post_attention") if shape.sandwich_norms else None
         self.before_mlp = norm("pre_feedforward" if shape.sandwich_norms else "post_attention")
         self.after_mlp = norm("post_feedforward") if shape.sandwich_norms else None
@@ -89,9 +89,9 @@ def _experts(shape: Architecture, prefix: str, build: Builder) -> Experts:
 
 
 class Decoder:
-    """A model on a device, ready to compute: `forward(batch, layers)` gives the logits of the rows that draw a token.
+    """A model on a device; `forward(batch, layers)` returns the logits of the rows that sample a token.
 
-    `capturable`: a pass on CUDA waits for nothing of the host's, so that a graph can hold it.
+    `capturable` says that a pass on CUDA never waits for the host, so that a graph can hold it.
     """
 
     def __init__(self, architecture: Architecture, build: Builder, positions: int) -> None:
@@ -104,13 +104,13 @@ class Decoder:
         ]
         self.norm = build.tensor("model.norm.weight", shape.hidden)
         self.head = self.embedding if shape.tied else build.tensor("lm_head.weight", shape.vocab, shape.hidden)
-        # Rounded as transformers rounds it.
+        # Rounded as in transformers.
         self.embedding_scale = float(torch.tensor(shape.embedding_scale, dtype=build.dtype))
         self.capturable = all(block.mlp.capturable for block in self.blocks)
         self.weight_bytes = build.bytes
 
     def forward(self, batch: Batch, layers: Sequence[LayerCache]) -> Tensor:
-        """Logits, FP32 [S, vocabulary]; keys and values of all T tokens are written to the pages."""
+        """Return logits, FP32 [S, vocabulary]; keys and values of all T tokens are written to the pages."""
         eps, offset = self.architecture.norm_eps, self.architecture.norm_offset
         hidden = embedding(batch.token_ids, self.embedding)
         if self.embedding_scale != 1:
@@ -135,7 +135,8 @@ class Decoder:
         normed, _ = add_norm(
             hidden, residual, self.norm, self.architecture.norm_eps, offset=self.architecture.norm_offset
         )
-        # Summed and kept in FP32. On a GPU the product writes it at once, which spares a pass over the vocabulary.
+        # Accumulated and kept in FP32. On a GPU the product writes FP32 directly, which saves a pass over the
+        # vocabulary.
         if normed.is_cuda and normed.dtype != torch.float32:
             logits = torch.mm(normed, self.head.t(), out_dtype=torch.float32)
         else:
@@ -145,7 +146,7 @@ class Decoder:
 
 
 class Attention:
-    """The attention of one pass: what its layers share, taken apart once."""
+    """The attention of one pass; what its layers share is computed once."""
 
     __slots__ = ("batch", "chunk_lengths", "chunk_tables", "decode_lengths", "decode_tables", "heads", "shape")
 

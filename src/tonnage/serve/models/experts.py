@@ -1,8 +1,8 @@
-"""A mixture of experts: each token goes to a few of many small MLPs, and their answers are summed by its weights for them.
+"""A mixture of experts: each token goes to a few of many small MLPs, whose outputs are summed by router weight.
 
-Tokens are sorted by expert, so that each expert's lie together; one grouped product then does them all. It finds the
-borders on the device, so that nothing waits for the host and a captured graph stays right whatever the tokens choose.
-Where there is no such kernel (a CPU, FP32, cards before Hopper) the experts take turns, and the host reads the borders.
+Tokens are sorted by expert, so that one grouped product computes them all. It finds the group bounds on the device,
+so nothing waits for the host and a captured graph stays valid whatever the tokens choose. Without such a kernel
+(CPU, FP32, GPUs before Hopper) experts run in turn, and the host reads the bounds.
 """
 
 from collections.abc import Callable
@@ -15,20 +15,20 @@ Activate = Callable[[Tensor], Tensor]
 
 
 class Stack:
-    """One matrix for each expert, weight [experts, n, k]; with scales [experts, n] where it is kept in eight bits."""
+    """One matrix per expert, weight [experts, n, k]; with scales [experts, n] if stored in eight bits."""
 
     __slots__ = ("grouped", "scales", "weight")
 
     def __init__(self, weight: Tensor, scales: Tensor | None, dtype: torch.dtype) -> None:
         self.weight = weight
         self.scales = scales
-        # The grouped product takes BF16 on Hopper and after, where rows of the matrices begin at multiples of 16 bytes.
+        # The grouped product takes BF16 on Hopper and later, with matrix rows aligned to 16 bytes.
         aligned = dtype == torch.bfloat16 and not weight.shape[-1] % 8 and not weight.shape[-2] % 8
         cuda = weight.device.type == "cuda"
         self.grouped = cuda and aligned and torch.cuda.get_device_capability(weight.device)[0] in (9, 10)
 
     def __call__(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
-        """Rows sorted by their expert [r]; expert e's end before `ends[e]`."""
+        """Multiply rows sorted by expert [r]; those of expert e end before `ends[e]`."""
         out = _grouped(rows, self.weight, ends) if self.grouped else _in_turn(rows, self.weight, ends)
         return out if self.scales is None else (out * self.scales[experts]).to(rows.dtype)
 
@@ -51,7 +51,7 @@ class Experts:
 
     @property
     def capturable(self) -> bool:
-        """Whether the host reads nothing on the way."""
+        """Whether it runs without the host reading anything."""
         return self.gate_up.grouped and self.down.grouped
 
     def __call__(self, hidden: Tensor) -> Tensor:

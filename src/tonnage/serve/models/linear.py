@@ -1,7 +1,7 @@
-"""A matrix that rows are multiplied by: plain, or kept in eight bits with one scale for each output channel.
+"""A weight matrix: plain, or stored in eight bits with one scale per output channel.
 
-Eight bits are of the weights only: they are read at half the bytes and multiplied in the activations' own precision.
-This module does not know what a matrix is for.
+Only weights are quantized: they are read at half the bytes and multiplied in the activations' precision. This module
+does not know what a matrix is for.
 """
 
 import torch
@@ -13,12 +13,12 @@ from tonnage.serve.kernels import matmul8
 
 EIGHT_BIT: dict[Weights, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# Numbers that are quantised at once: what is needed beside the matrix is a few of these in FP32.
+# Elements quantized at once, which limits the FP32 temporaries.
 _AT_ONCE = 2**20
 
 
 class Dense:
-    """weight [n, k], and a bias [n] where there is one."""
+    """weight [n, k], and an optional bias [n]."""
 
     __slots__ = ("bias", "weight")
 
@@ -31,7 +31,7 @@ class Dense:
 
 
 class EightBit:
-    """weight [n, k] in INT8 or FP8; a number × its row's scale is what it stands for."""
+    """weight [n, k] in INT8 or FP8; each element represents its value times its row's scale."""
 
     __slots__ = ("bias", "scales", "weight")
 

@@ -1,8 +1,8 @@
-"""A decoder from a folder of safetensors, or with random weights.
+"""Load a decoder from a folder of safetensors, or make one with random weights.
 
-Every weight is allocated once, on its device and merged; shards are mapped one after another and their tensors copied (or
-quantised) into place, so that nothing holds the model twice. Names and shapes are checked by the headers before anything is
-read. This module downloads nothing.
+Every weight is allocated once, on its device and merged; shards are mapped one after another and their tensors
+copied (or quantized) into place, so that nothing holds the model twice. Names and shapes are checked against the
+headers before anything is read. This module downloads nothing.
 """
 
 import re
@@ -19,7 +19,7 @@ from tonnage.serve.models.architecture import Architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.weights import Builder, Piece
 
-# What files call some tensors, and the name used here.
+# Tensor names in files, and the names used here.
 _RENAMED = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -45,7 +45,7 @@ def load_decoder(
     weights: Weights | None = None,
     context: int | None = None,
 ) -> Decoder:
-    """The model of a folder; tables of positions reach to `context`, or as far as the model does."""
+    """Load the model of a folder; position tables extend to `context`, or to the model's own limit."""
     files = _files(Path(folder).expanduser())
     build = Builder(torch.device(device), dtype, weights)
     decoder = Decoder(architecture, build, context or architecture.positions)
@@ -65,7 +65,7 @@ def random_decoder(
     weights: Weights | None = None,
     context: int | None = None,
 ) -> Decoder:
-    """A model of that structure that knows nothing: for benchmarks, and where only the shape matters."""
+    """Return a model with random weights: for benchmarks, or if only the shape matters."""
     build = Builder(torch.device(device), dtype, weights)
     decoder = Decoder(architecture, build, context or architecture.positions)
     generator = torch.Generator(device=build.device).manual_seed(seed)
@@ -78,12 +78,12 @@ def random_decoder(
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: those that the index lists, else the one that there is."""
+    """Return the safetensors files of a folder: those in the index, else the only one."""
     if not folder.is_dir():
         raise UnknownModel(f"There is no folder {folder}.", hint="Give the folder that the model was saved to.")
     index = folder / INDEX
     if index.is_file():
-        read_checkpoint(index)  # refuses an index that lists no shards, or some that are not there
+        read_checkpoint(index)  # refuses an index without shards, or with missing ones
         return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
     found = [file for file in folder.glob("*.safetensors") if not file.name.startswith("adapter_")]
     if len(found) == 1 or folder / "model.safetensors" in found:
@@ -95,7 +95,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture) -> None:
-    """Every piece is there once, of the right shape, and nothing else is."""
+    """Check that every piece is present with the right shape, and nothing else is."""
     filled: set[str] = set()
     unexpected: list[str] = []
     for tensor in stored:
@@ -144,7 +144,7 @@ def _read(file: Path, pieces: dict[str, Piece]) -> None:
 
 
 def weight_name(stored: str) -> str:
-    """The name used here of a tensor that files call `stored`."""
+    """Return the name used here for a tensor that files call `stored`."""
     for pattern, name in _RENAMED:
         stored = pattern.sub(name, stored, count=1)
     return stored

@@ -1,15 +1,15 @@
-"""Rotary positions: what a configuration says of them, and the tables of cosines and sines that come of it.
+"""Rotary position embeddings: parse their configuration, and make the tables of cosines and sines.
 
-| type    | the frequency of a pair of dimensions                                                                |
-|---------|------------------------------------------------------------------------------------------------------|
-| default | theta ** (-2i / dim)                                                                                 |
-| linear  | the same, divided by the factor                                                                      |
-| dynamic | as default: it differs only beyond the positions that the model was made for, which are not served   |
-| llama3  | slow ones divided by the factor, fast ones kept, those between blended                               |
-| yarn    | the same, blended over dimensions; queries and keys grow with the logarithm of the factor            |
+| type    | the frequency of a pair of dimensions                                                     |
+|---------|-------------------------------------------------------------------------------------------|
+| default | theta ** (-2i / dim)                                                                      |
+| linear  | the same, divided by the factor                                                           |
+| dynamic | as default: it differs only beyond the model's trained positions, which are not served    |
+| llama3  | slow ones divided by the factor, fast ones kept, those between blended                    |
+| yarn    | the same, blended over dimensions; queries and keys grow with the logarithm of the factor |
 
-Reading needs no torch. Frequencies are made in FP32, in the order of operations of transformers: in FP64 they would be
-better, and at far positions another model.
+Parsing needs no torch. Frequencies are computed in FP32, in transformers' order of operations: FP64 would be more accurate,
+but differ from the trained model at distant positions.
 """
 
 import math
@@ -28,23 +28,23 @@ Kind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions turn a head of `dim` numbers."""
+    """The rotary position embedding of a head with `dim` dimensions."""
 
     dim: int
     theta: float
     kind: Kind = "default"
     factor: float = 1.0
-    original_positions: float = 0.0  # of the training before it was scaled
-    low_factor: float = 1.0  # llama3: turns within the original positions below which a pair is slow, above which fast
+    original_positions: float = 0.0  # of the training before scaling
+    low_factor: float = 1.0  # llama3: below this many turns a pair is slow, above the next one fast
     high_factor: float = 4.0
-    beta_fast: float = 32.0  # yarn: the same in its words
+    beta_fast: float = 32.0  # yarn: the same under its names
     beta_slow: float = 1.0
     truncate: bool = True
     amplitude: float = 1.0
 
 
 def read_rope(written: Mapping[str, Any], dim: int, theta: float, positions: int) -> Rope:
-    """From `rope_parameters`, or `rope_scaling` of older files; `theta` where they do not say it."""
+    """Read `rope_parameters`, or `rope_scaling` of older files; `theta` is the default."""
     kind = written.get("rope_type", written.get("type", "default"))
     if kind not in get_args(Kind):
         raise BadModel(
@@ -83,7 +83,7 @@ def _amplitude(factor: float, written: Mapping[str, Any]) -> float:
 
 
 def make_tables(rope: Rope, positions: int, device: "torch.device") -> "tuple[Tensor, Tensor]":
-    """Cosines and sines, FP32 [positions, dim / 2]."""
+    """Return cosines and sines, FP32 [positions, dim / 2]."""
     import torch
 
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope)).to(device)
@@ -91,7 +91,7 @@ def make_tables(rope: Rope, positions: int, device: "torch.device") -> "tuple[Te
 
 
 def inverse_frequencies(rope: Rope) -> "Tensor":
-    """Radians per position of each pair, FP32 [dim / 2]."""
+    """Return the radians per position of each pair, FP32 [dim / 2]."""
     import torch
 
     periods = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
@@ -118,7 +118,7 @@ def _llama3(rope: Rope, plain: "Tensor") -> "Tensor":
 
 
 def _ramp(rope: Rope) -> "Tensor":
-    """From 0 at the last pair that is kept as it is to 1 at the first that is divided."""
+    """Return a ramp from 0 at the last unscaled pair to 1 at the first fully scaled one."""
     import torch
 
     def pair(turns: float) -> float:

@@ -1,8 +1,8 @@
-"""A decoder whose weights are those of a live model of transformers: one copy, trained by the one and served by the other.
+"""A decoder that shares the weights of a live transformers model: one copy, trained by one and served by the other.
 
-A tensor that the pass reads as it is stays the module's own. Those that it reads merged (query, key and value; gate and up) are
-copied below each other once, and the module's parameters become rows of the result: an optimizer that writes them in place, as
-PyTorch's do, has changed what is served. Adapters of PEFT are not served unless they are merged into the base.
+A tensor that the pass reads as it is stays the module's own. Merged ones (query, key and value; gate and up) are
+concatenated once, and the module's parameters become views of the result: an optimizer that updates them in place,
+as PyTorch's do, changes what is served. PEFT adapters are not served unless merged into the base.
 """
 
 import re
@@ -19,19 +19,19 @@ from tonnage.serve.models.linear import Dense, EightBit
 from tonnage.serve.models.load import weight_name
 from tonnage.serve.models.weights import Builder
 
-# What PEFT puts around the names of a base model.
+# Prefixes that PEFT adds to the names of a base model.
 _AROUND = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
 
 
 def share_decoder(module: nn.Module, *, context: int | None = None) -> Decoder:
-    """The decoder of a causal language model, on its device and in its precision."""
+    """Return the decoder of a causal language model, on its device and in its precision."""
     architecture = architecture_of(module.config.to_dict())
     build = SharingBuilder(module)
     return Decoder(architecture, build, context or architecture.positions)
 
 
 class SharingBuilder(Builder):
-    """Hands out a module's parameters instead of empty weights."""
+    """Returns a module's parameters instead of empty weights."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parameters = {weight_name(_AROUND.sub("", name)): one for name, one in module.named_parameters()}
@@ -39,18 +39,18 @@ class SharingBuilder(Builder):
         super().__init__(embedding.device, embedding.dtype, None)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """The parameter itself."""
+        """Return the parameter itself."""
         return self._counted(self._parameter(name, shape).data)
 
     def matrix(self, prefix: str, parts: Sequence[tuple[str, int]], columns: int, *, bias: bool) -> Dense | EightBit:
-        """The parameter itself where there is one part, else one matrix of which the parameters are rows."""
+        """Return the parameter itself for one part, else one matrix of which the parameters are views."""
         weight = self._merged([(f"{prefix}{name}.weight", (rows, columns)) for name, rows in parts])
         return Dense(
             weight, self._merged([(f"{prefix}{name}.bias", (rows,)) for name, rows in parts]) if bias else None
         )
 
     def stack(self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int) -> Stack:
-        """Experts are one parameter in transformers as they are here."""
+        """Return the experts, which are one parameter in transformers too."""
         weight = self.tensor(prefix + fused, experts, sum(rows for _, rows in parts), columns)
         return Stack(weight, None, self.dtype)
 

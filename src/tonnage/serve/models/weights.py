@@ -1,7 +1,7 @@
-"""The weights of a decoder: allocated once on the device, merged as the pass wants them, and filled piece by piece.
+"""The weights of a decoder: allocated once on the device, merged as the pass needs them, and filled piece by piece.
 
-Names are those that transformers gives the tensors of a published checkpoint. Query, key and value are one matrix, gate and
-up another; each tensor of the checkpoint is some rows of one. This module reads no files.
+Names are those of transformers checkpoints. Query, key and value are one matrix, gate and up another; each tensor of
+the checkpoint is a range of rows. This module reads no files.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,14 @@ from tonnage.serve.models.linear import EIGHT_BIT, Dense, EightBit, quantise
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a merged weight that one tensor of a checkpoint fills. `holds` names the pieces that this one makes
-    up, where it is several at once."""
+    """The part of a merged weight that one checkpoint tensor fills; `holds` names the pieces it combines."""
 
     weight: Tensor
     scales: Tensor | None = None
     holds: tuple[str, ...] = ()
 
     def fill(self, source: Tensor) -> None:
-        """Copy, in the weight's precision; or quantise."""
+        """Copy in the weight's precision, or quantize."""
         if self.scales is None:
             self.weight.copy_(source)
         else:
@@ -41,9 +40,9 @@ class Piece:
 
 
 class Builder:
-    """Hands out empty weights, and keeps the pieces that fill them by name.
+    """Allocates weights, and keeps the pieces that fill them by name.
 
-    Matrices of the layers are kept in eight bits where `weights` says so; norms, embedding, head and routers never are.
+    Layer matrices are stored in eight bits if `weights` says so; norms, embedding, head and routers never are.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, weights: Weights | None) -> None:
@@ -51,17 +50,17 @@ class Builder:
         self.dtype = dtype
         self.weights = weights
         self.pieces: dict[str, Piece] = {}
-        self.fused: dict[str, Piece] = {}  # several pieces as one tensor, as some files have them
+        self.fused: dict[str, Piece] = {}  # several pieces as one tensor, as in some files
         self.bytes = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A weight that is one tensor of the checkpoint, in full precision."""
+        """Return a weight that is one tensor of the checkpoint, in full precision."""
         made = self._empty(shape, self.dtype)
         self.pieces[name] = Piece(made)
         return made
 
     def matrix(self, prefix: str, parts: Sequence[tuple[str, int]], columns: int, *, bias: bool) -> Dense | EightBit:
-        """The parts, each with its number of rows, below each other in one matrix."""
+        """Return one matrix of the parts, each with its number of rows, concatenated."""
         count = sum(rows for _, rows in parts)
         weight, scales = self._weight(count, columns)
         offsets = self._empty((count,), self.dtype) if bias else None
@@ -75,7 +74,7 @@ class Builder:
         return Dense(weight, offsets) if scales is None else EightBit(weight, scales, offsets)
 
     def stack(self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int) -> Stack:
-        """The same for each expert of a layer; `fused` is the name of all of it."""
+        """Do the same for each expert of a layer; `fused` names the whole tensor."""
         weight, scales = self._weight(experts, sum(rows for _, rows in parts), columns)
         made: dict[str, Piece] = {}
         for expert in range(experts):

@@ -1,1 +1,1 @@
-"""Which sequences run in the next step. Knows no torch."""
+"""Choose which sequences run in the next step. Knows no torch."""

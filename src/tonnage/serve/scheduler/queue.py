@@ -1,12 +1,12 @@
-"""Who waits, in which order, and who is turned away.
+"""The waiting queue: its order, and which requests are refused.
 
     RequestError       the request was wrong
-    ├── QueueFull      too many wait already; `retry_after_s` says when to come back
-    └── NeverFits      too long for the context or for the whole cache, however long it waits
+    ├── QueueFull      too many are waiting; `retry_after_s` says when to retry
+    └── NeverFits      too long for the context or for the whole cache
 
-The order: sequences that were preempted, oldest first; then one of each tenant in turn, first come first served within a
-tenant. Further draws of a prompt stand aside until the first of them has computed it. Adding, taking and removing cost the
-same however many wait. This module does not know what a sequence needs to run.
+The order: preempted sequences, oldest first; then one per tenant in turn, first come first served within a tenant.
+Further samples of a prompt wait until the first of them has computed it. Adding, taking and removing take constant
+time however many wait. This module does not know what a sequence needs to run.
 """
 
 from bisect import bisect_left, insort
@@ -24,7 +24,7 @@ LONGEST_RETRY_S = 60.0
 
 
 class QueueFull(RequestError):
-    """Too many wait already."""
+    """Too many requests are waiting."""
 
     def __init__(self, problem: str, *, retry_after_s: float) -> None:
         super().__init__(problem, hint=f"Ask again in {retry_after_s:.0f} s.")
@@ -32,21 +32,21 @@ class QueueFull(RequestError):
 
 
 class NeverFits(RequestError):
-    """Too long for the context, or for the whole cache."""
+    """The request is too long for the context, or for the whole cache."""
 
 
 class FinishRate:
-    """When sequences finished of late, and so how long a full queue takes to move on."""
+    """The rate at which sequences finished lately, for estimating how fast a full queue drains."""
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=64)
 
     def note(self, now_s: float) -> None:
-        """Note that a sequence has finished."""
+        """Record that a sequence has finished."""
         self._times_s.append(now_s)
 
     def retry_after_s(self, waiting: int) -> float:
-        """The time in which half of those who wait are served; a clock that jumped or stood still says nothing."""
+        """Return the time in which half of the queue is served; the minimum if the clock gives no estimate."""
         passed_s = self._times_s[-1] - self._times_s[0] if self._times_s else 0.0
         if not passed_s > 0:
             return SHORTEST_RETRY_S
@@ -55,11 +55,11 @@ class FinishRate:
 
 
 class Queue:
-    """Sequences that wait."""
+    """The waiting sequences."""
 
     def __init__(self) -> None:
         self._preempted: list[Sequence] = []
-        self._lines: OrderedDict[str, OrderedDict[Sequence, None]] = OrderedDict()  # by tenant, none of them empty
+        self._lines: OrderedDict[str, OrderedDict[Sequence, None]] = OrderedDict()  # by tenant; no line is empty
         self._aside: dict[Sequence, list[Sequence]] = {}  # by parent
         self.fresh = 0  # those that have never run
 
@@ -75,7 +75,7 @@ class Queue:
         return sequence in self._lines.get(sequence.salt, ()) or sequence in self._siblings(sequence)
 
     def add(self, sequence: Sequence, *, aside: bool = False) -> None:
-        """To the end of its tenant's line; or aside, until its parent calls."""
+        """Append to its tenant's line, or set aside until its parent calls."""
         if aside:
             assert sequence.parent is not None
             self._aside.setdefault(sequence.parent, []).append(sequence)
@@ -84,24 +84,24 @@ class Queue:
         self.fresh += 1
 
     def call(self, parent: Sequence) -> None:
-        """Those who stand aside for it are the next of their tenant."""
+        """Move sequences set aside for this parent to the front of their tenant's line."""
         for sequence in reversed(self._aside.pop(parent, [])):
             line = self._line(sequence)
             line[sequence] = None
             line.move_to_end(sequence, last=False)
 
     def put_back(self, sequence: Sequence) -> None:
-        """One that was preempted goes before all who have not run yet."""
+        """Put a preempted sequence before all that have not run yet."""
         insort(self._preempted, sequence, key=RANK)
 
     def first(self) -> Sequence | None:
-        """Whose turn it is."""
+        """Return the next sequence, or None."""
         if self._preempted:
             return self._preempted[0]
         return next(iter(next(iter(self._lines.values())))) if self._lines else None
 
     def pop(self) -> None:
-        """The first is admitted; the next turn is another tenant's."""
+        """Remove the first sequence, which is admitted; the next turn is another tenant's."""
         sequence = self.first()
         assert sequence is not None
         self.remove(sequence)
@@ -109,7 +109,7 @@ class Queue:
             self._lines.move_to_end(sequence.salt)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out one that waits."""
+        """Remove a waiting sequence."""
         if sequence.rank >= 0:
             index = self._preempted_index(sequence)
             assert index is not None

@@ -1,18 +1,19 @@
-"""What runs next: a state machine over sequences and blocks. It knows no torch, no text and no time but the given clock.
+"""The scheduler: a state machine over sequences and blocks. It knows no torch, no text and no time but the given clock.
 
-`schedule` is called one step ahead: the step that it returns is launched while the one before is still in flight, and
-`complete` follows when tokens are known. So sequences advance when they are scheduled, and what the host learns late is
-undone late: a row computed for a sequence that had ended is dropped.
+`schedule` is called one step ahead: its step is launched while the previous one is still in flight, and `complete`
+follows when tokens are known. So sequences advance when they are scheduled, and what arrives late is handled late: a row
+computed for a sequence that had ended is ignored.
 
     waiting ──admit──▶ running ──end, stop, abort, error──▶ finished
-       ▲ ▲                │
-       │ └────preempt─────┤  computed again
-       └─ swapped ◀───────┘  or kept on the host
+    ▲ ▲                │
+    │ └────preempt─────┤  recomputed
+    └─ swapped ◀───────┘  or kept on the host
 
-What makes it safe: a block is shared or published only once the step that wrote it is complete; a sequence comes back only
-once nothing of it is in flight; only full blocks are shared, so no block with two holders is ever written.
-What makes it live: the oldest running sequence can preempt all others, or wait until those that end have ended; and whatever is
-accepted fits the pool alone.
+Safety: a block is shared or published only once the step that wrote it is complete; a sequence returns only once
+nothing of it is in flight; only full blocks are shared, so no block with two holders is ever written.
+
+Liveness: the oldest running sequence can preempt all others, or wait until those that end have ended; and every
+accepted sequence fits the pool alone.
 """
 
 import sys
@@ -30,8 +31,8 @@ from tonnage.serve.sampling import FinishReason
 from tonnage.serve.scheduler.queue import RANK, FinishRate, NeverFits, Queue, QueueFull
 from tonnage.serve.scheduler.sequence import NOT_DECODING, Clock, Decode, DecodeClock, Sequence, Status, Step, Work
 
-# In every so many steps, blocks are taken for as many. The device is told of new blocks then, and goes on alone until the
-# next time; a sequence holds half as many tokens more than it needs.
+# Every this many steps, blocks are allocated for as many steps ahead. The device learns of new blocks only then; on
+# average a sequence holds half as many tokens more than it needs.
 AHEAD = 4
 FINISHED = Status.FINISHED
 RUNNING = Status.RUNNING
@@ -39,17 +40,15 @@ RUNNING = Status.RUNNING
 
 @dataclass(slots=True)
 class _InFlight:
-    """A step that was launched."""
-
     step: Step
     swapped: list[Sequence]
-    ending: list[Sequence]  # of its decodes, those that draw their last token
-    tokens: list[int] | None = None  # if they came before those of an earlier step
-    plain: bool = True  # nobody who draws in it has ended since
+    ending: list[Sequence]  # decodes that sample their last token
+    tokens: list[int] | None = None  # if they arrived before those of an earlier step
+    plain: bool = True  # none of its sequences has ended since
 
 
 class Scheduler:
-    """Sequences in, steps out, tokens in. `context` is the longest sequence; `host_blocks` above 0 allow swapping."""
+    """Turns sequences into steps. `context` is the longest sequence; `host_blocks` above 0 enables swapping."""
 
     def __init__(
         self, pool: BlockPool, config: EngineConfig, clock: Clock, *, context: int = sys.maxsize, host_blocks: int = 0
@@ -58,18 +57,18 @@ class Scheduler:
         self.tables = Tables(pool, host_blocks)
         self.host_pool, self.counters = self.tables.host_pool, self.tables.counters
         self.waiting = Queue()
-        self._decoding: list[Sequence] = []  # by rank, as the next
-        self._works: list[Decode] = []  # of these
-        self._decode_clock = DecodeClock()  # of these, too
+        self._decoding: list[Sequence] = []  # sorted by rank
+        self._works: list[Decode] = []  # one per decoding sequence
+        self._decode_clock = DecodeClock()  # shared by these
         self._awaited: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the step in which they need a block
-        self._decodes: tuple[Decode, ...] = ()  # all of them, as long as they are the same
-        self._answers: tuple[list[int], ...] = ()  # the lists that their tokens go to
+        self._decodes: tuple[Decode, ...] = ()  # all of them, while unchanged
+        self._answers: tuple[list[int], ...] = ()  # the lists that their tokens are appended to
         self._changed = False  # since then
-        self._filling: list[Sequence] = []  # with tokens to compute before one can be drawn
+        self._filling: list[Sequence] = []  # with tokens to compute before sampling
         self._ending: list[Sequence] = []  # with their last token in flight
-        self._stops: Counter[int] = Counter()  # of all that have run and are not finished
+        self._stops: Counter[int] = Counter()  # of all sequences that have run and are not finished
         self._slots = list(range(config.max_seqs - 1, -1, -1))
-        self._flights: dict[int, _InFlight] = {}  # in the order of launch
+        self._flights: dict[int, _InFlight] = {}  # in launch order
         self._finish_rate = FinishRate()
         self._next_rank = 0
         self._next_number = 0
@@ -81,13 +80,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is not finished."""
+        """Whether any sequence is unfinished."""
         return bool(self._decoding or self._filling or self._ending or len(self.waiting))
 
-    # Coming and going.
+    # Adding and ending.
 
     def add(self, *sequences: Sequence) -> None:
-        """Accept all of these, or none. The draws of one prompt belong together, the parent first."""
+        """Accept all of these, or none. The samples of one prompt belong together, the parent first."""
         for sequence in sequences:
             self._prepare(sequence)
         if len(sequences) > self.config.max_waiting:
@@ -104,9 +103,9 @@ class Scheduler:
             self.waiting.add(sequence, aside=aside)
 
     def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> bool:
-        """End a sequence in whatever state, also for another reason that lies outside, such as a stop string ("stop").
+        """End a sequence in any state, also for an external reason such as a stop string ("stop").
 
-        False where it had ended, or was never added.
+        Returns False if it had ended, or was never added.
         """
         if sequence.status is FINISHED or (sequence.slot < 0 and sequence not in self.waiting):
             return False
@@ -114,7 +113,7 @@ class Scheduler:
         return True
 
     def _prepare(self, sequence: Sequence) -> None:
-        """Refuse what can never run; note when it ends."""
+        """Refuse what can never run; set the length at which it ends."""
         context, sampling, size = self._context, sequence.sampling, self.pool.size
         prompt, usable = sequence.prompt_length, self.pool.count - 1
         assert sequence.status is Status.WAITING and sequence not in self.waiting and prompt == len(sequence.tokens)
@@ -153,7 +152,7 @@ class Scheduler:
         sequence.history.pack()
 
     def _leave(self, sequence: Sequence) -> None:
-        """No longer among those that run; its slot is free, and others may use what it has computed."""
+        """Remove a sequence from those running; publish its blocks and free its slot."""
         self.tables.publish(sequence)
         if sequence.clock is self._decode_clock:
             self._forget_next_block(sequence)
@@ -163,10 +162,10 @@ class Scheduler:
         self._slots.append(sequence.slot)
         sequence.slot = -1
 
-    # A step.
+    # Scheduling.
 
     def schedule(self) -> Step | None:
-        """The next step, to be launched at once; None where nothing can run before a step in flight is complete."""
+        """Return the next step, to be launched at once; None if nothing can run before a step in flight completes."""
         builder = StepBuilder(self.config.batched_tokens)
         self._decode(builder)
         for sequence in self._filling[:]:
@@ -175,7 +174,7 @@ class Scheduler:
         if not builder.preempted:
             self._admit(builder)
         if not builder.decodes and not builder.chunks:
-            # Nobody needed the room after all, so nobody will copy the blocks.
+            # Nothing needed the room after all, so no step will copy the blocks.
             for sequence in builder.swapped:
                 self.tables.forget_swap(sequence)
             return None
@@ -193,7 +192,7 @@ class Scheduler:
         return step
 
     def _decode(self, builder: StepBuilder) -> None:
-        """One token more for each that can, the oldest first to get room. Only those that need a block are looked at."""
+        """Schedule one more token for each decoding sequence, oldest first; only those that need a block are visited."""
         held = dict.fromkeys(self._decoding[builder.budget :])
         due = sorted(self._awaited.pop(self._decode_clock.steps, ()), key=RANK)
         for sequence in due if not held and self._have_room(due, builder) else self._make_room(due, held, builder):
@@ -216,7 +215,7 @@ class Scheduler:
         self._ending += builder.ending
 
     def _look_ahead(self, builder: StepBuilder) -> None:
-        """While there is plenty of room: take at once the blocks that the next steps need, and then none in those."""
+        """Allocate blocks for the next steps at once while there is plenty of room."""
         steps = range(self._decode_clock.steps + 1, self._decode_clock.steps + AHEAD)
         soon = [sequence for number in steps for sequence in self._awaited.get(number, ())]
         if self.pool.available >= len(soon) + ROOM_TO_GROW * len(self._decoding) and self._have_room(soon, builder):
@@ -226,7 +225,7 @@ class Scheduler:
                 self._await_next_block(sequence)
 
     def _advance_with_others(self, sequence: Sequence) -> None:
-        """It decodes from the next step on."""
+        """Make a sequence decode from the next step on."""
         index = bisect_left(self._decoding, sequence.rank, key=RANK)
         self._decoding.insert(index, sequence)
         self._works.insert(index, Decode(sequence))
@@ -235,16 +234,16 @@ class Scheduler:
         self._await_next_block(sequence)
 
     def _stand_still(self, sequence: Sequence) -> None:
-        """It decodes no longer."""
+        """Stop decoding a sequence."""
         index = bisect_left(self._decoding, sequence.rank, key=RANK)
         del self._decoding[index], self._works[index]
         self._changed = True
         if not self._decoding:
-            self._decodes, self._answers = (), ()  # an idle engine holds on to nobody
+            self._decodes, self._answers = (), ()  # an idle engine references no sequence
         sequence.join(NOT_DECODING)
 
     def _hold(self, sequence: Sequence) -> None:
-        """It does not advance in this step."""
+        """Skip a decoding sequence in this step."""
         if sequence.status is RUNNING:
             self._forget_next_block(sequence)
             sequence.clock_offset -= 1
@@ -254,13 +253,13 @@ class Scheduler:
         self._awaited[sequence.next_block_at - sequence.clock_offset].append(sequence)
 
     def _forget_next_block(self, sequence: Sequence) -> None:
-        """Those whose step it is have been taken out already."""
+        """Remove it from those awaiting a block; those due in this step are already out."""
         due = self._awaited.get(sequence.next_block_at - sequence.clock_offset, [])
         if sequence in due:
             due.remove(sequence)
 
     def _have_room(self, sequences: list[Sequence], builder: StepBuilder) -> bool:
-        """Give each a block where it needs one, if there is enough for all."""
+        """Give each a block if it needs one, if there are enough for all."""
         try:
             self.tables.grow(sequences, builder)
         except OutOfBlocks:
@@ -281,7 +280,7 @@ class Scheduler:
                     yield sequence
 
     def _chunk(self, sequence: Sequence, builder: StepBuilder) -> None:
-        """As many of its known tokens as the budget allows; the last one draws."""
+        """Schedule as many of its known tokens as the budget allows; the last one samples."""
         start, known = sequence.computed, len(sequence.tokens)
         end = min(known, start + builder.budget)
         builder.chunks.append(Work(sequence, start, end - start, end == known))
@@ -296,7 +295,7 @@ class Scheduler:
                 self._advance_with_others(sequence)
 
     def _admit(self, builder: StepBuilder) -> None:
-        """Sequences in the order of the queue, while there are tokens, slots and blocks for the first of them."""
+        """Admit sequences in queue order, while there are tokens, slots and blocks for the first."""
         published = False
         while builder.budget and self._slots:
             sequence = self.waiting.first()
@@ -304,7 +303,7 @@ class Scheduler:
             if sequence is None or sequence.in_flight or sequence.busy or self.tables.refuse_still(sequence, running):
                 return
             if not published:
-                # Who comes may use what is complete; as long as nobody does, it need not be said.
+                # Publish complete blocks for newcomers, only now that there is one.
                 for one in self.running:
                     self.tables.publish(one)
                 published = True
@@ -320,7 +319,7 @@ class Scheduler:
             self._chunk(sequence, builder)
 
     def _preempt_newer(self, sequence: Sequence, builder: StepBuilder) -> bool:
-        """The newest of those that run makes room; False where that is the sequence itself."""
+        """Preempt the newest running sequence; return False if that is the sequence itself."""
         victim = max((group[-1] for group in (self._decoding, self._filling) if group), key=RANK)
         if victim is sequence:
             return False
@@ -334,12 +333,12 @@ class Scheduler:
         builder.preempted = True
         return True
 
-    # Back from a step.
+    # Completing.
 
     def complete(self, step: Step, tokens: list[int]) -> list[Sequence]:
-        """Take the tokens of a step, one for each of its samplers; those that it finished.
+        """Take the tokens of a step, one per sampler; return the sequences that it finished.
 
-        A step that is complete already is passed over; one that comes before an earlier one waits for that.
+        A step that is already complete is ignored; one that arrives before an earlier one waits for it.
         """
         flight = self._flights.get(step.number)
         if flight is None or flight.tokens is not None:
@@ -349,7 +348,7 @@ class Scheduler:
         return self._land()
 
     def fail(self, step: Step) -> list[Sequence]:
-        """A step that raised: its own sequences end with an error, all others go on."""
+        """End the sequences of a step that raised with an error; all others continue."""
         flight = self._flights.pop(step.number, None)
         if flight is None:
             return []
@@ -361,7 +360,7 @@ class Scheduler:
         return failed + self._land()
 
     def _land(self) -> list[Sequence]:
-        """Every step whose tokens are there, as long as none before it is missing."""
+        """Process every step whose tokens have arrived, in launch order."""
         finished: list[Sequence] = []
         while self._flights:
             number, flight = next(iter(self._flights.items()))

@@ -1,10 +1,10 @@
-"""One sequence: its tokens, its blocks, how far it is computed; and a step, which is some of that to be done at once.
+"""One sequence: its tokens, blocks and progress; and a step, the work of one forward pass.
 
-The scheduler alone changes these. Names of time: a token is *known* once the host has read it, *in flight* while the step
-that draws it runs; positions before `computed` have their keys and values written, or a launched step will write them.
+Only the scheduler changes these. A token is *known* once the host has read it, *in flight* while the step that
+samples it runs; positions before `computed` have their keys and values written, or a launched step will write them.
 
-All that decode advance by one token a step. So they share a counter, and each knows by how much it differs from that: a step
-in which hundreds go on as before touches none of them.
+All decoding sequences advance by one token per step. So they share a counter, and each stores its offset: a step in
+which hundreds continue touches none of them.
 """
 
 from collections.abc import Callable
@@ -18,30 +18,30 @@ Clock = Callable[[], float]
 
 
 class Status(StrEnum):
-    """Where a sequence is."""
+    """The state of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
-    SWAPPED = "swapped"  # its blocks lie on the host
+    SWAPPED = "swapped"  # its blocks are on the host
     FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False)
 class DecodeClock:
-    """Counts the steps of all that decode; it moves them on by one token each."""
+    """Counts decode steps; advancing it advances all decoding sequences by one token."""
 
     steps: int = 0
 
 
-NOT_DECODING = DecodeClock()  # stands still
+NOT_DECODING = DecodeClock()  # never advances
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One prompt and what follows. `tokens` begins with the prompt and grows as steps complete.
+    """One prompt and its continuation. `tokens` starts with the prompt and grows as steps complete.
 
-    `slot` is the row of the runner's persistent buffers that a running sequence owns, −1 where it has none.
-    `parent`: for the second and later draws of one prompt (`n` > 1), the draw that computes the prompt for all.
+    `slot` is the row of the runner's persistent buffers that a running sequence owns, or −1. `parent` is set for the
+    second and later samples of one prompt (`n` > 1): the one that computes the prompt for all.
     """
 
     id: int
@@ -49,8 +49,8 @@ class Sequence:
     sampling: Sampling
     prompt_length: int
     eos_ids: frozenset[int] = frozenset()
-    salt: str = ""  # of the tenant: prefixes are shared within one salt only
-    draw: int = 0  # which of the n draws; with the seed it decides the random numbers
+    salt: str = ""  # of the tenant: prefixes are shared only within one salt
+    draw: int = 0  # which of the n samples; with the seed it determines the random numbers
     parent: "Sequence | None" = None
     arrival_s: float = 0.0
 
@@ -58,30 +58,30 @@ class Sequence:
     finish_reason: FinishReason | None = None
     blocks: list[int] = field(default_factory=list)
     slot: int = -1
-    cached: int = 0  # tokens of the prompt that were found in the prefix cache
+    cached: int = 0  # prompt tokens found in the prefix cache
     preemptions: int = 0
     admitted_s: float = 0.0  # the first time
     first_token_s: float = 0.0
 
-    # The scheduler's notes.
+    # Set by the scheduler.
     rank: int = -1  # order of first admission; the highest is preempted first
     end: int = 0  # the length at which it is finished
     stops: frozenset[int] = frozenset()  # tokens that finish it
-    clock: DecodeClock = NOT_DECODING  # moves on with every step of those that decode
-    clock_offset: int = 0  # `computed` less the steps of the clock
+    clock: DecodeClock = NOT_DECODING  # advances with every decode step
+    clock_offset: int = 0  # `computed` minus the steps of the clock
     next_block_at: int = 0  # the `computed` at which its blocks are full, or it samples its last token
     published: int = 0  # leading blocks that are in the prefix cache
     prefix_id: PrefixId = ""  # of the last of them
-    busy: int = 0  # launched chunks and swaps that are not complete
+    busy: int = 0  # launched chunks and swaps not yet complete
     host_blocks: list[int] = field(default_factory=list)
-    history: TokenHistory = field(init=False)  # its tokens, for those who keep some of them
+    history: TokenHistory = field(init=False)  # its tokens, as the prefix cache references them
 
     def __post_init__(self) -> None:
         self.history = TokenHistory(self.tokens)
 
     @property
     def computed(self) -> int:
-        """Positions that are written, or will be by a launched step; kept by a preempted one until it comes back."""
+        """Positions written, or to be written by a launched step; a preempted sequence keeps it until it returns."""
         return self.clock.steps + self.clock_offset
 
     @computed.setter
@@ -95,28 +95,28 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens, those in flight included: who computes its last token draws the next."""
+        """Number of tokens, including those in flight."""
         return max(len(self.tokens), self.computed + 1)
 
     @property
     def in_flight(self) -> int:
-        """Tokens that launched steps will draw."""
+        """Tokens that launched steps will sample."""
         return max(0, self.computed + 1 - len(self.tokens))
 
     @property
     def drawn(self) -> int:
-        """Tokens drawn so far, those in flight included."""
+        """Tokens sampled so far, including those in flight."""
         return self.length - self.prompt_length
 
     @property
     def output(self) -> list[int]:
-        """The tokens after the prompt that are known."""
+        """The known tokens after the prompt."""
         return self.tokens[self.prompt_length :]
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Compute `count` tokens of a sequence from position `start`; `samples`: the last of them draws the next token."""
+    """Compute `count` tokens of a sequence from position `start`; with `samples`, the last one samples the next token."""
 
     sequence: Sequence
     start: int
@@ -125,9 +125,9 @@ class Work:
 
 
 class Decode:
-    """Compute the token that a sequence drew last, and draw the next.
+    """Compute the last sampled token of a sequence, and sample the next.
 
-    It may be the same object in many steps, and its `start` moves on: read a step when it is launched.
+    The same object may be in many steps, and its `start` advances: read a step when it is launched.
     """
 
     __slots__ = ("sequence",)
@@ -144,13 +144,13 @@ class Decode:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """What the runner does in one forward pass, in this order: swaps out, swaps in, copies, then the pass itself.
+    """The work of one forward pass, in this order: swaps out, swaps in, copies, then the pass itself.
 
-    `decodes` compute just the token drawn last (its id may still be in flight: the runner takes it from the slot's last
-    token); the same tuple as before while the same sequences go on, so that the runner need not look at each to know.
-    `chunks` are pieces of prompts, or of sequences computed again; all their ids are known.
-    `grown` are sequences with a new block since the step before, and its place in their tables; of chunks all are new.
-    Pairs are (source block, target block); host blocks are numbered on their own.
+    `decodes` compute only the last sampled token (its id may be in flight: the runner takes it from the slot). The
+    tuple is the same object while the same sequences continue, so the runner need not compare each. `chunks` are
+    parts of prompts, or of recomputed sequences; all their ids are known. `grown` are sequences with a new block
+    since the previous step, and its table index; for chunks all blocks are new. Pairs are (source block, target
+    block); host blocks have their own numbering.
     """
 
     number: int
@@ -168,10 +168,10 @@ class Step:
 
     @property
     def samplers(self) -> list[Sequence]:
-        """The sequences that draw a token, in the order in which their tokens come back."""
+        """The sequences that sample a token, in the order of the returned tokens."""
         return [work.sequence for work in self.works if work.samples]
 
     @property
     def tokens(self) -> int:
-        """Computed in this step."""
+        """Number of tokens computed in this step."""
         return len(self.decodes) + sum(work.count for work in self.chunks)

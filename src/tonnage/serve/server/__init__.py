@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server over the engine. Its parts need `tonnage[serve]`; `serve.server.running` says so."""
+"""The OpenAI-compatible server over the engine. It needs `tonnage[serve]`; `serve.server.running` says so."""

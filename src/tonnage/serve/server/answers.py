@@ -1,7 +1,7 @@
-"""Tokens to the JSON of an answer: text as it grows, log probabilities in both of OpenAI's styles, usage.
+"""Format tokens as the JSON of an answer: text, log probabilities in both of OpenAI's styles, usage.
 
-A stream makes an event of every token, so answers are plain dictionaries, and what a stream's events have in common is
-written once. This module knows neither HTTP nor the engine.
+A stream sends an event per token, so answers are plain dictionaries, and what a stream's events share is encoded
+once. This module knows neither HTTP nor the engine.
 """
 
 import json
@@ -17,13 +17,13 @@ from tonnage.serve.server.worker import Delivery
 from tonnage.serve.text import TextStream, Tokenizer
 
 JsonObject = dict[str, Any]
-# ASCII only: some clients end a line at characters beyond it.
+# ASCII only: some clients end a line at other Unicode separators.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(slots=True)
 class Piece:
-    """What is new of one answer."""
+    """The new part of one answer."""
 
     index: int
     text: str = ""
@@ -33,12 +33,12 @@ class Piece:
 
     @property
     def empty(self) -> bool:
-        """Nothing to tell yet."""
+        """Whether there is nothing to send yet."""
         return not self.text and self.finish_reason is None
 
 
 class Answer:
-    """One of the answers of a request, as far as it has come."""
+    """One answer of a request, as generated so far."""
 
     def __init__(self, index: int, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
         self.index, self._sampling = index, sampling
@@ -46,11 +46,11 @@ class Answer:
         self._held = Piece(index)
         self._told: list[Piece] = []
         self.tokens = 0
-        self.characters = 0  # of the tokens in a stream so far, for the offsets of log probabilities
+        self.characters = 0  # streamed so far, for the offsets of log probabilities
         self.finished = False
 
     def take(self, delivery: Delivery) -> Piece | None:
-        """What can be told now; None where it is held back for the next time, or left out after a stop string."""
+        """Return what can be sent now; None if text is held back, or dropped after a stop string."""
         if self.finished:
             return None
         held = self._held
@@ -76,7 +76,7 @@ class Answer:
 
     @property
     def all(self) -> Piece:
-        """Everything that was told."""
+        """Everything that was sent."""
         return Piece(
             self.index,
             "".join(piece.text for piece in self._told),
@@ -87,7 +87,7 @@ class Answer:
 
 
 class Format:
-    """How completions and chat completions differ in what they answer; this is completions."""
+    """The response format of completions; `ChatFormat` overrides what differs."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
@@ -95,26 +95,26 @@ class Format:
         self._tokenizer, self._logprobs, self._token_ids = tokenizer, logprobs, token_ids
         name = f"{self.prefix}-{uuid.uuid4().hex}"
         self._frame = {"id": name, "object": self.whole, "created": int(time.time()), "model": model}
-        # All that the pieces of a stream have in common.
+        # What all chunks of a stream share.
         self._head = b"data: " + _json(self._frame | {"object": self.part})[:-1] + b',"choices":['
 
     def complete(self, answers: Iterable[Answer], usage: JsonObject) -> JsonObject:
-        """The whole answer at once."""
+        """Return the whole response."""
         return self._frame | {"choices": [self._choice(answer.all, 0) for answer in answers], "usage": usage}
 
     def opening(self, answers: Iterable[Answer]) -> bytes:
-        """What a stream says before the first token."""
+        """Return what a stream sends before the first token."""
         return b""
 
     def chunk(self, answer: Answer, piece: Piece) -> bytes:
-        """A piece of a stream."""
+        """Return one chunk of a stream."""
         start = answer.characters
         if self._logprobs:
             answer.characters += sum(len(self._text(token_id)) for token_id in piece.token_ids)
         return self._event(self._delta(piece, start))
 
     def usage_chunk(self, usage: JsonObject) -> bytes:
-        """The last piece of a stream that was asked for it."""
+        """Return the last chunk of a stream that requested usage."""
         return self._head + b'],"usage":' + _json(usage) + b"}\n\n"
 
     def _event(self, choice: JsonObject) -> bytes:
@@ -129,12 +129,12 @@ class Format:
     def _framed(self, piece: Piece, start: int, content: JsonObject) -> JsonObject:
         logprobs = self._logprob_object(piece.logprobs, start) if self._logprobs else None
         choice = {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        # Without a tokenizer the ids are all there is to tell.
+        # Without a tokenizer there is nothing but the ids.
         return choice | {"token_ids": piece.token_ids} if self._token_ids or self._tokenizer is None else choice
 
     def _logprob_object(self, logprobs: Sequence[TokenLogprob], start: int) -> JsonObject:
         texts = [self._text(each.token_id) for each in logprobs]
-        # The drawn token is always among them, so there may be one more than was asked for.
+        # The sampled token is always included, so there may be one more than requested.
         best = [
             {self._text(token): _finite(value) for token, value in (*each.alternatives, (each.token_id, each.logprob))}
             for each in logprobs
@@ -151,12 +151,12 @@ class Format:
 
 
 class ChatFormat(Format):
-    """Chat completions: messages and deltas in place of texts."""
+    """The response format of chat completions: messages and deltas instead of texts."""
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, answers: Iterable[Answer]) -> bytes:
-        """The first chunk of each answer, which names the role."""
+        """Return the first chunk of each answer, which names the role."""
         choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return b"".join(self._event({"index": answer.index} | choice) for answer in answers)
 
@@ -186,12 +186,12 @@ def _json(data: JsonObject) -> bytes:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; what cannot be drawn has the lowest value that OpenAI gives."""
+    """Clamp to OpenAI's lowest value: JSON has no infinity."""
     return logprob if logprob > -9999.0 else -9999.0
 
 
 def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], cached_tokens: int) -> JsonObject:
-    """Tokens in and out."""
+    """Return the token counts of a request."""
     prompt = sum(map(len, prompts))
     drawn = sum(answer.tokens for answer in answers)
     return {
@@ -203,7 +203,7 @@ def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], cached
 
 
 def error_event(body: JsonObject) -> bytes:
-    """An error in the middle of a stream."""
+    """Return an error event for the middle of a stream."""
     return b"data: " + _json(body) + b"\n\n"
 
 

@@ -1,6 +1,6 @@
 """The routes: OpenAI's completions, chat completions and models; health, metrics and the ledger.
 
-Whatever goes wrong becomes an error in OpenAI's shape; no URL is ever fetched for a client.
+Any failure becomes an error in OpenAI's format; no URL is ever fetched for a client.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tonnage.serve.stats import EngineState
 from tonnage.serve.text import Tokenizer
 
 _log = logging.getLogger(__name__)
-# Shorter texts are encoded at once: handing them to a thread takes longer.
+# Shorter texts are encoded inline: handing them to a thread takes longer.
 _SHORT_TEXT = 4096
 _LOOK_S = 10.0
 _DEFAULT_MAX_TOKENS = 16
@@ -36,7 +36,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 @dataclass(slots=True)
 class Service:
-    """All that the routes need."""
+    """What the routes need."""
 
     worker: Worker
     model: str
@@ -50,7 +50,7 @@ class Service:
         self.metrics = Metrics(self.model)
 
     async def state(self) -> EngineState:
-        """The engine now; an engine that hangs is not waited for."""
+        """Return the engine's current state; raises `unavailable` if the engine hangs."""
         try:
             async with asyncio.timeout(_LOOK_S):
                 return await self.worker.look(EngineState.of)
@@ -77,7 +77,7 @@ class Service:
         return await self._generate(request, body, [prompt], self.context if asked is None else asked, ChatFormat)
 
     def _check(self, body: GenerationRequest) -> None:
-        """Before the work of encoding: whether it is for us, and whether there is room."""
+        """Reject a wrong model or a full queue before the work of encoding."""
         with explained():
             self.worker.check_room(1)
         if body.model != self.model:
@@ -111,7 +111,7 @@ class Service:
                 message = f"The prompt has {len(prompt):,} tokens; give 1 to {self.context - 1:,}."
                 raise ApiError(400, message, param="prompt", code="context_length_exceeded" if prompt else None)
         with explained():
-            # An answer ends with the context in any case; asking for more than that is no mistake.
+            # An answer ends with the context in any case, so asking for more is not an error.
             sampling = body.sampling(min(max_tokens, self.context))
         if sampling.stop and self.tokenizer is None:
             raise ApiError(400, "This model has no tokenizer; use stop_token_ids.", param="stop")
@@ -140,7 +140,7 @@ class Service:
         }
 
     def health(self) -> Response:
-        """GET /health: whether requests are taken."""
+        """GET /health: whether requests are accepted."""
         if self.worker.broken:
             return JSONResponse({"status": "broken", "reason": self.worker.broken}, 503)
         if self.worker.draining:
@@ -148,7 +148,7 @@ class Service:
         return JSONResponse({"status": "ok"})
 
     async def ledger(self) -> JsonObject:
-        """GET /ledger: where every byte is."""
+        """GET /ledger: the bytes of the KV cache and the card."""
         state, card = await self.state(), self.worker.engine.card
         return {
             "kv": kv_figures(state.ledger),
@@ -159,7 +159,7 @@ class Service:
 
 
 def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
-    """The application; the engine's thread lives as long as it does."""
+    """Create the application; the engine's thread lives as long as it does."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -195,7 +195,6 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """A route or a method that is not there."""
     assert isinstance(error, HTTPException)
     words: Any = {404: "There is no such route.", 405: "This route does not take that method."}
     message = words.get(error.status_code, error.detail)

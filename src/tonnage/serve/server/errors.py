@@ -1,6 +1,6 @@
-"""An error as OpenAI's clients read it: a status, and a body `{"error": {message, type, param, code}}`.
+"""Errors as OpenAI's clients expect them: a status, and a body `{"error": {message, type, param, code}}`.
 
-Whatever is raised on the way to an answer becomes one of these; no traceback leaves the server.
+Whatever is raised while answering becomes one of these; no traceback leaves the server.
 """
 
 import math
@@ -13,7 +13,7 @@ from tonnage.errors import TonnageError
 
 
 class ApiError(TonnageError):
-    """A request that gets no answer, and why."""
+    """A request that fails, and why."""
 
     def __init__(
         self,
@@ -31,21 +31,21 @@ class ApiError(TonnageError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the client reads."""
+        """The JSON body."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """The whole answer."""
+        """Return the HTTP response."""
         return JSONResponse(self.body, self.status, self.headers)
 
 
 def queue_full(message: str, retry_after_s: float) -> ApiError:
-    """Come back later: others wait already."""
+    """Return a 429 error with Retry-After."""
     headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
     return ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
 def unavailable(message: str, *, retry_after_s: int = 1, code: str = "unavailable") -> ApiError:
-    """The server cannot answer this now, and it is not the client's fault."""
+    """Return a 503 error: the server cannot answer now, and it is not the client's fault."""
     headers = {"Retry-After": str(retry_after_s)}
     return ApiError(503, message, kind="service_unavailable_error", code=code, headers=headers)

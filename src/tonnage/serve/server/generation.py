@@ -1,6 +1,6 @@
-"""One request on its way: submitted, collected step by step, told at once or as a stream, and given up when no one listens.
+"""One request in progress: submitted, collected step by step, returned whole or streamed, aborted on disconnect.
 
-A client that goes away is noticed whether it streams or not, and whether or not there are tokens to send it.
+A disconnect is noticed whether the client streams or not, and whether or not there are tokens to send.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from tonnage.serve.server.metrics import Metrics
 from tonnage.serve.server.worker import Delivery, Gone, Ticket, Unavailable, Worker
 from tonnage.serve.text import Tokenizer
 
-# When to look for another server at this address.
+# Retry-After while the server stops.
 _STOPPING_S = 5
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """What is raised against a request, as its client reads it."""
+    """Turn engine errors into API errors."""
     try:
         yield
     except QueueFull as error:
@@ -57,23 +57,22 @@ class Generation:
         salt: str,
         tokenizer: Tokenizer | None,
     ) -> "Generation":
-        """Hand it to the engine, or say why not."""
+        """Submit a request to the engine; raises an ApiError if it is refused."""
         with explained():
             ticket = await worker.submit(prompts, sampling, salt)
         return cls(worker, metrics, ticket, tokenizer)
 
     @property
     def finished(self) -> bool:
-        """Whether all answers are complete."""
         return all(answer.finished for answer in self.answers)
 
     @property
     def usage(self) -> JsonObject:
-        """Tokens in and out."""
+        """Token counts."""
         return usage_of(self._ticket.prompts, self.answers, self._ticket.cached_tokens)
 
     async def next(self) -> list[tuple[Answer, Piece]]:
-        """What is new; waits for something that is."""
+        """Wait for and return what is new."""
         found: list[tuple[Answer, Piece]] = []
         while not found and not self.finished:
             try:
@@ -106,14 +105,14 @@ class Generation:
             yield answer, piece
 
     def close(self) -> None:
-        """All is told, or no one listens: nothing of it stays in the engine."""
+        """Remove the request from the engine, finished or not."""
         for answer in self.answers:
             if not answer.finished:
                 self._metrics.finished(self._unfinished, None)
         self._worker.close(self._ticket)
 
     def watch(self, request: Request) -> "asyncio.Task[None]":
-        """Give it up as soon as the client is gone."""
+        """Abort the request as soon as the client disconnects."""
         return asyncio.create_task(self._until_gone(request))
 
     async def _until_gone(self, request: Request) -> None:
@@ -123,7 +122,7 @@ class Generation:
 
 
 async def respond(request: Request, generation: Generation, format: Format, stream: bool, usage: bool) -> Response:
-    """The answer; a stream begins when there is something to tell, so that a failure before has its own status."""
+    """Return the response; a stream starts with its first token, so that earlier failures have their own status."""
     watch = generation.watch(request)
     try:
         if stream:
@@ -147,7 +146,7 @@ def _end(generation: Generation, watch: "asyncio.Task[None]") -> None:
 
 
 class EventStream(Response):
-    """Server-sent events; all that came with one step goes out in one write."""
+    """Server-sent events; everything from one step goes out in one write."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class EventStream(Response):
         self._first, self._usage = first, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream to its end, whichever end that is."""
+        """Send the stream until it ends or the client disconnects."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_all(send)

@@ -1,4 +1,4 @@
-"""What one request may ask for, and who may ask: the bounds that stand between strangers and the engine.
+"""Limits of a request, and API keys: what protects the engine from untrusted clients.
 
 Everything that a client can make grow has a limit here or in `serve.sampling`. This module knows no engine.
 """
@@ -21,18 +21,18 @@ MOST_PROMPTS = 128
 MOST_CHOICES = 256  # prompts × n
 MOST_MESSAGES = 4096
 MOST_PROMPT_TOKENS = 2**21
-# A prompt with more characters than this for each token of the context is refused before it is encoded.
+# A prompt with more characters per context token is refused before it is encoded.
 _CHARACTERS_PER_TOKEN = 32
 _SMALLEST_BODY = 16 * MIB
 
 
 def most_body_bytes(context: int) -> int:
-    """The largest body of a request: room for lists of prompts, or for one prompt of a very long context."""
+    """Return the largest request body: room for lists of prompts, or one prompt of a very long context."""
     return max(_SMALLEST_BODY, 32 * context)
 
 
 def check_characters(count: int, context: int, param: str) -> None:
-    """Encoding takes time, so what cannot fit is refused by its length alone."""
+    """Refuse by length alone what cannot fit, since encoding takes time."""
     if count > _CHARACTERS_PER_TOKEN * context:
         raise ApiError(
             400,
@@ -43,7 +43,7 @@ def check_characters(count: int, context: int, param: str) -> None:
 
 
 async def read_body(request: Request, most_bytes: int) -> bytes:
-    """The whole body, which must be JSON by its own account, small enough, and arrive in time."""
+    """Read the whole body, which must be declared as JSON, small enough, and arrive in time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"The body's content type is {kind[:80]!r}; send application/json.")
@@ -72,13 +72,13 @@ def _too_large(most_bytes: int) -> ApiError:
 
 
 class Keys:
-    """The keys that open the server; none: it is open to whoever reaches it."""
+    """The accepted API keys; without any, the server is open to all."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def tenant(self, authorization: bytes) -> str | None:
-        """A name for the owner of a key; None where the key is wrong. Takes as long for a wrong key as for a right one."""
+        """Return an id for the owner of a key, or None if it is wrong. Takes constant time."""
         if not self._digests:
             return ""
         scheme, _, key = authorization.partition(b" ")
@@ -92,20 +92,20 @@ def _digest(key: bytes) -> bytes:
 
 
 def salt_of(tenant: str, cache_salt: str | None, user: str | None) -> str:
-    """Requests share cached prefixes only where all three are equal: who is not trusted learns nothing from timing."""
+    """Return a salt so that only requests with all three equal share cached prefixes, which timing could reveal."""
     parts = [tenant, cache_salt or "", user or ""]
     return _digest(json.dumps(parts).encode()).hex() if any(parts) else ""
 
 
 class Gate:
-    """Every request of every route passes here first, those for routes that do not exist included."""
+    """Middleware that checks every request first, including those for unknown routes."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let those with a key in, and note whose it is."""
+        """Check the key and record its tenant."""
         if scope["type"] == "http":
             try:
                 scope.setdefault("state", {})["tenant"] = self._let_in(scope)
@@ -116,7 +116,7 @@ class Gate:
 
     def _let_in(self, scope: Scope) -> str:
         lengths = (len(name) + len(value) for name, value in scope["headers"])
-        # The parser bounds only what comes in pieces.
+        # The parser only limits incomplete headers.
         if sum(lengths) + len(scope["raw_path"]) + len(scope["query_string"]) > HEADER_BYTES:
             raise ApiError(431, f"The headers are larger than {HEADER_BYTES // KIB} KiB.")
         authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

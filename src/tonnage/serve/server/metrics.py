@@ -1,6 +1,6 @@
-"""What the server measures of itself, for Prometheus, under the names that vLLM made common; and the KV ledger.
+"""Prometheus metrics of the server under vLLM's names, and the KV ledger.
 
-Times of requests are noted as tokens are told; figures of the engine are those of the moment of the scrape.
+Request times are recorded as tokens are sent; engine figures are those at the time of the scrape.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class Metrics:
         whole = self._histogram("e2e_request_latency", "From arrival to the last token.", _REQUEST_S)
         prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", _LABELS, registry=self._registry)
         finished = Counter("vllm:request_success", "Answers.", (*_LABELS, "finished_reason"), registry=self._registry)
-        # A labelled metric costs a look-up at every use; these do not.
+        # Resolve labels once: a lookup at every use costs time.
         self._first_token, self._token = first_token.labels(model), token.labels(model)
         self._queue, self._whole = queue.labels(model), whole.labels(model)
         self._prompt_tokens = prompt_tokens.labels(model)
@@ -48,7 +48,7 @@ class Metrics:
         return Histogram(f"vllm:{name}_seconds", words, _LABELS, buckets=buckets_s, registry=self._registry)
 
     def delivered(self, ticket: "Ticket", delivery: "Delivery") -> None:
-        """Tokens of one step for one answer."""
+        """Record the tokens of one step for one answer."""
         count, last_s = len(delivery.token_ids), ticket.last_s.get(delivery.index)
         if not count:
             return
@@ -63,25 +63,25 @@ class Metrics:
             self._token.observe((delivery.time_s - last_s) / count)
 
     def finished(self, reason: str, latency_s: float | None) -> None:
-        """An answer is complete, or given up."""
+        """Record that an answer is complete or aborted."""
         self._finished[reason].inc()
         if latency_s is not None:
             self._whole.observe(latency_s)
 
     def text(self, state: EngineState) -> bytes:
-        """Everything, with the engine's figures of this moment."""
+        """Return all metrics, with the engine's current figures."""
         self._engine.state = state
         return generate_latest(self._registry)
 
 
 class _Renamed:
-    """A metric once more, under the name that it used to have."""
+    """A metric repeated under its former name."""
 
     def __init__(self, metric: Histogram, name: str, old_name: str) -> None:
         self._metric, self._name, self._old_name = metric, name, old_name
 
     def collect(self) -> Iterator["Metric"]:
-        """The samples of the metric, renamed."""
+        """Yield the metric's samples, renamed."""
         for family in self._metric.collect():
             family.name = family.name.replace(self._name, self._old_name)
             family.samples = [
@@ -96,11 +96,11 @@ class _EngineFigures:
         self.state: EngineState | None = None
 
     def describe(self) -> list["Metric"]:
-        """Nothing before the first scrape."""
+        """Return nothing, since there is no state before the first scrape."""
         return []
 
     def collect(self) -> Iterator["Metric"]:
-        """Gauges and totals of the engine."""
+        """Yield gauges and totals of the engine."""
         state = self.state
         if state is None:
             return

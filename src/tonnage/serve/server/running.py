@@ -1,4 +1,4 @@
-"""The server's life: it listens, serves, and on SIGTERM or Ctrl-C takes no more, finishes what runs, and stops.
+"""The server's life cycle: it listens and serves; on SIGTERM or Ctrl-C it drains and stops.
 
 A second signal stops at once.
 """
@@ -30,10 +30,10 @@ _CLOSING_S = 5
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with a drain before its shutdown: meanwhile it still answers, if only to say that it stops."""
+    """uvicorn with a drain before shutdown, during which new requests are answered with 503."""
 
     def __init__(self, app: "FastAPI", worker: "Worker", *, drain_s: float) -> None:
-        # h11 bounds the headers; the other parsers do not.
+        # h11 limits the headers; the other parsers do not.
         super().__init__(
             uvicorn.Config(
                 app,
@@ -51,12 +51,12 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Until a signal, or `stop`."""
+        """Serve until a signal, or `stop`."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains; the next one does not wait."""
+        """Drain on the first signal; stop at once on the next."""
         if self._worker.draining:
             self.should_exit = self._worker.hurried = True
             self.force_exit = sig == signal.SIGINT
@@ -64,7 +64,7 @@ class Server(uvicorn.Server):
             self.stop()
 
     def stop(self) -> None:
-        """Drain, then stop. From any thread."""
+        """Drain, then stop. May be called from any thread."""
         self._worker.draining = True
         self._loop.call_soon_threadsafe(self._begin_drain)
 
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket, before the model is loaded: a port that is taken is known at once."""
+    """Bind a socket before the model is loaded, so that a port in use is reported at once."""
     if not 0 <= port < 2**16:  # the system would take it modulo 2^16
         raise _cannot_listen(host, port, OverflowError("ports are 0 to 65535"))
     try:

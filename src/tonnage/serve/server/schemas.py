@@ -1,7 +1,7 @@
-"""The bodies of requests, after OpenAI's schema, and what is asked of the engine by them.
+"""Request bodies after OpenAI's schema, and their translation for the engine.
 
-A field that is known and not served is refused unless its value changes nothing; a field that no one knows is refused too,
-so that no one waits for an effect that never comes. No field holds a URL that would be fetched.
+A known field that is not supported is refused unless its value has no effect; an unknown field is refused too, so
+that no client relies on an effect that never comes. No field holds a URL that would be fetched.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Word = Annotated[str, Field(max_length=1024)]
 
 
 def parse(kind: type[_Model], body: bytes) -> _Model:
-    """A body as its model; what is wrong with it in one sentence."""
+    """Parse a body; raises an ApiError that names the problem in one sentence."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -28,7 +28,7 @@ def parse(kind: type[_Model], body: bytes) -> _Model:
 
 
 def _explained(error: ValidationError) -> ApiError:
-    """The first field that is wrong. What the client sent is not repeated: it may be long, or not even text."""
+    """Describe the first wrong field. The client's input is not repeated: it may be long, or not even text."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found[0]["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {found[0]['msg']}.")
@@ -39,7 +39,7 @@ def _explained(error: ValidationError) -> ApiError:
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells besides its text."""
+    """What a stream sends besides its text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -48,11 +48,11 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What completions and chat completions have in common."""
+    """Fields common to completions and chat completions."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    # Known, not served: refused unless the value is one of these.
+    # Known but not supported: refused unless the value is one of these.
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "frequency_penalty": (None, 0),
         "presence_penalty": (None, 0),
@@ -71,7 +71,7 @@ class GenerationRequest(BaseModel):
     stream_options: StreamOptions | None = None
     user: Word | None = None
 
-    # Beyond OpenAI's schema, under the names that other servers gave them.
+    # Beyond OpenAI's schema, under the names that other servers use.
     top_k: int | None = None
     min_p: float | None = None
     ignore_eos: bool | None = None
@@ -84,7 +84,7 @@ class GenerationRequest(BaseModel):
     repetition_penalty: Any = None
     logit_bias: Any = None
 
-    # Bookkeeping of the service that the schema comes from; without effect on the answer.
+    # Bookkeeping of OpenAI's service, without effect on the answer.
     metadata: Any = None
     store: Any = None
     service_tier: Any = None
@@ -102,16 +102,16 @@ class GenerationRequest(BaseModel):
 
     @property
     def draws(self) -> int:
-        """Answers for each prompt."""
+        """Answers per prompt."""
         return 1 if self.n is None else self.n
 
     @property
     def alternatives(self) -> int | None:
-        """Likeliest tokens to report for each drawn one; None: no log probabilities at all."""
+        """Number of top log probabilities per token; None for no log probabilities."""
         raise NotImplementedError
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """The engine's words for it; the engine's own limits speak up here."""
+        """Return the engine's sampling parameters; raises RequestError beyond the engine's limits."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Sampling(
             max_tokens=max_tokens,
@@ -136,7 +136,7 @@ def _or(number: _Number | None, default: _Number) -> _Number:
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions: texts or lists of token ids, one or several."""
+    """POST /v1/completions: one or several texts or lists of token ids."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationRequest.neutral,
@@ -165,19 +165,19 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """Each as it came."""
+        """The prompts as a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
     @property
     def alternatives(self) -> int | None:
-        """As many as the request says."""
+        """The requested number."""
         return self.logprobs
 
 
 class ContentPart(BaseModel):
-    """A piece of a message: text is served, nothing else is."""
+    """A part of a message; only text is supported."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -192,7 +192,7 @@ class ContentPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -204,20 +204,19 @@ class Message(BaseModel):
     function_call: None = None
     audio: None = None
 
-    # An answer comes back as it was given, by this server or by others; of these no model reads anything.
+    # Clients send answers back as they received them; no model reads these fields.
     annotations: Any = None
     reasoning_content: None = None
 
     @property
     def text(self) -> str:
-        """All of its text."""
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content)
         return self.content or ""
 
     @property
     def words(self) -> dict[str, str]:
-        """As chat templates take it; to them, the developer is the system."""
+        """The message for chat templates, where the developer role is the system."""
         words = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
         return words if self.name is None else words | {"name": self.name}
 
@@ -262,5 +261,5 @@ class ChatRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """The drawn token's own is always among what is reported."""
+        """The requested number; the sampled token is always reported besides."""
         return (self.top_logprobs or 0) if self.logprobs else None

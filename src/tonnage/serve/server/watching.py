@@ -1,4 +1,4 @@
-"""A server with its ledger beside it: the KV cache is shown on a terminal, or written as lines, while it serves."""
+"""Serve while showing the KV cache ledger on a terminal, or writing it as lines."""
 
 import asyncio
 import socket
@@ -30,7 +30,7 @@ async def serve(
     watch_s: float | None,
     stream: TextIO,
 ) -> bool:
-    """Serve until a signal comes and what runs is done; False where a step hangs that can never be done."""
+    """Serve until a signal comes and requests are drained; return False if a step hangs."""
     worker = Worker(engine)
     service = Service(worker, name, engine.context, engine.architecture.vocab, engine.tokenizer)
     server = Server(create_app(service, keys), worker, drain_s=drain_s)
@@ -43,7 +43,7 @@ async def serve(
             with suppress(asyncio.CancelledError):
                 await watch
     if worker.busy:
-        await worker.stop()  # a server that is forced to end does not see to it
+        await worker.stop()  # a server forced to exit does not do this
     return not worker.busy
 
 
@@ -54,7 +54,7 @@ async def _watched(service: Service, server: Server, interval_s: float, stream: 
             await asyncio.sleep(interval_s)
             if not server.started or server.should_exit:
                 continue
-            with suppress(ApiError):  # an engine that hangs is seen the next time
+            with suppress(ApiError):  # if the engine hangs, try again next time
                 state, now_s = await service.state(), time.monotonic()
                 show(state, _load(state, now_s, before))
                 before = now_s, state.generated
@@ -73,7 +73,7 @@ def _load(state: EngineState, now_s: float, before: tuple[float, int] | None) ->
 
 @contextmanager
 def _shown(stream: TextIO) -> Iterator[Show]:
-    """A frame that is drawn again on a terminal; elsewhere a line for each look."""
+    """Redraw a frame on a terminal; elsewhere print a line each time."""
     if not stream.isatty():
         yield lambda state, load: print(kv_line(state.ledger, load), file=stream, flush=True)
         return

@@ -1,7 +1,7 @@
-"""The engine's thread, its inbox, and the way back: tokens from a step to the requests that wait for them in asyncio.
+"""The engine's thread, its inbox, and the delivery of tokens to requests that wait in asyncio.
 
-The engine is touched by its own thread alone. Everything else posts to the inbox, which is emptied before each step, so a
-request that is gone frees its blocks before the next one. A step's tokens reach the event loop in one call. This module
+Only its own thread touches the engine. Everything else posts to the inbox, which is emptied before each step, so an
+aborted request frees its blocks before the next one. A step's tokens reach the event loop in one call. This module
 knows neither HTTP nor text.
 """
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
-# An engine that fails so often in a row says that it is broken; it is still tried.
+# After this many failures in a row the engine reports that it is broken; it keeps trying.
 _MOST_FAILURES = 3
 _PAUSE_S = 0.05
-# For a step that runs when the server stops.
+# How long to wait for a step that runs when the server stops.
 _LONGEST_STEP_S = 60.0
 _HURRIED_S = 1.0
 
 
 class Unavailable(TonnageError):
-    """The server takes no more requests: it stops."""
+    """The server is stopping and takes no more requests."""
 
 
 class Gone(Exception):
-    """The client of a request, or the server itself, no longer waits for its answer."""
+    """The client, or the server itself, no longer waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one step brought for one answer of a request."""
+    """What one step produced for one answer of a request."""
 
     index: int
     token_ids: list[int]
@@ -53,7 +53,7 @@ class Delivery:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request in the engine: a sequence for each answer, and the mail for whoever waits for them."""
+    """One request in the engine: a sequence per answer, and the queue of deliveries."""
 
     prompts: Sequence[list[int]]
     sampling: Sampling
@@ -61,12 +61,12 @@ class Ticket:
     arrival_s: float = field(default_factory=time.monotonic)
     sequences: list[Drawn] = field(default_factory=list)
     mail: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)
-    last_s: dict[int, float] = field(default_factory=dict)  # when an answer's latest token came
-    posted: int = 0  # its sequences, as long as they are on their way
+    last_s: dict[int, float] = field(default_factory=dict)  # time of an answer's latest token
+    posted: int = 0  # sequences still on their way to the engine
     closed: bool = False
 
     async def deliveries(self) -> list[Delivery]:
-        """All that has come since, at least one."""
+        """Wait for and return all new deliveries, at least one."""
         found = [await self.mail.get()]
         while not self.mail.empty():
             found.append(self.mail.get_nowait())
@@ -76,12 +76,12 @@ class Ticket:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of all prompts that were found in the prefix cache."""
+        """Prompt tokens that were found in the prefix cache."""
         return sum(sequence.cached for sequence in self.sequences if sequence.draw == 0)
 
 
 class Worker:
-    """Runs the engine until it is stopped. `start` is called in the event loop that the requests live in."""
+    """Runs the engine until it is stopped. Call `start` in the event loop of the requests."""
 
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
@@ -96,18 +96,17 @@ class Worker:
         self._stopped = False
         self.open: set[Ticket] = set()
         self.draining = False
-        self.hurried = False  # who stops it does not want to wait
+        self.hurried = False  # stop without waiting
         self.broken = ""
 
     # In the event loop.
 
     def start(self) -> None:
-        """Start the engine's thread."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Let go of all requests, and of the engine; a step that hangs is not waited for for ever."""
+        """Close all requests and stop the engine; a step that hangs is not waited for indefinitely."""
         self.close_all()
 
         def stop() -> None:
@@ -120,11 +119,11 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether the engine's thread lives; after `stop`, it hangs."""
+        """Whether the engine's thread is alive; after `stop`, that means it hangs."""
         return self._thread.is_alive()
 
     async def submit(self, prompts: Sequence[list[int]], sampling: Sampling, salt: str) -> Ticket:
-        """Hand a request over. What the engine has to say against it is raised, and then nothing of it is left behind."""
+        """Submit a request. Raises the engine's error if it is refused, leaving nothing behind."""
         asked = len(prompts) * sampling.n
         self.check_room(asked)
         ticket = Ticket(prompts, sampling, salt, posted=asked)
@@ -141,7 +140,7 @@ class Worker:
         return ticket
 
     def check_room(self, asked: int) -> None:
-        """Refuse here and now what the queue has no room for, however long the step takes that runs."""
+        """Refuse at once what the queue has no room for, however long the current step takes."""
         if self.draining:
             raise Unavailable("The server is stopping.")
         if asked > self._max_waiting:
@@ -150,7 +149,7 @@ class Worker:
             raise QueueFull("Too many requests wait already.", retry_after_s=self._retry_after_s)
 
     def close(self, ticket: Ticket) -> None:
-        """No one waits for it any more: done, or given up. Its sequences end before the next step."""
+        """Close a request, done or aborted. Its sequences end before the next step."""
         if ticket in self.open:
             self.open.discard(ticket)
             ticket.closed = True
@@ -163,11 +162,11 @@ class Worker:
             self.close(ticket)
 
     def end(self, ticket: Ticket, index: int) -> None:
-        """One answer is complete, though the engine does not know it."""
+        """End one answer that is complete although the engine does not know it."""
         self._post(lambda: self._drop(ticket.sequences[index : index + 1]))
 
     async def look(self, question: "Callable[[Engine], _Answer]") -> _Answer:
-        """Ask the engine something between two steps."""
+        """Run a query on the engine between two steps."""
         return await self._ask(lambda: question(self.engine))
 
     async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
@@ -191,7 +190,7 @@ class Worker:
         return await answer
 
     def _count_out(self, ticket: Ticket) -> None:
-        """It is no longer on its way: given up, or the engine's, who counts it from then on. In either thread."""
+        """Stop counting it as posted: aborted, or counted by the engine from now on. In either thread."""
         with self._counting:
             self._posted -= ticket.posted
             ticket.posted = 0
@@ -253,7 +252,7 @@ class Worker:
             if owner is not None:
                 logprob = output.logprobs[row] if output.logprobs else None
                 logprobs = [logprob] if logprob is not None else None
-                # None where it goes on.
+                # None while it continues.
                 reason = sequence.finish_reason
                 arrived.append((owner[0], Delivery(owner[1], [output.tokens[row]], logprobs, reason, now_s)))
                 if reason is not None:
@@ -267,7 +266,7 @@ class Worker:
             self._loop.call_soon_threadsafe(_hand_out, arrived)
 
     def _fail(self, error: Exception, failures: int) -> None:
-        """A step raised: those whom it ended hear of it, and all others go on, unless step after step fails."""
+        """Report a failed step to the sequences that it ended; the others continue, unless every step fails."""
         _log.error("A step failed", exc_info=error)
         if failures >= _MOST_FAILURES:
             self.broken = f"The engine fails at every step: {type(error).__name__}."
