@@ -2,10 +2,10 @@
 
     tokens = (free at start × mem_fraction_static − weights) // bytes per token       "max_total_num_tokens"
 
-`mem_fraction_static` is a share of the memory free when the model begins to load, after the CUDA context and NCCL. The rest is
-for activations, CUDA graphs, and the token table of running requests. Nothing is profiled, so the KV cache does not depend on them;
-this module counts whether they fit. A page is one token. The rules are data (`data/sglang.toml`); data-parallel attention,
-speculative decoding, LoRA adapters and vision towers are not modelled.
+`mem_fraction_static` is a share of the memory free when the model begins to load, after the CUDA context and NCCL. The
+rest is for activations, CUDA graphs, and the token table of running requests. Nothing is profiled, so the KV cache does
+not depend on them; this module counts whether they fit. A page is one token. The rules are data (`data/sglang.toml`);
+data-parallel attention, speculative decoding, LoRA adapters and vision towers are not modelled.
 """
 
 import re
