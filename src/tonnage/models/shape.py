@@ -163,32 +163,32 @@ class ModelShape:
     vocab: int  # 0: no tokens
     tied: bool  # the head is the embedding: counted once, in `embedding_parameters`
     embedding_parameters: int  # tokens, positions, token types, patches
-    head_parameters: int  # the head's own: 0 where tied (but for its bias) or where there is none
+    head_parameters: int  # the head's own: 0 if tied (except for its bias) or without a head
     other_parameters: int = 0  # final norms, poolers, projections between widths
     logits: bool = True  # the model ends in scores over the vocabulary
     max_positions: int = 0  # 0: not stated
-    learned_positions: bool = False  # each has an embedding of its own, so that there are no more
+    learned_positions: bool = False  # each position has its own embedding, so there are no more
     dtype: str = "bf16"  # of the published weights
-    exact: bool = True  # False: the architecture is not known, and counted as the closest one that is
+    exact: bool = True  # False: an unknown architecture, counted as the closest known one
     notes: tuple[str, ...] = field(default=())
     projector: Projector | None = None
-    unfrozen: Unfrozen | None = None  # None: all is trained
+    unfrozen: Unfrozen | None = None  # None: everything is trained
 
     @property
     def parameters(self) -> int:
-        """All of them, ties counted once."""
+        """All parameters, tied ones counted once."""
         outside = self.embedding_parameters + self.head_parameters + self.other_parameters
         return outside + sum(stack.parameters for stack in self.stacks)
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes: fewer than all in a mixture of experts."""
+        """Parameters that one token uses: fewer than all in a mixture of experts."""
         idle = sum(layer.parameters - layer.active_parameters for stack in self.stacks for layer in stack.layers)
         return self.parameters - idle
 
     @property
     def trained_parameters(self) -> int:
-        """Those that are not frozen."""
+        """Parameters that are not frozen."""
         if self.unfrozen is None:
             return self.parameters
         layers = (layer for stack in self.stacks for layer in stack.layers if not layer.frozen)
@@ -198,30 +198,30 @@ class ModelShape:
 
     @property
     def trains_table(self) -> bool:
-        """Whether the embeddings of tokens are trained."""
+        """Whether the token embeddings are trained."""
         return self.unfrozen is None or self.unfrozen.table > 0
 
     @property
     def trains_head(self) -> bool:
-        """Whether the matrix that makes the logits is."""
+        """Whether the output projection is trained."""
         return self.trains_table if self.tied else self.unfrozen is None or self.unfrozen.head > 0
 
     @property
     def trains_projector(self) -> bool:
-        """Whether there is one, and it is."""
+        """Whether there is a projector that is trained."""
         return self.projector is not None and (self.unfrozen is None or self.unfrozen.projector)
 
     @property
     def decoder(self) -> Stack:
-        """The stack that ends in the head: the last."""
+        """The last stack, which ends in the head."""
         return self.stacks[-1]
 
     @property
     def fixed_tokens(self) -> int:
-        """Of a sample that has one length only, such as the patches of an image; 0: sequences are as long as one likes."""
+        """Tokens of a sample of fixed length, such as the patches of an image; 0 if lengths vary."""
         return self.decoder.tokens
 
     @property
     def hidden(self) -> int:
-        """The width of that stack."""
+        """Hidden size of the decoder."""
         return self.decoder.hidden
