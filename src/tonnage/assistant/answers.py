@@ -128,7 +128,6 @@ def _grew(figures: Figures) -> str:
 
 
 def _said(figures: Figures) -> str:
-    """Return the command's own sentence, if it has one."""
     return _one_line(next((figures[key] for key in ("sentence", "words", "outcome") if figures.get(key)), "Done."))
 
 

@@ -72,7 +72,6 @@ class Server(MCPServer[Session]):
             raise TonnageError(f"{name} takes no {unknown[:100]!r}.", hint=f"{hint}It takes {', '.join(names)}.")
 
     def _publish(self, path: Path, mime_type: str, about: str) -> None:
-        """List a file of this session among the resources."""
         self.add_resource(
             FileResource(uri=path.as_uri(), name=path.name, description=about, mime_type=mime_type, path=path)
         )

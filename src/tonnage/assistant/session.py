@@ -42,9 +42,7 @@ class Session:
         records: bool = False,
         limit_s: float | None = None,
     ) -> CallToolResult:
-        """Run a command with files after its flags, or with a program and its arguments, and return the relevant
-        figures.
-        """
+        """Run a command with files, or with a program and its arguments, and return the relevant figures."""
         figures = self.folder.new(command, ".json")
         html, recording = figures.with_suffix(".html"), figures.with_suffix(".tonnage")
         outputs = [f"--json={figures}", *[f"--html={html}"] * page, *[f"--output={recording}"] * records]

@@ -163,9 +163,7 @@ async def flags_of(ctx: AnyContext, command: Annotated[Commands, Field(descripti
 
 
 def _may(verb: str) -> Resolve:
-    """Return the confirmation before a script is run: none if the server was started without it, None if the client
-    cannot ask.
-    """
+    """Build the confirmation before a run; it is skipped with `allow_run`, and None if the client cannot ask."""
 
     def ask(ctx: AnyContext, gpu: str, script: str, arguments: list[str] | str) -> Consent | Elicit[Consent] | None:
         session, words = _session(ctx), _split(arguments)

@@ -124,9 +124,7 @@ def configuration_of(layer: Layer, configuration: Configuration) -> Configuratio
 
 
 def final_norm(shape: ModelShape, configuration: Configuration) -> Kept:
-    """Return what the final norm saves, including its output, which the head reads. Both are frozen if the last layer
-    is.
-    """
+    """Return what the final norm saves, including the head's input. Both are frozen if the last layer is."""
     layer = shape.decoder.layers[-1]
     if layer.frozen == "still":
         return Kept()

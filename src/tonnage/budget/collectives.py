@@ -40,17 +40,13 @@ class Network:
     shares: Calibration
 
     def gather_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
-        """Return the seconds of ring all-gathers (or reduce-scatters) of `size_bytes` in total, among ranks `stride`
-        apart.
-        """
+        """Return the seconds of ring all-gathers (or reduce-scatters) of `size_bytes` in total."""
         steps = np.asarray(ranks) - 1
         piece = size_bytes / ranks / np.maximum(messages, _LEAST_MESSAGES)
         return messages * steps * self._step_s(piece, ranks, stride) + messages * self.shares.link_start_s * (steps > 0)
 
     def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
-        """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts if that is
-        faster.
-        """
+        """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts."""
         ring_s = 2 * self.gather_s(size_bytes, ranks, stride, messages)
         members = np.minimum(self._members(stride), ranks)
         hosts = np.maximum(np.ceil(np.asarray(ranks) / members), 1)
@@ -91,9 +87,7 @@ class Network:
         return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
 
     def _step_s(self, piece_bytes: Quantity, ranks: Number, stride: Number) -> Quantity:
-        """Return one step of a ring. Between hosts, NCCL sends small pieces by a protocol of lower latency and
-        bandwidth.
-        """
+        """Return one step of a ring. Between hosts, NCCL sends small pieces by a low-latency protocol."""
         hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
         large_s = hop_s + piece_bytes / rate
         small_s = hop_s - self.shares.network_small_saves_s + piece_bytes / self.shares.network_small_bytes_per_s

@@ -60,9 +60,7 @@ class Seconds:
 def pass_seconds(
     way: Pass, batch: int, size: Size, gpu: Gpu, backward: Backward = "none", again: bool = False
 ) -> Seconds:
-    """Return the seconds of one pass, optionally with its backward pass under autocast and a recomputed forward
-    (`again`).
-    """
+    """Return the seconds of one pass, optionally with its backward and a recomputed forward (`again`)."""
     turns = size.latent_frames / way.frames if way.frames else 1.0
     positions = size.area if way.frames else size.positions
     costs, forwards = host_costs(), 2 if again else 1
@@ -128,7 +126,6 @@ def _launch(fields: list[object], batch: int, positions: int, gpu: Gpu) -> Launc
 
 
 def _gradients(forward: Launch, backward: Backward) -> list[Launch]:
-    """Return the backward kernels of a launch that does arithmetic."""
     if backward == "none" or forward.kind not in _ARITHMETIC:
         return []
     if forward.kind == "attention":

@@ -84,8 +84,6 @@ class Calls:
 
 
 class _Kernel(NamedTuple):
-    """A kernel entry of the data file."""
-
     name: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -313,9 +311,7 @@ class LayerLaunches:
 
     @property
     def _goes_by_expert(self) -> bool:
-        """Say whether PyTorch multiplies one expert after another. Autocast leaves grouped products in FP32, which has
-        no grouped kernel.
-        """
+        """Say whether PyTorch multiplies expert by expert: autocast leaves grouped products in FP32, without a kernel."""
         configuration = self.configuration
         wide = configuration.autocast or (configuration.compute_bytes == _FP32_BYTES and not configuration.lora_rank)
         return wide and framework_of(configuration).written == "transformers" and not configuration.compile
@@ -355,9 +351,7 @@ class LayerLaunches:
             calls.backward.append(self._call("cast c > 4", high, wide))
 
     def _made_wide(self, weights: Quantity) -> list[Call]:
-        """Dequantize a base matrix to 16 bits, as every product does. bitsandbytes dequantizes its double-quantized
-        scales first.
-        """
+        """Dequantize a base matrix to 16 bits, as every product does; bitsandbytes dequantizes its scales first."""
         configuration = self.configuration
         kept, made = configuration.base_bytes, configuration.compute_bytes
         sizes = [(weights, kept + made)]
@@ -411,9 +405,7 @@ class LayerLaunches:
     # ── attention ──
 
     def _fused_attention(self, calls: Calls, attention: Attention, style: Style, read: Quantity) -> None:
-        """Add fused attention: one kernel forward, several backward. Context parallelism runs one per rank and merges
-        the results.
-        """
+        """Add fused attention: one kernel forward, several backward; under context parallelism one per rank."""
         cp, tp, batch = self.configuration.cp, self.configuration.tp, self.configuration.micro_batch
         heads, key_heads = attention.heads / tp, np.maximum(attention.kv_heads / tp, 1)
         rows: Quantity = self.configuration.seq / cp
@@ -455,9 +447,7 @@ class LayerLaunches:
                 known.extend(replace(call, times=cp - 1, operators=0) for call in turn)
 
     def _library(self, dropout: bool) -> tuple[str, str]:
-        """Return precision and library: PyTorch uses cuDNN from Hopper on, FlashAttention before, its own kernels for
-        FP32.
-        """
+        """Return precision and library: cuDNN from Hopper on, FlashAttention before, PyTorch's own for FP32."""
         if self.configuration.compute_bytes == _FP32_BYTES:
             return "fp32", "efficient"
         precision = "fp16" if self.configuration.precision == "fp16-mixed" else "bf16"
@@ -535,9 +525,7 @@ class LayerLaunches:
         return np.ceil(width / _ALIGNED_BYTES) * _ALIGNED_BYTES if self.configuration.compile else width
 
     def head(self) -> Calls:
-        """Return the calls of the final norm, the logits and the loss, if any. All configurations must share one
-        `head_form`.
-        """
+        """Return the calls of final norm, logits and loss, if any. Configurations must share one `head_form`."""
         calls, shape, rows = Calls(), self.shape, self.tokens * self.configuration.logit_share
         if not (shape.logits and shape.vocab):
             return calls

@@ -204,7 +204,6 @@ def _timed(launch: Launch, gpu: Gpu) -> Any:
 
 
 def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configuration, gpu: Gpu, phase: Phase) -> Busy:
-    """Sum calls whose launches have known seconds."""
     costs = host_costs()
     its: PhaseCosts = getattr(costs, phase)
     arithmetic_s: Quantity = 0.0

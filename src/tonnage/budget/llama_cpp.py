@@ -131,9 +131,7 @@ class Case:
         return users * self._cells(kept) * (gguf.row_bytes(kind, keys) + gguf.row_bytes(kind, values))
 
     def _compute(self, numbers: range, on_gpu: int, users: int, context: int) -> int:
-        """Return the larger of a batch in a layer and of the logits; batches for the host's layers are computed here
-        too.
-        """
+        """Return the larger of a batch in a layer and of the logits, including batches for the host's layers."""
         hidden = self.shape.hidden
         rows = min(users, self.ubatch) if self._lean else self.ubatch
         # Layers of the host run on the first GPU if the batch is large.

@@ -135,9 +135,7 @@ def _passing_bytes(shape: ModelShape, configuration: "Configuration", way: Way) 
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:
-    """Return the loading of a server, which copies mapped tensors to the GPU one by one and quantizes them there if
-    needed.
-    """
+    """Return the loading of a server, which copies mapped tensors to the GPU one by one and may quantize them."""
     from tonnage.budget.vllm import find_release
 
     asked, ledger = budget.configuration, budget.ledger

@@ -65,7 +65,6 @@ def head_weights(shape: ModelShape) -> int:
 
 
 def _next_token_bytes(configuration: Configuration, moment: LossMoment) -> Quantity:
-    """Return bytes per logit for next-token cross-entropy."""
     compute_bytes, framework = configuration.compute_bytes, framework_of(configuration)
     if moment == "head":
         return compute_bytes  # the gradient of the logits
@@ -126,9 +125,7 @@ def _objective_bytes(configuration: Configuration, moment: LossMoment) -> Quanti
 
 
 def similarities(configuration: Configuration) -> list[Term]:
-    """Return the similarities of every pair's first text with all others, gathered over ranks; GradCache compares a
-    whole step.
-    """
+    """Return the similarities of first texts with all others, gathered over ranks; GradCache compares a whole step."""
     objective = configuration.objective
     if objective.name != "contrastive":
         return []

@@ -325,9 +325,7 @@ def _bytes(scene: Scene, stack: Stack, kept: Kept) -> Quantity:
 
 
 def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
-    """Return the activations of the block in its backward pass, whether recomputed, fetched or saved, and the gradients
-    inside it.
-    """
+    """Return the activations of the block in its backward pass, and the gradients inside it."""
     present: Quantity = 0.0
     gradients: Quantity = 0.0
     for stack, block, _ in scene.blocks:
@@ -535,7 +533,6 @@ def _held_logits(scene: Scene) -> list[Term]:
 
 
 def _optimizer(scene: Scene) -> list[Term]:
-    """Return the temporaries of the optimizer step."""
     configuration = scene.configuration
     trained = scene.states.gradients.size_bytes / gradient_bytes(configuration)
     if configuration.optimizer in ("sgd", "momentum", "adamw-8bit"):

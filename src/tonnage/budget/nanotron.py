@@ -48,9 +48,7 @@ def gather_buffers(shape: ModelShape, configuration: Configuration, tokens: Quan
 
 
 def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration, *, ended: bool) -> list[Term]:
-    """Return a micro-batch's gradients before accumulation; without the embedding's until its backward pass has
-    `ended`.
-    """
+    """Return a micro-batch's gradients before accumulation; without the embedding's until backward has `ended`."""
     if not trains_with_nanotron(configuration):
         return []
     shared = stage.heads if shape.tied else 0.0
@@ -62,8 +60,9 @@ def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration
 
 
 def scattered(shape: ModelShape, stage: Stage, configuration: Configuration, tokens: Quantity) -> list[Term]:
-    """Return the inputs of reduce-scatters that the allocator cannot reuse yet because the host runs ahead of the GPU:
-    those of forward passes in flight, and as much of a backward pass as CUDA's queue holds.
+    """Return the inputs of reduce-scatters that cannot be freed yet, as the host runs ahead of the GPU.
+
+    They are those of forward passes in flight, and as much of a backward pass as CUDA's queue holds.
     """
     if not trains_with_nanotron(configuration):
         return []

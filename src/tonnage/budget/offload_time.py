@@ -74,9 +74,7 @@ def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) ->
 
 
 def _update_s(configuration: Configuration, count: Quantity, cluster: Cluster, shares: Calibration) -> Quantity:
-    """Return the update's seconds on the CPUs, which all GPUs of a host share; states on drives are read and written
-    too.
-    """
+    """Return the update's seconds on the host's CPUs, which its GPUs share, including states read from drives."""
     update_s = count * step_bytes(configuration) * cluster.gpus_per_host / shares.host_optimizer_bytes_per_s
     if configuration.optimizer_place == "host":
         return update_s

@@ -105,9 +105,7 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
 
 
 def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
-    """Return the copies around nanotron's gather of updated parameters: three flat copies, then one kernel per tensor
-    and rank.
-    """
+    """Return the copies around nanotron's gather of parameters: three flat ones, then one per tensor and rank."""
     if not framework_of(configuration).gathers_at_once or configuration.zero != 1:
         return Busy()
     ranks = shards(configuration)

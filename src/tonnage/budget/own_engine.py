@@ -176,9 +176,7 @@ def own_pool(widths: Widths, limits: Limits, *, limit_bytes: int, weight_bytes: 
 
 
 def own_reserve(widths: Widths, limits: Limits, gpu: Gpu | None) -> tuple[Term, ...]:
-    """Return everything except weights and KV cache. `gpu` None: on the CPU, without graphs, libraries and CUDA
-    context.
-    """
+    """Return everything except weights and KV cache. `gpu` None: on the CPU, without graphs or CUDA context."""
     terms = [_step(widths, limits), _buffers(widths, limits)]
     if gpu is not None:
         # Four matrices per layer with their scales; embedding, head and the cache itself.

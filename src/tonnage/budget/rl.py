@@ -133,9 +133,7 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
     crew = [actor, critic] if critic else [actor]
 
     def waiting(busy: str = "") -> list[Held]:
-        """Return what all models keep on the GPU, including the weights of the `busy` one if they are otherwise
-        offloaded.
-        """
+        """Return what all models keep on the GPU, including the weights of the `busy` one."""
         kept = [one for model in crew for one in model.resting(cast, model.owner == busy)]
         kept += [one for one in frozen if "frozen" not in cast.offload or one.owner == busy]
         return kept
@@ -219,9 +217,7 @@ def _forwards(cast: Cast) -> Iterator[tuple[str, str, ModelShape]]:
 
 
 def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
-    """Yield the memory of a pass without gradients: the larger of the widest layer and the logits, and gathered or cast
-    weights.
-    """
+    """Yield a pass without gradients: the larger of widest layer and logits, and gathered or cast weights."""
     configuration = cast.training
     tokens = float(configuration.tokens)
     width = 4 if configuration.autocast else configuration.compute_bytes
@@ -244,9 +240,7 @@ def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
 
 
 def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
-    """Yield the engine's terms that exist in a state: "rollout", "idle", "asleep", or "weights" (awake without the
-    cache).
-    """
+    """Yield the engine's terms in a state: "rollout", "idle", "asleep", or "weights" (awake without the cache)."""
     tonnage = budget.configuration.engine == "tonnage"
     alone = cast.apart or cast.own_process
     for term in budget.terms:

@@ -146,9 +146,7 @@ def _graphs(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", larg
 
 
 def context_terms(gpu: Gpu) -> tuple[Term, Term]:
-    """Return the CUDA context, created before SGLang first measures the GPU, and the kernels loaded before it measures
-    again.
-    """
+    """Return the CUDA context and loaded kernels, separately as SGLang measures the GPU between them."""
     whole = context_term(gpu)
     kernels = gpu.overheads["kernels"].size_bytes if "kernels" in gpu.overheads else 0
     late = Term(Category.CONTEXT, "kernels", kernels, "as the catalogue has them", {}, whole.source)

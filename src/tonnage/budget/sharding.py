@@ -141,9 +141,7 @@ def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quan
 
 
 def block_parameters(shape: ModelShape, configuration: Configuration, *, trained: bool = False) -> Quantity:
-    """Return the parameters of the largest (trained) block on one GPU before data-parallel sharding: what is gathered
-    at once.
-    """
+    """Return the parameters of the largest (trained) block on one GPU: what is gathered at once."""
     layers = (layer for stack in shape.stacks for layer, _ in stack.kinds() if not (trained and layer.frozen))
     largest: Quantity = 0.0
     for layer in layers:

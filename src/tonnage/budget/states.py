@@ -133,9 +133,7 @@ def optimizer_bytes(optimizer: Optimizer, number_bytes: int = 4) -> float:
 
 
 def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
-    """Return LoRA's states: a frozen base in 16 bits or fewer (unless all is FP32), gradients and states of adapters
-    only.
-    """
+    """Return LoRA's states: a frozen base in 16 bits or fewer (unless FP32), and those of the adapters."""
     base = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
     count = trained_parameters(shape, stage, configuration)
     adapters = _term(Category.PARAMETERS, "adapters", count, configuration.parameter_bytes)

@@ -436,9 +436,7 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
 def _exposed(
     busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration, taken: float
 ) -> tuple[dict[str, Quantity], Quantity]:
-    """Return exposed and hidden seconds: collectives overlap first, then offload. Collectives occupy the `taken` share
-    of SMs.
-    """
+    """Return exposed and hidden seconds: collectives overlap first, then offload; they occupy `taken` of the SMs."""
     count = configuration.accumulate
     forward_s, backward_s = busy.forward_s, busy.backward_s + busy.recompute_s
     # The first exchange of a ring has nothing to hide behind.

@@ -110,7 +110,6 @@ def _seen(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration
 
 
 def _host(seen: Sequence[Moment], kept: States, configuration: Configuration) -> HostMemory:
-    """Return the most host memory that any moment uses."""
     if not offloads(configuration):
         return HostMemory(0.0, 0.0)
     found = [host_memory(moment.terms, kept, configuration) for moment in seen]

@@ -92,9 +92,7 @@ class CapturedStep:
 
     @cached_property
     def wrappers(self) -> frozenset[int]:
-        """Indices of operators that only redispatch to one of the same name, as autocast does: the inner one does the
-        work.
-        """
+        """Indices of operators that only redispatch to one of the same name, as autocast does."""
         moments = list(self.moments())
         return frozenset(
             moment.parent

@@ -262,7 +262,6 @@ _ALONE: dict[str, Callable[[Call], Work | None]] = {
 
 @cache
 def _families() -> dict[str, Callable[[Call], Work | None]]:
-    """Return the reader of every known operator, by name."""
     tables = _tables()
     found = dict(_ALONE)
     for family, make in _MAKERS.items():

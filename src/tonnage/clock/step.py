@@ -124,9 +124,7 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
 
 
 def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
-    """Return calls of `index`, by id, with their number of rows: the profiler does not record it, but their gradients
-    do.
-    """
+    """Return calls of `index`, by id, with their number of rows, which only their gradients record."""
     rows = {
         call.shapes[0]: prod(call.shapes[2]) // max(1, prod(call.shapes[0][1:]))
         for call in step.calls

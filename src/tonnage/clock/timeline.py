@@ -162,7 +162,6 @@ class _Lanes:
 
 
 def _covered_s(spans: Iterable[Span]) -> float:
-    """Return how long at least one stream was busy."""
     covered_s = until_s = 0.0
     for span in sorted(spans, key=lambda span: span.start_s):
         covered_s += max(0.0, span.end_s - max(until_s, span.start_s))

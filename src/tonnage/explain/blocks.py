@@ -24,9 +24,7 @@ _Made = dict[tuple[int, str], list[Allocation]]  # by forward pass and the block
 
 
 def checkpoint_blocks(recording: Recording) -> Rewrite | None:
-    """Recompute each repeated block in backward: only its output is kept, and the block is whole while its backward
-    runs.
-    """
+    """Recompute each repeated block in backward: only its output is kept until its backward runs."""
     ends = [end for _, end in spans_of(recording, "forward")]
     parts: dict[int, list[Allocation]] = {}
     blocks: set[str] = set()

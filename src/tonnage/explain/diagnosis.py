@@ -37,9 +37,7 @@ class Diagnosis:
 
 
 def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Diagnosis:
-    """Apply every rule, pick the cause, and collect all fixes; for a cluster's rank also consider its host's other
-    ranks.
-    """
+    """Apply every rule, pick the cause, and collect all fixes; `cluster` adds its host's other ranks."""
     case = Case(recording, cluster)
     findings = [finding for rule in RULES if (finding := rule(case))]
     named = _fatal(case, findings) if case.death else _chronic(case, findings)

@@ -70,9 +70,7 @@ class Source:
         return None
 
     def keeper_of(self, names: set[str], *, of_graph: bool) -> Keeper | None:
-        """Return the first statement that stores a value of one of these names, or one derived from it; `of_graph`: its
-        graph.
-        """
+        """Return the first statement that stores a value (`of_graph`: its graph) derived from one of these names."""
         tracked = set(names)
         releasing = _RELEASING_GRAPHS if of_graph else _RELEASING
         for statement in self._statements() if of_graph else ():

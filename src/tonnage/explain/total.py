@@ -57,9 +57,7 @@ def total_of(recording: Recording) -> Total | None:
 
 
 def batch_of(needed: Recording) -> int | None:
-    """Return the first dimension of the model's inputs at the peak (or of all, if none is alive there); None if they
-    differ.
-    """
+    """Return the first dimension of the inputs at the peak, or of all inputs; None if they differ."""
     inputs = [a for a in needed.allocations if a.category is Category.INPUTS and a.shape and len(a.shape) > 1]
     at_peak = {a.index for a in needed.live_at_peak}
     by_extent: dict[int, int] = {}

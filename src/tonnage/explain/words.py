@@ -55,9 +55,7 @@ def trains(recording: Recording) -> bool:
 
 
 def batch_of(recording: Recording) -> int | None:
-    """Return samples per forward: from its trainer, else the first dimension that its inputs share; None if they
-    differ.
-    """
+    """Return samples per forward, from its trainer or the inputs' first dimension; None if they differ."""
     told = recording.header.training.get("batch", "")
     if told.isdigit() and trains(recording):
         return int(told)

@@ -1,4 +1,4 @@
-"""A card that the catalogue does not hold, from a TOML file of one's own.
+"""A GPU that is not in the catalogue, from a user's TOML file.
 
     name = "Prototype 48"            # required, as are the next six, unless `like` gives them
     architecture = "sm_90"           # whose registers, shared memory and lanes it has
@@ -8,10 +8,10 @@
     clock_mhz = 1800
     rates = { fp32 = 4.4e13, bf16 = 3.5e14 }
 
-    like = "h100"                    # take what is not given here from a card of the catalogue
+    like = "h100"                    # take what is not given here from a GPU of the catalogue
     power_w = 350                    # and any other field of `Gpu`
 
-A field that is missing, unknown or out of all proportion is an error that names it: most such files fail by a unit.
+A missing, unknown or implausible field is an error that names it: most mistakes in such files are wrong units.
 """
 
 import tomllib
@@ -106,7 +106,6 @@ def _base(path: Path, like: str | None) -> dict[str, Any]:
 
 
 def _checked(path: Path, field: str, value: Any) -> Any:
-    """Return the validated value of a field as `Gpu` keeps it."""
     if field not in _KNOWN:
         raise BadGpu(f"{path} has a field {field!r}, which no card has.", hint=_closest(field))
     if field == "rates":

@@ -129,7 +129,6 @@ class NvmlReader:
         return GpuMemory(index, name, uuid, total, used, reserved, self._busy_percent(handle), self._processes(handle))
 
     def _memory(self, handle: Any) -> tuple[int, int, int]:
-        """Return used, reserved and total bytes."""
         nvml = self._nvml
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
@@ -146,9 +145,7 @@ class NvmlReader:
             return None  # a slice of a GPU (MIG) has no rate
 
     def _processes(self, handle: Any) -> tuple[ProcessMemory, ...]:
-        """Return processes, largest first; NVML lists one that uses both compute and graphics twice, with the same
-        bytes.
-        """
+        """Return processes, largest first; NVML lists those with both compute and graphics twice."""
         nvml, used_by_pid = self._nvml, dict[int, int | None]()
         for listing in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
             try:

@@ -399,7 +399,6 @@ def _image_terms(
 
 
 def _resident(name: str, kept: dict[str, str], offload: str, is_denoiser: bool) -> float:
-    """Return the bytes of weights on the GPU while a part runs."""
     weights, how = all_weights()[name], kept[name]
     each = weights.size_bytes(how) / weights.parameters
     if offload == "none":
@@ -429,7 +428,6 @@ def _moved(
 
 
 def _decoded(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> tuple[float, Seconds]:
-    """Return the bytes and seconds of decoding."""
     decode = passes(pipeline.vae)["decode-fp32" if pipeline.vae_fp32 else "decode"]
     size, gpu = request.size, cluster.gpu
     batch, slices = (1, request.batch) if request.slicing else (request.batch, 1)
@@ -493,7 +491,6 @@ def _others(plans: list[Plan], best: Plan) -> tuple[Plan, ...]:
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest batch that fits, up to the limit."""
     low, high = 1, LARGEST["batch"] + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -276,9 +276,7 @@ def _filled(lengths: Lengths) -> float:
 
 
 def parse_lengths(text: str, samples: float | None = None) -> Lengths:
-    """Parse a file of lengths, a list ("512,1024" or "999x600,32k"), or words ("mean 600 max 4096", "median 400 max
-    4k").
-    """
+    """Parse a file of lengths, a list ("512,1024", "999x600,32k"), or words ("mean 600 max 4096")."""
     words = text.split()
     if words and words[0] in ("mean", "median"):
         return _in_words(words, text, samples)

@@ -154,7 +154,6 @@ def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> I
 
 
 def _cut(request: TrainingRequest, seq: int) -> TrainingRequest:
-    """Return the request with samples truncated to `seq`."""
     return replace(request, seq=seq, lengths=request.lengths and request.lengths.limited(seq))
 
 

@@ -130,9 +130,7 @@ class TrainingRequest:
     objective: Objective = NEXT_TOKEN
 
     def step_sequences(self, gpus: int) -> int:
-        """Return samples per step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, at least one per
-        GPU.
-        """
+        """Return samples per step: as asked, or by `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, at least one per GPU."""
         if self.global_batch is not None:
             return self.global_batch
         padded = self.lengths is not None and self.lengths.batching != "pack"

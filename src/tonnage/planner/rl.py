@@ -351,9 +351,7 @@ class _Bench:
         return [1 if self.request.engine == "tonnage" else 2, 0]
 
     def _degrees(self, apart: int) -> list[int]:
-        """Return the engine's tensor parallelism: as asked, or the fastest degrees that divide a host's GPUs and the
-        heads.
-        """
+        """Return the engine's tensor parallelism: as asked, or the fastest that divides GPUs and heads."""
         request, cards = self.request, apart or self.cluster.gpus
         if request.engine == "tonnage":
             return [1]
@@ -495,9 +493,7 @@ class _Bench:
 
 
 def _host_bytes(cast: Cast, shown: tuple[Phase, ...], engine: ServingBudget) -> int:
-    """Return the most bytes on the host: everything offloaded at any time, and the weights of an engine at sleep level
-    1.
-    """
+    """Return the most bytes on the host: everything offloaded, and an engine's weights at sleep level 1."""
     every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
     size = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
     if cast.sleep == 1 and engine.configuration.engine == "vllm":
@@ -516,8 +512,6 @@ def away(one: Held) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Times the phases of one plan."""
-
     bench: _Bench
     cluster: Cluster  # the trainer's
     cast: Cast

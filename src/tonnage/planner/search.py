@@ -399,7 +399,6 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
 
 
 def _stages(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> dict[str, dict[str, int]]:
-    """Return the sizes of the first and last stages of a pipeline."""
     ends: dict[str, Literal["first", "last"]] = {"first stage": "first", "last stage": "last"}
     return {name: _sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for name, end in ends.items()}
 

@@ -24,9 +24,7 @@ def _degrees(plan: Configuration) -> list[NDArray[np.int64]]:
 
 
 def _crossing(plan: Configuration, cluster: Cluster) -> Number:
-    """Count parallelism that crosses hosts. Tensor-parallel ranks are neighbours, then context-parallel ones; experts
-    span both.
-    """
+    """Count parallelism that crosses hosts: tensor-parallel ranks are innermost, then context; experts span both."""
     tp, _, cp, ep = _degrees(plan)
     spans = (tp, tp * cp * (cp > 1), ep)
     return sum((span > cluster.gpus_per_host).astype(int) for span in spans)

@@ -12,9 +12,7 @@ from tonnage.units import GIB, format_bytes
 
 
 def all_cards_sections(cards: AllCards) -> list[Iterator[Text]]:
-    """Return sections: what the run needs, the GPUs that hold it with their free memory, and the line that fails on
-    others.
-    """
+    """Return what the run needs, the GPUs that hold it, and the line that fails on others."""
     rows = list(cards.rows())
     holding = [row for row in rows if row[0].oom is None]
     others = [row for row in rows if row[0].oom is not None]

@@ -27,9 +27,7 @@ _STYLES = {"used": "green", "shared": "cyan", "cached": "blue", "slack": "yellow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The engine's current load. `hit_rate` is the share of prompt tokens found in the prefix cache; None without
-    requests.
-    """
+    """The engine's load. `hit_rate` is the prefix cache's share of prompt tokens; None without requests."""
 
     running: int = 0
     waiting: int = 0

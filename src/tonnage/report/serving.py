@@ -416,7 +416,6 @@ def _neighbour_figures(neighbour: Neighbour) -> dict[str, Any]:
 
 
 def _host_figures(budget: ServingBudget) -> dict[str, Any]:
-    """Return what llama.cpp keeps on the host."""
     if not isinstance(budget, LlamaBudget):
         return {}
     host = budget.host

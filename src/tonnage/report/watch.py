@@ -81,7 +81,6 @@ def _used(process: ProcessMemory) -> str:
 
 
 def _advice(gpu: GpuMemory) -> Iterator[Text]:
-    """Yield advice if little memory is left."""
     if gpu.used_bytes < _NEARLY_FULL * gpu.total_bytes:
         return
     left = f"GPU {gpu.index} has {format_bytes(gpu.free_bytes)} left"

@@ -74,9 +74,7 @@ def l2_bytes_per_s(gpu: Gpu) -> float:
 
 
 def older_share(gpu: Gpu) -> float:
-    """Return the share of the peak that kernels written for Ampere reach: from Hopper on only warp-group products are
-    faster.
-    """
+    """Return the share of the peak that kernels written for Ampere reach; Hopper's are faster."""
     share: float = figures()["older_share"]
     return share if gpu.maker == "NVIDIA" and gpu.compute_capability[0] in (9, 10) else 1.0
 

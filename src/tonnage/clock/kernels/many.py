@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 
 
 def distinct(columns: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first index of each distinct row, and the distinct row of every row. Columns are numbers or equally
-    long arrays.
-    """
+    """Return the first index of each distinct row of these columns, and the distinct row of every row."""
     arrays = [array for array in map(np.asarray, columns) if array.ndim]
     number = np.zeros(max((array.size for array in arrays), default=1), dtype=np.int64)
     first = np.zeros(1, dtype=np.int64)

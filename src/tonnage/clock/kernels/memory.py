@@ -57,9 +57,7 @@ def launch(
     accesses: float = 0.0,
     kernels: int = 0,
 ) -> Launch:
-    """Return a launch of this form: `shape` is (elements, blocks), `operations` the elements that threads read or
-    write.
-    """
+    """Return a launch with `shape` (elements, blocks) and the elements that threads access as `operations`."""
     return Launch(
         kind=kind,
         name=call.name,

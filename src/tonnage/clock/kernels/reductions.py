@@ -40,9 +40,7 @@ class Grid(NamedTuple):
 
 
 def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> Grid:
-    """Apply PyTorch's rule (`setReduceConfig`): lanes along contiguous data, then warps and blocks if loops would be
-    long.
-    """
+    """Apply PyTorch's `setReduceConfig`: lanes along contiguous data, then warps and blocks for long loops."""
     across, along = (inputs, outputs) if axes != FIRST else (outputs, inputs)
     vector = 1
     if axes == FIRST:

@@ -31,9 +31,7 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 
 
 def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
-    """Time the gradients of a norm's weight: blocks of columns loop over all rows, unless rows are many and columns
-    few.
-    """
+    """Time a norm's weight gradient: blocks of columns loop over all rows, unless rows are many and columns few."""
     elements, rows = launch.shape
     columns, form = elements // max(rows, 1), figures()[_WEIGHT]  # a rank's part of a short sequence may be empty
     moved_s = memory_seconds(launch.moved_bytes * form["passes"], form["share"], gpu)

@@ -12,7 +12,7 @@ _SHARDED = ("all_gather", "allgather", "c10d")
 
 
 def saving_on_gpu(case: Case) -> Finding | None:
-    """Return what saving had at once; its largest tensor is on the GPU in any case."""
+    """Return the tensors that saving held at once; the largest of them is on the GPU in any case."""
     made = [a for a in live_in(case, _SAVING) if a.phase in _SAVING]
     size = sum(a.block_bytes for a in made)
     if not is_worth(case, size):

@@ -117,9 +117,7 @@ def _unproved(causes: list[Suspect], numbers: Numbers | None, place: Place) -> I
 
 
 def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
-    """Return advice in the framework's terms for the first cause and, if that is little, the next one of equal
-    certainty.
-    """
+    """Return advice in the framework's terms: for the first cause, and if short, the next of equal certainty."""
     chosen: dict[str, None] = {}
     for suspect in causes[:1] + [other for other in causes[1:3] if other.certainty == causes[0].certainty]:
         if len(chosen) > 1:

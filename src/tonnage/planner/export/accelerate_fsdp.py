@@ -78,9 +78,7 @@ def settings(launch: Launch) -> dict[str, Any]:
 
 
 def cluster_settings(launch: Launch) -> dict[str, Any]:
-    """Return the settings for machines and precision that every accelerate file has. Rank and address are set at
-    launch.
-    """
+    """Return the machines and precision of every accelerate file. Rank and address are set at launch."""
     configuration, hosts = launch.configuration, launch.cluster.hosts
     fp8 = {"fp8_config": {"backend": "AO"}} if configuration.precision == "fp8" else {}
     compiled = {"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if configuration.compile else {}

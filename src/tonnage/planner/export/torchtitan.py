@@ -130,9 +130,7 @@ def _flavors() -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def _training(launch: Launch) -> dict[str, Any]:
-    """Return the batch settings. A pipeline splits its local batch into micro-batches; otherwise accumulation repeats
-    it.
-    """
+    """Return the batch settings. A pipeline splits its local batch; otherwise accumulation repeats it."""
     configuration, sizes = launch.configuration, launch.sizes
     plain = configuration.precision in ("fp32", "tf32")
     return {

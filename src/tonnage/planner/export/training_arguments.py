@@ -148,7 +148,6 @@ def _sharding(launch: Launch) -> dict[str, Any]:
 
 
 def _liger(launch: Launch) -> dict[str, bool] | None:
-    """Return which Liger kernels are used; None without any."""
     fused = launch.configuration.loss != "full"
     if launch.configuration.liger:
         return dict.fromkeys(_CHUNKED_LOSS, True) | {"cross_entropy": False, "fused_linear_cross_entropy": fused}

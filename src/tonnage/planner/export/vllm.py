@@ -87,9 +87,7 @@ def _environment(launch: ServingLaunch) -> str:
 
 
 def served_model(launch: ServingLaunch) -> str:
-    """Return a name on the hub, or a folder's absolute path: the scripts change folders, and vLLM does not read a lone
-    config.json.
-    """
+    """Return a name on the hub, or a folder's absolute path, as the scripts change folders."""
     path = Path(launch.model)
     if WEIGHT_FORMATS[launch.weights].container == "gguf" and path.suffix != ".gguf":
         return launch.model if ":" in launch.model else f"{launch.model}:{launch.weights.upper()}"
@@ -127,9 +125,7 @@ def lines_of(launch: ServingLaunch) -> list[str]:
 
 
 def _weights(launch: ServingLaunch) -> dict[str, object]:
-    """Return the quantization flags. FP8 is quantized while loading unless stored so; other formats come from the
-    checkpoint.
-    """
+    """Return the quantization flags. FP8 may be quantized while loading; other formats are the checkpoint's."""
     if WEIGHT_FORMATS[launch.weights].container == "gguf":
         return {"--tokenizer": hub_id(launch.tokenizer)}
     if launch.weights == "fp8" and launch.stored != "fp8":

@@ -64,7 +64,6 @@ def _steps(launch: ServingLaunch) -> Iterator[str]:
 
 
 def _one_script(launch: ServingLaunch) -> Iterator[str]:
-    """Yield the instructions for engines started by one script."""
     name = f"{launch.engine.replace('-', '_').replace('.', '_')}.sh"
     if launch.hosts > 1:
         yield f"On each of {launch.hosts} hosts, with RANK from 0 on: HEAD=10.0.0.1 RANK=0 bash {name}"

@@ -49,7 +49,6 @@ def _remedies(found: RlFindings) -> str:
 
 
 def _timeline(plan: RlPlan) -> str:
-    """Return a bar of the card for each phase, by category."""
     whole = max(plan.cluster.gpu.memory_bytes, plan.peak.total_bytes)
     rows: list[tuple[str, ...]] = []
     used: dict[str, str] = {}
@@ -84,7 +83,6 @@ def _others(found: RlFindings) -> str:
 
 
 def _phase(plan: RlPlan, number: int) -> str:
-    """Return every term of one phase, collapsed."""
     phase = plan.phases[number]
     rows = [
         (

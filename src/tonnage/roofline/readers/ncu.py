@@ -173,7 +173,6 @@ def _dram_bytes(launch: Launch, seconds: float) -> float | None:
 
 
 def _operations(launch: Launch, seconds: float) -> dict[str, float]:
-    """Return operations by precision; empty if none are counted."""
     found: dict[str, float] = {}
     for precision, counters in _names()["operations"].items():
         counts = [(_count(launch, stem, seconds), each) for stem, each in counters.items()]

@@ -88,7 +88,6 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _id(event: Event, key: str = "External id") -> int | str | None:
-    """Return an id that links events."""
     found = _arguments(event).get(key)
     return found if isinstance(found, int | str) else None
 
@@ -197,9 +196,7 @@ def _words(value: object) -> str:
 
 
 def _detail(call: Call) -> str:
-    """Return dtypes and shapes of its first tensors: "bf16 8192×1024, 1024×50304"; a dtype is repeated only if it
-    changes.
-    """
+    """Return dtypes and shapes of its first tensors, like "bf16 8192×1024, 1024×50304"."""
     words: list[str] = []
     said = ""
     for shape, kind in zip(call.shapes, call.types, strict=False):
@@ -215,7 +212,6 @@ def _detail(call: Call) -> str:
 
 
 def _timeline(events: list[Event], on_card: list[Event]) -> Timeline | None:
-    """Return the timeline of the busiest GPU."""
     launched = {
         _id(event, "correlation"): (event["ts"] + event["dur"]) * _US
         for event in events
