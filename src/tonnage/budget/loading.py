@@ -9,7 +9,7 @@
 | FSDP2 with a pipeline or experts, Megatron     | one tensor at a time of each rank's part  |                                 |
 | a base quantized while it is read, vLLM        | pages of the file                         | one matrix in 16 bits           |
 
-Safetensors are memory-mapped: a tensor used in its stored dtype is file pages, which all ranks of a host share and the kernel may
+Safetensors are memory-mapped: a tensor used in its stored dtype is file pages, which all ranks of a host share and the OS may
 drop. Upcast tensors are the rank's own memory. The facts are from the sources of transformers 5.17, accelerate 1.15, DeepSpeed
 0.19 and vLLM, which until 0.15 had the whole model on the GPU before quantizing it. `benchmarks/plan_loading.py` compares them
 with runs. Loading time is not modelled.

@@ -27,7 +27,7 @@ def publish(
     campaign: "Campaign | None" = None,
     cards: "AllCards | None" = None,
 ) -> None:
-    """Publish one run's answers, one per GPU, as a report or as the requested output, after which `cards` hold it."""
+    """Publish one run's answers, one per GPU, as a report or the requested output; `cards` says which hold it."""
     from tonnage.explain import Advice, advice_for
     from tonnage.report.all_cards import all_cards_figures
     from tonnage.report.campaign import NONE
