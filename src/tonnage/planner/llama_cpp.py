@@ -14,7 +14,7 @@ def placed(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> 
 
 
 def fewest_experts(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> int:
-    """Return the fewest layers whose experts must stay on the host if all else is on the GPUs; 0 if none can."""
+    """Return the fewest layers with experts on the host that let all else fit on the GPUs; 0 if none do."""
     layers = len(shape.decoder.layers)
     low, high = 1, layers + 1
     while low < high:

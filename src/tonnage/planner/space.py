@@ -297,7 +297,7 @@ def _runners(request: TrainingRequest, zero: int) -> tuple[FrameworkName, ...]:
         return (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
     if not request.objective.plain:
         return RUNNERS[zero]
-    # Megatron shards only states, and can split the model over GPUs.
+    # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
     return (*RUNNERS[zero], "megatron") if request.zero == 1 else RUNNERS[zero]
 
 

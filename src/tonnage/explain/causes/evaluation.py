@@ -95,7 +95,7 @@ def graph_in_evaluation(case: Case) -> Finding | None:
 
 
 def _freed_soon(case: Case) -> Iterator[Allocation]:
-    """Yield evaluation outputs freed once their successor is used: when the block after the next is allocated."""
+    """Yield all blocks, those of evaluation freed once the block after the next one is allocated."""
     births = sorted(a.born for a in case.needed.allocations if a.phase in _EVALUATION and a.module)
     for a in case.needed.allocations:
         ahead = bisect_right(births, a.born) + 1

@@ -23,7 +23,6 @@ _OPTIMIZERS = MappingProxyType(
         "lion": "lion_32bit",
     }
 )
-# Of all that Liger replaces, only the loss.
 _PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion": "paged_lion_32bit"}
 _RECOMPUTE = MappingProxyType(
     {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
