@@ -96,7 +96,7 @@ def _extents(a: Allocation) -> tuple[int, ...]:
 
 
 def _accumulated(recording: Recording, allocations: list[Allocation]) -> Iterator[Allocation]:
-    """Yield gradients alive from the first half's backward on: in the second forward, and beside its own gradients."""
+    """Yield all blocks, with gradients alive from the first half's backward on, beside those of the second."""
     starts = [start for start, _ in spans_of(recording, "forward")]
     for a in allocations:
         place = bisect_right(starts, a.born) - 1

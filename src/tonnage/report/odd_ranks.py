@@ -90,7 +90,7 @@ class Comparison:
         return f"{name_of(kind.ranks)} {verb} {format_bytes(abs(over), unit)} {direction} than {self.most}: {why}"
 
     def _why(self, kind: Kind) -> list[tuple[str, int]]:
-        """Return the parts that make the difference, and the rest if it is large; they sum to it exactly."""
+        """Return the parts that make the difference, and the rest if it is large; then they sum to it exactly."""
         ranked = sorted(self.over_typical(kind).items(), key=lambda entry: -abs(entry[1]))
         least = _WORTH_NAMING * abs(ranked[0][1])
         named = [(LABELS[part], size) for part, size in ranked[:_PARTS_NAMED] if abs(size) >= least]
