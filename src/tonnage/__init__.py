@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives. Loaded on first use: a command pays only for the rooms that it enters.
+# The module of each public name, loaded on first use, so that a command imports only what it needs.
 _HOMES = {
     "Category": "tonnage.ledger",
     "Gpu": "tonnage.hardware",
@@ -35,7 +35,7 @@ _HOMES = {
     "find_gpu": "tonnage.hardware",
     "fit_trainer": "tonnage.integrations.fit_trainer",
     "largest_batch": "tonnage.fit.limits",
-    "load_ipython_extension": "tonnage.integrations.notebook",  # `%load_ext tonnage` asks for it
+    "load_ipython_extension": "tonnage.integrations.notebook",  # used by `%load_ext tonnage`
     "longest_sequence": "tonnage.fit.limits",
     "read_recording": "tonnage.recording",
     "record_on_oom": "tonnage.recording.cuda",
@@ -65,7 +65,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "fit":  # a package that can be called: its import sets this name
+    if name == "fit":  # a callable package: its import sets this name
         return import_module("tonnage.fit")
     if name not in _HOMES:
         raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _absent(name: str, error: ImportError) -> Callable[..., NoReturn]:
-    """What stands for a function whose parts are not installed: it can be named and read about, and says so when called."""
+    """Return a placeholder for a function whose dependencies are missing: it has a docstring, and raises when called."""
     from tonnage.errors import missing_part
 
     def absent(*_: Any, **__: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`python -m tonnage`: the `tonnage` command where it is not on the PATH."""
+"""`python -m tonnage`: the `tonnage` command if it is not on the PATH."""
 
 from tonnage.commands.main import main
 

@@ -1,24 +1,24 @@
-"""What can go wrong, as words for people.
+"""The errors that Tonnage reports, with readable messages.
 
     TonnageError            anything we can explain; exit 2
-    ├── RequestError        the request was wrong; exit 2
-    │   ├── BadSize         "80 GBB" is no size
-    │   ├── UnknownGpu      no such card in the catalogue
-    │   ├── BadGpu          a file that describes no card
+    ├── RequestError        the request was invalid; exit 2
+    │   ├── BadSize         "80 GBB" is not a size
+    │   ├── UnknownGpu      no such GPU in the catalogue
+    │   ├── BadGpu          a file that does not describe a GPU
     │   ├── UnknownModel    no preset, file or folder of that name
-    │   ├── BadModel        a configuration or checkpoint that cannot be read, or that makes no sense
-    │   ├── BadLayout       a parallel layout, batch or flag that cannot be
+    │   ├── BadModel        an unreadable or invalid configuration or checkpoint
+    │   ├── BadLayout       an impossible parallel layout, batch or flag
     │   ├── ScriptNotFound  no such script
     │   ├── OutputExists    would overwrite a file
     │   ├── BadRecording    not a recording, a damaged one, or a newer one
-    │   ├── BadSnapshot     not a memory snapshot of PyTorch, a damaged one, or one that is more than data
+    │   ├── BadSnapshot     not a PyTorch memory snapshot, a damaged one, or one with more than data
     │   ├── BadTrace        not a trace of allocator events
-    │   └── BadProfile      not a profile or file of ceilings that a roofline can be drawn from
-    ├── NotModelled         the script needs what the virtual GPU does not have
-    └── MissingPart         a part that this needs is not installed (torch, a compiler); exit 2
+    │   └── BadProfile      not a profile or ceilings file for a roofline
+    ├── NotModelled         the script needs something that the virtual GPU does not model
+    └── MissingPart         a required dependency is not installed (torch, a compiler); exit 2
 
-An error says what was asked, what was found, and in `hint` the one thing to do, which is also a note under Python's own
-traceback. `commands.main` alone prints them. This module does not know how they are shown.
+An error says what was asked, what was found, and in `hint` what to do, which is also a note under Python's own traceback. Only
+`commands.main` prints errors.
 """
 
 from typing import Any
@@ -29,19 +29,19 @@ _MOST_WORDS = 1800  # characters
 
 
 class TonnageError(Exception):
-    """The base: a sentence, a hint, and the exit status that it means."""
+    """The base class: a sentence, a hint, and the exit status."""
 
     exit_code = 2
 
     def __init__(self, problem: str, *, hint: str = "") -> None:
-        # It may quote a file's words or name, whoever wrote them.
+        # It may quote untrusted text or file names.
         super().__init__(clipped(problem, _MOST_WORDS))
         self.hint = hint
         if hint:
             self.add_note(hint)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes without `__init__`, which takes other arguments in many a class than the sentence."""
+        """Pickle without `__init__`, which in many subclasses takes other arguments than the sentence."""
         return _blank, (type(self),), {"args": self.args, **self.__dict__}
 
     @property
@@ -51,7 +51,7 @@ class TonnageError(Exception):
 
 
 def _blank(cls: type[TonnageError]) -> BaseException:
-    """Make an error that is not initialised; Python's rules allow only the built-in class whose layout it has to make it."""
+    """Create an uninitialized error; only the built-in base class with its layout can create it."""
     base: Any = cls
     while base.__module__ != "builtins":
         base = base.__base__
@@ -60,35 +60,35 @@ def _blank(cls: type[TonnageError]) -> BaseException:
 
 
 class RequestError(TonnageError):
-    """The request was wrong."""
+    """The request was invalid."""
 
 
 class BadSize(RequestError, ValueError):
-    """A text that is no size in bytes."""
+    """A text that is not a size in bytes."""
 
 
 class UnknownGpu(RequestError, LookupError):
-    """A name that the catalogue does not hold."""
+    """A name that is not in the catalogue."""
 
 
 class BadGpu(RequestError, ValueError):
-    """A file that describes no card, or one that makes no sense."""
+    """A file that does not describe a valid GPU."""
 
 
 class UnknownModel(RequestError, LookupError):
-    """A name that is no preset, file or folder."""
+    """A name that is not a preset, file or folder."""
 
 
 class BadModel(RequestError, ValueError):
-    """A configuration or checkpoint that cannot be read, or that makes no sense."""
+    """A configuration or checkpoint that is unreadable or invalid."""
 
 
 class BadLayout(RequestError, ValueError):
-    """A parallel layout, batch or flag that cannot be, for this model on these GPUs."""
+    """A parallel layout, batch or flag that is impossible for this model on these GPUs."""
 
 
 class ScriptNotFound(RequestError):
-    """A script that is not there."""
+    """A script that does not exist."""
 
 
 class OutputExists(RequestError):
@@ -96,31 +96,31 @@ class OutputExists(RequestError):
 
 
 class BadRecording(RequestError):
-    """A file that is no recording, or that this version cannot read."""
+    """A file that is not a recording, or that this version cannot read."""
 
 
 class BadSnapshot(RequestError, ValueError):
-    """A file that is no memory snapshot of PyTorch, that is damaged, or that holds more than data."""
+    """A file that is not a PyTorch memory snapshot, is damaged, or holds more than data."""
 
 
 class BadTrace(RequestError):
-    """A file that is no list of allocator events."""
+    """A file that is not a list of allocator events."""
 
 
 class BadProfile(RequestError):
-    """A file that is no profile of kernels or no file of ceilings, or that says too little."""
+    """A file that is not a valid kernel profile or ceilings file."""
 
 
 class NotModelled(TonnageError):
-    """The script needs what the virtual GPU does not have."""
+    """The script needs something that the virtual GPU does not model."""
 
 
 class MissingPart(TonnageError):
-    """Something this needs is not installed."""
+    """A required dependency is not installed."""
 
 
 def missing_part(what: str, error: ImportError) -> MissingPart:
-    """The error for something that could not be imported: what needs it, and what to install."""
+    """Return the error for a failed import: what needs it, and what to install."""
     package = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or not package:
         root: BaseException = error

@@ -1,4 +1,6 @@
-"""No garbage collection while many objects are made and none of them is garbage: looking for it takes longer than making."""
+"""Disable garbage collection while many long-lived objects are created, when collecting takes longer than creating
+them.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No collection inside."""
+    """Disable garbage collection inside the block."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""Bytes by category on one device: the table that prediction and measurement share.
+"""Bytes by category on one device: the table that predictions and measurements share.
 
-This module does not know where a ledger came from: a recording at its peak, a plan, or a probe.
+A ledger may come from a recording's peak, a plan or a probe.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Category(StrEnum):
-    """What bytes are for. The value is the key in JSON; `label` is the word in a table."""
+    """What bytes are used for. The value is the key in JSON; `label` is the name in tables."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -25,7 +25,7 @@ class Category(StrEnum):
 
     @property
     def label(self) -> str:
-        """The word that people read."""
+        """The name in tables."""
         return "KV cache" if self is Category.KV_CACHE else self.value.replace("_", " ")
 
 

@@ -1,4 +1,4 @@
-"""Bytes to words and back.
+"""Convert between byte counts and text.
 
 | text                      | bytes         |
 |---------------------------|---------------|
@@ -7,8 +7,7 @@
 | "512 MiB", "0.5GiB"       | 2^29          |
 | "4096", "4096 B"          | 4096          |
 
-A budget may also be a number of any kind, or a share of what is free ("80%"). People read binary units and see that they
-do ("GiB"). This module knows nothing of what the bytes hold.
+A budget may also be any number, or a share of what is free ("80%"). Output uses binary units and says so ("GiB").
 """
 
 import math
@@ -32,7 +31,7 @@ _BUDGETS = 'Give a size ("40 GiB"), a number of bytes, or a share of what is fre
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes that a size such as "80GB" or "512 MiB" means."""
+    """Return the bytes of a size such as "80GB" or "512 MiB"."""
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None or math.isinf(float(match[1]) * factor):
@@ -44,9 +43,10 @@ def parse_bytes(text: str) -> int:
 def budget_bytes(
     size: str | SupportsFloat | None, free_bytes: int, *, name: str = "budget", least_bytes: int = 1
 ) -> int:
-    """A budget in bytes: a size ("40 GiB"), a number of bytes (Python's or NumPy's), or a share of `free_bytes` ("80%").
+    """Return a budget in bytes: a size ("40 GiB"), a number of bytes (Python's or NumPy's), or a share of `free_bytes`
+    ("80%").
 
-    None is all that is free.
+    None means all that is free.
     """
     if size is None:
         return free_bytes
@@ -70,18 +70,18 @@ def _asked(size: str | SupportsFloat, free_bytes: int, name: str) -> float:
 
 
 def is_size(text: str) -> bool:
-    """Whether a text is a number with a unit of bytes."""
+    """Say whether a text is a number with a byte unit."""
     match = _SIZE.fullmatch(text)
     return match is not None and match[2].lower() in _FACTORS
 
 
 def parse_gib(text: str) -> int:
-    """A size as memory is sold: in GiB, whatever people write after the number."""
+    """Parse a memory size as GiB, even if written as GB."""
     return parse_bytes(re.sub(r"(?<=[kmgt])b?$", "iB", text.strip(), flags=re.IGNORECASE))
 
 
 def parse_count(text: str) -> int:
-    """The number of tokens that "32k" (32,768), "1m" (1,048,576) or "4096" means."""
+    """Parse a number of tokens: "32k" (32,768), "1m" (1,048,576) or "4096"."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([km]?)\s*", text, re.IGNORECASE)
     if match is None or math.isinf(float(match[1]) * MIB):
         raise BadSize(f"{text!r} is not a number of tokens.", hint="Write it like 8192, 32k (32,768) or 1m.")
@@ -89,7 +89,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_amount(text: str) -> float:
-    """The amount that "1B", "2.5 T", "300k" or "1e9" means: of tokens, samples or money, in powers of ten."""
+    """Parse an amount of tokens, samples or money, in powers of ten: "1B", "2.5 T", "300k" or "1e9"."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,3})?)\s*([kmbt]?)\s*", text, re.IGNORECASE)
     amount = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()] if match else 0.0
     if not 0 < amount < math.inf:
@@ -98,13 +98,13 @@ def parse_amount(text: str) -> float:
 
 
 def unit_for(size_bytes: int) -> str:
-    """The largest binary unit that the size fills once."""
+    """Return the largest binary unit not larger than the size."""
     fitting = [name for name, factor in _BINARY.items() if abs(size_bytes) >= factor]
     return fitting[-1] if fitting else "B"
 
 
 def format_bytes(size_bytes: int, unit: str | None = None) -> str:
-    """ "92.41 GiB": two decimals in the given unit, or in the one that suits; plain bytes are whole."""
+    """Format bytes like "92.41 GiB": two decimals in the given or a suitable unit; plain bytes are whole."""
     unit = unit or unit_for(size_bytes)
     if unit == "B":
         return f"{size_bytes} B"
@@ -112,5 +112,5 @@ def format_bytes(size_bytes: int, unit: str | None = None) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """ "41.5 %" of a share of 0.415."""
+    """Format a share of 0.415 as "41.5 %"."""
     return f"{100 * share:.{digits}f} %"

@@ -1,7 +1,7 @@
-"""Read what a stranger wrote: bytes, JSON and words, each within a limit.
+"""Read untrusted bytes, JSON and text within limits.
 
-Every reader of files from outside begins here, so that none of them waits for a pipe, inflates a bomb, or follows brackets
-deeper than Python's stack. Nothing is executed. What a file should hold is its reader's business.
+Every reader of outside files begins here, so that none of them blocks on a pipe, inflates a zip bomb, or overflows
+Python's stack with nested brackets. Nothing is executed.
 """
 
 import errno
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 GZIP_MAGIC = b"\x1f\x8b"
-# No file of ours nests deeper than ten.
+# None of our files nests deeper than ten.
 MOST_DEPTH = 64
-# A gzip may hold this much, and beyond it so many times its own size: profiles shrink to a tenth or a thirtieth.
+# A gzip may hold this much, and beyond it this many times its own size: profiles compress to a tenth or a thirtieth.
 _GRACE_BYTES = 32 * 2**20
 _MOST_RATIO = 100
-# Parsed, an empty list takes twenty times its text. Where more than one byte of sixteen opens one, the text is nothing else.
+# A parsed empty list takes twenty times its text. If more than one byte in sixteen opens one, the text is little else.
 _BYTES_PER_BRACKET = 16
 _ALL_BUT_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-# Control characters but for tabs and ends of lines, and surrogates without their other half, as JSON writes them.
+# Control characters except tabs and line ends, and lone surrogates, as JSON escapes them.
 _UNPRINTABLE = re.compile(
     rb"\xc2[\x80-\x9f]|\\u00(?:0[0-8bcef]|1[0-9a-f]|7f|[89][0-9a-f])"
     rb"|\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}",
@@ -37,11 +37,11 @@ _LONGEST_WORDS = 800
 
 
 class Unreadable(ValueError):
-    """Why a file cannot be read, as a sentence goes on after the file's name: "is not a file"."""
+    """Why a file cannot be read, as the rest of a sentence after its name: "is not a file"."""
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read; `OSError` also where it is a pipe, which would be waited for, or a device, which may have no end."""
+    """Open a file to read. Raises OSError also for a pipe, which would block, or a device, which may be endless."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise OSError(errno.EINVAL, "It is a pipe or a device, not a file")
@@ -51,7 +51,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, most_bytes: int, *, inflate: bool = False) -> bytes:
-    """The bytes of a file, inflated where they are gzipped and `inflate` says so."""
+    """Return the bytes of a file, decompressed if they are gzipped and `inflate` is set."""
     try:
         with open_file(path) as file:
             data = file.read(most_bytes + 1)
@@ -74,9 +74,9 @@ def _inflated(data: bytes, most_bytes: int) -> bytes:
 
 
 def parse_json(data: bytes, *, errors: str = "strict") -> Any:
-    """The value that a text holds, if it is nested no deeper than `MOST_DEPTH`; `errors` is what `bytes.decode` takes.
+    """Return the value of a JSON text nested no deeper than `MOST_DEPTH`; `errors` is passed to `bytes.decode`.
 
-    What would move a terminal's cursor or colour, and halves of characters, are question marks in it.
+    Terminal control characters and lone surrogates become question marks.
     """
     brackets = data.count(b"[") + data.count(b"{")
     if brackets > MOST_DEPTH and _is_deep(data):
@@ -94,28 +94,28 @@ def parse_json(data: bytes, *, errors: str = "strict") -> Any:
 
 
 def _is_deep(data: bytes) -> bool:
-    """Look at brackets outside of strings alone: what else there is does not nest."""
+    """Check only brackets outside strings: nothing else nests."""
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_MARKS).replace(b'""', b"")
     marks = re.sub(rb'"[^"]*"?', b"", bare)
     return max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > MOST_DEPTH
 
 
 def parse_text(data: bytes) -> str:
-    """The text of a file; what would move a terminal's cursor or colour is a question mark in it."""
+    """Return the text of a file, with terminal control characters replaced by question marks."""
     return data.translate(_WITHOUT_CONTROLS).decode("utf-8", errors="replace")
 
 
 def printable(text: str) -> str:
-    """Without what would move a terminal's cursor or colour, and without halves of characters."""
+    """Replace terminal control characters and lone surrogates."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """The same of each line."""
+    """Apply `printable` to each line."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def clipped(text: str, length: int = _LONGEST_WORDS) -> str:
-    """Printable lines for a person to read, the middle left out where they are too long."""
+    """Return printable lines, with the middle omitted if they are too long."""
     lines = printable_lines(text)
     return lines if len(lines) <= length else f"{lines[: length // 2]} … {lines[-length // 2 :]}"

@@ -1,6 +1,6 @@
-"""Of a command's figures, what an assistant needs: the few that matter, and a sentence that says it.
+"""The figures of a command that an assistant needs, and a sentence that sums them up.
 
-Which figures those are stands in `data/answers.toml`. It knows no protocol, and computes nothing but units.
+`data/answers.toml` lists these figures. Only units are converted.
 """
 
 import re
@@ -16,7 +16,7 @@ from tonnage.units import format_bytes
 _PART = re.compile(r"(?P<path>[\w.]+)(?::(?P<most>\d+)\((?P<keys>.*)\))?")
 _KEY = re.compile(r"[\w.]+(?::\d+\([^()]*\))?")
 _IS_SIZE = re.compile(r"(?<![^_])bytes$")
-_TABLES_OF_SIZES = ("ledger", "phases")  # their keys are categories, and do not say that they are bytes
+_TABLES_OF_SIZES = ("ledger", "phases")  # their keys are categories, which do not say that the values are bytes
 _GIB = 2**30
 _LONGEST_TEXT = 400
 
@@ -24,12 +24,12 @@ Figures = Mapping[str, Any]
 
 
 def small(command: str, figures: Figures) -> dict[str, Any]:
-    """The figures of a command that matter, in GiB, without those that say nothing."""
+    """Return the relevant figures of a command, in GiB, without empty ones."""
     return _picked(figures, _table()[command])
 
 
 def sentence(command: str, figures: Figures) -> str:
-    """What was found, in one line."""
+    """Return the result in one line."""
     return _SENTENCES.get(command, _said)(figures)
 
 
@@ -39,7 +39,7 @@ def _table() -> dict[str, list[str]]:
 
 
 def _picked(figures: Figures, keys: Sequence[str]) -> dict[str, Any]:
-    """These keys of the figures, written as the table writes them."""
+    """Return these keys of the figures, formatted as the table says."""
     kept: dict[str, Any] = {}
     for key in keys:
         part = _PART.fullmatch(key)
@@ -59,7 +59,7 @@ def _picked(figures: Figures, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _told(key: str, value: Any) -> dict[str, Any]:
-    """One figure with its unit: sizes in GiB, numbers rounded; nothing where it is empty or no bytes."""
+    """Return one figure with its unit: sizes in GiB, numbers rounded; empty if it has no value."""
     if value in (None, "", [], {}):
         return {}
     if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ def _rounded(number: float) -> float:
 
 
 def _ran(figures: Figures) -> str:
-    """Of a run, or of a recording."""
+    """Describe a run or a recording."""
     name, card = Path(figures.get("script") or "the script").name, figures.get("gpu") or "its card"
     peak, oom, capacity = figures.get("peak") or {}, figures.get("oom"), figures.get("capacity_bytes")
     if figures.get("outcome") == "error":
@@ -98,7 +98,7 @@ def _ran(figures: Figures) -> str:
 
 
 def _planned(figures: Figures) -> str:
-    """Of any plan, or of the cards that hold a model."""
+    """Describe a plan, or the GPUs that hold a model."""
     model, best, cluster = figures["model"]["name"], figures.get("best") or {}, figures.get("cluster") or {}
     if "cards" in figures:
         holding = [card["gpus"] for card in figures["cards"] if card["fits"]]
@@ -128,7 +128,6 @@ def _grew(figures: Figures) -> str:
 
 
 def _said(figures: Figures) -> str:
-    """The command's own sentence, where it has one."""
     return _one_line(next((figures[key] for key in ("sentence", "words", "outcome") if figures.get(key)), "Done."))
 
 

@@ -1,7 +1,7 @@
-"""One command of Tonnage in a process of its own, so that nothing it prints reaches the protocol's stream.
+"""Run one Tonnage command in a separate process, so that its output does not reach the protocol's stream.
 
-Whoever stops waiting for it, stops it: the process and all that it has started are ended. The figures come back in the file
-that `--json` wrote, what went wrong in the words of standard error.
+If the caller stops waiting, the process and its children are terminated. Figures are read from the file that `--json`
+wrote, errors from standard error.
 """
 
 import json
@@ -22,7 +22,7 @@ from anyio.abc import Process
 from tonnage.report.progress import PROGRESS_FILE
 
 _TELL_EVERY_S = 1.0
-_TO_REPORT_S = 60.0  # what a run that is interrupted may take to say how far it came
+_TO_REPORT_S = 60.0  # time for an interrupted run to report how far it got
 _TO_END_S = 2.0
 _WORDS_BYTES = 64 * 1024
 _TRACEBACK = "Traceback (most recent call last)"
@@ -35,7 +35,7 @@ _running: set[int] = set()
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; no figures where the request was wrong."""
+    """How a command ended; without figures if the request was invalid."""
 
     status: int
     figures: dict[str, Any] | None
@@ -46,7 +46,7 @@ class Ended:
 async def run_command(
     words: Sequence[str], *, folder: Path, figures: Path, tell: Tell, limit_s: float | None = None
 ) -> Ended:
-    """Run `tonnage WORDS` in a folder, tell how far it is, and read what it wrote."""
+    """Run `tonnage WORDS` in a folder, report its progress, and read what it wrote."""
     errors, progress = figures.with_suffix(".log"), figures.with_suffix(".progress")
     settings = {PROGRESS_FILE: str(progress), "COLUMNS": "80", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
     with errors.open("wb") as stderr:
@@ -76,7 +76,7 @@ async def run_command(
 
 
 def end_all() -> None:
-    """End what is still running, at once."""
+    """Kill everything that is still running."""
     for pid in _running:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -93,7 +93,7 @@ async def _wait(process: Process, progress: Path, tell: Tell) -> None:
 
 
 async def _end(process: Process) -> None:
-    """Ask the process and its children to end, then make them."""
+    """Ask the process and its children to end, then kill them."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with anyio.move_on_after(_TO_END_S):
@@ -112,7 +112,7 @@ def _read(figures: Path) -> dict[str, Any] | None:
 
 
 def _words(errors: Path) -> str:
-    """Tonnage's last words, without the usage before them; where there are none, the last lines of whoever spoke."""
+    """Return Tonnage's last error without the usage before it, else the last lines of standard error."""
     with errors.open("rb") as file:
         file.seek(max(0, errors.stat().st_size - _WORDS_BYTES))
         text = file.read().decode(errors="replace").strip()

@@ -1,6 +1,6 @@
-"""The folder that an assistant's requests stay in, and the one that this session's pages and recordings are written to.
+"""The folder that an assistant's requests are limited to, and the one for this session's pages and recordings.
 
-It does not keep a script that is run from anything: that is what the question before a run is for.
+It does not restrict a script that is run: that is what the confirmation before a run is for.
 """
 
 import re
@@ -28,17 +28,17 @@ class Folder:
         self.root, self.session = self.root.resolve(), self.session.resolve()
 
     def new(self, stem: str, suffix: str) -> Path:
-        """A file of the session that is not there yet: run-1.tonnage, plan-2.json."""
+        """Return an unused path in the session's folder: run-1.tonnage, plan-2.json."""
         return self.session / f"{stem}-{next(self._numbers)}{suffix}"
 
     def pasted(self, text: str) -> Path:
-        """A text as a file of the session."""
+        """Write pasted text to a file of the session."""
         path = self.new("pasted", ".txt")
         path.write_text(text, encoding="utf-8", errors="replace")
         return path
 
     def file(self, name: str) -> Path:
-        """The file of that name in the session or below the root; anything else is refused."""
+        """Return the file of that name in the session or below the root; raises RequestError for others."""
         if not name.strip():
             raise RequestError("No file was named.", hint=f"Name one below {self.root}.")
         path = self._resolved(name)
@@ -49,19 +49,19 @@ class Folder:
         return path
 
     def check(self, words: Iterable[str]) -> None:
-        """Refuse words in which a path leads out of the folder; what is no path is the command's to judge."""
+        """Reject arguments whose path leads out of the folder; the command itself checks everything else."""
         for piece in (piece for word in words for piece in _SEPARATORS.split(word)):
             path = self._resolved(piece)
             if path is None or not path.is_relative_to(self.root):
                 raise self._refusal(piece)
 
     def _resolved(self, name: str) -> Path | None:
-        """Where the name leads, links followed; None where it cannot be one."""
+        """Return the resolved path, following links; None if it cannot be a path."""
         try:
             path = (self.root / Path(name).expanduser()).resolve()
             path.exists()
             return path
-        except (ValueError, OSError, RuntimeError):  # a null, a name too long, a loop of links, a user who is not there
+        except (ValueError, OSError, RuntimeError):  # a null, a name too long, a loop of links, an unknown user
             return None
 
     def _refusal(self, name: str) -> RequestError:
@@ -70,9 +70,9 @@ class Folder:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is a text, like a log: recordings and snapshots have zeros near their beginning."""
+    """Say whether a file is text, like a log: recordings and snapshots have null bytes near their beginning."""
     try:
         with open_file(path) as file:
             return b"\0" not in file.read(4096)
     except OSError:
-        return False  # the command says what is wrong with it
+        return False  # the command reports what is wrong with it

@@ -1,6 +1,6 @@
-"""The server: it speaks the Model Context Protocol over standard input and output, or over HTTP on this machine.
+"""The MCP server, over standard input and output, or over HTTP on this machine.
 
-Errors become words for people here, as in `commands.main`.
+Errors become readable messages here, as in `commands.main`.
 """
 
 import os
@@ -33,7 +33,7 @@ _INSTRUCTIONS = (
 
 
 class Server(MCPServer[Session]):
-    """Tonnage's tools over one folder; what is wrong with a call is said in a sentence."""
+    """Tonnage's tools over one folder; errors of a call become a sentence."""
 
     def __init__(self, folder: Folder, *, allow_run: bool) -> None:
         self.session = Session(folder, allow_run, self._publish)
@@ -51,7 +51,7 @@ class Server(MCPServer[Session]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Session] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool; where that fails, the result says what was asked, what was found and what to do."""
+        """Call a tool; on failure, the result says what was asked, what was found and what to do."""
         try:
             self._check_names(name, arguments)
             return await super().call_tool(name, arguments, context)
@@ -72,7 +72,6 @@ class Server(MCPServer[Session]):
             raise TonnageError(f"{name} takes no {unknown[:100]!r}.", hint=f"{hint}It takes {', '.join(names)}.")
 
     def _publish(self, path: Path, mime_type: str, about: str) -> None:
-        """List a file of this session among the resources."""
         self.add_resource(
             FileResource(uri=path.as_uri(), name=path.name, description=about, mime_type=mime_type, path=path)
         )
@@ -92,7 +91,7 @@ def _words(name: str, error: ToolError) -> str:
 
 @asynccontextmanager
 async def _lifespan(server: MCPServer[Session]) -> AsyncIterator[Session]:
-    """While the server lives; whoever ends it ends what it runs."""
+    """Run the server's lifetime; its end terminates the commands it runs."""
     assert isinstance(server, Server)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_end_on_signal)
@@ -108,7 +107,7 @@ async def _end_on_signal() -> None:
 
 
 def serve(folder: Path, *, allow_run: bool = False, port: int | None = None) -> None:
-    """Serve until the client goes, or until interrupted."""
+    """Serve until the client disconnects, or until interrupted."""
     server = Server(Folder(folder), allow_run=allow_run)
     with suppress(KeyboardInterrupt):
         if port is None:

@@ -1,4 +1,4 @@
-"""What one server knows: its folder, whether it asks before it runs a script, and how a command becomes an answer."""
+"""The state of one server: its folder, whether it asks before it runs a script, and how commands become answers."""
 
 import json
 import subprocess
@@ -18,12 +18,12 @@ from tonnage.assistant.folder import Folder
 from tonnage.errors import TonnageError
 
 PAGE, RECORDING = "text/html", "application/octet-stream"
-_AT_ONCE = 2  # commands; others wait for their turn
+_AT_ONCE = 2  # concurrent commands; others wait
 
 
 @dataclass
 class Session:
-    """One server's; `publish` is told of every page and recording, with its type and a line about it."""
+    """The state of one server; `publish` is called with every page and recording, its type and a description."""
 
     folder: Folder
     allow_run: bool = False
@@ -42,7 +42,7 @@ class Session:
         records: bool = False,
         limit_s: float | None = None,
     ) -> CallToolResult:
-        """Run a command with files behind its flags, or with a program and the program's own words; the few figures."""
+        """Run a command with files, or with a program and its arguments, and return the relevant figures."""
         figures = self.folder.new(command, ".json")
         html, recording = figures.with_suffix(".html"), figures.with_suffix(".tonnage")
         outputs = [f"--json={figures}", *[f"--html={html}"] * page, *[f"--output={recording}"] * records]
@@ -70,7 +70,7 @@ class Session:
         return self.result(line, small(command, found), links, failed=failed)
 
     async def printed(self, words: Sequence[str]) -> CallToolResult:
-        """What a command prints."""
+        """Return what a command prints."""
         call = [sys.executable, "-m", "tonnage", *words]
         done = await anyio.run_process(call, cwd=self.folder.root, stderr=subprocess.STDOUT, check=False)
         return CallToolResult(content=[TextContent(text=done.stdout.decode(errors="replace").strip())])
@@ -78,7 +78,7 @@ class Session:
     def result(
         self, line: str, figures: dict[str, Any], links: Sequence[ResourceLink] = (), *, failed: bool = False
     ) -> CallToolResult:
-        """A line, the figures (as text too: not every client reads structured content), and links."""
+        """Return a line, the figures (also as text: not every client reads structured content), and links."""
         text = json.dumps(figures, separators=(",", ":"), ensure_ascii=False)
         content = [TextContent(text=line), TextContent(text=text), *links]
         return CallToolResult(content=content, structured_content=figures, is_error=failed)

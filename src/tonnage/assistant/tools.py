@@ -1,4 +1,4 @@
-"""The tools that an assistant is given: what each asks for, and the words of Tonnage's command that answers it.
+"""The tools for an assistant: their parameters, and the Tonnage command line behind each.
 
     tool       reads     runs code   command
     plan       names         –       plan train, plan serve, plan rl
@@ -10,8 +10,8 @@
     run        a script     asks     run
     certify    a script     asks     certify
 
-A tool's docstring is its description, and its annotations are its schema. A further command needs a function, a line in
-`all_tools`, and its figures in `data/answers.toml`.
+A tool's docstring is its description, and its annotations are its schema. A new command needs a function, a line in `all_tools`,
+and its figures in `data/answers.toml`.
 """
 
 import re
@@ -63,7 +63,7 @@ class Consent(BaseModel):
 
 
 def all_tools() -> list[Tool]:
-    """Those whose commands are there."""
+    """Return the tools whose commands are installed."""
     table: list[tuple[str, Callable[..., Any], str, ToolAnnotations]] = [
         ("plan", plan, "Plan training, serving or RL", _LOOKS_UP),
         ("show", show, "Where the memory went", _READS),
@@ -124,7 +124,7 @@ async def explain(
         raise RequestError("Either a file or a text is explained.", hint="Give one of the two: file or text.")
     session = _session(ctx)
     path = session.folder.pasted(text) if text.strip() else session.folder.file(file)
-    # Without --no-run, the script of the recording would be run again with changes.
+    # Without --no-run, the recording's script would be run again with changes.
     words = ["explain", "--no-run", *_rank(rank)]
     return await session.answer(ctx, "explain", words, files=[path], page=not is_text(path))
 
@@ -163,7 +163,7 @@ async def flags_of(ctx: AnyContext, command: Annotated[Commands, Field(descripti
 
 
 def _may(verb: str) -> Resolve:
-    """The question before a script is run: none where the server was told not to ask, None where the client cannot."""
+    """Build the confirmation before a run; it is skipped with `allow_run`, and None if the client cannot ask."""
 
     def ask(ctx: AnyContext, gpu: str, script: str, arguments: list[str] | str) -> Consent | Elicit[Consent] | None:
         session, words = _session(ctx), _split(arguments)
@@ -222,8 +222,8 @@ async def certify(
 
 
 def _check(consent: ElicitationResult[Consent], verb: str) -> None:
-    """Refuse what nobody agreed to."""
-    agreed: Any = getattr(consent, "data", False)  # None where there was no way to ask
+    """Raise unless a person agreed."""
+    agreed: Any = getattr(consent, "data", False)  # None if there was no way to ask
     if agreed is None:
         raise RequestError(
             f"{verb} executes a script, and this client cannot ask a person whether it may.",
@@ -239,7 +239,7 @@ def _session(ctx: AnyContext) -> Session:
 
 
 def _split(words: list[str] | str) -> list[str]:
-    """Words as a list, or as one line that a shell would take apart."""
+    """Split arguments given as one shell line; a list stays as it is."""
     try:
         return shlex.split(words) if isinstance(words, str) else list(words)
     except ValueError as error:

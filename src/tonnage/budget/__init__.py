@@ -1,1 +1,1 @@
-"""The arithmetic of memory and time: formulas over a model's shape, a configuration and a card; no torch."""
+"""Formulas for memory and time over a model's shape, a configuration and a GPU, without torch."""

@@ -1,8 +1,8 @@
-"""What the forward pass keeps for the backward pass, counted tensor by tensor from a block's shape.
+"""Activations that the forward pass saves for the backward pass, counted tensor by tensor from a block's shape.
 
-Everything is bytes for one token. `Kept` separates them by what divides them: tensor parallelism always, tensor
-parallelism only with sequence parallelism, and what grows with the number of keys. How many blocks keep what, and for how
-long, is known to `moments`.
+All figures are bytes per token. `Kept` separates them by what divides them: tensor parallelism, tensor parallelism only
+with sequence parallelism, and what grows with the number of keys. How many blocks save what, and for how long, is up to
+`moments`.
 """
 
 from dataclasses import dataclass, replace
@@ -20,11 +20,13 @@ FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes for one token; `scores` for one token and one key."""
+    """Saved bytes per token; `scores` per token and key."""
 
     split: Quantity = 0.0  # divided by tensor parallelism
-    whole: Quantity = 0.0  # divided by it only along the sequence
-    gathered: Quantity = 0.0  # the same, gathered for a matrix to read: whole again unless it is gathered once more
+    whole: Quantity = 0.0  # divided by it only with sequence parallelism
+    gathered: Quantity = (
+        0.0  # the same, but gathered as a matrix's input: whole unless it is gathered again in the backward pass
+    )
     scores: Quantity = 0.0
 
     def __add__(self, other: "Kept") -> "Kept":
@@ -38,7 +40,7 @@ class Kept:
         return self.split, self.whole, self.gathered, self.scores
 
     def per_token(self, configuration: Configuration, keys: Number) -> Quantity:
-        """On one GPU, where a token sees that many keys."""
+        """Return the bytes per token on one GPU, if a token attends to `keys` keys."""
         whole_over = configuration.tp if configuration.sequence_parallel else 1
         gathered_over = 1 if framework_of(configuration).parallel == "torch" else whole_over
         split = (self.split + self.scores * keys) / configuration.tp
@@ -47,10 +49,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: what it keeps by part, its input, what a selective policy keeps, and gradients alive at once in it.
+    """What one block saves, by part; its input; what selective checkpointing saves; and gradients alive at once.
 
-    `selective_only`: of what that policy keeps, what a block that is not recomputed does not.
-    `fetched`: of what it keeps, that which is there beside those gradients where tensors come back from the host one by one.
+    `selective_only` is the part that only selective checkpointing saves. `fetched` is what exists beside the gradients
+    if tensors return from the host one by one.
     """
 
     norms: Kept
@@ -64,33 +66,33 @@ class Block:
 
     @property
     def kept(self) -> Kept:
-        """All of it, without recomputation."""
+        """Everything it saves without recomputation."""
         return self.norms + self.attention + self.feed_forward
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Elements a token in one block, and the bytes of one in the stream between blocks and inside of them."""
+    """Elements per token in one block, and bytes per element in the residual stream and inside the block."""
 
     hidden: int
     queries: int
     keys: int
     values: int
-    attended: int  # what attention puts out
+    attended: int  # output of attention
     heads: int
     residual_bytes: int
     compute_bytes: int
     autocast: bool
-    adapter_bytes: int  # of a number that an adapter reads; 0: no adapters, all is trained
-    adapters_cast: bool  # each reads a copy of its own, for it is wider than the base
-    adapted: tuple[str, ...]  # the matrices that have one
-    drops: bool  # of its input: what is left of it and a mask are an adapter's own
+    adapter_bytes: int  # per element that an adapter reads; 0: no adapters, everything is trained
+    adapters_cast: bool  # each adapter reads its own copy, since it is wider than the base
+    adapted: tuple[str, ...]  # matrices with an adapter
+    drops: bool  # LoRA dropout: each adapter saves its own input and mask
 
 
 def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Configuration) -> Block:
-    """What one block keeps of one token; nothing where it is frozen and all before it, but for a checkpoint's input."""
+    """Return what one block saves per token. If it and all before it are frozen, only a checkpoint's input remains."""
     if layer.frozen == "still":
-        # PyTorch's checkpoint holds on to it, although no backward pass comes for it.
+        # PyTorch's checkpoint keeps the input even if no backward pass needs it.
         entry = Kept(whole=configuration.compute_bytes * hidden)
         nothing = Kept()
         return Block(nothing, nothing, nothing, entry, entry, nothing, nothing, nothing)
@@ -100,8 +102,8 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
     selective, selective_only = _selective(layer, style, widths, configuration)
     backward = _backward(layer, style, widths, configuration)
     if configuration.framework == "deepspeed":
-        # Its sequence parallelism exchanges heads for tokens: both copies of queries, keys, values and output are no use to the
-        # allocator before the card has come to them.
+        # Ulysses sequence parallelism exchanges heads for tokens: the allocator cannot reuse either copy of queries,
+        # keys, values and output before the GPU has reached them.
         elements = widths.queries + widths.keys + widths.values + widths.attended
         backward += Kept(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
     return Block(
@@ -117,12 +119,12 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
 
 
 def configuration_of(layer: Layer, configuration: Configuration) -> Configuration:
-    """As a layer that is frozen is run: in 16 bits, like the base of adapters, with none of them beside it."""
+    """Return the configuration of a frozen layer: in 16 bits, like the base of adapters, but without any."""
     return replace(configuration, lora_rank=1, lora_targets=()) if layer.frozen else configuration
 
 
 def final_norm(shape: ModelShape, configuration: Configuration) -> Kept:
-    """Before the head: the norm and its output, which the head reads. Both are frozen where the last layer is."""
+    """Return what the final norm saves, including the head's input. Both are frozen if the last layer is."""
     layer = shape.decoder.layers[-1]
     if layer.frozen == "still":
         return Kept()
@@ -132,10 +134,9 @@ def final_norm(shape: ModelShape, configuration: Configuration) -> Kept:
 
 
 def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths:
-    """The sizes of a block."""
     mixer = layer.attention
     heads = mixer.heads if mixer else 0
-    # Adapters read numbers as wide as they are computed with, or as accelerate's autocast hands them over in TRL.
+    # Adapters read the compute dtype, or in TRL what accelerate's autocast passes on.
     read_bytes = made_bytes(configuration) if configuration.objective.plain else configuration.compute_bytes
     return Widths(
         hidden=hidden,
@@ -155,14 +156,14 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
 
 
 def _norms(layer: Layer, style: Style, widths: Widths) -> Kept:
-    """Of a block. Norms that read the same input, side by side, keep it once."""
-    # A norm without weights is not among those that the shape counts.
+    """Return what a block's norms save. Parallel norms with the same input save it once."""
+    # Norms without weights are not in the shape's count.
     inputs = 1 if layer.parallel and style.norm == "native" else layer.norms or 2
     return _norm(style, widths) * inputs
 
 
 def _norm(style: Style, widths: Widths) -> Kept:
-    """Its input; in Python also the normalised values, for a weight that is trained. Statistics are left out."""
+    """Return a norm's input and, if it is written in Python and trained, the normalized values. Statistics are ignored."""
     hidden, stream = widths.hidden, widths.residual_bytes
     if style.norm == "native":
         return Kept(whole=stream * hidden)
@@ -175,13 +176,13 @@ def _norm(style: Style, widths: Widths) -> Kept:
 
 
 def _read(widths: Widths, readers: int) -> Kept:
-    """A norm's output, kept once for the matrices that read it; autocast casts it anew for each of them."""
+    """Return a norm's output, saved once for all matrices that read it; autocast casts it for each of them."""
     copies = readers if widths.autocast else 1
     return Kept(gathered=copies * widths.compute_bytes * widths.hidden)
 
 
 def _adapted(widths: Widths, readers: int) -> Kept:
-    """What adapters read: one copy, or where they are wider than the base or drop some, one each. Frozen matrices keep none."""
+    """Return the inputs of adapters: one copy, or one each if they are wider than the base or use dropout."""
     copies = readers if widths.drops or widths.adapters_cast else min(readers, 1)
     return Kept(gathered=copies * (widths.adapter_bytes + widths.drops) * widths.hidden)
 
@@ -189,14 +190,14 @@ def _adapted(widths: Widths, readers: int) -> Kept:
 def _attentions(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
     kept = _mixer(layer.attention, style, widths, configuration) if layer.attention else Kept()
     if layer.cross_attention:
-        # Tokens of two sequences have no distance, and no bias for it.
+        # Tokens of two sequences have no relative distance, so no bias.
         style = replace(style, scores="") if style.biased else style
         kept += _mixer(layer.cross_attention, style, widths, configuration)
     return kept
 
 
 def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Configuration) -> Kept:
-    """Queries, keys and values as the kernel reads them, what it puts out, and what lies between."""
+    """Return queries, keys and values as the kernel reads them, its output, and the tensors between."""
     size = widths.compute_bytes
     kept = _attention_inputs(style, widths)
     if style.dropout:
@@ -205,7 +206,8 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
         normalised = FP32 + (FP32 if style.norm == "rms-wide" else size)
         kept += Kept(split=(size if style.fused else normalised) * (widths.queries + widths.keys))
     if mixer.kind is AttentionKind.LATENT:
-        # Both compressed vectors, normalised; and the keys without their rotary part, made in one matrix with the values.
+        # Both compressed vectors, normalized, and the keys without their rotary part, computed in one matrix with the
+        # values.
         normed = size + (size if style.norm == "native" else FP32 + size)
         plain_keys = widths.keys - widths.heads * mixer.rope_dim
         kept += Kept(whole=normed * (mixer.latent_rank + mixer.query_rank), split=size * plain_keys)
@@ -215,10 +217,11 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
         return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
     kept += _flash(style, widths)
     if framework_of(configuration).parallel == "torch":
-        # Ring attention puts its output together head by head, and what reads it token by token makes a copy.
+        # Ring attention assembles its output by head; reading it by token makes a copy.
         kept += Kept(split=size * widths.attended * (np.asarray(configuration.cp) > 1))
     if configuration.framework == "megatron" and configuration.attention == "flash-2":
-        # Megatron's tokens lie sequence first, those of FlashAttention 2 batch first: Transformer Engine copies its output back.
+        # Megatron's layout is sequence first, FlashAttention 2's batch first: Transformer Engine copies its output
+        # back.
         kept += Kept(split=size * widths.attended)
     return kept
 
@@ -238,22 +241,22 @@ def _flash(style: Style, widths: Widths) -> Kept:
     if style.repeated:
         heads = 2 * widths.queries + widths.attended
     elif style.fused_qkv and style.rotary != "none" and not style.fused:
-        # Values are a view of what the matrix put out. Transformer Engine copies them beside queries and keys that were rotated.
+        # Values are a view of the matrix's output. Transformer Engine copies them beside the rotated queries and keys.
         heads += widths.queries + widths.keys
     out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
     return Kept(split=size * (heads + out) + FP32 * widths.heads)
 
 
 def _scores(style: Style, widths: Widths) -> Kept:
-    """Attention whose scores lie in memory: what is multiplied, the softmax, and with dropout its mask and what it leaves."""
+    """Return what unfused attention saves: its factors, the softmax, and with dropout its mask and output."""
     size, dropout = widths.compute_bytes, style.attention_dropout
     if style.scores == "eager":
-        # Heads of keys and values repeated to those of queries; the softmax in FP32 and again in the type it is used in.
+        # KV heads repeated to match the query heads; the softmax in FP32 and again in the dtype it is used in.
         softmax = FP32 if style.upcast or widths.autocast else size
         used = size if softmax > size or dropout else 0
         heads = 2 * widths.queries + 2 * widths.attended
         return Kept(split=size * heads, scores=(softmax + used + bool(dropout)) * widths.heads)
-    if style.scores == "math":  # all in FP32, with as many heads of each
+    if style.scores == "math":  # all in FP32, with as many KV heads as query heads
         wide, heads = FP32, 2 * widths.queries + widths.attended
     else:  # as the backward pass reads them: in FP32, or as autocast casts them
         wide, heads = size if widths.autocast else FP32, widths.queries + widths.keys + widths.values
@@ -262,7 +265,7 @@ def _scores(style: Style, widths: Widths) -> Kept:
 
 
 def _feed_forward(layer: Layer, style: Style, widths: Widths, *, tiled: bool = False) -> Kept:
-    """A tiled MLP keeps its input alone."""
+    """Return what the MLP saves. A tiled MLP saves only its input."""
     mlp = layer.feed_forward
     if mlp is None:
         return Kept()
@@ -277,15 +280,15 @@ def _feed_forward(layer: Layer, style: Style, widths: Widths, *, tiled: bool = F
 
 
 def mlp_tiles(configuration: Configuration, hidden: int) -> Quantity:
-    """Parts that the tokens of a GPU are cut into for a tiled MLP: DeepSpeed's `TiledMLP` takes about as many as it is wide."""
+    """Return how many tiles a tiled MLP uses: like DeepSpeed's `TiledMLP`, about tokens divided by the hidden size."""
     if not configuration.tiled_mlp:
         return 1
     return np.ceil(np.asarray(configuration.seq) / configuration.cp / hidden)[()]
 
 
 def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) -> Kept:
-    """The output of its norm, which a block of parallel form with one norm has already kept for attention."""
-    # In a mixture the router alone reads it; copies for the experts are counted with them.
+    """Return the output of the MLP's norm, which a parallel block with one norm already saved for attention."""
+    # In a mixture only the router reads it; the experts' copies are counted with the experts.
     readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
     if widths.adapter_bytes:
         dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
@@ -296,7 +299,7 @@ def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) ->
 
 
 def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = MLP[-1]) -> float:
-    """For one element of the width between: the inputs and the output of the activation, and the product."""
+    """Return bytes per intermediate element: inputs and output of the activation, and the gated product."""
     size, read = widths.compute_bytes, _read_last(widths, closing)
     if mlp.gated:
         return (2 if style.fused or style.liger else 3) * size + read
@@ -308,10 +311,10 @@ def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = ML
 
 
 def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
-    """Every token is copied to each of its experts and their answers are kept to be weighed."""
+    """Return what a mixture saves: each token is copied to its experts, and their outputs are kept for weighting."""
     size = widths.residual_bytes
     between = _mlp_bytes(mlp, style, widths, EXPERTS) * size / widths.compute_bytes * mlp.intermediate
-    # What is copied to experts that nothing is trained in is not kept.
+    # Copies for experts that are not trained are not saved.
     copies = 1 if widths.adapter_bytes and EXPERTS not in widths.adapted else 2
     shared = _mlp_bytes(mlp, style, widths) * mlp.shared_intermediate
     router = FP32 * mlp.experts + (FP32 * widths.hidden if style.wide_router else 0)
@@ -319,9 +322,9 @@ def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
 
 
 def _selective(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> tuple[Kept, Kept]:
-    """All but the scores; or the block's input, attention's output, every other product and what is scattered after one.
+    """Return what selective checkpointing saves, and the part that only it saves: the input and the last product.
 
-    Then, of these, what a block that is not recomputed does not keep: its input, and its last product.
+    It saves all but the scores; or the input, attention's output, every other product and reduce-scatter outputs.
     """
     if framework_of(configuration).selective == "scores":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
@@ -335,7 +338,7 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
     whole = sum(width for width in products if width == widths.hidden)
     size = widths.compute_bytes
     entry = widths.residual_bytes * widths.hidden
-    # Tensor parallelism along the sequence ends attention and MLP with a reduce-scatter.
+    # Sequence parallelism ends attention and MLP with a reduce-scatter.
     scatters = (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
     scattered = size * widths.hidden * (bool(layer.attention) + bool(layer.feed_forward)) * scatters
     only = Kept(whole=(widths.residual_bytes + size * keeps_last) * widths.hidden)
@@ -343,7 +346,7 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
 
 
 def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
-    """Widths of the outputs of a block's matrices, in the order that they run."""
+    """Return the output widths of a block's matrices, in execution order."""
     fused = [widths.queries + widths.keys + widths.values]
     attention = fused if style.fused_qkv else [widths.queries, widths.keys, widths.values]
     mlp = layer.feed_forward
@@ -353,10 +356,10 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
 
 
 def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
-    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of the block's output.
+    """Return the most gradients alive at once, in the MLP: of the product, its factors and the block's output.
 
-    What the last matrix of a gated one read is gone by then: its own gradients were the first to be made. A tiled one has them
-    of one tile, beside all that it keeps of it.
+    The input of a gated MLP's last matrix is freed by then. A tiled MLP has the gradients of one tile, beside
+    everything it saves for it.
     """
     mlp = layer.feed_forward
     size = widths.compute_bytes
@@ -366,19 +369,20 @@ def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configu
     if style.activation == "chain" and not style.fused:
         gradients = 3 * (FP32 if widths.autocast else size)
     stream = widths.residual_bytes * widths.hidden
-    # Where tensor parallelism splits it along the sequence, it is gathered for the last matrix.
+    # With sequence parallelism it is gathered for the last matrix.
     gathered = stream * (np.asarray(configuration.tp) > 1)
     tiles = mlp_tiles(configuration, widths.hidden)
     if not np.any(np.asarray(tiles) > 1):
         return Kept(split=gradients * _between(mlp), whole=stream, gathered=gathered)
-    # So little that attention has more: what comes into it, what goes to queries, keys and values, and FP32 sums for the queries.
+    # So little that attention has more: its input, the gradients of queries, keys and values, and FP32 sums for
+    # queries.
     tile = (gradients + _mlp_bytes(mlp, style, widths)) * _between(mlp) / tiles
     attention = size * (widths.attended + widths.queries + widths.keys + widths.values) + FP32 * widths.queries
     return Kept(split=np.maximum(tile, attention), whole=stream, gathered=gathered)
 
 
 def _fetched(layer: Layer, widths: Widths) -> Kept:
-    """The factors of the product, or what the activation read; and what `_backward` takes to be gone of what was there."""
+    """Return the factors of the product or the activation's input, and what `_backward` counts as freed."""
     mlp = layer.feed_forward
     if mlp is None:
         return Kept()
@@ -387,12 +391,12 @@ def _fetched(layer: Layer, widths: Widths) -> Kept:
 
 
 def _read_last(widths: Widths, closing: str = MLP[-1]) -> int:
-    """Bytes of an element that the last matrix of the MLP reads, as it or its adapter keeps it."""
+    """Return bytes per element of the input of the MLP's last matrix, as it or its adapter saves it."""
     if not widths.adapter_bytes:
         return widths.compute_bytes
     return widths.adapter_bytes + widths.drops if closing in widths.adapted else 0
 
 
 def _between(mlp: FeedForward) -> int:
-    """Elements between the matrices of the MLP, of a token in all its experts."""
+    """Return the MLP's intermediate elements per token, over all its experts."""
     return mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate

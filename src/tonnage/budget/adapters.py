@@ -1,14 +1,14 @@
-"""LoRA: which matrices adapters stand beside, how many parameters they have, and how the frozen base is kept.
+"""LoRA: which matrices have adapters, how many parameters they have, and how the frozen base is stored.
 
 | targets      | matrices of every block                                     |
 |--------------|-------------------------------------------------------------|
 | attention    | q_proj, k_proj, v_proj, o_proj                              |
 | mlp          | gate_proj, up_proj, down_proj, those of shared experts too  |
 | all-linear   | both                                                        |
-| experts      | all matrices of the experts that tokens are routed to       |
+| experts      | all matrices of the routed experts                          |
 
-`all-linear` is what PEFT, TRL and torchtune mean by it: experts are not linear layers but three-dimensional parameters in today's
-transformers, and have to be named. Latent attention has two matrices for a query (`q_proj`), one that compresses keys and values
+`all-linear` has the meaning of PEFT, TRL and torchtune: in current transformers, experts are three-dimensional parameters, not
+linear layers, and must be named. Latent attention has two matrices for a query (`q_proj`), one that compresses keys and values
 (`k_proj`) and one that expands them (`v_proj`).
 """
 
@@ -26,10 +26,10 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 ALL_LINEAR = (*ATTENTION, *MLP)
 EXPERTS = "experts"
 _GROUPS = {"all-linear": ALL_LINEAR, "attention": ATTENTION, "mlp": MLP, EXPERTS: (EXPERTS,)}
-# bitsandbytes' NF4 has an FP32 scale for 64 weights; where scales are quantised too, 8 bits for each and an FP32 scale for 256 of
-# them. An FP8 matrix has one scale for a whole row or block, which is nothing.
+# bitsandbytes' NF4 has an FP32 scale per 64 weights; with double quantization, 8 bits per scale and an FP32 scale per
+# 256 of them. FP8's scale per row or block is negligible.
 NF4_BLOCK, SCALES_BLOCK = 64, 256
-# Of a weight in a block of the base.
+# Bits per weight of a base block.
 BASE_BITS: dict[Base, float] = {
     "fp8": 8.0,
     "nf4": 4 + 8 / NF4_BLOCK + 32 / (NF4_BLOCK * SCALES_BLOCK),
@@ -38,7 +38,7 @@ BASE_BITS: dict[Base, float] = {
 
 
 def parse_targets(text: str) -> tuple[str, ...]:
-    """ "all-linear", "attention,experts", "q_proj,v_proj"."""
+    """Parse "all-linear", "attention,experts" or "q_proj,v_proj"."""
     chosen: set[str] = set()
     for word in text.split(","):
         names = _GROUPS.get(word.strip()) or [name for name in ALL_LINEAR if name == word.strip()]
@@ -50,7 +50,7 @@ def parse_targets(text: str) -> tuple[str, ...]:
 
 
 def target_words(targets: tuple[str, ...]) -> str:
-    """As it is written after `--lora-targets`."""
+    """Format targets as `--lora-targets` takes them."""
     words, left = [], list(targets)
     for group, names in _GROUPS.items():
         if set(names) <= set(left):
@@ -60,7 +60,7 @@ def target_words(targets: tuple[str, ...]) -> str:
 
 
 def matrices(layer: Layer, hidden: int) -> Iterator[tuple[str, int, int]]:
-    """Name, inputs and outputs of the matrices of a block; an expert's as often as there are experts."""
+    """Yield name, inputs and outputs of a block's matrices; an expert's once per expert."""
     for mixer in (layer.attention, layer.cross_attention):
         if mixer is not None:
             yield from _of_attention(mixer, hidden)
@@ -93,7 +93,7 @@ def _of_attention(mixer: Attention, hidden: int) -> Iterator[tuple[str, int, int
 
 @lru_cache(maxsize=16)  # a search asks for each of its plans
 def lora_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> tuple[int, int]:
-    """Of the two thin matrices beside each one that is adapted: in all that tokens pass, and in experts."""
+    """Return the parameters of all adapters: in matrices that every token passes, and in experts."""
     counts = {False: 0, True: 0}
     for stack in shape.stacks:
         for layer, times in stack.groups():
@@ -104,6 +104,6 @@ def lora_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> t
 
 @lru_cache(maxsize=16)
 def largest_matrix(shape: ModelShape) -> int:
-    """Weights of the largest matrix of any block, an expert's one by one."""
+    """Return the weights of the largest matrix of any block, counting experts one by one."""
     every = (matrices(layer, stack.hidden) for stack in shape.stacks for layer, _ in stack.groups())
     return max((inputs * outputs for some in every for _, inputs, outputs in some), default=0)

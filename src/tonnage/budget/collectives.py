@@ -1,4 +1,4 @@
-"""Seconds that GPUs talk to each other: how much, over which link, and how much of it the arithmetic hides.
+"""Seconds of communication between GPUs: how much is sent, over which link, and how much compute hides.
 
 | parallelism | what is sent                                                       | hidden behind                |
 |-------------|--------------------------------------------------------------------|------------------------------|
@@ -6,12 +6,12 @@
 | context     | keys and values around a ring                                      | the attention of that layer  |
 | expert      | tokens to their experts and back                                   | nothing                      |
 | pipeline    | activations to the next stage, gradients back                      | nothing                      |
-| data        | gradients; parameters where they are sharded                       | the pass that they belong to |
+| data        | gradients; parameters if they are sharded                          | the pass they belong to      |
 | FSDP2 in a  | parameters for the first micro-batch; gradients after the last one | the first forward pass;      |
 | pipeline    |                                                                    | nothing                      |
 
-Ranks are laid out with tensor parallelism innermost, then context, data and, outermost, the pipeline. The experts of a layer lie
-on neighbours, so that copies of one are apart by the GPUs that hold all of them. Bandwidths are the makers', times the share that
+Tensor parallelism is the innermost dimension of ranks, then context, data and, outermost, the pipeline. The experts of a layer
+are on neighbouring GPUs, so replicas of one expert are that many GPUs apart. Bandwidths are the vendors', times the share that
 NCCL reaches; every step of a ring costs a hop, every message a start.
 """
 
@@ -28,8 +28,8 @@ from tonnage.budget.states import sharded_parameters
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind, ModelShape
 
-_LARGE_TENSORS = 3  # of a layer: before attention, into and out of the MLP
-_LEAST_MESSAGES = 1e-9  # a part of a stage without layers
+_LARGE_TENSORS = 3  # per layer: before attention, into and out of the MLP
+_LEAST_MESSAGES = 1e-9  # for a stage chunk without layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Network:
     shares: Calibration
 
     def gather_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
-        """All-gathers (or reduce-scatters) of that many bytes in all, among `ranks` that are `stride` apart: in a ring."""
+        """Return the seconds of ring all-gathers (or reduce-scatters) of `size_bytes` in total."""
         steps = np.asarray(ranks) - 1
         piece = size_bytes / ranks / np.maximum(messages, _LEAST_MESSAGES)
         return messages * steps * self._step_s(piece, ranks, stride) + messages * self.shares.link_start_s * (steps > 0)
 
     def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
-        """All-reduces: a reduce-scatter, then an all-gather; or over a tree of hosts, which is less deep than a ring is long."""
+        """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts."""
         ring_s = 2 * self.gather_s(size_bytes, ranks, stride, messages)
         members = np.minimum(self._members(stride), ranks)
         hosts = np.maximum(np.ceil(np.asarray(ranks) / members), 1)
@@ -57,17 +57,17 @@ class Network:
         return np.where(hosts > 1, np.minimum(ring_s, tree_s), ring_s)
 
     def exchange_s(self, size_bytes: Quantity, ranks: Number, messages: Quantity = 1) -> Quantity:
-        """All-to-alls among neighbours in which each of `ranks` sends that many bytes in all."""
+        """Return the seconds of all-to-alls among neighbours, in which each rank sends `size_bytes` in total."""
         steps = np.asarray(ranks) - 1
         starts_s = messages * (self.shares.link_start_s + self._hop_s(ranks, 1)) * (steps > 0)
         return steps / ranks * size_bytes / self.pair_bytes_per_s(ranks) + starts_s
 
     def send_s(self, size_bytes: Quantity, span: Quantity, messages: Quantity = 1) -> Quantity:
-        """From one GPU to another, within so many neighbours."""
+        """Return the seconds of point-to-point sends within `span` neighbouring GPUs."""
         return size_bytes / self.pair_bytes_per_s(span) + messages * (self.shares.link_start_s + self._hop_s(span, 1))
 
     def pair_bytes_per_s(self, span: Quantity) -> Quantity:
-        """From one GPU to another, within so many neighbours."""
+        """Return the point-to-point bandwidth within `span` neighbouring GPUs."""
         return self.cluster.link_bytes_per_s(np.asarray(span, dtype=np.int64)) * self.shares.link_ceiling
 
     @property
@@ -75,11 +75,11 @@ class Network:
         return self.cluster.host.network_hop_s or self.shares.network_hop_s
 
     def _members(self, stride: Number) -> Any:
-        """Of a group whose ranks are so far apart, how many are in one host."""
+        """Return how many ranks of a group with this stride share a host."""
         return np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
 
     def _ring_bytes_per_s(self, ranks: Number, stride: Number) -> Quantity:
-        """Within a host its link; beyond, every member of the group in a host brings its own network card."""
+        """Return a ring's bandwidth: the host's own link, or beyond it one network card per group member in the host."""
         span = np.asarray(ranks) * stride
         inside = self.cluster.peer_bytes_per_s
         outside = np.minimum(inside, self.cluster.network_bytes_per_s * self._members(stride))
@@ -87,7 +87,7 @@ class Network:
         return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
 
     def _step_s(self, piece_bytes: Quantity, ranks: Number, stride: Number) -> Quantity:
-        """One step of a ring. Between hosts, small pieces go by a protocol that is quicker to begin and slower to go on."""
+        """Return one step of a ring. Between hosts, NCCL sends small pieces by a low-latency protocol."""
         hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
         large_s = hop_s + piece_bytes / rate
         small_s = hop_s - self.shares.network_small_saves_s + piece_bytes / self.shares.network_small_bytes_per_s
@@ -95,36 +95,36 @@ class Network:
         return np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece_bytes / rate)), large_s)
 
     def _hop_s(self, ranks: Quantity, stride: Number) -> Quantity:
-        """From one to the next. All of a ring go on together: one that leaves the host holds the others up."""
+        """Return the latency of one hop. A ring advances in lockstep, so one hop that leaves the host slows all."""
         beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
         return np.where(beyond, self._network_hop_s, self.shares.link_hop_s)
 
 
 class Traffic(NamedTuple):
-    """Seconds of one micro-batch on one stage, and of one step. What can be hidden is named for what hides it."""
+    """Seconds per micro-batch on one stage, and per step. Fields that can be hidden are named after what hides them."""
 
-    plain_s: Quantity  # a micro-batch, tensor and expert parallelism and pipeline: not hidden
-    products_s: Quantity  # a micro-batch, tensor parallelism: behind the products of the backward pass
-    ring_s: Quantity  # a micro-batch, context parallelism: behind attention
-    forward_s: Quantity  # a micro-batch, gathered parameters: behind the forward pass
-    backward_s: Quantity  # a micro-batch, gathered parameters and scattered gradients: behind the backward pass
-    last_backward_s: Quantity  # a step, gradients: behind the last backward pass
-    first_forward_s: Quantity  # a step, parameters that are gathered once: behind the first forward pass
-    step_s: Quantity  # a step, updated parameters and gradients of what two stages tie: not hidden
-    ends: Quantity  # share of what is named for a pass that nothing hides: the embedding's, at either end of it
+    plain_s: Quantity  # per micro-batch, tensor and expert parallelism and pipeline: not hidden
+    products_s: Quantity  # per micro-batch, tensor parallelism: behind the products of the backward pass
+    ring_s: Quantity  # per micro-batch, context parallelism: behind attention
+    forward_s: Quantity  # per micro-batch, gathered parameters: behind the forward pass
+    backward_s: Quantity  # per micro-batch, gathered parameters and scattered gradients: behind the backward pass
+    last_backward_s: Quantity  # per step, gradients: behind the last backward pass
+    first_forward_s: Quantity  # per step, parameters that are gathered once: behind the first forward pass
+    step_s: Quantity  # per step, updated parameters and gradients of an embedding tied across stages: not hidden
+    ends: Quantity  # share of a pass's traffic that nothing hides: the embedding's, at either end of it
 
 
 def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Traffic:
-    """Of one configuration or many."""
+    """Return the traffic of one configuration or many."""
     plain_s, products_s = _tensor_s(shape, stage, configuration, network)
     stages_apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
     in_pipeline = np.asarray(configuration.pp) > 1
-    # A pipeline: to the next stage and back, from each of its parts.
+    # Pipeline sends to the next stage and back, from each of its chunks.
     sent_bytes = 2 * (_activation_bytes(shape, configuration) / configuration.tp)
     next_s = network.send_s(sent_bytes, stages_apart + 1, framework_of(configuration).pipeline_messages)
     pipeline_s = next_s * configuration.chunks * in_pipeline
     plain_s = plain_s + _expert_s(shape, stage, configuration, network) + pipeline_s
-    # Its first stage and its last sum the gradients of an embedding that is the head, too.
+    # The first and last stages also reduce the gradients of an embedding tied to the head.
     tied_bytes = shape.embedding_parameters * gradient_bytes(configuration) / configuration.tp
     tied = shape.tied and not configuration.lora_rank
     tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * tied
@@ -138,7 +138,7 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
         each_s, last_s = (scatter_s, none) if zero == 2 else (none, scatter_s)
         return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, none, gather_s + tied_s, ends)
     again_s, once = gather_s * (zero == 3), reduces_once(configuration)
-    # In a pipeline a forward pass finds what the backward pass before it has gathered.
+    # In a pipeline, a forward pass reuses what the backward pass before it has gathered.
     first_s, after_s, each = once * gather_s, once * scatter_s, 1 - once
     return Traffic(
         plain_s, products_s, ring_s, each * gather_s, again_s + each * scatter_s, none, first_s, after_s + tied_s, ends
@@ -146,7 +146,7 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
 
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:
-    """One micro-batch between two layers, all tensor-parallel ranks together."""
+    """Return the bytes of one micro-batch between two layers, summed over tensor-parallel ranks."""
     return configuration.tokens * shape.hidden * configuration.compute_bytes
 
 
@@ -155,18 +155,18 @@ def _layers(shape: ModelShape) -> int:
 
 
 def _passes(configuration: Configuration) -> int:
-    """Forward and backward, and the forward again where all is recomputed."""
+    """Return 2, for forward and backward, or 3 with full recomputation."""
     return 3 if configuration.checkpoint == "full" else 2
 
 
 def _tensor_s(
     shape: ModelShape, stage: Stage, configuration: Configuration, network: Network
 ) -> tuple[Quantity, Quantity]:
-    """What nothing hides, and what runs behind the products of a backward pass.
+    """Return exposed seconds, and those hidden behind products of the backward pass.
 
-    Two pairs of collectives a layer and pass, which an all-reduce without sequence parallelism is too; one pair outside. Those
-    with code of their own scatter the gradient of an input while that of the weight is computed, and gather the input again.
-    Selective checkpoints of operators keep what was scattered, and gather again.
+    A layer has two pairs of collectives per pass (an all-reduce counts as a pair), and one pair is outside. Frameworks
+    with their own code scatter an input's gradient while computing the weight's, and gather the input again. Selective
+    checkpointing of operators saves what was scattered, and gathers again.
     """
     once_s = network.gather_s(_activation_bytes(shape, configuration), configuration.tp)
     layers = _layers(shape) * stage.share
@@ -180,7 +180,7 @@ def _tensor_s(
 
 
 def _ring_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
-    """Keys and values go around once forward; backward they do so with their gradients."""
+    """Return the seconds of ring attention: keys and values go around once forward, and with their gradients backward."""
     widths = [
         layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.value_head_dim)
         for stack in shape.stacks
@@ -194,7 +194,7 @@ def _ring_s(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
 
 
 def _expert_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
-    """To the experts and back, in every pass."""
+    """Return the seconds of sending tokens to their experts and back, in every pass."""
     chosen = [
         layer.feed_forward.experts_per_token
         for stack in shape.stacks
@@ -206,7 +206,7 @@ def _expert_s(shape: ModelShape, stage: Stage, configuration: Configuration, net
 
 
 def _messages(parameters: Quantity, layers: Quantity, configuration: Configuration) -> Quantity:
-    """Sharded parameters are gathered layer by layer. Else gradients go in buckets, of which a large tensor is one."""
+    """Return the number of messages: one per layer if parameters are sharded, else gradient buckets or large tensors."""
     bucket = framework_of(configuration).bucket_bytes
     if sharded_parameters(configuration) or not bucket:
         return layers
@@ -215,17 +215,17 @@ def _messages(parameters: Quantity, layers: Quantity, configuration: Configurati
 
 
 class _Ring(NamedTuple):
-    """Parameters that the same GPUs hold copies and shards of."""
+    """Parameters that the same GPUs replicate and shard."""
 
     parameters: Quantity
     layers: Quantity
     shards: Any
     copies: Any
-    stride: Any  # from one of these GPUs to the next
+    stride: Any  # distance between two of these GPUs
 
 
 def _rings(shape: ModelShape, stage: Stage, configuration: Configuration) -> list[_Ring]:
-    """One of all parameters; experts that are spread have fewer copies, which lie further apart."""
+    """Return one ring for all parameters; experts under expert parallelism have fewer replicas, further apart."""
     ranks, everyone = shards(configuration), configuration.data * np.asarray(configuration.cp)
     layers = _layers(shape) * stage.share
     spread = np.asarray(configuration.ep) > 1
@@ -244,9 +244,9 @@ def _rings(shape: ModelShape, stage: Stage, configuration: Configuration) -> lis
 def _data_s(
     shape: ModelShape, stage: Stage, configuration: Configuration, network: Network
 ) -> tuple[Quantity, Quantity, Quantity]:
-    """To gather the parameters, to scatter the gradients, to reduce them in full; layer by layer.
+    """Return the seconds to gather parameters, to reduce-scatter gradients and to all-reduce them.
 
-    Hybrid sharding scatters within a shard group, then reduces what is left between the groups.
+    Hybrid sharding reduce-scatters within a shard group, then all-reduces between groups.
     """
     trained = (
         0.0 if configuration.lora_rank else trained_stage(shape, stage, configuration).parameters / stage.parameters

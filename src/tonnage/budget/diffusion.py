@@ -1,8 +1,8 @@
-"""What the parts of a diffusion pipeline hold: their weights, and what a pass of each has alive at its highest moment.
+"""What the parts of a diffusion pipeline hold: their weights, and the peak of each pass beside them.
 
-The figures are data: real modules of diffusers ran on a virtual GPU at three sizes, and what is held at a moment of a pass is
-linear in the batch and in batch × latent positions (`benchmarks/diffusion/learn.py`). Sizes and batches that were not run are
-compared in `benchmarks/results/diffusion.json`. This module does not know seconds, nor which parts are on the card together.
+The figures are data: real diffusers modules ran on a virtual GPU at three sizes, and memory at each moment of a pass is
+linear in the batch and in batch × latent positions (`benchmarks/diffusion/learn.py`).
+`benchmarks/results/diffusion.json` compares sizes and batches that were not run.
 """
 
 import json
@@ -15,14 +15,14 @@ from typing import Any
 from tonnage.models.diffusion import Size
 
 _DATA = Path(__file__).parent / "data" / "diffusion"
-# Bytes of a weight of a linear layer; others keep 16 bits. NF4 has an FP32 scale for each 64 weights, bitsandbytes' default.
+# Bytes per weight of a linear layer; others keep 16 bits. NF4 has an FP32 scale per 64 weights, bitsandbytes' default.
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 _WHOLE = ("fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Parameters of a part and of its pieces; `benchmarks/diffusion/count.py` says what each is."""
+    """Parameters of a part and of its pieces; `benchmarks/diffusion/count.py` explains each."""
 
     parameters: int
     linear: int
@@ -33,32 +33,33 @@ class Weights:
     like: str
 
     def size_bytes(self, kept: str) -> float:
-        """Of the whole part, its linear layers kept so."""
+        """Return the bytes of the whole part with its linear layers in that format."""
         if kept in _WHOLE:
             return self.parameters * WEIGHT_BYTES[kept]
         return self.linear * WEIGHT_BYTES[kept] + (self.parameters - self.linear) * 2.0
 
     def widened_bytes(self, kept: str) -> float:
-        """The largest layer in 16 bits, while it is used; none where it is kept so."""
+        """Return the largest layer dequantized to 16 bits; 0 if it is not quantized."""
         return 0.0 if kept in _WHOLE else 2.0 * self.widest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """One pass of a part. Rows of `moments` have bytes beside the weights: a + b·B + c·B·P, then as much again for each rank.
+    """One pass of a part. Rows of `moments` give bytes beside the weights: a + b·B + c·B·P, then the same per LoRA
+    rank.
 
-    Where a VAE goes through a video in turns of `frames` latent frames, b is for each position of one frame. `launches` has rows
+    If a VAE processes a video in chunks of `frames` latent frames, b is per position of one frame. `launches` has rows
     of [count, kind, name, precision, variant, kernels, polynomials].
     """
 
     moments: tuple[tuple[float, ...], ...]
     launches: tuple[Any, ...] = ()
     host_s: float = 0.0
-    adapters: int = 0  # parameters of adapters for each rank
+    adapters: int = 0  # adapter parameters per rank
     frames: int = 0
 
     def held_bytes(self, batch: int, size: Size, rank: int = 0) -> float:
-        """At the highest moment."""
+        """Return the bytes at the peak."""
         inner = batch * (size.area if self.frames else 1)
         basis = [1.0, inner, batch * size.positions]
         basis += [rank * number for number in (1.0, batch, batch * size.positions)]
@@ -67,14 +68,14 @@ class Pass:
 
 @cache
 def all_weights() -> Mapping[str, Weights]:
-    """Of every part that is known."""
+    """Return the weights of every known part."""
     rows = json.loads((_DATA / "weights.json").read_bytes())
     return {name: Weights(**row) for name, row in rows.items()}
 
 
 @cache
 def passes(part: str) -> Mapping[str, Pass]:
-    """The passes of a part that were learnt, by name."""
+    """Return the measured passes of a part, by name."""
     found = {}
     for text in (_DATA / f"{all_weights()[part].like}.jsonl").read_text("utf-8").splitlines():
         row = json.loads(text)
@@ -86,5 +87,5 @@ def passes(part: str) -> Mapping[str, Pass]:
 
 
 def text_size(tokens: int) -> Size:
-    """The size of a text, whose positions are its tokens."""
+    """Return the size of a text, whose positions are its tokens."""
     return Size(8, 8 * tokens)

@@ -1,7 +1,9 @@
-"""Seconds of the passes of a diffusion pipeline: the launches of a forward at any size, by the clock's models of their kernels.
+"""Seconds of the passes of a diffusion pipeline, from the launches of a forward pass at any size and the clock's
+kernels.
 
-A backward is told from the forward: convolutions and attention have backward kernels of their own, a product has one more for
-inputs and one for weights, and what moves bytes reads its gradient beside what it kept. Frozen weights have no gradients.
+The backward pass is derived from the forward pass: convolutions and attention have their own backward kernels, a
+product has one for inputs and one for weights, and memory-bound kernels read a gradient beside the saved tensor. Frozen
+weights have no gradients.
 """
 
 from dataclasses import dataclass, replace
@@ -23,18 +25,16 @@ from tonnage.models.diffusion import Size
 Backward = Literal["none", "all", "inputs"]
 _ARITHMETIC = ("matmul", "attention", "convolution")
 _ATTENTION_PRODUCTS = {"forward": 2, "backward": 5}
-_GRADIENT_MOVES = (
-    1.5  # bytes of a gradient's kernel against its forward's: three tensors, where two were read and written
-)
-# An adapter in FP32 on a layer in 16 bits: its input is widened and narrowed again, its output is scaled and added, and its two
-# matrices are narrowed and multiplied.
+_GRADIENT_MOVES = 1.5  # bytes of a gradient's kernel over its forward's: three tensors instead of two
+# An FP32 adapter on a 16-bit layer: its input is upcast and downcast again, its output is scaled and added, and its two
+# matrices are downcast and multiplied.
 _ADAPTER_BYTES, _ADAPTER_LAUNCHES = 6 + 6 + 4 + 6, 8
-_STREAMED = 0.9  # of the bandwidth: long rows of numbers, read and written once
+_STREAMED = 0.9  # of the bandwidth, for long contiguous reads and writes
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of the card and of its host, which run beside each other."""
+    """Seconds of the GPU and of its host, which run concurrently."""
 
     card_s: float = 0.0
     host_s: float = 0.0
@@ -51,7 +51,7 @@ class Seconds:
         return max(self.card_s, self.host_s)
 
     def range_s(self, gpu: Gpu) -> tuple[float, float]:
-        """Between which times nine in ten would be."""
+        """Return the range in which nine of ten runs lie."""
         low, high = (Seconds(self.card_s * card, self.host_s * host).s for card, host in factors(gpu))
         return low, high
 
@@ -60,7 +60,7 @@ class Seconds:
 def pass_seconds(
     way: Pass, batch: int, size: Size, gpu: Gpu, backward: Backward = "none", again: bool = False
 ) -> Seconds:
-    """Of one pass; with its backward, under autocast, and the forward once more where it is recomputed (`again`)."""
+    """Return the seconds of one pass, optionally with its backward and a recomputed forward (`again`)."""
     turns = size.latent_frames / way.frames if way.frames else 1.0
     positions = size.area if way.frames else size.positions
     costs, forwards = host_costs(), 2 if again else 1
@@ -87,16 +87,16 @@ def pass_seconds(
 
 
 def _beside(forward: Launch, gpu: Gpu, backward: Backward, forwards: int) -> tuple[float, int]:
-    """Seconds and launches that training adds to a launch, beside gradients that are arithmetic.
+    """Return the seconds and launches that training adds to a launch, apart from gradients that are arithmetic.
 
-    What moves bytes has a gradient that does. Autocast narrows a trained weight, and widens its gradient, in launches of their
-    own (their bytes are counted with the optimizer's); it runs norms in FP32, between two casts. Where inputs alone have
-    gradients, adapters run beside the projections of attention.
+    Memory-bound kernels have memory-bound gradients. Autocast casts trained weights and their gradients in separate
+    launches (their bytes are counted with the optimizer's) and runs norms in FP32, between two casts. If only inputs
+    have gradients, adapters run beside attention's projections.
     """
     passes = forwards + _GRADIENT_MOVES
     if forward.kind == "attention" and backward == "inputs":
         batch, heads, _, rows, columns, width, _ = forward.shape
-        elements = 2 * (rows + columns) * batch * heads * width  # of its four projections' outputs
+        elements = 2 * (rows + columns) * batch * heads * width  # outputs of its four projections
         return passes * streamed_s(_ADAPTER_BYTES * elements, gpu), 4 * _ADAPTER_LAUNCHES * (forwards + 1)
     if forward.kind in _ARITHMETIC:
         return 0.0, forwards + 1 if backward == "all" and forward.kind != "attention" else 0
@@ -126,7 +126,6 @@ def _launch(fields: list[object], batch: int, positions: int, gpu: Gpu) -> Launc
 
 
 def _gradients(forward: Launch, backward: Backward) -> list[Launch]:
-    """The kernels behind a launch that does arithmetic."""
     if backward == "none" or forward.kind not in _ARITHMETIC:
         return []
     if forward.kind == "attention":
@@ -143,10 +142,10 @@ def _gradients(forward: Launch, backward: Backward) -> list[Launch]:
 
 
 def streamed_s(size_bytes: float, gpu: Gpu) -> float:
-    """Of so many bytes, read or written once on the card."""
+    """Return the seconds to read or write that many bytes once on the GPU."""
     return float(memory_seconds(size_bytes, _STREAMED, gpu))
 
 
 def crossing_s(size_bytes: float, gpu: Gpu, *, pinned: bool, back: bool = False) -> float:
-    """Of a copy between host and card."""
+    """Return the seconds of a copy between host and GPU."""
     return float(copies.seconds(copies.transfer(size_bytes, "to_host" if back else "to_device", pinned=pinned), gpu))

@@ -1,8 +1,7 @@
-"""The passing memory of inference: what a forward pass, the sampler and CUDA graphs hold beside weights and cache.
+"""Transient memory of inference: what a forward pass, the sampler and CUDA graphs hold beside weights and cache.
 
-Nothing is saved for a backward pass, so the peak is that of the worst layer, or of the sampler after them. Kernels are
-fused as engines fuse them (norm with residual, gate with up), and tensors live as long as a caller holds them. This
-module does not know which engine runs or how much the card has.
+Nothing is saved for a backward pass, so the peak is that of the widest layer or of the sampler. Kernels are fused as
+engines fuse them (norm with residual, gate with up), and tensors live as long as a caller holds them.
 """
 
 from dataclasses import dataclass
@@ -24,12 +23,12 @@ class Pass:
 
 
 def layer_elements(layer: Layer, hidden: int, tp: int, *, held: int) -> int:
-    """Numbers alive for one token at the worst point of a layer: `held` vectors of the model's width, and its own."""
+    """Return elements per token at the widest point of a layer: `held` hidden-size vectors and its own tensors."""
     return held * hidden + max(_attention_elements(layer, tp), _mlp_elements(layer, tp))
 
 
 def _mlp_elements(layer: Layer, tp: int) -> int:
-    """Gate and up in one matrix, then their product; a mixture's experts have buffers of their own."""
+    """Return the MLP's elements: gate and up in one matrix, then their product. Experts have buffers of their own."""
     mlp = layer.feed_forward
     if mlp is None:
         return 0
@@ -38,7 +37,7 @@ def _mlp_elements(layer: Layer, tp: int) -> int:
 
 
 def _attention_elements(layer: Layer, tp: int) -> int:
-    """Queries, keys and values as they are projected, what attention reads of them, and its output."""
+    """Return attention's elements: projected queries, keys and values, its inputs and its output."""
     mixer = layer.attention
     if mixer is None or mixer.kind is AttentionKind.RECURRENT:
         return 0
@@ -50,7 +49,7 @@ def _attention_elements(layer: Layer, tp: int) -> int:
 
 
 def expert_elements(layer: Layer, hidden: int, tp: int) -> int:
-    """Numbers for one token in the two buffers of a mixture's fused kernel."""
+    """Return elements per token in the two buffers of a fused mixture-of-experts kernel."""
     mlp = layer.feed_forward
     if mlp is None or not mlp.experts:
         return 0
@@ -59,7 +58,7 @@ def expert_elements(layer: Layer, hidden: int, tp: int) -> int:
 
 
 def forward_bytes(shape: ModelShape, stage: Stage, at: Pass, *, held: int, experts: bool = True) -> int:
-    """The peak of the layers of a stage; `experts` False leaves out the buffers of mixtures."""
+    """Return the peak of a stage's layers; `experts` False excludes the buffers of mixtures."""
     elements = 0
     for layer, _ in stage.kinds:
         buffers = expert_elements(layer, shape.hidden, at.tp) if experts else 0
@@ -69,13 +68,13 @@ def forward_bytes(shape: ModelShape, stage: Stage, at: Pass, *, held: int, exper
 
 
 def expert_bytes(shape: ModelShape, stage: Stage, at: Pass) -> int:
-    """The buffers of mixtures alone."""
+    """Return the buffers of mixtures alone."""
     elements = max((expert_elements(layer, shape.hidden, at.tp) for layer, _ in stage.kinds), default=0)
     return at.tokens * elements * at.compute_bytes
 
 
 def sampler_bytes(shape: ModelShape, at: Pass, bytes_per_word: int, rows: int = 0) -> int:
-    """The logits of every sequence with the sampler's copies, `rows` more in FP32, and the states they came from.
+    """Return the logits of all sequences with the sampler's copies, `rows` more in FP32, and the hidden states.
 
     FP32 models need no FP32 copy of their logits.
     """
@@ -85,17 +84,17 @@ def sampler_bytes(shape: ModelShape, at: Pass, bytes_per_word: int, rows: int = 
 
 
 def cublas_workspace_bytes(gpu: Gpu) -> int:
-    """What torch gives cuBLAS: 32 MiB from Hopper on, else 8 MiB and a little."""
+    """Return torch's cuBLAS workspace: 32 MiB from Hopper on, else 8 MiB and 128 KiB."""
     return 32 * MIB if gpu.compute_capability[0] >= 9 else 8 * MIB + 128 * KIB
 
 
 def graph_sizes(largest: int) -> int:
-    """How many batch sizes are captured: 1, 2, 4, then steps of 8, from 256 on steps of 16."""
+    """Return how many batch sizes are captured: 1, 2, 4, then multiples of 8, from 256 on of 16."""
     fine = len(range(8, min(largest, 255) + 1, 8))
     coarse = len(range(256, largest + 1, 16))
     return sum(size <= largest for size in (1, 2, 4)) + fine + coarse
 
 
 def graph_bytes(graphs: int, layers: int, bytes_per_graph: int, bytes_per_layer: int) -> int:
-    """The driver's own bytes for so many graphs of so many layers."""
+    """Return the driver's bytes for `graphs` CUDA graphs of `layers` layers."""
     return graphs * (bytes_per_graph + layers * bytes_per_layer)

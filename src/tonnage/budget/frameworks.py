@@ -1,4 +1,4 @@
-"""What a training framework keeps beside what the mathematics needs. The facts are data."""
+"""What each training framework keeps in memory, read from `data/frameworks.toml`."""
 
 import tomllib
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, FrameworkName, Quantity
 
 _DATA = Path(__file__).parent / "data" / "frameworks.toml"
-# DeepSpeed's default: parameters that ZeRO-3 keeps gathered.
+# DeepSpeed's default `stage3_max_live_parameters`.
 MAX_LIVE_PARAMETERS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """One row of `data/frameworks.toml`, which says what the words mean."""
+    """One row of `data/frameworks.toml`, which explains the fields."""
 
     working_bytes: int
     gradient_bytes: int
@@ -42,7 +42,7 @@ class Framework:
 
 
 def framework_of(configuration: Configuration) -> Framework:
-    """The one that trains this configuration."""
+    """Return the framework of a configuration."""
     return _frameworks()[configuration.framework]
 
 
@@ -54,41 +54,41 @@ def _frameworks() -> dict[str, Framework]:
 
 
 def architectures(name: FrameworkName) -> tuple[str, ...]:
-    """Those that a framework has blocks for; nothing where it takes any."""
+    """Return the architectures a framework implements; empty if it takes any."""
     return _frameworks()[name].architectures
 
 
 def reduces_once(configuration: Configuration) -> Quantity:
-    """1 where a pipeline's schedule turns FSDP2's reductions and resharding off until the last micro-batch is through, else 0."""
+    """Return 1 if a pipeline schedule defers FSDP2's reductions and resharding to the last micro-batch, else 0."""
     sharded = configuration.framework == "fsdp2" and configuration.zero > 0
     return (np.asarray(configuration.pp) > 1) * float(sharded)
 
 
 def working_bytes(configuration: Configuration) -> int:
-    """Of one trained parameter as it is computed with or gathered from."""
+    """Return the bytes per trained parameter in the dtype it is computed with or gathered from."""
     return framework_of(configuration).working_bytes if configuration.mixed else configuration.parameter_bytes
 
 
 def gradient_bytes(configuration: Configuration) -> int:
-    """Of one gradient as it is kept."""
+    """Return the bytes per gradient as stored."""
     if not configuration.mixed:
         return configuration.parameter_bytes
     return 2 if configuration.bf16_gradients else framework_of(configuration).gradient_bytes
 
 
 def made_bytes(configuration: Configuration) -> int:
-    """Of one gradient as the backward pass makes it: as wide as the parameter that was computed with."""
+    """Return the bytes per gradient as the backward pass computes it: the dtype of the parameter it computed with."""
     if configuration.framework == "fsdp2":
         return configuration.compute_bytes
     return working_bytes(configuration)
 
 
 def master_bytes(configuration: Configuration) -> int:
-    """Of the FP32 copy beside a 16-bit parameter, or of what the parameter lacks of it; 0 where there is none."""
+    """Return the bytes of the FP32 master per 16-bit parameter, or of the part it lacks; 0 if there is none."""
     kept = framework_of(configuration).master_bytes if configuration.mixed else 0
     return kept // 2 if configuration.bf16_moments else kept
 
 
 def state_bytes(configuration: Configuration) -> int:
-    """Of one number of an optimizer's state: as wide as what it updates."""
+    """Return the bytes per element of an optimizer state."""
     return 2 if configuration.precision == "bf16" or configuration.bf16_moments else 4

@@ -1,7 +1,7 @@
-"""A frozen model beside the one that is trained, a reference or a teacher: its weights, and what its forward pass takes.
+"""A frozen reference or teacher beside the trained model: its weights and the memory of its forward pass.
 
-It is sharded as the framework shards parameters: TRL hands a reference to DeepSpeed's ZeRO 3 or to FSDP2 where the policy has
-them, and else keeps it whole on every GPU. This module does not know when any of this is alive.
+It is sharded as the framework shards parameters: TRL passes a reference to DeepSpeed's ZeRO 3 or to FSDP2 if the policy
+uses them, and otherwise keeps it whole on every GPU.
 """
 
 from dataclasses import replace
@@ -20,12 +20,12 @@ from tonnage.budget.terms import Term, model_term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
-# Vectors of the model's width beside those of attention or MLP: the residual, and a norm's input and output.
+# Hidden-size vectors beside those of attention or MLP: the residual, and a norm's input and output.
 _HELD = 3
 
 
 def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term]:
-    """What is kept of it on one GPU; nothing where there is none, or where it is the trained model without its adapters."""
+    """Return its weights on one GPU; empty without one, or if it is the trained model with adapters off."""
     objective = configuration.objective
     if not objective.holds_frozen:
         return []
@@ -41,7 +41,7 @@ def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term
 
 
 def frozen_copies(shape: ModelShape, configuration: Configuration) -> list[Term]:
-    """Its weights in another form while it runs: autocast's copies, or a matrix made wide."""
+    """Return its weights in another dtype while it runs: autocast's copies, or a dequantized matrix."""
     objective = configuration.objective
     if not objective.holds_frozen:
         return []
@@ -58,7 +58,7 @@ def frozen_copies(shape: ModelShape, configuration: Configuration) -> list[Term]
 
 
 def frozen_block(shape: ModelShape, configuration: Configuration, tokens: Quantity) -> Term:
-    """What its largest block holds without gradients."""
+    """Return what its largest block holds without gradients."""
     objective = configuration.objective
     frozen = objective.frozen_shape(shape)
     layers = [(layer, stack.hidden) for stack in frozen.stacks for layer, _ in stack.groups()]
@@ -70,7 +70,7 @@ def frozen_block(shape: ModelShape, configuration: Configuration, tokens: Quanti
 
 
 def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Term]:
-    """Of weights that are sharded, what is whole at once while it runs."""
+    """Return the sharded weights that are gathered at once while it runs."""
     objective, stage = configuration.objective, _stage(shape, configuration)
     frozen = objective.frozen_shape(shape)
     if not sharded_parameters(configuration) or not objective.holds_frozen:
@@ -78,7 +78,8 @@ def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Ter
     if configuration.framework == "deepspeed":
         count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
     elif objective.teacher is None or configuration.zero < 3:
-        # TRL wraps a reference for FSDP2 as one piece; and what is not sharded again after a pass is whole at its end.
+        # TRL wraps a reference for FSDP2 as one unit; without resharding after a pass, all of it is gathered at the
+        # end.
         count = stage.parameters
     else:
         count = np.minimum(stage.outside + 2 * block_parameters(frozen, configuration), stage.parameters)
@@ -88,11 +89,11 @@ def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Ter
 
 
 def _stage(shape: ModelShape, configuration: Configuration) -> Stage:
-    """All of it: there are no pipelines with a frozen model."""
+    """Return the whole model as one stage: pipelines are not combined with frozen models."""
     return next(stages(configuration.objective.frozen_shape(shape), configuration))
 
 
 def _as_kept(configuration: Configuration) -> Configuration:
-    """With the base of the frozen model in place of the trained one's."""
+    """Return the configuration with the frozen model's base format."""
     objective = configuration.objective
     return configuration if objective.teacher is None else replace(configuration, base=objective.teacher_base)

@@ -1,8 +1,7 @@
-"""The bytes of a GGUF file, tensor by tensor: a file's type is a recipe that gives each its own type of blocks.
+"""The bytes of a GGUF file, tensor by tensor: a file type is a recipe that assigns each tensor a block type.
 
-"Q4_K_M" keeps half of the values and of the MLP's down projections in Q6_K, the output in Q6_K, and the rest in Q4_K: how
-many bits a weight takes depends on the model. The recipes are data (`data/gguf.toml`). This module does not know where
-a tensor lies, nor files that were mixed by hand (Unsloth's "UD").
+"Q4_K_M" stores half of the value and down projections in Q6_K, the output in Q6_K, and the rest in Q4_K, so bits per
+weight depend on the model. The recipes are data (`data/gguf.toml`). Custom mixes (Unsloth's "UD") are not known.
 """
 
 import tomllib
@@ -14,7 +13,7 @@ from typing import Any
 from tonnage.models.shape import AttentionKind, Layer, ModelShape
 
 _DATA = Path(__file__).parent / "data" / "gguf.toml"
-# Architectures whose files have queries, keys and values in one matrix, and gate and up in one.
+# Architectures with fused QKV and fused gate and up matrices in their files.
 _FUSED = ("phi3", "phimoe", "falcon", "gpt2", "gpt_neox", "bloom", "mpt", "chatglm")
 _70B_LAYERS = 80
 
@@ -25,25 +24,24 @@ def _data() -> dict[str, Any]:
 
 
 def file_types() -> tuple[str, ...]:
-    """Names of the types that a file can have."""
+    """Return the names of the file types."""
     return tuple(_data()["files"])
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """One layer of a file. `experts` are those of a mixture alone."""
+    """Bytes of one layer in a file. `experts` counts routed experts only."""
 
     rest: int
     experts: int = 0
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.rest + self.experts
 
 
 def row_bytes(kind: str, row: int) -> int:
-    """One row of a matrix, or of a cache, in a type; in its stand-in where the row is no multiple of its blocks."""
+    """Return the bytes of a row of a matrix or cache, in the fallback type if the row does not divide into blocks."""
     numbers, size = _data()["blocks"][kind]
     if row % numbers and kind in _data()["fallback"]:
         return row_bytes(_data()["fallback"][kind], row)
@@ -55,7 +53,7 @@ def _matrix(kind: str, row: int, rows: int) -> int:
 
 
 class Recipe:
-    """How a file of one type keeps a model."""
+    """How a file of one type stores a model."""
 
     def __init__(self, shape: ModelShape, name: str) -> None:
         self._shape, self._rules = shape, _data()["files"][name]
@@ -67,7 +65,7 @@ class Recipe:
         )
 
     def kind(self, role: str, number: int = 0) -> str:
-        """The type of a tensor of layer `number`."""
+        """Return the block type of a tensor in layer `number`."""
         base = str(self._rules["base"])
         quantized = base not in ("f32", "f16", "bf16")
         found = next((kind for where, kind in self._rules.get(role, ()) if self._holds(where, number)), base)
@@ -94,7 +92,7 @@ class Recipe:
         }[where]
 
     def output_kind(self) -> str:
-        """Of the head."""
+        """Return the block type of the head."""
         given = self._rules.get("output")
         if given:
             return str(given[0][1])
@@ -102,13 +100,13 @@ class Recipe:
 
     @property
     def embedding_bytes(self) -> int:
-        """The table of words, which stays on the host."""
+        """The token embedding, which stays on the host."""
         kind = self.output_kind() if self._shape.tied else self.kind("embedding")
         return self._table(self._shape.embedding_parameters, kind)
 
     @property
     def output_bytes(self) -> int:
-        """The head: a copy of the embedding where the two are one."""
+        """The head: a copy of the embedding if they are tied."""
         parameters = self._shape.embedding_parameters if self._shape.tied else self._shape.head_parameters
         return self._table(parameters, self.output_kind()) + 4 * self._alone(self._shape.other_parameters)
 
@@ -119,17 +117,17 @@ class Recipe:
         return _matrix(kind, width, self._shape.vocab) + 4 * self._alone(parameters - width * self._shape.vocab)
 
     def _alone(self, parameters: int) -> int:
-        """Towers have a file of their own, with what joins them to the model."""
+        """Return 0 for models with towers, which have a file of their own."""
         return parameters if len(self._shape.stacks) == 1 else 0
 
     @property
     def file_bytes(self) -> int:
-        """All tensors, ties once."""
+        """All tensors, tied ones once."""
         ends = self.embedding_bytes + (0 if self._shape.tied else self.output_bytes)
         return ends + sum(self.layer(number).total for number in range(self._layers))
 
     def layer(self, number: int) -> LayerBytes:
-        """One layer."""
+        """Return the bytes of one layer."""
         layer = self._shape.decoder.layers[number]
         attention = self._attention(layer, number)
         return LayerBytes(
@@ -158,7 +156,7 @@ class Recipe:
         return size + 4 * max(parameters - counted, 0)
 
     def _dense(self, layer: Layer, number: int) -> int:
-        """The MLP of a dense layer; of a mixture, the router and what every token passes."""
+        """Return a dense MLP; of a mixture, the router and the shared experts."""
         mlp, hidden = layer.feed_forward, self._shape.hidden
         if mlp is None:
             return 0

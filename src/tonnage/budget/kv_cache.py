@@ -21,26 +21,26 @@ from dataclasses import dataclass
 
 from tonnage.models.shape import Attention, AttentionKind, Layer
 
-# Blocks of a hybrid with recurrent layers are multiples of this.
+# Block sizes of hybrids with recurrent layers are multiples of this.
 _BLOCK_STEP = 16
-# Numbers of a recurrent state are kept in 16 bits.
+# Recurrent states are kept in 16 bits.
 _STATE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """How keys and values are kept. `scale_bytes` is for each head and token, for keys and for values."""
+    """How keys and values are stored. `scale_bytes` is per head and token, for keys and for values each."""
 
     name: str
     bits: int
     scale_bytes: int = 0
 
     def vector_bytes(self, elements: int) -> int:
-        """One head's key or value of one token, with its scale."""
+        """Return the bytes of one head's key or value for one token, with its scale."""
         return -(-elements * self.bits // 8) + self.scale_bytes
 
 
-# FP8 has one scale for a whole layer, which is nothing; INT4 has a scale and a zero point in FP16 for each vector.
+# FP8 has one scale per layer, which is negligible; INT4 has an FP16 scale and zero point per vector.
 KV_FORMATS = {
     form.name: form
     for form in (
@@ -54,12 +54,12 @@ KV_FORMATS = {
 
 
 def kv_heads_of(attention: Attention, tp: int) -> int:
-    """Heads that one rank keeps."""
+    """Return the KV heads that one rank holds."""
     return max(1, -(-attention.kv_heads // tp))
 
 
 def token_bytes(attention: Attention | None, form: KvFormat, tp: int = 1) -> int:
-    """What one layer keeps of one token on one rank."""
+    """Return the bytes per token in one layer on one rank."""
     if attention is None or attention.kind is AttentionKind.RECURRENT:
         return 0
     if attention.kind is AttentionKind.LATENT:
@@ -69,31 +69,31 @@ def token_bytes(attention: Attention | None, form: KvFormat, tp: int = 1) -> int
 
 
 def state_bytes(attention: Attention | None, tp: int = 1) -> int:
-    """What a recurrent layer keeps of one sequence on one rank."""
+    """Return the bytes that a recurrent layer keeps per sequence on one rank."""
     if attention is None or attention.kind is not AttentionKind.RECURRENT:
         return 0
     return -(-attention.state_elements // tp) * _STATE_BYTES
 
 
 def blocks_for(tokens: int, block: int) -> int:
-    """Pages of `block` tokens that hold so many tokens."""
+    """Return the pages of `block` tokens needed for `tokens`."""
     return -(-tokens // block)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that share a block table. `window` is 0 where they see everything."""
+    """Layers that share a block table. `window` is 0 for full attention."""
 
     kind: AttentionKind
     window: int = 0
 
     def blocks(self, tokens: int, block: int, batched_tokens: int) -> int:
-        """The most that a sequence of so many tokens holds at once."""
+        """Return the most blocks that a sequence of that length holds at once."""
         if self.kind is AttentionKind.RECURRENT:
             return 1
         if not self.window:
             return blocks_for(tokens, block)
-        # A window may begin inside a block; what is being computed is kept beside it.
+        # A window may begin inside a block, and the tokens being computed are kept beside it.
         return blocks_for(min(self.window - 1 + batched_tokens, tokens), block) + 1
 
 
@@ -107,25 +107,25 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """What one more token costs while no window has closed: one block's share in each group."""
+        """Bytes per additional token while no window is full: one block's share in each group."""
         growing = sum(group.kind is not AttentionKind.RECURRENT for group in self.groups)
         return -(-self.bytes_per_block * growing // self.block)
 
     def tokens(self, blocks: int) -> int:
-        """Tokens that so many blocks hold where every group takes its share of them."""
+        """Return the tokens that fit in `blocks`, split evenly over the groups."""
         return blocks // len(self.groups) * self.block if self.groups else 0
 
     def sequence_blocks(self, tokens: int, batched_tokens: int) -> int:
-        """Blocks that one sequence holds at most."""
+        """Return the most blocks that one sequence holds."""
         return sum(group.blocks(tokens, self.block, batched_tokens) for group in self.groups)
 
     def shared_blocks(self, prefix: int) -> int:
-        """Blocks of a common prefix that sequences can share: full ones, of layers that keep everything."""
+        """Return the blocks of a common prefix that sequences can share: full blocks of full-attention layers."""
         full = sum(not group.window and group.kind is not AttentionKind.RECURRENT for group in self.groups)
         return prefix // self.block * full
 
     def needed_blocks(self, users: int, tokens: int, batched_tokens: int, prefix: int = 0) -> int:
-        """Blocks for so many sequences of so many tokens that begin with the same `prefix`."""
+        """Return the blocks for `users` sequences of `tokens` tokens that share a `prefix`."""
         shared = self.shared_blocks(min(prefix, tokens))
         return shared + users * (self.sequence_blocks(tokens, batched_tokens) - shared)
 
@@ -139,10 +139,10 @@ def kv_layout(
     grouped: bool = True,
     extra_bytes: int = 0,
 ) -> KvLayout:
-    """The layout of one rank's layers: each different one, and how many there are.
+    """Return the layout of one rank's layers, given each distinct layer and its count.
 
-    `grouped` False: every layer keeps everything, windows or not. `extra_bytes` is what each layer keeps of a token
-    beside keys and values (an index, say).
+    `grouped` False: every layer keeps all tokens, even with a window. `extra_bytes` is what each layer keeps per token
+    beside keys and values, such as an index.
     """
     groups: Counter[Group] = Counter()
     sizes: Counter[int] = Counter()
@@ -150,7 +150,7 @@ def kv_layout(
     for layer, count in kinds:
         if layer.attention is None:
             continue
-        # Latent attention keeps everything, as full attention does.
+        # Latent attention keeps every token, as full attention does.
         latent = layer.attention.kind is AttentionKind.LATENT
         kind = AttentionKind.FULL if latent else layer.attention.kind
         groups[Group(kind, layer.attention.window)] += count
@@ -166,7 +166,7 @@ def kv_layout(
 
 
 def _grouped(kinds: Counter[Group], page_bytes: int, block: int) -> KvLayout:
-    """Groups as large as the rarest kind; as the commonest where they hardly differ, since padding is then cheaper."""
+    """Size groups by the rarest kind, or by the commonest if the counts are close and padding is cheaper."""
     least, most = min(kinds.values()), max(kinds.values())
     size = most if most < least * 1.5 else least
     groups = [group for group, count in kinds.items() for _ in range(-(-count // size))]
@@ -174,7 +174,7 @@ def _grouped(kinds: Counter[Group], page_bytes: int, block: int) -> KvLayout:
 
 
 def _with_states(kinds: Counter[Group], size_bytes: int, states: int, block: int) -> KvLayout:
-    """A page is a state or a block of tokens: the block grows until its page holds a state."""
+    """Grow the block until its page holds a recurrent state: a page is either."""
     if not size_bytes:
         return KvLayout(block, states * sum(kinds.values()), tuple(kinds))
     tokens = -(-states // size_bytes)
@@ -184,7 +184,7 @@ def _with_states(kinds: Counter[Group], size_bytes: int, states: int, block: int
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """What is reserved for sequences and not used, as shares of what is reserved."""
+    """Tokens reserved but not used, with contiguous and with paged allocation."""
 
     used_tokens: int
     contiguous_tokens: int
@@ -192,22 +192,22 @@ class Waste:
 
     @property
     def contiguous_share(self) -> float:
-        """Of a reservation of the longest length for each sequence."""
+        """Unused share if every sequence reserves the maximum length."""
         return 1 - self.used_tokens / self.contiguous_tokens
 
     @property
     def paged_share(self) -> float:
-        """Of the last block of each sequence."""
+        """Unused share with paging, from the last block of each sequence."""
         return 1 - self.used_tokens / self.paged_tokens
 
 
 def average_waste(users: int, mean_tokens: int, context: int, block: int) -> Waste:
-    """The same for lengths that are only known on average: a last block is half full, whatever its sequence."""
+    """Like `waste`, for lengths known only on average: a last block is half full."""
     used = users * mean_tokens
     return Waste(used, users * context, used + users * (block - 1) // 2)
 
 
 def waste(lengths: Sequence[int], context: int, block: int) -> Waste:
-    """Sequences of these lengths, each with room for `context` tokens, against pages of `block`."""
+    """Compare contiguous reservations of `context` tokens with pages of `block`, for sequences of these lengths."""
     paged = sum(blocks_for(length, block) for length in lengths) * block
     return Waste(sum(lengths), len(lengths) * context, paged)

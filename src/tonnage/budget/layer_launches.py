@@ -1,7 +1,8 @@
-"""The kernels that one micro-batch launches in a layer, in the embedding and in the head, forward and backward.
+"""List the kernels that one micro-batch launches in a layer, the embedding and the head, forward and backward.
 
-Products come from the model's structure, everything between them from `data/kernels.toml`, by how the block is written. Sizes may
-be arrays, as a configuration's numbers may. This module does not know seconds: the clock's kernels do.
+Matrix products follow from the model's structure, all other kernels from `data/kernels.toml`, by how the block is
+implemented. Sizes may be NumPy arrays, one entry per configuration. This module does not compute times: the clock's
+kernels do.
 """
 
 import tomllib
@@ -26,23 +27,26 @@ from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, M
 
 _DATA = Path(__file__).parent / "data" / "kernels.toml"
 _FP32_BYTES = 4
-# Operators within another one that the host calls for each kind of call, counted in captured steps.
+# Nested operators that the host dispatches for each kind of call, counted in captured steps.
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
-# Which factors are transposed, as BLAS has it: forward, for the gradient of the input and of the weight.
+# Transposed operands in BLAS notation: forward, gradient of the input, gradient of the weight.
 _LAYOUTS, _TURNED_LAYOUTS = ("tn", "nn", "nt"), ("nn", "tn", "nt")
-# Axes that a kernel goes through where tensors lie differently: of heads, and of rows.
+# Dimensions a kernel iterates over when its tensors have different strides: for heads and for rows.
 _HEAD_LOOPS, _ROW_LOOPS = 4, 2
-_LAST, _FIRST = 1, 3  # axes of a reduction, as the clock numbers them
+_LAST, _FIRST = 1, 3  # reduced axes, as the clock numbers them
 _HOPPER, _BLACKWELL = 9, 10
-# One multiply-add and one decay for each number of a recurrent state and token, forward.
+# One multiply-add and one decay per state element and token, in the forward pass.
 _RECURRENT_OPERATIONS = 6
-_ALIGNED_BYTES = 16  # rows that begin at multiples of it are read the fastest
+_ALIGNED_BYTES = 16  # rows aligned to this many bytes are read fastest
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A launch, and what the host does for it: operators that it calls, others within them, and those that Python calls whatever
-    the pass; regions of compiled code that it enters; whether it waits for the card until the launch is done."""
+    """A kernel launch and the host work it costs.
+
+    `operators` are dispatched by the host, `inner` within them, and `in_python` from Python in either pass; `regions`
+    counts the compiled regions entered, and `waits` says whether the host blocks until the launch is done.
+    """
 
     launch: Launch | None
     operators: int = 1
@@ -53,14 +57,17 @@ class Call:
     times: Quantity = 1
 
 
-# Autograd's engine sets a parameter's gradient, which takes the host alone.
+# Autograd sets a parameter's gradient, which costs host time only.
 _SET_GRADIENT = Call(None, operators=3, inner=_INNER["cast"])
 
 
 @dataclass(slots=True)
 class Calls:
-    """What one part of a micro-batch calls. Among `products` are `closing`, the last of a layer, and `second`, which selective
-    recomputation takes again: every other one."""
+    """The calls of one part of a micro-batch.
+
+    Two lists are subsets of `products`: `closing`, the last product of a layer, and `second`, every other product,
+    which selective recomputation runs again.
+    """
 
     products: list[Call] = field(default_factory=list)
     attention: list[Call] = field(default_factory=list)
@@ -71,14 +78,12 @@ class Calls:
     attention_backward: list[Call] = field(default_factory=list)
 
     def add(self, other: "Calls", times: Quantity) -> None:
-        """What another part calls, so many times."""
+        """Add the calls of another part, repeated `times` times."""
         for name in self.__slots__:
             getattr(self, name).extend(replace(call, times=times * call.times) for call in getattr(other, name))
 
 
 class _Kernel(NamedTuple):
-    """A line of the data file."""
-
     name: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -98,7 +103,7 @@ def _parts() -> dict[str, dict[str, dict[str, list[_Kernel]]]]:
 
 @cache
 def _kernel(text: str) -> _Kernel:
-    """A kernel as the data file writes it, like "add c c > c"."""
+    """Parse a kernel entry of the data file, like "add c c > c"."""
     body, _, divisor = text.partition(" / ")
     per_row = body.startswith("row ")
     name, *reads = body.removeprefix("row ").partition(">")[0].split()
@@ -108,7 +113,7 @@ def _kernel(text: str) -> _Kernel:
 
 @dataclass(frozen=True, slots=True)
 class LayerLaunches:
-    """A model under one configuration, or many, on one card."""
+    """The kernel launches of a model on one GPU, under one or many configurations."""
 
     shape: ModelShape
     configuration: Configuration
@@ -116,12 +121,12 @@ class LayerLaunches:
 
     @property
     def tokens(self) -> Quantity:
-        """Tokens of a micro-batch on one GPU."""
+        """Tokens of one micro-batch on one GPU."""
         return self.configuration.tokens
 
     @property
     def widths(self) -> dict[str, int]:
-        """Bytes of an element, by the letters of the data file."""
+        """Bytes per element for each type letter of the data file."""
         compute = self.configuration.compute_bytes
         wide = _FP32_BYTES if self.configuration.autocast else compute
         return {"c": compute, "r": wide, "f": wide, "4": _FP32_BYTES, "1": 1}
@@ -129,12 +134,12 @@ class LayerLaunches:
     # ── a layer ──
 
     def layer(self, layer: Layer, hidden: int, memory_tokens: Quantity = 0) -> Calls:
-        """All that a layer calls. `memory_tokens` of a micro-batch are what cross-attention reads: as many as there are, if 0."""
+        """Return all calls of a layer. Cross-attention reads `memory_tokens` tokens, or the micro-batch's own if 0."""
         calls, style = Calls(), style_of(self.shape, layer, self.configuration)
         tp = self.configuration.tp
         spread = tp if self.configuration.sequence_parallel else 1
         rows: Quantity = self.tokens / spread
-        # Norms and sums of the residual stream.
+        # Norms and residual additions.
         branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
         norms, sums = Calls(), Calls()
         self._part(norms, "norm", _norm_form(style, layer), rows, hidden)
@@ -145,7 +150,7 @@ class LayerLaunches:
         if style.dropout:
             self._part(sums, "dropout", how, rows, hidden)
         calls.add(sums, branches)
-        # What lies between them.
+        # Everything between them.
         biased = _is_biased(layer, hidden)
         for attention, read in ((layer.attention, 0), (layer.cross_attention, memory_tokens)):
             if attention is not None:
@@ -153,9 +158,9 @@ class LayerLaunches:
         if layer.feed_forward is not None:
             before = len(calls.products), len(calls.others)
             self._feed_forward(calls, layer.feed_forward, hidden, style, biased)
-            if self.configuration.tiled_mlp:  # made again for its backward pass, tile by tile
+            if self.configuration.tiled_mlp:  # recomputed tile by tile in the backward pass
                 calls.backward += [*calls.products[before[0] :], *calls.others[before[1] :]]
-        # What the host does where tensor parallelism splits products.
+        # Host work where tensor parallelism splits products.
         forward, backward = framework_of(self.configuration).split_operators
         for known, operators in ((calls.others, forward), (calls.backward, backward)):
             if operators:
@@ -166,7 +171,7 @@ class LayerLaunches:
         return calls
 
     def _region(self, calls: Calls) -> None:
-        """What the host does around compiled code, forward and backward."""
+        """Add the host's overhead of entering a compiled region, forward and backward."""
         for known in (calls.others, calls.backward):
             known.append(Call(None, operators=0, regions=1))
 
@@ -175,10 +180,12 @@ class LayerLaunches:
     ) -> None:
         tp, rows = self.configuration.tp, self.tokens
         queries = attention.heads * attention.head_dim / tp
-        keys = np.maximum(attention.kv_heads / tp, 1) * attention.head_dim  # repeated beyond the number of heads
+        keys = (
+            np.maximum(attention.kv_heads / tp, 1) * attention.head_dim
+        )  # KV heads are replicated if tp exceeds their number
         outputs = attention.heads * attention.value_head_dim / tp
         if attention.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
-            # Many small projections: counted as one in and one out with as many weights.
+            # Many small projections, modelled as one in and one out with the same number of weights.
             width = layer.attention_parameters / (2 * hidden) / tp
             self._product(calls, rows, width, hidden, names=ATTENTION[:3])
             self._product(calls, rows, hidden, width, names=ATTENTION[3:])
@@ -209,7 +216,7 @@ class LayerLaunches:
                 self._part(calls, "norm", norm, rows * width / attention.head_dim, attention.head_dim)
             self._part(calls, "rotary", rotary, rows * width / attention.head_dim, attention.head_dim)
         if attention.kind is AttentionKind.RECURRENT:
-            # A scan, counted as a product with as many operations.
+            # A scan, modelled as a product with as many operations.
             operations = 1.0 * _RECURRENT_OPERATIONS * attention.state_elements / tp
             width = np.sqrt(operations / 2)
             for known, times in ((calls.attention, 1), (calls.attention_backward, 2)):
@@ -260,9 +267,11 @@ class LayerLaunches:
         casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False, spread: str = "",
         names: tuple[str, ...] = (),
     ) -> list[Call]:  # fmt: skip
-        """Of tokens with a weight: forward, gradients of the input and of the weight; what is cast for them; a bias. Tensor
-        parallelism splits the weight by its "columns" or its "rows". `names` are those of a block's matrix, which can have an
-        adapter or be kept in few bits."""
+        """Multiply activations by a weight, forward and backward, with the casts and the bias around it.
+
+        Tensor parallelism splits the weight by "columns" or "rows". `names` are the names of a block's matrix, which
+        may have an adapter or be quantized.
+        """
         configuration = self.configuration
         name = "fp8" if configuration.precision == "fp8" and not wide else RATES[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
@@ -286,7 +295,7 @@ class LayerLaunches:
             if configuration.autocast:
                 self._cast(calls, n, 1, rows, inputs=False)
         if precision == "fp8":
-            # The largest number of each factor is sought, then the factor is written again.
+            # FP8 finds the absolute maximum of each factor, then rewrites the factor.
             for way, sizes in ((calls.others, (rows * k, n * k)), (calls.backward, (rows * n, rows * k, n * k))):
                 for size in sizes:
                     way.append(self._call("fused_rows c", groups * size, 1))
@@ -302,8 +311,7 @@ class LayerLaunches:
 
     @property
     def _goes_by_expert(self) -> bool:
-        """Whether PyTorch multiplies one expert after the other: autocast leaves grouped products in FP32, which has no kernel
-        for them."""
+        """Say whether PyTorch multiplies expert by expert: autocast leaves grouped products in FP32, without a kernel."""
         configuration = self.configuration
         wide = configuration.autocast or (configuration.compute_bytes == _FP32_BYTES and not configuration.lora_rank)
         return wide and framework_of(configuration).written == "transformers" and not configuration.compile
@@ -311,7 +319,7 @@ class LayerLaunches:
     def _product_by_expert(
         self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
     ) -> list[Call]:
-        """The host reads back where each expert's rows end before it launches anything."""
+        """Multiply expert by expert. The host first reads back where each expert's rows end."""
         precision = "tf32" if self.configuration.precision == "tf32" else "fp32"
         shapes = ((rows, n, k, "tn-16"), (rows, k, n, "nn-16"), (n, k, rows, "nt-16"))
         forward, *backward = (
@@ -323,7 +331,7 @@ class LayerLaunches:
         return [forward]
 
     def _cut(self, product: Call) -> list[Call]:
-        """A product as a GPU does it of which some rows are its own and the others come in: those before and those after."""
+        """Split a product into the rows a GPU owns and the rows that arrive from other ranks, before and after its own."""
         assert product.launch is not None
         batch, rows, n, k = product.launch.shape
         tp = np.asarray(self.configuration.tp)
@@ -336,14 +344,14 @@ class LayerLaunches:
         return [replace(product, launch=own), replace(product, launch=rest, times=sides * (tp > 1))]
 
     def _cast(self, calls: Calls, n: Quantity, k: Quantity, rows: Quantity, *, inputs: bool) -> None:
-        """Autocast's: the weight and the input, and their gradients back."""
+        """Add autocast's casts of the weight and the input, and of their gradients."""
         pairs = [(n, k), (rows, k)] if inputs else [(n, k)]
         for high, wide in pairs:
             calls.others.append(replace(self._call("cast 4 > c", high, wide), operators=0, inner=4))
             calls.backward.append(self._call("cast c > 4", high, wide))
 
     def _made_wide(self, weights: Quantity) -> list[Call]:
-        """A matrix of the base in 16 bits, made anew for each product. bitsandbytes' double-quantised scales come first."""
+        """Dequantize a base matrix to 16 bits, as every product does; bitsandbytes dequantizes its scales first."""
         configuration = self.configuration
         kept, made = configuration.base_bytes, configuration.compute_bytes
         sizes = [(weights, kept + made)]
@@ -362,7 +370,7 @@ class LayerLaunches:
         ]  # fmt: skip
 
     def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
-        """Two thin products beside the frozen one, scaled and added. PEFT's are in FP32 where parameters are."""
+        """Add a LoRA adapter: two thin products, scaled and added. PEFT keeps adapters in FP32 if parameters are."""
         rank, compiled = self.configuration.lora_rank, self.configuration.compile
         wide = self.configuration.parameter_bytes > self.configuration.compute_bytes
         own, every = "4" if wide else "c", groups * rows
@@ -389,7 +397,7 @@ class LayerLaunches:
                 calls.backward.append(Call(launch, operators=3, inner=_INNER["gradient"]))
 
     def _joined(self, calls: Calls, rows: Quantity, hidden: Quantity, products: int) -> None:
-        """Gradients of an input that several products read are added, by a kernel each or by the norm's."""
+        """Sum the gradients of an input that several products read, in kernels of their own or in the norm's."""
         if products > 1:
             added = self._call("fused c" if fused_kernels(self.configuration) else "add r r > r", rows, hidden)
             calls.backward.append(replace(added, times=products - 1))
@@ -397,14 +405,14 @@ class LayerLaunches:
     # ── attention ──
 
     def _fused_attention(self, calls: Calls, attention: Attention, style: Style, read: Quantity) -> None:
-        """One kernel forward, a few backward. A ring of context-parallel ranks runs one for each and merges what comes out."""
+        """Add fused attention: one kernel forward, several backward; under context parallelism one per rank."""
         cp, tp, batch = self.configuration.cp, self.configuration.tp, self.configuration.micro_batch
         heads, key_heads = attention.heads / tp, np.maximum(attention.kv_heads / tp, 1)
         rows: Quantity = self.configuration.seq / cp
         reads = bool(np.any(read))
         columns: Quantity = read / batch if reads else rows
         causal, dropout = attention.causal and not reads, style.attention_dropout
-        # A compiled model of transformers is given its mask, and keys that are repeated for every head.
+        # Compiled transformers models pass a mask, and keys repeated for every head.
         given = self.configuration.framework == "torch" and self.configuration.attention == "flash"
         masked = causal and self.configuration.compile and given
         if masked:
@@ -412,7 +420,7 @@ class LayerLaunches:
             for known in (calls.others, calls.backward):
                 known.append(self._call("fused c > c", self.tokens, 2 * heads * attention.head_dim))
         if attention.window and causal:
-            # A window is a band: as many pairs as it has, in a rectangle.
+            # A sliding window is a band, modelled as a rectangle with the same number of pairs.
             window = np.minimum(columns, attention.window)
             causal, columns = False, window - window * window / (2 * columns)
         options = [word for word, is_on in (("causal", causal), ("bias", masked), ("dropout", dropout)) if is_on]
@@ -439,7 +447,7 @@ class LayerLaunches:
                 known.extend(replace(call, times=cp - 1, operators=0) for call in turn)
 
     def _library(self, dropout: bool) -> tuple[str, str]:
-        """Whose kernels: PyTorch takes cuDNN's from Hopper on, FlashAttention elsewhere, its own in FP32."""
+        """Return precision and library: cuDNN from Hopper on, FlashAttention before, PyTorch's own for FP32."""
         if self.configuration.compute_bytes == _FP32_BYTES:
             return "fp32", "efficient"
         precision = "fp16" if self.configuration.precision == "fp16-mixed" else "bf16"
@@ -448,8 +456,10 @@ class LayerLaunches:
         return precision, "cudnn" if has_cudnn and not dropout else "flash"
 
     def _scores(self, calls: Calls, attention: Attention, style: Style) -> None:
-        """Attention as two products over every pair, masked or not, and passes over the scores in memory. PyTorch widens what it
-        takes apart to FP32, for the backward pass too unless autocast casts it."""
+        """Add unfused attention: two products over every pair, and passes over the scores in memory.
+
+        PyTorch computes the decomposed operators in FP32, in the backward pass too unless autocast casts it.
+        """
         seq, tp, batch = self.configuration.seq, self.configuration.tp, self.configuration.micro_batch
         rows, heads = seq / self.configuration.cp, batch * attention.heads / tp
         compute_bytes = self.configuration.compute_bytes
@@ -479,13 +489,13 @@ class LayerLaunches:
         calls.attention_backward += scores.backward
 
     def _aligned(self, columns: Any, size_bytes: int) -> int:
-        """Bytes at whose multiples all rows of so many numbers begin, as far as a product's kernel cares."""
+        """Return the alignment in bytes of rows with `columns` elements, capped at what product kernels distinguish."""
         return int(np.gcd.reduce(np.append(np.asarray(columns, int).ravel() * size_bytes, _ALIGNED_BYTES)))
 
     # ── outside the layers ──
 
     def embedding(self) -> Calls:
-        """Rows of the table, and their gradients summed into a table of zeros."""
+        """Return the calls of the embedding lookup and of its gradient, which is summed into a zeroed table."""
         calls = Calls()
         hidden = self.shape.stacks[0].hidden
         if not self.configuration.compile:
@@ -502,7 +512,7 @@ class LayerLaunches:
         return calls
 
     def head_form(self, tp: int) -> tuple[object, ...]:
-        """What decides which kernels the head takes where logits are split so far."""
+        """Return what determines the head's kernels when logits are split `tp` ways."""
         width = int(self._logits_width(tp))
         ways = [(size, backward) for size in (2, _FP32_BYTES) for backward in (False, True)]
         return self._aligned(width, self.configuration.compute_bytes), *(
@@ -511,11 +521,11 @@ class LayerLaunches:
 
     def _logits_width(self, tp: Any) -> Any:
         width = np.ceil(self.shape.vocab / np.asarray(tp))
-        # Inductor pads it.
+        # Inductor pads the width.
         return np.ceil(width / _ALIGNED_BYTES) * _ALIGNED_BYTES if self.configuration.compile else width
 
     def head(self) -> Calls:
-        """The last norm, logits and cross-entropy, where the model has them. All configurations must have one `head_form`."""
+        """Return the calls of final norm, logits and loss, if any. Configurations must share one `head_form`."""
         calls, shape, rows = Calls(), self.shape, self.tokens * self.configuration.logit_share
         if not (shape.logits and shape.vocab):
             return calls
@@ -543,7 +553,6 @@ class LayerLaunches:
     # ── kernels of the data file ──
 
     def _part(self, calls: Calls, part: str, how: str, rows: Quantity, columns: Quantity) -> None:
-        """All of a part's kernels, forward and backward."""
         ways = _parts()[part][how]
         loops = _HEAD_LOOPS if part == "rotary" else _ROW_LOOPS
         calls.others += self._calls(ways["forward"], rows, columns, loops)
@@ -561,7 +570,7 @@ class LayerLaunches:
                 yield Call(_launch(kernel, reads, writes, rows, columns, loops), inner=inner)
 
     def _call(self, text: str, rows: Quantity, columns: Quantity) -> Call:
-        """One kernel, written as in the data file."""
+        """Build the call of one kernel, written as in the data file."""
         (call,) = self._calls([_kernel(text)], rows, columns, _ROW_LOOPS)
         return call
 
@@ -572,7 +581,7 @@ def _norm_form(style: Style, layer: Layer) -> str:
 
 
 def _every_other(products: Iterable[Call]) -> list[Call]:
-    """The second of them, the fourth and so on, where like ones are counted."""
+    """Return every second product, counting repeated ones."""
     chosen, before = [], 0
     for call in products:
         after = before + int(np.max(call.times))
@@ -592,14 +601,14 @@ def _product(
 
 
 def _whole(size: Quantity) -> Any:
-    """Rounded up: a part of a row or expert is one."""
+    """Round up: part of a row or of an expert counts as a whole one."""
     return np.ceil(size) if isinstance(size, np.ndarray) else int(np.ceil(size))
 
 
 def _launch(
     kernel: _Kernel, reads: list[int], writes: list[int], rows: Quantity, columns: Quantity, loops: int = _ROW_LOOPS
 ) -> Launch:
-    """A kernel of the data file on so many rows and columns, as the clock takes it."""
+    """Convert a kernel of the data file to a launch over `rows` and `columns`."""
     elements: Quantity = rows / kernel.divisor if kernel.per_row else rows * columns / kernel.divisor
     moved, accesses = elements * sum(reads + writes), elements * (len(reads) + len(writes))
     narrow = "_narrow" if (reads + writes)[:1] < [_FP32_BYTES] else "_wide"
@@ -646,7 +655,7 @@ def _launch(
 
 
 def _elementwise_form(kernel: _Kernel, reads: list[int], writes: list[int]) -> str:
-    """Which of PyTorch's kernels: by whether types differ and whether tensors lie alike."""
+    """Choose PyTorch's kernel variant, by whether dtypes and strides differ."""
     widths = {width for width in reads + writes if width > 1}
     mixed = len(widths) > 1 and not (kernel.name == "cast" and reads > writes)
     if not kernel.strided:
@@ -655,12 +664,12 @@ def _elementwise_form(kernel: _Kernel, reads: list[int], writes: list[int]) -> s
 
 
 def fused_kernels(configuration: Configuration) -> bool:
-    """Whether element-wise operators run in few kernels."""
+    """Say whether element-wise operators are fused."""
     return configuration.compile or framework_of(configuration).written == "fused"
 
 
 def _is_biased(layer: Layer, hidden: int) -> bool:
-    """Whether the products of a layer add a bias: told by its parameters, which are more than the matrices have."""
+    """Say whether the layer's products add a bias, which shows in its parameter count."""
     mlp = layer.feed_forward
     if mlp is None or mlp.experts:
         return False

@@ -1,7 +1,7 @@
 """Seconds of one micro-batch through one layer, and through embedding, head and loss: forward, backward, recomputed.
 
-Every kernel's time is the clock's (`tonnage.clock.kernels`), and so is what the host takes to launch it. What a card's power
-limit costs is not known here: it depends on the whole step.
+Kernel times and the host's launch times come from `tonnage.clock`. The power limit is not applied here: it depends on
+the whole step.
 """
 
 from collections import defaultdict
@@ -22,9 +22,9 @@ from tonnage.clock.timeline import KERNEL_GAP_S
 from tonnage.hardware import Gpu
 
 _ARITHMETIC = ("matmul", "attention")
-_WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
-_SAVED_BY_ATTENTION = 6  # queries, keys, values, what comes out, its sums and the generator's state
-_SAVED_BY_OTHERS = 2 / 3  # by autograd's formulas, 19 of the 30 in a layer of Llama's
+_WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # these do not reach a GPU's power limit
+_SAVED_BY_ATTENTION = 6  # queries, keys, values, output, log-sum-exp and RNG state
+_SAVED_BY_OTHERS = 2 / 3  # per operator, from autograd's formulas: 19 of the 30 in a Llama layer
 Phase = Literal["forward", "backward", "optimizer"]
 _TIMED: dict[tuple[object, ...], Any] = {}
 _MOST_TIMED = 4096
@@ -33,9 +33,9 @@ FIGURES = 8 * 4  # of a layer's work: each part's seconds
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Seconds of a card and of its host for some kernels, before the power limit.
+    """Seconds of a GPU and of its host for some kernels, before the power limit.
 
-    `arithmetic_s` is what products and attention take on tensor cores, `at_peak_s` what they would take at the card's peak rate,
+    `arithmetic_s` is the time of products and attention on tensor cores, `at_peak_s` their time at the peak rate,
     `other_s` the rest; the host launches all of it in `host_s`.
     """
 
@@ -57,33 +57,33 @@ class Busy:
         return Busy(times * self.arithmetic_s, times * self.other_s, times * self.at_peak_s, times * self.host_s)
 
     __rmul__ = __mul__
-    __array_ufunc__ = None  # an array times this is this times the array
+    __array_ufunc__ = None  # makes `array * busy` call `__rmul__` once
 
     def values(self) -> tuple[Quantity, ...]:
-        """All figures in order."""
+        """Return all figures in order."""
         return self.arithmetic_s, self.other_s, self.at_peak_s, self.host_s
 
     def each(self, change: Callable[[Any], Any]) -> "Busy":
-        """The same with every figure changed."""
+        """Return a copy with every figure changed."""
         return Busy(*map(change, self.values()))
 
     def slowed(self, times: Quantity) -> "Busy":
-        """The same on a card that takes so many times as long."""
+        """Return the same work on a GPU that is `times` times slower."""
         return Busy(self.arithmetic_s * times, self.other_s * times, self.at_peak_s * times, self.host_s)
 
     @property
     def card_s(self) -> Quantity:
-        """Seconds of the card at its full clock."""
+        """Seconds of the GPU at its full clock."""
         return self.arithmetic_s + self.other_s
 
     def at(self, slower: Quantity) -> Quantity:
-        """Seconds of the card where the power limit slows arithmetic down."""
+        """Return the GPU's seconds with arithmetic slowed by this factor."""
         return self.arithmetic_s * slower + self.other_s
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A micro-batch. `recompute` is what checkpointing adds to the backward where the layer is recomputed in full."""
+    """A micro-batch. `recompute` is what full activation checkpointing adds to the backward pass."""
 
     forward: Busy = Busy()
     backward: Busy = Busy()
@@ -96,51 +96,51 @@ class Pass:
         return Pass(self.forward * times, self.backward * times, self.recompute * times)
 
     def each(self, change: Callable[[Any], Any]) -> "Pass":
-        """The same with every figure changed."""
+        """Return a copy with every figure changed."""
         return Pass(self.forward.each(change), self.backward.each(change), self.recompute.each(change))
 
     def slowed(self, times: Quantity) -> "Pass":
-        """The same on a card that takes so many times as long."""
+        """Return the same pass on a GPU that is `times` times slower."""
         return Pass(self.forward.slowed(times), self.backward.slowed(times), self.recompute.slowed(times))
 
     @property
     def whole(self) -> Busy:
-        """All of it."""
+        """Forward, backward and recompute together."""
         return self.forward + self.backward + self.recompute
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a layer takes, whatever is recomputed of it."""
+    """The work of a layer, before choosing what is recomputed."""
 
     products: Busy
-    closing: Busy  # the last of the products
-    second: Busy  # every other of them
+    closing: Busy  # the last product
+    second: Busy  # every other product
     attention: Busy
     others: Busy
     backward: Busy
     attention_backward: Busy  # not in `backward`
-    packing: Busy  # what a checkpoint's hooks take for the tensors of a layer that is recomputed
+    packing: Busy  # overhead of checkpoint hooks for the saved tensors of a recomputed layer
 
     @property
     def forward(self) -> Busy:
-        """All of it, once."""
+        """The whole forward pass."""
         return self.products + self.attention + self.others
 
     def figures(self) -> list[Quantity]:
-        """All seconds in order."""
+        """Return all seconds in order."""
         forward = (self.products, self.closing, self.second, self.attention, self.others)
         others = (self.backward, self.attention_backward, self.packing)
         return [figure for part in (*forward, *others) for figure in part.values()]
 
     @classmethod
     def of(cls, figures: Sequence[Quantity]) -> "Work":
-        """The work that has these figures."""
+        """Build a work from its figures."""
         return cls(*(Busy(*figures[start : start + 4]) for start in range(0, len(figures), 4)))
 
 
 def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:
-    """The seconds of all that a layer calls."""
+    """Return the seconds of all calls of a layer."""
     forward = (calls.products, calls.closing, calls.second, calls.attention, calls.others)
     ways = (*forward, calls.backward, calls.attention_backward)
     launches = [call.launch for way in ways for call in way if call.launch is not None]
@@ -152,13 +152,13 @@ def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:
 
 
 def busy(calls: Sequence[Call], configuration: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:
-    """The seconds of some calls."""
+    """Return the seconds of some calls."""
     known = {id(call.launch): kernels.seconds(call.launch, gpu) for call in calls if call.launch is not None}
     return _sum(calls, known, configuration, gpu, phase)
 
 
 def _packing(calls: Calls, configuration: Configuration) -> Busy:
-    """PyTorch's checkpoints pack and unpack every tensor that a layer saves, in Python."""
+    """Return the Python overhead of PyTorch's checkpoint hooks, which pack and unpack every saved tensor."""
     if configuration.compile or framework_of(configuration).written != "transformers":
         return Busy()
     saved: Quantity = 0
@@ -168,7 +168,7 @@ def _packing(calls: Calls, configuration: Configuration) -> Busy:
 
 
 def _seconds_of(launches: Sequence[Launch], gpu: Gpu) -> list[Any]:
-    """Of each; those that differ in nothing but their sizes are one launch of more sizes to the clock."""
+    """Return the seconds of each launch. Launches that differ only in size are timed together."""
     found: list[Any] = [None] * len(launches)
     alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, one in enumerate(launches):
@@ -192,7 +192,7 @@ def _seconds_of(launches: Sequence[Launch], gpu: Gpu) -> list[Any]:
 
 
 def _timed(launch: Launch, gpu: Gpu) -> Any:
-    """What the clock says, remembered: frameworks that a search compares launch mostly the same."""
+    """Return the clock's seconds, cached: the frameworks that a search compares mostly launch the same kernels."""
     numbers = (*launch.shape, launch.moved_bytes, launch.operations)
     sizes = tuple(number.tobytes() if isinstance(number, np.ndarray) else number for number in numbers)
     key = gpu, launch.kind, launch.name, launch.variant, launch.precision, launch.kernels, sizes
@@ -204,7 +204,6 @@ def _timed(launch: Launch, gpu: Gpu) -> Any:
 
 
 def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configuration, gpu: Gpu, phase: Phase) -> Busy:
-    """Of calls whose launches' seconds are known."""
     costs = host_costs()
     its: PhaseCosts = getattr(costs, phase)
     arithmetic_s: Quantity = 0.0
@@ -235,12 +234,12 @@ def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configurat
 
 
 def layer_pass(work: Work, configuration: Configuration) -> Pass:
-    """With what is recomputed where checkpointing is on."""
+    """Return the layer's pass, with what checkpointing recomputes."""
     if configuration.checkpoint == "selective":
-        # The scores again; or every other product, and what is cheap.
+        # Either the scores, or every other product and cheap operators.
         scores = framework_of(configuration).selective == "scores"
         again = work.attention if scores else work.second + work.others
     else:
-        # PyTorch stops at the last tensor that the backward needs: the closing product is not run again.
+        # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.
         again = work.forward - work.closing + work.packing
     return Pass(work.forward, work.backward + work.attention_backward, again)

@@ -1,4 +1,4 @@
-"""One collective of a captured step in seconds, by the planner's own model of links."""
+"""The seconds of one collective of a captured step, from the planner's model of links."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ _MESSAGES = ("send", "recv")
 
 
 def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float]:
-    """Seconds of what is called, with so many bytes in all, among so many ranks that are so far from one to the next."""
+    """Return a function of operation, total bytes, ranks and stride that gives the seconds of a collective."""
     network = Network(cluster, calibration())
 
     def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:

@@ -1,13 +1,13 @@
-"""llama.cpp: which layers lie on the cards and which on the host, and what its buffers take on each.
+"""llama.cpp: which layers go to the GPUs and which to the host, and the sizes of its buffers on each.
 
-    model buffer    the layers' tensors as the GGUF file keeps them (`budget.gguf`); the embedding stays on the host
-    KV buffer       slots × context cells in every layer; layers with a window keep the window and one batch
-    compute buffer  the worst of a batch through a layer with its mask, and of the logits of what is sampled
+    model buffer    the layers' tensors as the GGUF file stores them (`budget.gguf`); the embedding stays on the host
+    KV buffer       slots × context cells in every layer; sliding-window layers keep the window and one batch
+    compute buffer  the larger of a batch through a layer with its mask, and of the logits of sampled tokens
 
-Layers go to the cards from the last one on, the head first, in equal parts (--split-mode layer). The cache of a layer lies
-where the layer does. Where no number of layers is given, as many go to the cards as leave a GiB free, as llama.cpp fits them
-itself; experts can stay on the host alone. Nothing is shared between slots, and nothing grows later: what starts, runs. This
-module does not know time, tensor-wise splits, draft models or vision towers.
+Layers are placed on the GPUs from the last one backward, the head first, in equal parts (--split-mode layer), each with its
+cache. If the number of layers is not given, as many are placed as leave a GiB free, as llama.cpp does itself; experts alone can
+stay on the host. Slots share nothing, and nothing grows after the start. This module does not model time, row or tensor splits,
+draft models or vision towers.
 """
 
 from collections.abc import Iterator
@@ -27,17 +27,17 @@ from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, Layer, ModelShape
 from tonnage.units import GIB
 
-# Tokens that pass the model at once (--ubatch-size), cells that a cache is padded to, what is left free on a card.
+# Tokens per pass (--ubatch-size), the cells a cache is padded to, and the bytes left free on a GPU.
 UBATCH, PADDING, MARGIN_BYTES = 512, 256, GIB
-# Batches in flight where several cards take turns: each has its own mask.
+# Batches in flight with several GPUs, each with its own mask.
 _COPIES = 4
-# Builds from which the head goes to the card first, and not last; and from which the compute buffer has logits of the slots
-# alone, not of every token of a batch, and the mask in FP16 alone.
+# Builds from which the head is placed first instead of last; and from which the compute buffer has logits of the slots
+# only, not of every token of a batch, and the mask in FP16 only.
 _HEAD_FIRST_BUILD, _LEAN_BUILD = 7467, 9460
 LATEST_BUILD = 10586
-# Architectures whose windows it keeps apart; others (Mistral 7B, Phi-3) keep every token.
+# Architectures whose sliding windows it stores separately; others (Mistral 7B, Phi-3) keep every token.
 _WINDOWED = tuple("gemma2 gemma3 gemma4 gpt_oss llama4 cohere2 exaone4 olmo3 mimo_v2 step3p5 afmoe".split())
-# Of a host whose memory is the card's: what it holds is counted there.
+# For unified memory, where the GPU's budget counts what the host holds.
 _UNBOUND = 1 << 62
 CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {
     name: name for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -46,7 +46,7 @@ CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """What one card, or the host, holds."""
+    """Bytes that one GPU, or the host, holds."""
 
     layers: int
     weights: int
@@ -56,12 +56,11 @@ class DeviceBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.cache + self.compute + self.context
 
 
 class Case:
-    """A model, its file and its flags on some cards; sizes are by layers on the cards, slots and context."""
+    """A model, its file and its flags on some GPUs; computes sizes by layers on the GPUs, slots and context."""
 
     def __init__(self, shape: ModelShape, asked: ServingConfiguration, gpu: Gpu, gpus: int) -> None:
         self.shape, self.asked, self.gpu, self.gpus = shape, asked, gpu, gpus
@@ -77,11 +76,11 @@ class Case:
 
     @cached_property
     def layers(self) -> tuple[gguf.LayerBytes, ...]:
-        """The bytes of each."""
+        """Bytes of each layer."""
         return tuple(self.recipe.layer(number) for number in range(self.count))
 
     def parts(self, on_gpu: int) -> tuple[tuple[int, ...], tuple[range, ...]]:
-        """Numbers of the layers of the host, then of each card; the head is the last number."""
+        """Return the layer indices of the host, then of each GPU; the head has the last index."""
         end = self.count + (self._head_first or on_gpu > self.count)
         start = max(end - on_gpu, 0)
         cuts = [start + -(-(end - start) * card // self.gpus) for card in range(self.gpus + 1)]
@@ -89,7 +88,7 @@ class Case:
         return kept, tuple(range(first, last) for first, last in pairwise(cuts))
 
     def card(self, numbers: range, on_gpu: int, users: int, context: int) -> DeviceBytes:
-        """One card with these layers."""
+        """Return the bytes of one GPU with these layers."""
         inner = [number for number in numbers if number < self.count]
         experts_left = self.asked.cpu_experts
         weights = sum(self.layers[n].rest if n < experts_left else self.layers[n].total for n in inner)
@@ -100,7 +99,7 @@ class Case:
         return DeviceBytes(len(numbers), weights, cache, compute, process)
 
     def host(self, numbers: tuple[int, ...], users: int, context: int) -> DeviceBytes:
-        """The host: its layers, experts that were left there, the embedding, and what a batch passes between."""
+        """Return the host's bytes: its layers, offloaded experts, the embedding, and a batch's intermediate tensors."""
         inner = [number for number in numbers if number < self.count]
         weights = self.recipe.embedding_bytes + sum(self.layers[number].total for number in inner)
         weights += sum(
@@ -116,7 +115,7 @@ class Case:
         return -(-tokens // PADDING) * PADDING
 
     def layer_cache(self, layer: Layer, users: int, context: int) -> int:
-        """What one layer keeps of all slots."""
+        """Return the cache bytes of one layer for all slots."""
         mixer = layer.attention
         if mixer is None:
             return 0
@@ -124,7 +123,7 @@ class Case:
             return users * 4 * mixer.state_elements
         window = mixer.window if self.shape.architecture.startswith(_WINDOWED) else 0
         kept = min(context, window + self.ubatch) if window else context
-        # Of a window, which is small, the cache is not quantized.
+        # The small caches of windows are not quantized.
         kind = "f16" if window and self._lean else CACHES[self.asked.kv]
         if mixer.kind is AttentionKind.LATENT:
             return users * self._cells(kept) * gguf.row_bytes(kind, mixer.latent_rank + mixer.rope_dim)
@@ -132,10 +131,10 @@ class Case:
         return users * self._cells(kept) * (gguf.row_bytes(kind, keys) + gguf.row_bytes(kind, values))
 
     def _compute(self, numbers: range, on_gpu: int, users: int, context: int) -> int:
-        """The larger of a batch in a layer and of the logits; a batch in layers of the host is computed here too."""
+        """Return the larger of a batch in a layer and of the logits, including batches for the host's layers."""
         hidden = self.shape.hidden
         rows = min(users, self.ubatch) if self._lean else self.ubatch
-        # What lies on the host is computed on the first card where a batch is large.
+        # Layers of the host run on the first GPU if the batch is large.
         kept, cards = self.parts(on_gpu)
         first = numbers == cards[0]
         head = self.count in numbers or (first and self.count in kept)
@@ -143,18 +142,18 @@ class Case:
         logits += self.recipe.output_bytes if first and self.count in kept else 0
         whole = on_gpu > self.count and not self.asked.cpu_experts
         copies = _COPIES if self.gpus > 1 and whole else 1
-        # Of the mask, for each token of a batch and each cell of a slot.
+        # Mask bytes per token of a batch and cell of a slot.
         mask_bytes = 2 * copies if self._lean else 4 * copies + 2
         mask = self.ubatch * self._cells(context) * (mask_bytes if self.asked.flash_attention else 4 * copies)
-        # ggml reuses what is no longer read: a layer's widest point, its input and its sum.
+        # ggml reuses dead tensors: what remains is a layer's widest point, its input and its residual sum.
         widest = max((self._widest(layer, context) for layer in self.shape.decoder.layers), default=0)
-        # The largest tensor that is copied from the host for a batch: a third of a layer's experts or MLP.
+        # The largest tensor copied from the host for a batch: a third of a layer's experts or MLP.
         away = [self.layers[number] for number in (*kept, *range(self.asked.cpu_experts)) if number < self.count]
         moved = max(((layer.experts or layer.rest) // 3 for layer in away), default=0) if first else 0
         return max(logits, mask + 4 * self.ubatch * (2 * hidden + widest) + moved)
 
     def _widest(self, layer: Layer, context: int) -> int:
-        """Numbers for one token at the worst point of attention or MLP."""
+        """Return elements per token at the widest point of attention or MLP."""
         mixer, mlp = layer.attention, layer.feed_forward
         wide = 0
         if mixer is not None and mixer.kind is not AttentionKind.RECURRENT:
@@ -167,13 +166,13 @@ class Case:
         return wide
 
     def fullest(self, on_gpu: int, users: int, context: int) -> DeviceBytes:
-        """The card with the most."""
+        """Return the GPU with the most bytes."""
         return max(
             (self.card(part, on_gpu, users, context) for part in self.parts(on_gpu)[1]), key=lambda each: each.total
         )
 
     def fitting(self, room_bytes: int) -> int:
-        """The most layers that leave a card its margin."""
+        """Return the most layers that leave the margin free on every GPU."""
         asked, low, high = self.asked, 0, self.count + 1
         while low < high:
             middle = (low + high + 1) // 2
@@ -184,7 +183,7 @@ class Case:
 
 @dataclass(frozen=True)
 class LlamaPool(KvPool):
-    """The cells of all slots, which llama.cpp allots at its start."""
+    """The cells of all slots, which llama.cpp allocates at start."""
 
     case: Case = None  # type: ignore[assignment]
     on_gpu: int = 0
@@ -192,7 +191,7 @@ class LlamaPool(KvPool):
     host_bytes: int = 0
 
     def holds(self, users: int, context: int, prefix: int = 0) -> bool:
-        """Whether so many slots fit, with the layers where they are."""
+        """Say whether that many slots fit with the current placement of layers."""
         kept, cards = self.case.parts(self.on_gpu)
         host = self.case.host(kept, users, context).total
         return host <= self.host_bytes and all(
@@ -200,7 +199,7 @@ class LlamaPool(KvPool):
         )
 
     def most_users(self, context: int, prefix: int = 0) -> int:
-        """Slots of that length that fit."""
+        """Return how many slots of that length fit."""
         low, high = 0, 1
         while high < LONGEST_CONTEXT and self.holds(high, context):
             low, high = high, 2 * high
@@ -212,7 +211,7 @@ class LlamaPool(KvPool):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaBudget(ServingBudget):
-    """The fullest card, and the host beside it. `gpu_layers` counts the head, as llama.cpp does."""
+    """The budget of the fullest GPU and of the host. `gpu_layers` counts the head, as llama.cpp does."""
 
     case: Case
     gpu_layers: int
@@ -224,22 +223,22 @@ class LlamaBudget(ServingBudget):
 
     @property
     def needed_bytes(self) -> int:
-        """What the fullest card holds: nothing grows."""
+        """What the fullest GPU holds: nothing grows later."""
         return self.total_bytes
 
     @property
     def host_overflows(self) -> bool:
-        """Whether the host has less memory than its part takes."""
+        """Whether the host's part exceeds its memory."""
         return self.host.total > self.host_capacity_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether every buffer finds room."""
+        """Whether every buffer fits."""
         return not self.overflows and not self.host_overflows
 
 
 def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfiguration:
-    """The configuration with llama.cpp's defaults put in."""
+    """Return the configuration with llama.cpp's defaults filled in."""
     stored = shape.dtype if shape.dtype in gguf.file_types() else ""
     bits = WEIGHT_FORMATS[shape.dtype].bits if shape.dtype in WEIGHT_FORMATS else 16
     weights = asked.weights or stored or ("q4_k_m" if bits < 8 else "q8_0")
@@ -259,7 +258,7 @@ def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfigura
 def llama_budget(
     shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu, *, gpus: int, host_bytes: int
 ) -> LlamaBudget:
-    """What the fullest card and the host hold. `host_bytes` 0: memory is unified, and all of it is the card's."""
+    """Return what the fullest GPU and the host hold. `host_bytes` 0: memory is unified and counts as the GPU's."""
     check(shape, configuration)
     _check(shape, configuration)
     asked = resolved(shape, configuration)
@@ -306,7 +305,7 @@ def _check(shape: ModelShape, asked: ServingConfiguration) -> None:
 
 
 def _terms(case: Case, card: DeviceBytes, unified: DeviceBytes | None) -> Iterator[Term]:
-    """The buffers of one card, by llama.cpp's names."""
+    """Yield the buffers of one GPU, by llama.cpp's names."""
     numbers: dict[str, object] = {"layers": card.layers, "file_bytes": case.recipe.file_bytes}
     yield Term(
         Category.PARAMETERS, "model buffer", card.weights, "tensors of the card's layers, by type of block", numbers

@@ -1,22 +1,22 @@
-"""What loading takes before the first step: memory of the host by rank, and of a card.
+"""Peak memory while loading, before the first step: of the host by rank, and of a GPU.
 
-| who loads                                      | on the host                               | on a card, beside what it keeps |
+| loader                                         | on the host                               | on a GPU, beside what it keeps  |
 |------------------------------------------------|-------------------------------------------|---------------------------------|
 | plain PyTorch, DeepSpeed below ZeRO 3          | every rank builds the whole model         |                                 |
-| FSDP2 as accelerate sets it up                 | every rank reads it, the others than the  | one whole tensor                |
-|                                                | first of a host copy it                   |                                 |
+| FSDP2 as accelerate sets it up                 | every rank reads it, all but the first    | one whole tensor                |
+|                                                | of a host copy it                         |                                 |
 | DeepSpeed's `zero.Init`                        | each rank's part in 16 bits, for a moment | one whole tensor                |
 | FSDP2 with a pipeline or experts, Megatron     | one tensor at a time of each rank's part  |                                 |
-| a base that is quantised as it is read, vLLM   | pages of the file                         | one matrix in 16 bits           |
+| a base quantized while it is read, vLLM        | pages of the file                         | one matrix in 16 bits           |
 
-Safetensors are mapped: a tensor that is used as wide as it is stored is pages of the file, which the host keeps once for all
-ranks and may drop. What is made wider is memory of the rank's own. The facts are from the sources of transformers 5.17,
-accelerate 1.15, DeepSpeed 0.19 and vLLM, which until 0.15 had all of a model on the card before it quantised it. They are held
-against runs by `benchmarks/plan_loading.py`. How long reading takes is not known here.
+Safetensors are memory-mapped: a tensor used in its stored dtype is file pages, which all ranks of a host share and the OS may
+drop. Upcast tensors are the rank's own memory. The facts are from the sources of transformers 5.17, accelerate 1.15, DeepSpeed
+0.19 and vLLM, which until 0.15 had the whole model on the GPU before quantizing it. `benchmarks/plan_loading.py` compares them
+with runs. Loading time is not modelled.
 
-With `cpu_ram_efficient_loading` only the first rank of a host needs weights, but transformers 5 reads them on all ranks, and then
-makes zeros of the same size on the others (transformers#43749); what was read lives until all zeros are there. DeepSpeed's stage
-3 moves the parts of parameters to the host and back, so that they lie in one piece.
+With `cpu_ram_efficient_loading` only the first rank of a host needs weights, but transformers 5 reads them on all ranks, then
+allocates zeros of the same size on the others (transformers#43749); what was read lives until all zeros exist. DeepSpeed's ZeRO 3
+moves the shards of parameters to the host and back to make them contiguous.
 """
 
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 Way = Literal["every rank", "first rank", "own part", "split", "mapped"]
 _HALF_BYTES = 2
-# Formats that a server makes of a wider checkpoint; for others it takes files that are quantised already.
+# Formats that a server quantizes to while loading; others need files that are already quantized.
 _QUANTIZED_ON_LOADING = {"vllm": ("fp8", "nf4"), "sglang": ("fp8",), "tonnage": ("fp8", "int8")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Bytes at the height of it: of each rank of one host, of the files, and of the fullest card."""
+    """Peak bytes while loading: of each rank of one host, of the files, and of the fullest GPU."""
 
     way: Way
     host_bytes_by_rank: tuple[int, ...]
@@ -49,11 +49,11 @@ class Loading:
 
     @property
     def host_bytes(self) -> int:
-        """Of one host, pages of files left out."""
+        """Bytes on one host, without file pages."""
         return sum(self.host_bytes_by_rank)
 
     def too_large_for(self, cluster: "Cluster") -> Literal["", "host", "card"]:
-        """Which of the two it exceeds; where the host's memory is the card's own, both together count."""
+        """Return which of host and card it exceeds; with unified memory, both together count."""
         memory = cluster.host_memory_bytes
         if memory and self.host_bytes > memory:
             return "host"
@@ -62,7 +62,7 @@ class Loading:
 
 
 def training_loading(shape: ModelShape, configuration: "Configuration", cluster: "Cluster") -> Loading:
-    """Of one configuration in plain numbers, as its framework loads a checkpoint."""
+    """Return the loading of one configuration with plain numbers, as its framework loads a checkpoint."""
     from tonnage.budget.overheads import context, nccl
     from tonnage.budget.sharding import stages
     from tonnage.budget.states import states
@@ -73,7 +73,7 @@ def training_loading(shape: ModelShape, configuration: "Configuration", cluster:
     part = round(float(max(parts)))
     on_card = part if configuration.parameter_place == "gpu" else 0
     if configuration.quantized_base and configuration.framework == "fsdp2":
-        # bitsandbytes' weights cannot be moved back to the meta device: they are whole before they are sharded.
+        # bitsandbytes weights cannot be moved back to the meta device, so they are whole before they are sharded.
         on_card = round(shape.parameters * configuration.base_bytes)
     outside = float(context(cluster.gpu).size_bytes) + float(nccl(configuration).size_bytes)
     by_rank = _host_by_rank(shape, configuration, way, part, cluster.gpus_per_host)
@@ -101,12 +101,12 @@ def _way(configuration: "Configuration") -> Way:
 def _host_by_rank(
     shape: ModelShape, configuration: "Configuration", way: Way, part: int, ranks: int
 ) -> tuple[int, ...]:
-    """The whole model where a rank builds it; and each rank's part where parameters stay on the host."""
+    """Return each rank's host bytes: the whole model if it builds it, or its part if parameters stay on the host."""
     width = _loaded_bytes(configuration)
     whole = shape.parameters * width if width != stored_bytes(shape) else 0
     stays = part if configuration.parameter_place == "host" else 0
     if way == "every rank":
-        # DeepSpeed makes 16 bits of the parameters while they are on the host.
+        # DeepSpeed casts the parameters to 16 bits while they are on the host.
         narrowed = configuration.framework == "deepspeed" and width > configuration.compute_bytes
         passing = largest_tensor(shape) * configuration.compute_bytes if narrowed else 0
         return (max(whole, stays) + passing,) * ranks
@@ -121,12 +121,12 @@ def _host_by_rank(
 
 
 def _loaded_bytes(configuration: "Configuration") -> int:
-    """Of a weight as it is loaded: those that are trained in mixed precision are FP32, those that are frozen 16 bits wide."""
+    """Return the bytes per weight as loaded: FP32 for mixed-precision training, 16 bits if frozen."""
     return configuration.compute_bytes if configuration.lora_rank else configuration.parameter_bytes
 
 
 def _passing_bytes(shape: ModelShape, configuration: "Configuration", way: Way) -> int:
-    """What is on the card for a moment: a tensor before it is sharded or quantised."""
+    """Return what is briefly on the GPU: a tensor before it is sharded or quantized."""
     if configuration.quantized_base:
         return _HALF_BYTES * largest_matrix(shape)
     if way in ("first rank", "split"):
@@ -135,7 +135,7 @@ def _passing_bytes(shape: ModelShape, configuration: "Configuration", way: Way) 
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:
-    """Of a server: tensors go from mapped files to the card one by one, and are quantised there where the files are wider."""
+    """Return the loading of a server, which copies mapped tensors to the GPU one by one and may quantize them."""
     from tonnage.budget.vllm import find_release
 
     asked, ledger = budget.configuration, budget.ledger
@@ -158,17 +158,17 @@ def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: i
 
 
 def stored_bytes(shape: ModelShape) -> float:
-    """Of a weight in the files."""
+    """Return the bytes per weight in the files."""
     return WEIGHT_FORMATS[shape.dtype].bits / 8 if shape.dtype in WEIGHT_FORMATS else _HALF_BYTES
 
 
 def checkpoint_bytes(shape: ModelShape) -> int:
-    """Of the files, scales left out."""
+    """Return the bytes of the files, without scales."""
     return round(shape.parameters * stored_bytes(shape))
 
 
 def largest_tensor(shape: ModelShape) -> int:
-    """Weights of the largest parameter: the embedding, or all experts of a block, whose gates and up-projections are one."""
+    """Return the weights of the largest parameter: the embedding, or all experts of a block with fused gate and up."""
     mlps = [(layer.feed_forward, stack.hidden) for stack in shape.stacks for layer, _ in stack.groups()]
     experts = [
         mlp.experts * (2 if mlp.gated else 1) * hidden * mlp.intermediate for mlp, hidden in mlps if mlp and mlp.experts

@@ -1,19 +1,19 @@
-"""When what is alive: the moments of a training step at which memory can be at its highest, each as a list of terms.
+"""The points of a training step at which memory can peak, each as a list of the terms alive then.
 
 | moment    | alive beside the states                                                                 |
 |-----------|-----------------------------------------------------------------------------------------|
-| forward   | what the blocks keep, autocast's copies of weights, logits and their loss                |
+| forward   | saved activations, autocast's copies of weights, logits and their loss                   |
 | pass of …, logits of … | the same, and what a frozen model takes (`frozen`), before the loss          |
-| scores    | what the blocks keep, and logits of all models with what an objective makes of them      |
-| loss      | what the blocks keep, the log-probabilities and two gradients of their size              |
-| head      | what the blocks keep, the gradient of the logits and of the head                         |
-| backward  | what the blocks keep, the head's gradient, gradients inside the last block (recomputed)  |
-| first block | all gradients, what the first block keeps and all blocks for micro-batches that wait     |
-| embedding | all gradients, and the embedding's beside the head's where they are tied                 |
-| reduce    | whole gradients that a pipeline held back, and the buffers that they are reduced in      |
+| scores    | saved activations, logits of all models and the tensors the objective makes of them      |
+| loss      | saved activations, the log-probabilities and two gradients of their size                 |
+| head      | saved activations, the gradients of the logits and of the head                           |
+| backward  | saved activations, the head's gradient, gradients inside the last block (recomputed)     |
+| first block | all gradients, activations of the first block and of micro-batches still in flight     |
+| embedding | all gradients, and the embedding's beside the head's if they are tied                    |
+| reduce    | unreduced gradients that a pipeline held back, and the buffers they are reduced in       |
 | optimizer | all gradients, the optimizer's temporaries                                               |
 
-The peak is the highest of them, on the worst pipeline stage. This module does not know how they are compared.
+The peak is the highest of them, on the worst pipeline stage. This module does not compare them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,15 +43,15 @@ from tonnage.budget.terms import Term, model_term, total
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape, Stack
 
-# Up to which ZeRO stage gradients are reduced in DDP's buckets: `ZeroRedundancyOptimizer` leaves them to DDP.
+# Highest ZeRO stage at which gradients are reduced in DDP's buckets: `ZeroRedundancyOptimizer` leaves them to DDP.
 _REPLICATED = {"torch": 1, "nanotron": 0}
-# DeepSpeed's default: elements of the bucket that gradients are reduced in.
+# DeepSpeed's default `reduce_bucket_size`, in elements.
 _REDUCE_BUCKET = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point of the step on one stage."""
+    """A point of the step on one pipeline stage, and the memory alive at it."""
 
     name: str
     terms: tuple[Term, ...]
@@ -59,23 +59,23 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the moments of one stage are made of."""
+    """The inputs from which the moments of one stage are computed."""
 
     shape: ModelShape
     stage: Stage
     configuration: Configuration
     states: States
-    trained: Stage  # what of the stage is
-    blocks: tuple[tuple[Stack, Block, Sequence[int]], ...]  # of each kind, with their places in the stack
+    trained: Stage  # its trainable part
+    blocks: tuple[tuple[Stack, Block, Sequence[int]], ...]  # each kind, with the indices of its layers
 
     @property
     def tokens(self) -> Quantity:
-        """Of one micro-batch on one GPU."""
+        """Tokens of one micro-batch on one GPU."""
         return self.configuration.tokens
 
 
 def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
-    """Of one stage, in the order of the step."""
+    """Yield the moments of one stage in the order of the step."""
     trained = trained_stage(shape, stage, configuration)
     blocks = tuple(
         (stack, block_of(shape, layer, stack.hidden, configuration), places)
@@ -94,7 +94,8 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     kept = _with_final_norm(scene, in_blocks)
     passing = (*always, *_live_gradients(scene), *kept)
     gathered = _gathered(scene)
-    # A fused loss makes the head's gradient beside its logits; a loss that is compiled with the head, beside their gradient.
+    # A fused loss computes the head's gradient alongside its logits, a loss compiled with the head alongside the
+    # logits' gradient.
     early = _head_gradient(scene) if configuration.fused_loss else []
     ending: LossMoment = "forward" if configuration.objective.plain else "head"
     yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, ending), *early))
@@ -117,14 +118,14 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     first = (*inside, *_unreduced(scene, ending=True))
     yield Moment("first block", (*waiting, *ended, *_grown_gradients(scene), *first, *made))
     if configuration.framework == "fsdp2":
-        # One gathers the next block while it reduces the one before.
+        # One block reduces its gradients while the next one is gathered.
         one = [
             replace(term, name=f"{term.name} in the first block", size_bytes=term.size_bytes / _blocks(scene))
             for term in in_blocks
         ]
         yield Moment("second block", (*waiting, *one, *gathered, *_grown_gradients(scene, to_come=1), *first))
     if np.any(np.asarray(configuration.pp) > 1):
-        # Of the last micro-batch: none waits, and all gradients are there.
+        # The last micro-batch: none is in flight, and all gradients exist.
         added = (*_all_gradients(scene, _accumulates(configuration)), *inside)
         yield Moment("last micro-batch", (*always, *_held_logits(scene), *ended, *added))
     made = made_gradients(shape, stage, configuration, ended=True)
@@ -138,7 +139,7 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
 
 
 def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Term, ...]) -> Iterator[Moment]:
-    """Between the forward pass and its loss: a frozen model's own pass, its logits, and what the scores are made of."""
+    """Yield the moments between forward pass and loss: a frozen model's pass, its logits, and the scores."""
     shape, configuration = scene.shape, scene.configuration
     name = configuration.objective.frozen_name
     if configuration.objective.frozen_passes:
@@ -146,20 +147,20 @@ def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Ter
         block = frozen_block(shape, configuration, scene.tokens)
         yield Moment(f"pass of the {name}", (*read, block, *_logits(scene, "kept")))
         yield Moment(f"logits of the {name}", (*read, *_logits(scene, "frozen")))
-    # GradCache compares vectors of the whole batch before any of its parts keeps something.
+    # GradCache compares vectors of the whole batch before any of its chunks saves activations.
     here = always if configuration.objective.grad_cache else passed
     yield Moment("scores", (*here, *_logits(scene, "forward"), *similarities(configuration)))
 
 
 def _buckets(scene: Scene) -> list[Term]:
-    """What a data-parallel framework keeps to reduce gradients in."""
+    """Return the buffers in which a data-parallel framework reduces gradients."""
     configuration = scene.configuration
     if configuration.framework in ("torch", "nanotron") and configuration.zero <= _REPLICATED[configuration.framework]:
         made = scene.states.gradients.size_bytes * made_bytes(configuration) / gradient_bytes(configuration)
         size = made * (np.asarray(configuration.data * configuration.cp) > 1)
         return [model_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
     if configuration.framework == "deepspeed" and configuration.zero:
-        # ZeRO 3 lays the gradients of a bucket side by side once more, rank by rank, to scatter them.
+        # ZeRO 3 copies a bucket's gradients once more, ordered by rank, to reduce-scatter them.
         buckets = 1 + (np.asarray(configuration.data * configuration.cp) > 1) * (configuration.zero == 3)
         held = buckets * 2.0 * np.minimum(scene.trained.parameters, _REDUCE_BUCKET)
         words = "buckets × 2 B × elements"
@@ -168,21 +169,21 @@ def _buckets(scene: Scene) -> list[Term]:
 
 
 def _live_gradients(scene: Scene) -> list[Term]:
-    """Gradients that exist while the forward pass runs, with all in flight that can be: more micro-batches went before."""
+    """Return gradients alive in a forward pass with the most micro-batches in flight, left by earlier micro-batches."""
     share = _live_share(scene)
     return [*_all_gradients(scene, share), *_rest_of_embedding(scene, share)]
 
 
 def _live_share(scene: Scene) -> Quantity:
-    """1 where gradients of earlier micro-batches are there while all are in flight that can be, else 0."""
+    """Return 1 if gradients of earlier micro-batches exist while the most micro-batches are in flight, else 0."""
     more = np.asarray(scene.configuration.accumulate) > scene.stage.in_flight
     return 1.0 if _always_there(scene.configuration) else more.astype(float)[()]
 
 
 def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
-    """That share of all gradients. Those that a pipeline reduces once it is through are whole until then.
+    """Return `share` of all gradients, unsharded if a pipeline reduces them only at its end.
 
-    With no more micro-batches than stages, one part of an interleaved stage is through and reduced before the next one begins.
+    With no more micro-batches than stages, an interleaved stage reduces one chunk before the next one begins.
     """
     configuration, gradients = scene.configuration, scene.states.gradients
     held = reduces_once(configuration)
@@ -197,10 +198,10 @@ def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
 
 
 def _grown_gradients(scene: Scene, to_come: int = 0) -> list[Term]:
-    """Those that there are while a block is run backward that `to_come` others precede: all but the embedding's, which is the
-    last to come where no head shares it, and those of the block but its last matrix.
+    """Return the gradients alive in a block's backward pass, with `to_come` blocks still to run.
 
-    FSDP2 reduces the head's with the embedding's, and those of a block when it is through.
+    Missing are the embedding's, which come last unless tied to the head, and those of the block except its last matrix.
+    FSDP2 reduces the head's gradient with the embedding's, and a block's when the block is done.
     """
     shape, configuration = scene.shape, scene.configuration
     if shape.tied or configuration.lora_rank or not shape.trains_table:
@@ -216,9 +217,10 @@ def _grown_gradients(scene: Scene, to_come: int = 0) -> list[Term]:
 
 
 def _rest_of_embedding(scene: Scene, share: Quantity = 1.0) -> list[Term]:
-    """DTensor makes the gradient of an embedding whose rows are split for all rows, and a rank's part is a view of that.
+    """Return the rows of the embedding's gradient that belong to other ranks.
 
-    FSDP2 copies the part when it reduces it; a tied head adds its own gradient, which gives a new tensor.
+    DTensor computes the gradient of a row-sharded embedding for all rows, and a rank's shard is a view of it. FSDP2
+    copies the shard when it reduces; a tied head adds its own gradient, which makes a new tensor.
     """
     configuration, shape = scene.configuration, scene.shape
     if configuration.framework != "torch" or configuration.lora_rank or not shape.trains_table:
@@ -235,7 +237,7 @@ def _rest_of_embedding(scene: Scene, share: Quantity = 1.0) -> list[Term]:
 
 
 def _accumulates(configuration: Configuration) -> Quantity:
-    """1 where gradients are added to those of earlier micro-batches, or to buffers that are never freed; else 0."""
+    """Return 1 if gradients add to those of earlier micro-batches or to buffers that are never freed, else 0."""
     return 1.0 if _always_there(configuration) else (np.asarray(configuration.accumulate) > 1).astype(float)[()]
 
 
@@ -243,11 +245,11 @@ def _always_there(configuration: Configuration) -> bool:
     return configuration.keep_gradients or framework_of(configuration).keeps_gradients
 
 
-# -- what blocks keep
+# -- saved activations
 
 
 def _kept(scene: Scene) -> list[Term]:
-    """By all blocks of the stage, for every micro-batch in flight."""
+    """Return the activations of all blocks of the stage, for every micro-batch in flight."""
     parts: dict[str, Quantity] = {"norms": 0.0, "attention": 0.0, "MLP": 0.0, "block inputs": 0.0}
     checkpoint = scene.configuration.checkpoint
     for stack, block, places in scene.blocks:
@@ -263,7 +265,7 @@ def _kept(scene: Scene) -> list[Term]:
 
 
 def _with_final_norm(scene: Scene, kept: list[Term]) -> list[Term]:
-    """And by the norm before the head, until it is through; where no logits follow, before the blocks are at their height."""
+    """Add what the norm before the head saves. Without logits it is freed before the blocks peak."""
     if not scene.configuration.objective.has_logits:
         return kept
     last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
@@ -274,7 +276,7 @@ def _with_final_norm(scene: Scene, kept: list[Term]) -> list[Term]:
 
 
 def _kept_by_projector(scene: Scene) -> list[Term]:
-    """What its matrices read, and what activations between them do; and where its tokens go among those of the text."""
+    """Return the inputs of the projector's matrices and activations, and the indices of its tokens in the text."""
     projector, configuration = scene.shape.projector, scene.configuration
     if projector is None or not projector.tokens or not scene.shape.trains_projector or configuration.lora_rank:
         return []
@@ -295,7 +297,7 @@ def _kept_term(scene: Scene, name: str, size: Quantity) -> Term:
 
 
 def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
-    """What is kept less the micro-batch, or the part of a stage, whose backward pass runs, in a pipeline."""
+    """Return the saved activations without those of the micro-batch (or stage chunk) in its backward pass."""
     others = scene.stage.in_flight - 1 / scene.configuration.chunks
     if not np.any(others):
         return []
@@ -307,7 +309,7 @@ def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
 
 
 def recomputed_blocks(checkpoint: str, places: Sequence[int]) -> int:
-    """How many of the blocks at these places of a stack; `every-K` recomputes the first of each K."""
+    """Count the recomputed blocks among these layer indices; `every-K` recomputes the first of each K."""
     if not checkpoint.startswith("every-"):
         return 0 if checkpoint == "none" else len(places)
     every = int(checkpoint.removeprefix("every-"))
@@ -315,7 +317,7 @@ def recomputed_blocks(checkpoint: str, places: Sequence[int]) -> int:
 
 
 def _bytes(scene: Scene, stack: Stack, kept: Kept) -> Quantity:
-    """For one micro-batch on one GPU."""
+    """Return the bytes for one micro-batch on one GPU."""
     configuration = scene.configuration
     keys: Number = stack.tokens or configuration.seq
     tokens = configuration.micro_batch * stack.sequences * keys / configuration.cp
@@ -323,7 +325,7 @@ def _bytes(scene: Scene, stack: Stack, kept: Kept) -> Quantity:
 
 
 def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
-    """The block whose backward pass runs: recomputed, fetched, or the last one kept; and the gradients inside of it."""
+    """Return the activations of the block in its backward pass, and the gradients inside it."""
     present: Quantity = 0.0
     gradients: Quantity = 0.0
     for stack, block, _ in scene.blocks:
@@ -338,7 +340,7 @@ def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
 
 
 def _present(scene: Scene, stack: Stack, block: Block, last_kept: bool) -> Quantity:
-    """Bytes of the block in use that are not among those kept by all; of one that is recomputed, its input too."""
+    """Return the bytes of the running block not already counted as saved; if it is recomputed, including its input."""
     configuration, whole = scene.configuration, _bytes(scene, stack, block.kept)
     moved = configuration.activation_place != "gpu"
     if configuration.checkpoint == "selective":
@@ -348,17 +350,17 @@ def _present(scene: Scene, stack: Stack, block: Block, last_kept: bool) -> Quant
         return whole + (_bytes(scene, stack, block.entry) if last_kept or moved else 0.0)
     if last_kept and not moved:
         return whole
-    # PyTorch fetches tensor by tensor; others have one block in use and one on its way.
+    # PyTorch fetches tensor by tensor; others have one block in use and one being fetched.
     if framework_of(configuration).parallel == "torch" and moved:
         return _bytes(scene, stack, block.fetched)
     return 2 * whole if moved else 0.0
 
 
-# -- weights in another form
+# -- weights in another dtype
 
 
 def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
-    """Autocast's 16-bit copies of matrices: cached through the forward pass, then held by whoever saved them."""
+    """Return autocast's 16-bit copies of matrices: cached in the forward pass, then held by the autograd graph."""
     configuration, stage = scene.configuration, scene.stage
     if configuration.quantized_base:
         largest = largest_matrix(scene.shape) / configuration.tp
@@ -374,11 +376,10 @@ def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
 
 
 def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") -> list[Term]:
-    """Parameters gathered from their shards: a block in use and the next, and what is outside of blocks.
+    """Return parameters gathered from their shards: the current block, the next one, and those outside blocks.
 
-    While the loss is taken no block is in use, but the buffer is there that the last one was gathered in. Where a pipeline's
-    schedule takes the loss, its stage is through and has none; a backward pass that does not shard again what it gathered ends
-    with all of them.
+    During the loss no block is in use, but the buffer of the last gather still exists. A pipeline schedule takes the
+    loss after its stage is done and has none; a backward pass without resharding ends with all parameters gathered.
     """
     configuration, stage = scene.configuration, scene.stage
     if not sharded_parameters(configuration):
@@ -399,16 +400,17 @@ def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") 
 
 
 def _unreduced(scene: Scene, *, ending: bool, kept: Sequence[Term] = ()) -> list[Term]:
-    """Where gradients are sharded: those of a block before they are reduced, and the buffers they are reduced in.
+    """Return a block's unreduced gradients and the buffers they are reduced in, if gradients are sharded.
 
-    They are there once the block is through, and what it kept is not.
+    They exist once the block is done and its activations are freed.
     """
     configuration = scene.configuration
     if configuration.framework != "fsdp2" or configuration.zero == 0 or configuration.lora_rank:
         return []
     held = reduces_once(configuration)
     made, reduced = made_bytes(configuration), gradient_bytes(configuration)
-    # The head's waits for the embedding's, with which it is reduced. Those that a pipeline holds back are added up at once.
+    # The head's gradient is reduced together with the embedding's. Those that a pipeline holds back are accumulated at
+    # once.
     head = head_weights(scene.shape) * scene.stage.heads / configuration.tp * (ending and scene.shape.trains_head)
     block = block_parameters(scene.shape, configuration, trained=True) * (1 - held)
     one_kept = total(kept) / _blocks(scene)
@@ -419,12 +421,12 @@ def _unreduced(scene: Scene, *, ending: bool, kept: Sequence[Term] = ()) -> list
 
 
 def _blocks(scene: Scene) -> Quantity:
-    """Of the stage, for every micro-batch in flight."""
+    """Count the blocks of the stage, once per micro-batch in flight."""
     return sum(len(stack.layers) for stack in scene.shape.stacks) * scene.stage.share * scene.stage.in_flight
 
 
 def _reduced(scene: Scene) -> list[Term]:
-    """Of gradients that were held back: the buffer in which the largest of FSDP2's groups is reduced."""
+    """Return the buffer that reduces the largest of FSDP2's parameter groups after gradients were held back."""
     configuration = scene.configuration
     if configuration.lora_rank:
         return []
@@ -434,7 +436,7 @@ def _reduced(scene: Scene) -> list[Term]:
     return [model_term(Category.GRADIENTS, "gradients on their way", size, "bytes × parameters", **numbers)]
 
 
-# -- the ends of the model
+# -- embedding and head
 
 
 def _logits(scene: Scene, moment: LossMoment) -> list[Term]:
@@ -443,7 +445,7 @@ def _logits(scene: Scene, moment: LossMoment) -> list[Term]:
 
 
 def _head_gradient(scene: Scene) -> list[Term]:
-    """It is the first of all gradients, whole where others are sharded; autocast makes it in 16 bits and casts it."""
+    """Return the head's gradient, the first to exist: unsharded, and under autocast in 16 bits with its cast."""
     configuration = scene.configuration
     if configuration.lora_rank or not scene.shape.trains_head:
         return []
@@ -454,7 +456,7 @@ def _head_gradient(scene: Scene) -> list[Term]:
 
 
 def _summed_chunks(scene: Scene) -> list[Term]:
-    """Of a loss that is taken in chunks: the head's gradient and that of what it reads, summed over the chunks before."""
+    """Return what a chunked loss accumulates: the gradients of the head and of its input."""
     configuration, stage = scene.configuration, scene.stage
     if configuration.loss != "chunked":
         return []
@@ -466,13 +468,13 @@ def _summed_chunks(scene: Scene) -> list[Term]:
 
 
 def _embedding(scene: Scene) -> list[Term]:
-    """Where it is tied to the head: its own gradient, and the sum of both, beside the head's."""
+    """Return a tied embedding's own gradient and the sum of both, beside the head's."""
     configuration, shape = scene.configuration, scene.shape
     if configuration.lora_rank or not shape.tied or not shape.trains_table:
         return []
     copies = (1 if configuration.autocast else 2) + _accumulates(configuration)
     if trains_with_nanotron(configuration):
-        # The head's is among those that were made; on a stage without the head, so is its own.
+        # The head's gradient is already counted; on a stage without the head, so is the embedding's own.
         copies = scene.stage.heads
     size = copies * made_bytes(configuration) * head_weights(shape) / configuration.tp * scene.stage.embeds
     weights = {"bytes": made_bytes(configuration), "weights": head_weights(shape), "tp": configuration.tp}
@@ -482,19 +484,20 @@ def _embedding(scene: Scene) -> list[Term]:
     ]
 
 
-# -- a pipeline
+# -- pipeline parallelism
 
 
 def _in_torch_pipeline(configuration: Configuration) -> Quantity:
-    """1 where PyTorch's own schedules run the stages."""
+    """Return 1 if PyTorch's pipeline schedules run the stages, else 0."""
     return (np.asarray(configuration.pp) > 1) * float(framework_of(configuration).parallel == "torch")
 
 
 def _stage_buffers(scene: Scene) -> list[Term]:
-    """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last.
+    """Return the receive buffers and outputs that PyTorch's pipeline stages hold.
 
-    What a stage puts out is held until its backward pass. Parts of an interleaved stage are stages to it, of which both come
-    into those between; and what they send is held as well, for that schedule waits for it at the end of a step.
+    Every micro-batch has a buffer: for gradients on the first stage, for inputs on the last. Outputs live until their
+    backward pass. Chunks of an interleaved stage are stages of their own, and their sends are held too, as that
+    schedule waits for them at the end of the step.
     """
     configuration = scene.configuration
     pipeline = _in_torch_pipeline(configuration)
@@ -512,7 +515,7 @@ def _stage_buffers(scene: Scene) -> list[Term]:
 
 
 def _held_logits(scene: Scene) -> list[Term]:
-    """The output of PyTorch's last stage lives until the backward pass of its micro-batch is done."""
+    """Return the logits of PyTorch's last stage, which live until their micro-batch's backward pass is done."""
     configuration, vocab = scene.configuration, scene.shape.vocab if scene.shape.logits else 0
     pipeline = _in_torch_pipeline(configuration)
     if not np.any(pipeline) or configuration.loss != "full":
@@ -526,11 +529,10 @@ def _held_logits(scene: Scene) -> list[Term]:
     ]
 
 
-# -- the optimizer
+# -- optimizer
 
 
 def _optimizer(scene: Scene) -> list[Term]:
-    """Temporaries of the step."""
     configuration = scene.configuration
     trained = scene.states.gradients.size_bytes / gradient_bytes(configuration)
     if configuration.optimizer in ("sgd", "momentum", "adamw-8bit"):

@@ -1,17 +1,17 @@
-"""What nanotron keeps that other frameworks do not. Nothing here is measured: each rule is read from its source.
+"""Memory that nanotron keeps and other frameworks do not. Each rule is read from its source; none is measured.
 
 | rule                                                                 | where nanotron does it             |
 |----------------------------------------------------------------------|------------------------------------|
 | gradients are made in 16 bits and added to the FP32 buffer only when | `optim/gradient_accumulator.py`    |
 | the backward pass of a micro-batch has ended                         |                                    |
 | without ZeRO and with replicas, DDP keeps a 16-bit bucket of each    | `trainer.py`, `_init_model`        |
-| two buffers for gathered inputs and gradients live for ever          | `parallel/tensor_parallel/`        |
+| two buffers for gathered inputs and gradients are never freed        | `parallel/tensor_parallel/`        |
 | ZeRO-1 gathers parameters through a flat copy of its own shard, one  | `optim/zero.py`, `distributed.py`; |
 | of every shard, and a third that NCCL's backend makes                | PyTorch's `ProcessGroupNCCL`       |
-| what a row-parallel matrix puts out is whole until it is scattered   | `tensor_parallel/functional.py`;   |
-| on a stream of NCCL's, and no use to the allocator until it has been | `ProcessGroupNCCL`, `recordStream` |
+| the output of a row-parallel matrix is whole until it is scattered   | `tensor_parallel/functional.py`;   |
+| on NCCL's stream, and the allocator cannot reuse it before that      | `ProcessGroupNCCL`, `recordStream` |
 
-How blocks are divided over a pipeline is known to `sharding`, when a moment is to `moments`.
+How blocks are divided over a pipeline is up to `sharding`, and when a moment occurs is up to `moments`.
 """
 
 import numpy as np
@@ -24,20 +24,20 @@ from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
 _GATHER_BUFFERS = 2
-# Tensors of a block: what its row-parallel matrices put out, backward the gradients of what the others read.
+# Tensors per block: outputs of its row-parallel matrices; backward, gradients of the others' inputs.
 _SCATTERED = 2
-# CUDA's queue holds so many launches that the card has not come to. Those of a block are counted in nanotron's `models/llama.py`
-# and `functional.py`: kernels, copies and collectives, forward and backward.
+# CUDA queues this many launches ahead of the GPU. Those of a block are counted in nanotron's `models/llama.py` and
+# `functional.py`: kernels, copies and collectives, forward and backward.
 _LAUNCHES_AHEAD, _BLOCK_LAUNCHES, _BLOCK_LAUNCHES_BACKWARD = 1024, 29, 37
 
 
 def trains_with_nanotron(configuration: Configuration) -> bool:
-    """And all of the model, not adapters."""
+    """Say whether nanotron trains the full model, not adapters."""
     return configuration.framework == "nanotron" and not configuration.lora_rank
 
 
 def gather_buffers(shape: ModelShape, configuration: Configuration, tokens: Quantity) -> list[Term]:
-    """Inputs of a column-parallel matrix and gradients of a row-parallel one, whole; not kept for each of them."""
+    """Return the shared buffers for gathered inputs of column-parallel and gradients of row-parallel matrices."""
     if not trains_with_nanotron(configuration):
         return []
     buffers = _GATHER_BUFFERS * (np.asarray(configuration.tp) > 1)
@@ -48,7 +48,7 @@ def gather_buffers(shape: ModelShape, configuration: Configuration, tokens: Quan
 
 
 def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration, *, ended: bool) -> list[Term]:
-    """Those of a micro-batch before they are added up; before its backward pass has ended, less the embedding's."""
+    """Return a micro-batch's gradients before accumulation; without the embedding's until backward has `ended`."""
     if not trains_with_nanotron(configuration):
         return []
     shared = stage.heads if shape.tied else 0.0
@@ -60,8 +60,10 @@ def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration
 
 
 def scattered(shape: ModelShape, stage: Stage, configuration: Configuration, tokens: Quantity) -> list[Term]:
-    """What reduce-scatters still read, as far as the host knows, when it is ahead of the card: those of the forward passes in
-    flight, and of as much of a backward pass as the queue has room for."""
+    """Return the inputs of reduce-scatters that cannot be freed yet, as the host runs ahead of the GPU.
+
+    They are those of forward passes in flight, and as much of a backward pass as CUDA's queue holds.
+    """
     if not trains_with_nanotron(configuration):
         return []
     layers = sum(len(stack.layers) for stack in shape.stacks) * stage.share
@@ -75,12 +77,11 @@ def scattered(shape: ModelShape, stage: Stage, configuration: Configuration, tok
 
 
 def flat_copies(stage: Stage, configuration: Configuration, *, in_use: bool) -> list[Term]:
-    """Copies through which ZeRO-1 gathers.
+    """Return the flat copies through which ZeRO-1 gathers.
 
-    Most are larger than any block that activations leave, so that neither is made of the other: while they are not in
-    use, the allocator keeps them all the same. That is an upper bound: logits of a small model may leave room for them.
-    The peak is that of reserved memory; where the gather itself is the most that is ever allocated (a large model, few
-    tokens), the allocated figure is too low.
+    Most are larger than any block that activations free, so the allocator keeps them even while unused. This is an
+    upper bound: logits of a small model may leave room for them. The peak is that of reserved memory; if the gather
+    itself is the allocated peak (a large model, few tokens), the allocated figure is too low.
     """
     ranks = shards(configuration)
     if not trains_with_nanotron(configuration) or configuration.zero == 0:

@@ -1,4 +1,4 @@
-"""What leaves the GPU for the host or a disk, and the memory that the host needs for it. For one GPU's share."""
+"""What is offloaded to the host or a drive, and the host memory it needs, per GPU."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from tonnage.budget.states import States
 from tonnage.budget.terms import Term, total
 from tonnage.ledger import Category
 
-# DeepSpeed's defaults for swapping to NVMe: buffers of so many FP32 numbers stay in pinned host memory.
+# DeepSpeed's defaults for NVMe offload: this many buffers of this many FP32 elements stay in pinned host memory.
 NVME_BUFFERS = 5
 NVME_BUFFER_BYTES = 4 * 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes of the host, and how many of them must be pinned for transfers to overlap."""
+    """Bytes on the host, and how many of them must be pinned for transfers to overlap."""
 
     host_bytes: Quantity
     pinned_bytes: Quantity
@@ -27,34 +27,35 @@ class HostMemory:
 
 
 def offloads(configuration: Configuration) -> bool:
-    """Anything leaves the GPU at all."""
+    """Say whether anything is offloaded."""
     places = (configuration.optimizer_place, configuration.parameter_place, configuration.activation_place)
     return configuration.paged or any(place != "gpu" for place in places)
 
 
 def stays(term: Term, configuration: Configuration) -> bool:
-    """The term is on the GPU."""
+    """Say whether the term stays on the GPU."""
     return _place(term, configuration) == "gpu"
 
 
 def _place(term: Term, configuration: Configuration) -> Place:
     if term.category is Category.OPTIMIZER_STATES:
-        # Paged states need room for those of one tensor at a time, which is nothing.
+        # Paged states need room for one tensor's states at a time, which is negligible.
         return "host" if configuration.paged else configuration.optimizer_place
     if term.category is Category.PARAMETERS and not term.name.startswith("gathered parameters"):
         return configuration.parameter_place
     if term.category is Category.ACTIVATIONS and term.name.startswith("kept by"):
         return configuration.activation_place
     if term.name == "gradients" and configuration.framework in ("deepspeed", "fsdp2"):
-        # Handed over as soon as they are reduced; the host's copy is counted in `host_memory`.
+        # Copied as soon as they are reduced; the host's copy is counted in `host_memory`.
         return "gpu" if configuration.optimizer_place == "gpu" else "host"
     return "gpu"
 
 
 def host_memory(terms: tuple[Term, ...], states: States, configuration: Configuration) -> HostMemory:
-    """What left the GPU; for an optimizer on the host also gradients to read and parameters to write, pinned.
+    """Return the offloaded memory; with the optimizer on the host also pinned gradients to read and parameters to
+    write.
 
-    Parameters that are on the host themselves are written in place, and those that are frozen are not written.
+    Parameters on the host are written in place, and frozen ones are not written.
     """
     memory = HostMemory(0.0, 0.0)
     for term in terms:
@@ -70,7 +71,7 @@ def host_memory(terms: tuple[Term, ...], states: States, configuration: Configur
 
 
 def _held(term: Term, place: Place) -> HostMemory:
-    """Parameters and activations cross the link in every pass, so they are pinned."""
+    """Return one term's host memory. Parameters and activations are transferred in every pass, so they are pinned."""
     if place == "nvme":
         staged = np.minimum(term.size_bytes, float(NVME_BUFFERS * NVME_BUFFER_BYTES))
         return HostMemory(staged, staged)

@@ -1,14 +1,13 @@
-"""Seconds that offloading costs: what crosses to the host or its drives, and what the arithmetic hides of it.
+"""Seconds that offloading costs: transfers to the host or its drives, and how much of them compute hides.
 
 | offloaded   | what moves                                                           | hidden behind             |
 |-------------|----------------------------------------------------------------------|---------------------------|
 | activations | out in the forward pass, back in the backward pass                   | that pass                 |
-| parameters  | in for the forward pass and again for the backward pass, as kept     | that pass                 |
+| parameters  | in for the forward pass and again for the backward pass, as stored   | that pass                 |
 | optimizer   | gradients out; the host updates; parameters back, if they were there | backward; nothing; nothing|
 
-Only what is trained is updated; a frozen base moves where parameters do.
-On drives the states are read and written too, at the drives' speed, while the host updates. `host_memory` of
-`tonnage.budget.offload` says what the host must have for this.
+Only trained parameters are updated; a frozen base moves with the parameters. On drives the states are also read and written, at
+the drives' speed, while the host updates. `tonnage.budget.offload` computes the host memory needed.
 """
 
 from typing import NamedTuple
@@ -31,7 +30,7 @@ _MASTER_BYTES = 4
 
 
 class Crossing(NamedTuple):
-    """Seconds over the host's link: of a micro-batch in either pass, of the last backward pass, of a step."""
+    """Seconds over the host link: per micro-batch in either pass, of the last backward pass, and per step."""
 
     forward_s: Quantity
     backward_s: Quantity
@@ -42,7 +41,7 @@ class Crossing(NamedTuple):
 def crossing(
     shape: ModelShape, stage: Stage, configuration: Configuration, cluster: Cluster, shares: Calibration
 ) -> Crossing:
-    """Of one configuration or many; nothing where nothing is offloaded."""
+    """Return the transfers of one configuration or many; zero if nothing is offloaded."""
     pace = {place: bytes_per_s(place, cluster, shares) for place in ("host", "nvme")}
     none = 0.0 * np.asarray(stage.parameters)
     pass_s = none
@@ -61,7 +60,7 @@ def crossing(
 
 
 def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
-    """What one micro-batch keeps for the backward pass on this stage."""
+    """Return the bytes that one micro-batch saves for the backward pass on this stage."""
     kept: Quantity = 0.0
     for stack in shape.stacks:
         for layer, places in stack.kinds():
@@ -75,7 +74,7 @@ def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) ->
 
 
 def _update_s(configuration: Configuration, count: Quantity, cluster: Cluster, shares: Calibration) -> Quantity:
-    """On the CPUs, which all GPUs of a host share; states on drives are read and written on the way."""
+    """Return the update's seconds on the host's CPUs, which its GPUs share, including states read from drives."""
     update_s = count * step_bytes(configuration) * cluster.gpus_per_host / shares.host_optimizer_bytes_per_s
     if configuration.optimizer_place == "host":
         return update_s
@@ -85,7 +84,7 @@ def _update_s(configuration: Configuration, count: Quantity, cluster: Cluster, s
 
 
 def bytes_per_s(place: Place, cluster: Cluster, shares: Calibration) -> float:
-    """A GPU's share of the way there. A host whose drives are not known is taken to have one common one for each GPU."""
+    """Return a GPU's share of the bandwidth. Hosts with unknown drives are assumed to have one common drive per GPU."""
     if place == "nvme":
         return min(cluster.nvme_bytes_per_s or shares.nvme_default_bytes_per_s, cluster.host_link_bytes_per_s) * (
             shares.nvme_ceiling

@@ -1,10 +1,10 @@
-"""Seconds of one optimizer step on one GPU: the states that it streams through the card, or the card's own pace.
+"""Seconds of one optimizer step on one GPU, from the states it streams through memory or the kernels it launches.
 
 | kernel  | how it runs                                                                 |
 |---------|-----------------------------------------------------------------------------|
-| fused   | every state read and written once                                           |
-| foreach | one kernel an operation over all tensors: every operation reads and writes  |
-| loop    | the same, and each tensor's kernels are issued one by one                   |
+| fused   | every state is read and written once                                        |
+| foreach | one kernel per operation over all tensors: each reads and writes            |
+| loop    | the same, with kernels launched tensor by tensor                            |
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
 from tonnage.models.shape import ModelShape
 
-# Numbers of a parameter, its gradient and its states that a fused kernel reads or writes.
+# Elements that a fused kernel reads or writes per parameter: parameter, gradient and states.
 _FUSED_NUMBERS = {
     "sgd": 3,
     "momentum": 5,
@@ -41,7 +41,7 @@ _FUSED_NUMBERS = {
     "adafactor": 12,
     "adamw-8bit": 3,
 }
-# And those of each operation where they run one after the other, with the family that the clock counts its kernel to.
+# The same per operation if they run one after another, with the clock's family of the kernel.
 _ADAM = ((3, "foreach"), (2, "foreach"), (4, "foreach"), (2, "divided"), (2, "divided"), (2, "foreach"), (4, "divided"))
 _PASSES: dict[str, tuple[tuple[int, str], ...]] = {
     "sgd": ((3, "foreach"),),
@@ -55,17 +55,17 @@ _PASSES: dict[str, tuple[tuple[int, str], ...]] = {
 }
 # Two states of one byte, read and written.
 _EIGHT_BIT_BYTES = 4
-# Muon's Newton-Schulz: five iterations of three products of about the hidden side.
+# Muon's Newton-Schulz: five iterations of three products of about the hidden size.
 _NEWTON_SCHULZ_PRODUCTS = 5 * 3
 _TENSORS_PER_LAYER = 9
-_NANOTRON_TENSORS = 6  # two norms, and four matrices
-# As PyTorch's lists of tensors are cut.
+_NANOTRON_TENSORS = 6  # two norms and four matrices
+# PyTorch's multi-tensor chunk size.
 _CHUNK = 65536
 _CHUNKS_PER_KERNEL = 320
 
 
 def update(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
-    """To update that many parameters on the GPU."""
+    """Return the work of updating `parameters` parameters on the GPU."""
     kernel = configuration.optimizer_kernel
     operations = _PASSES[configuration.optimizer]
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
@@ -80,7 +80,7 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
             for numbers, form in operations
         ]
     else:
-        # One kernel a tensor and operation, as long as the tensor's share of the bytes.
+        # One kernel per tensor and operation, timed by the tensor's share of the bytes.
         calls = [
             replace(Call(_each(parameters / tensors, numbers * state_bytes(configuration))), times=tensors)
             for numbers, _ in operations
@@ -89,7 +89,9 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
         # The norm reads gradients once, scaling them reads and writes.
         calls += [Call(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)]
     if configuration.precision == "fp16-mixed":
-        calls.append(Call(_lists(parameters, 2 * gradient_bytes(configuration), "foreach_wide")))  # the scaler's check
+        calls.append(
+            Call(_lists(parameters, 2 * gradient_bytes(configuration), "foreach_wide"))
+        )  # the gradient scaler's inf check
     if configuration.optimizer == "muon":
         sides = parameters / (2 * shape.hidden**2)
         product = Launch(
@@ -103,8 +105,7 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
 
 
 def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
-    """Around nanotron's gather of updated parameters: they are laid side by side thrice, and each rank's part of each tensor is
-    copied back by a kernel of its own."""
+    """Return the copies around nanotron's gather of parameters: three flat ones, then one per tensor and rank."""
     if not framework_of(configuration).gathers_at_once or configuration.zero != 1:
         return Busy()
     ranks = shards(configuration)
@@ -118,7 +119,7 @@ def gathered(shape: ModelShape, configuration: Configuration, parameters: Quanti
 
 
 def accumulated(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
-    """To add the gradients of a micro-batch to those before it, a tensor at a time."""
+    """Return the work of accumulating a micro-batch's gradients, tensor by tensor."""
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     kept, made = gradient_bytes(configuration), made_bytes(configuration)
     form = "mixed" if kept != made else "vector"
@@ -127,8 +128,10 @@ def accumulated(shape: ModelShape, configuration: Configuration, parameters: Qua
 
 
 def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> Pass:
-    """What FSDP2 and DeepSpeed copy beside their collectives in each pass: gathered parameters to their places, gradients side by
-    side. What a pipeline does once a step is spread over its micro-batches."""
+    """Return the copies that FSDP2 and DeepSpeed make around their collectives in each pass.
+
+    Those that a pipeline makes once a step are spread over its micro-batches.
+    """
     if configuration.framework not in ("fsdp2", "deepspeed") or configuration.zero < 2:
         return Pass()
     gathered = [Call(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
@@ -142,7 +145,7 @@ def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu
 
 
 def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:
-    """A kernel, or a few, over all tensors: they are cut into chunks, of which a kernel takes some hundreds."""
+    """Return a multi-tensor launch: tensors are cut into chunks, some hundreds per kernel."""
     chunks = np.ceil(parameters / _CHUNK)
     kernels = np.ceil(chunks / _CHUNKS_PER_KERNEL)
     return Launch(
@@ -159,7 +162,7 @@ def _each(elements: Quantity, moved_bytes: float, form: str = "vector", accesses
 
 
 def step_bytes(configuration: Configuration) -> float:
-    """Read and written for one parameter."""
+    """Return the bytes read and written per parameter."""
     fused = configuration.optimizer_kernel == "fused"
     passed = sum(numbers for numbers, _ in _PASSES[configuration.optimizer])
     numbers = _FUSED_NUMBERS[configuration.optimizer] if fused else passed

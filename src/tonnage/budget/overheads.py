@@ -1,4 +1,4 @@
-"""What a process holds beside its tensors: workspaces, the CUDA context, NCCL's buffers, and what the allocator wastes."""
+"""Memory beside tensors: workspaces, the CUDA context, NCCL's buffers, and the allocator's fragmentation."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -16,21 +16,21 @@ from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 from tonnage.units import KIB, MIB
 
-# PyTorch gives cuBLAS a workspace for each thread that uses it: the forward pass has one, the backward pass another.
+# PyTorch allocates a cuBLAS workspace per thread that uses it: one for the forward pass, one for the backward pass.
 _CUBLAS_BYTES = {9: 32 * MIB}
 _CUBLAS_BYTES_ELSEWHERE = 8 * MIB + 128 * KIB
-# Transformer Engine's source: `get_cublas_workspace_size_bytes`.
+# From Transformer Engine's source: `get_cublas_workspace_size_bytes`.
 _ENGINE_BYTES, _ENGINE_BYTES_BEFORE, _HOPPER = 32 * MIB, 4 * MIB, 9
-# NCCL's source: the buffers of one connection (simple, LL and LL128 protocols), by 16 channels, to and from.
+# From NCCL's source: the buffers of one connection (simple, LL and LL128 protocols), by 16 channels, both directions.
 NCCL_CONNECTION_BYTES = 4 * MIB + 512 * KIB + 4800 * KIB
 NCCL_CONNECTIONS = 16 * 2
-# The share of the gradients' bytes that is lost to holes: see `fragmentation`.
+# Share of the gradients' bytes lost to fragmentation: see `fragmentation`.
 _GRADIENTS_LOST = 0.38
 _LOSS_LOST, _WIDE_LOSS_LOST = 1 / 6, 6 / 16
 
 
 def workspace(gpu: Gpu, framework: FrameworkName = "torch") -> Term:
-    """cuBLAS in both threads; Transformer Engine, which Megatron's blocks are made of, has one more."""
+    """Return cuBLAS's workspaces in both threads, and one more for Transformer Engine under Megatron."""
     size = _CUBLAS_BYTES.get(gpu.compute_capability[0], _CUBLAS_BYTES_ELSEWHERE)
     if framework != "megatron":
         return Term(Category.WORKSPACE, "cuBLAS", 2.0 * size, "2 threads × bytes", {"bytes": size})
@@ -40,7 +40,7 @@ def workspace(gpu: Gpu, framework: FrameworkName = "torch") -> Term:
 
 
 def context(gpu: Gpu) -> Term:
-    """The driver's context, torch's kernels and the handles of libraries, as the catalogue has them."""
+    """Return the CUDA context, torch's kernels and library handles, from the GPU catalogue."""
     known = {name: overhead.size_bytes for name, overhead in gpu.overheads.items()}
     numbers = {name: known.get(name, 0) for name in ("context", "kernels", "cublas", "cudnn")}
     total = sum(numbers.values()) + numbers["cublas"]
@@ -50,10 +50,10 @@ def context(gpu: Gpu) -> Term:
 
 
 def nccl(configuration: Configuration) -> Term:
-    """A communicator of everybody, and one for each kind of parallelism whose groups are smaller.
+    """Return NCCL's buffers: a communicator of all ranks, and one per kind of parallelism with smaller groups.
 
-    Hybrid sharding has two kinds: the ranks that share a copy, and those that hold the same part of it. Experts that are
-    spread have a kind of their own for the copies that are left of them.
+    Hybrid sharding has two kinds: ranks that share a copy, and ranks that hold the same shard. Replicas of experts
+    under expert parallelism have a kind of their own.
     """
     kinds = (configuration.tp, configuration.pp, configuration.cp, configuration.ep, *_sharding_groups(configuration))
     smaller = ((np.asarray(ranks) > 1) & (ranks < configuration.gpus) for ranks in kinds)
@@ -64,7 +64,7 @@ def nccl(configuration: Configuration) -> Term:
 
 
 def _sharding_groups(configuration: Configuration) -> tuple[Quantity, ...]:
-    """Ranks in each kind of group that keeps or exchanges parts of the same."""
+    """Return the ranks in each kind of group that shards or replicates the same parameters."""
     replicas = configuration.data * configuration.cp
     if configuration.zero == 0:
         return (replicas,)
@@ -73,12 +73,12 @@ def _sharding_groups(configuration: Configuration) -> tuple[Quantity, ...]:
 
 
 def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -> Term:
-    """What the caching allocator holds at its peak beyond what is allocated, for want of a block that fits.
+    """Return what the caching allocator reserves at its peak beyond what is allocated.
 
-    The 16-bit logits leave a hole that nothing else fits into: 2 of the 12 bytes of a loss. Where FP32 logits are shifted, the
-    gradient of those that are left is a token short of that of all: 6 of 16 bytes. Gradients land in what
-    activations left and come back elsewhere. Over 59 runs of the virtual GPU, none of them measured on a real one, the
-    two explain reserved memory to 4 % in the median and 10 % in nine of ten. Buffers of other streams come on top.
+    The 16-bit logits leave a hole that nothing else fits into: 2 of the 12 bytes of a loss. If FP32 logits are shifted,
+    their gradient is a token shorter than that of all: 6 of 16 bytes. Gradients land in holes that activations left and
+    are later allocated elsewhere. Over 59 runs on the virtual GPU, none measured on a real one, the two explain
+    reserved memory to 4 % in the median and 10 % in nine of ten. Buffers of other streams are added.
     """
     tokens = configuration.tokens
     loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
@@ -96,12 +96,12 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
 def other_streams(
     shape: ModelShape, end: Stage, configuration: Configuration, moments: Sequence[Sequence[Term]]
 ) -> list[Term]:
-    """What FSDP2's streams for gathering and reducing keep from others: a stream's freed memory is its own.
+    """Return what FSDP2's gather and reduce streams hold: memory freed on a stream stays with that stream.
 
-    One gathers the next block while what is outside of blocks is there, from a 16-bit copy of the block's shard; where
-    blocks are gathered again, one of them is among the terms of every moment. The other holds the gradients' shards, or
-    there is room for the sums of what is outside of blocks (two blocks) if that is more. So most is reserved at the
-    moment where what is alive and what these streams have beyond it are most together.
+    The gather stream holds the next block while parameters outside blocks are gathered, and a 16-bit copy of its shard;
+    with resharding, one block is already among every moment's terms. The reduce stream holds the gradients' shards, or
+    the sums of what is outside blocks (two blocks) if larger. Reserved memory peaks where live memory plus what these
+    streams hold beyond it is largest.
     """
     if configuration.framework != "fsdp2" or configuration.zero == 0:
         return []

@@ -1,11 +1,11 @@
-"""Tonnage's own engine: what it holds on its card, to the byte where it can be counted, and how many blocks that leaves.
+"""The memory of Tonnage's own engine, to the byte where it can be counted, and the KV cache blocks it leaves.
 
     blocks = (share of the card − weights − planned reserve) // bytes per block
 
-The engine sizes its KV cache by these very functions, so a plan and a start give the same number of blocks. It verifies by
-measurement: its largest steps are run and its graphs captured before the cache is made, and where the reserve turns out too
-small it goes by what it measured. The reserve is therefore a model that errs on the large side, with its constants below; it
-follows the tensors of `serve.models.decoder` and `serve.model_runner`. This module knows no torch.
+The engine sizes its KV cache with these functions, so a plan and a start give the same number of blocks. It verifies them at
+start: it runs its largest steps and captures its graphs before allocating the cache, and uses the measured size if the reserve
+is too small. The reserve is therefore an upper estimate; it follows the tensors of `serve.models.decoder` and
+`serve.model_runner`. This module does not import torch.
 """
 
 from collections.abc import Iterator
@@ -21,30 +21,30 @@ from tonnage.models.shape import AttentionKind, Layer, ModelShape
 from tonnage.units import KIB, MIB
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
-# FP8 keeps a bfloat16 scale for each head and token, for keys and for values.
+# FP8 keeps a bfloat16 scale per head and token, for keys and for values.
 OWN_KV_FORMATS = {name: KV_FORMATS[name] for name in ("fp32", "fp16", "bf16")} | {
     "fp8": KvFormat("fp8", 8, scale_bytes=2)
 }
 OWN_WEIGHTS = ("fp32", "fp16", "bf16", "fp8", "int8")
 UTILIZATION, MAX_SEQS, BATCHED_TOKENS = 0.9, 256, 8192
 GRAPHS, ROUNDING = "CUDA graphs", "the allocator's rounding"
-# Rows that the sampler draws again at once where tokens are ruled out (top-k, top-p), and what it holds of each word.
+# Rows that the sampler filters at once (top-k, top-p), and bytes it needs per vocabulary entry.
 FILTERED_ROWS, FILTERED_BYTES = 64, 26
-# Rows up to which a kernel reads 8-bit weights as they are.
+# Largest number of rows for which a kernel reads 8-bit weights directly.
 _NARROW_ROWS = 256
-# Partial results of attention that is split over keys, where few rows must fill the card.
+# Partial results of split-KV attention, used when few rows must fill the GPU.
 _SPLITS_BYTES = 16 * MIB
-# The driver's own, for each graph and for each layer in it.
+# Driver memory per CUDA graph and per layer in it.
 _GRAPH_BYTES, _GRAPH_LAYER_BYTES = 3 * MIB, 185 * KIB
-# The allocator gives large tensors whole multiples of this.
+# The allocator rounds large tensors up to multiples of this.
 _SEGMENT_BYTES = 2 * MIB
-# What blocks of changing sizes leave between them, of the step's peak.
+# Fragmentation between blocks of varying sizes, as a share of the step's peak.
 _GAPS = 1 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """What of a model decides memory beside its weights. `intermediate` is that of an expert in a mixture."""
+    """The model sizes that determine memory beside the weights. `intermediate` is per expert in a mixture."""
 
     layers: int
     hidden: int
@@ -55,12 +55,12 @@ class Widths:
     vocab: int
     experts: int = 0
     experts_per_token: int = 0
-    ropes: int = 1  # tables of rotary positions: Gemma 3 has two
+    ropes: int = 1  # rotary embedding tables: Gemma 3 has two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the engine is started with. `weights` and `kv` are names of formats."""
+    """The engine's start options. `weights` and `kv` are names of formats."""
 
     context: int
     weights: str = "bf16"
@@ -72,17 +72,17 @@ class Limits:
 
     @property
     def compute_bytes(self) -> int:
-        """Of one number in a forward pass."""
+        """Bytes per element in a forward pass."""
         return 4 if self.weights == "fp32" else 2
 
     @property
     def eight_bit(self) -> bool:
-        """Whether the layers' matrices are kept in 8 bits."""
+        """Whether the layers' matrices are stored in 8 bits."""
         return self.weights in ("fp8", "int8")
 
     @property
     def rows(self) -> int:
-        """Sequences that draw a token in one step, at most."""
+        """The most sequences that sample a token in one step."""
         return min(self.max_seqs, self.batched_tokens)
 
     @property
@@ -93,7 +93,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class OwnPool:
-    """The KV cache: `blocks` of `block_bytes`, of which one is the null block that padding points to."""
+    """The KV cache: `blocks` of `block_bytes`, including the null block used for padding."""
 
     block: int
     block_bytes: int
@@ -101,18 +101,18 @@ class OwnPool:
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """Bytes of all blocks."""
         return self.blocks * self.block_bytes
 
     @property
     def tokens(self) -> int:
-        """That all blocks have room for."""
+        """Token capacity of all blocks."""
         return self.blocks * self.block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCard:
-    """A start of the engine in bytes. `measured_bytes`: what the process held once it was warm; None before that."""
+    """The memory plan of one engine start. `measured_bytes` is the process's memory after warm-up, None before."""
 
     name: str
     capacity_bytes: int
@@ -125,21 +125,21 @@ class OwnCard:
 
     @property
     def reserve_bytes(self) -> int:
-        """Everything beside weights and KV cache."""
+        """Everything except weights and KV cache."""
         return sum(int(term.size_bytes) for term in self.reserve)
 
     @property
     def total_bytes(self) -> int:
-        """All that the engine plans to hold."""
+        """Everything the engine plans to hold."""
         return self.weight_bytes + self.pool.size_bytes + self.reserve_bytes
 
     @property
     def left_bytes(self) -> int:
-        """What it leaves of the card."""
+        """Card memory it leaves free."""
         return self.capacity_bytes - self.total_bytes
 
     def reserved_for(self, category: Category, name: str = "") -> int:
-        """Of the reserve, by category and, where it is given, by name."""
+        """Return the reserve of one category, optionally only the terms of one name."""
         return sum(int(t.size_bytes) for t in self.reserve if t.category is category and name in ("", t.name))
 
 
@@ -153,7 +153,7 @@ def own_card(
     limit_bytes: int,
     weight_bytes: int,
 ) -> OwnCard:
-    """The whole plan of one start: reserve, then the pool."""
+    """Plan one start: the reserve, then the KV cache."""
     reserve = own_reserve(widths, limits, gpu)
     held = sum(int(term.size_bytes) for term in reserve)
     pool = own_pool(widths, limits, limit_bytes=limit_bytes, weight_bytes=weight_bytes, reserve_bytes=held)
@@ -164,27 +164,27 @@ def own_card(
 
 
 def own_block_bytes(widths: Widths, kv: str, block: int = 16) -> int:
-    """One page of every layer: keys and values of `block` tokens, with their scales. Windows keep full pages."""
+    """Return the bytes of one block: keys, values and scales of `block` tokens in every layer. Windows use full blocks."""
     vectors = 2 * widths.layers * block * widths.kv_heads
     return vectors * OWN_KV_FORMATS[kv].vector_bytes(widths.head_dim)
 
 
 def own_pool(widths: Widths, limits: Limits, *, limit_bytes: int, weight_bytes: int, reserve_bytes: int) -> OwnPool:
-    """The blocks that weights and reserve leave of the engine's share; 0 where they leave none."""
+    """Return the blocks that fit beside weights and reserve in the engine's share; 0 if none do."""
     size = own_block_bytes(widths, limits.kv, limits.block)
     return OwnPool(limits.block, size, max(limit_bytes - weight_bytes - reserve_bytes, 0) // size)
 
 
 def own_reserve(widths: Widths, limits: Limits, gpu: Gpu | None) -> tuple[Term, ...]:
-    """Everything beside weights and KV cache. `gpu` None: on the CPU, where there are no graphs, libraries or context."""
+    """Return everything except weights and KV cache. `gpu` None: on the CPU, without graphs or CUDA context."""
     terms = [_step(widths, limits), _buffers(widths, limits)]
     if gpu is not None:
-        # Four matrices a layer and their scales; embedding, head and the cache itself.
+        # Four matrices per layer with their scales; embedding, head and the cache itself.
         tensors = 4 * widths.layers + 8
         numbers: dict[str, object] = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
         size = tensors * _SEGMENT_BYTES
         terms.append(Term(Category.WORKSPACE, ROUNDING, size, "tensors × segment", numbers, "model"))
-        # cuBLAS as torch allots it, on the stream of steps and on that of capture.
+        # cuBLAS workspaces as torch allocates them, for the step's stream and the capture stream.
         streams = 1 if limits.eager else 2
         size = streams * cublas_workspace_bytes(gpu)
         terms.append(Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams}))
@@ -193,7 +193,7 @@ def own_reserve(widths: Widths, limits: Limits, gpu: Gpu | None) -> tuple[Term, 
 
 
 def check_formats(weights: str, kv: str) -> None:
-    """Refuse what the engine cannot keep."""
+    """Raise RequestError for formats the engine cannot store."""
     for flag, name, known in (("--weights", weights, OWN_WEIGHTS), ("--kv", kv, tuple(OWN_KV_FORMATS))):
         if name not in known:
             raise RequestError(
@@ -203,7 +203,7 @@ def check_formats(weights: str, kv: str) -> None:
 
 
 def widths_of(shape: ModelShape) -> Widths:
-    """The same of a shape that a configuration gave; what the engine does not serve is refused."""
+    """Return the sizes of a model shape; raises RequestError if the engine does not serve it."""
     layer = _refuse_unserved(shape)
     mixer, mlp = layer.attention, layer.feed_forward
     assert mixer is not None and mlp is not None
@@ -222,7 +222,7 @@ def widths_of(shape: ModelShape) -> Widths:
 
 
 def _refuse_unserved(shape: ModelShape) -> Layer:
-    """The layer that all are like but for windows, the one with experts where some have none."""
+    """Return the layer that all others match except for windows, or the one with experts if some have none."""
     layers = {id(layer): layer for layer in shape.decoder.layers}.values()
     heads = {(a.heads, a.kv_heads, a.head_dim, a.value_head_dim) for layer in layers if (a := layer.attention)}
     plain = all(_is_plain(layer) for layer in layers)
@@ -236,7 +236,7 @@ def _refuse_unserved(shape: ModelShape) -> Layer:
 
 
 def _is_plain(layer: Layer) -> bool:
-    """Attention with keys and values of one width, and a gated MLP."""
+    """Say whether the layer has attention with equal key and value widths and a gated MLP."""
     mixer, mlp = layer.attention, layer.feed_forward
     if mixer is None or mlp is None or mixer.kind not in (AttentionKind.FULL, AttentionKind.SLIDING):
         return False
@@ -244,10 +244,10 @@ def _is_plain(layer: Layer) -> bool:
 
 
 def own_weight_terms(shape: ModelShape, weights: str) -> Iterator[Term]:
-    """The decoder's parameters, a tied head once. 8 bits: the layers' matrices, with an FP32 scale an output."""
+    """Yield the decoder's parameters, a tied head once. 8-bit layer matrices have one FP32 scale per output."""
     whole = 4 if weights == "fp32" else 2
     matrices, outputs = _matrices(shape) if weights in ("fp8", "int8") else (0, 0)
-    # Embedding, layers, the last norm and a head that is not tied; towers beside the decoder are not served.
+    # Embedding, layers, final norm and an untied head; towers beside the decoder are not served.
     parameters = shape.decoder.parameters + shape.hidden * (1 + shape.vocab * (1 if shape.tied else 2))
     rest = parameters - matrices
     if matrices:
@@ -262,7 +262,7 @@ def _weights(name: str, size_bytes: int, formula: str, numbers: dict[str, object
 
 
 def _matrices(shape: ModelShape) -> tuple[int, int]:
-    """Numbers and outputs of the matrices of all layers: queries, keys and values in one, output, gate and up in one, down."""
+    """Return parameters and outputs of all layers' matrices: fused QKV, output, fused gate and up, down."""
     parameters = outputs = 0
     for layer in shape.decoder.layers:
         mixer, mlp = layer.attention, layer.feed_forward
@@ -275,20 +275,20 @@ def _matrices(shape: ModelShape) -> tuple[int, int]:
 
 
 def share_bytes(capacity_bytes: int, share: float) -> int:
-    """The engine's share of a card, rounded up."""
+    """Return the engine's share of a card, rounded up."""
     return -int(-capacity_bytes * share // 1)
 
 
 def capture_sizes(largest: int) -> list[int]:
-    """Numbers of decoding rows that graphs are captured for: 1, 2, 4, steps of 8 up to 64, of 16 beyond; the largest."""
+    """Return the batch sizes with a CUDA graph: 1, 2, 4, multiples of 8 up to 64, of 16 beyond, and the largest."""
     sizes = {1, 2, 4, *range(8, 65, 8), *range(80, largest, 16), largest}
     return sorted(size for size in sizes if size <= largest)
 
 
 def _step(widths: Widths, limits: Limits) -> Term:
-    """The larger of the layers, the head and the sampler; and what lies unused between their tensors."""
+    """Return the largest of layers, head and sampler, plus fragmentation."""
     inputs = 8 * _staged(limits) + _tables_bytes(limits)
-    # Logits, those of rows that need more than the plain draw, and what drawing some of them again at a time takes.
+    # Logits, a copy of the rows that need filtering, and temporaries for the rows filtered at once.
     drawn = 8 * limits.rows + min(limits.rows, FILTERED_ROWS) * FILTERED_BYTES
     parts = {
         "forward": inputs + _forward_bytes(widths, limits, limits.batched_tokens),
@@ -303,14 +303,15 @@ def _step(widths: Widths, limits: Limits) -> Term:
 
 
 def _forward_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
-    """States, their sum and their norms; beside them attention or the MLP, whichever holds more."""
+    """Return hidden states, residual and norms, beside attention or the MLP, whichever holds more."""
     query, keys, hidden = widths.heads * widths.head_dim, widths.kv_heads * widths.head_dim, widths.hidden
-    # Projected and rotated queries, decodes' and chunks' answers apart and together; then what becomes of the answer.
+    # Projected and rotated queries, outputs of decodes and prefill chunks apart and together; then the output
+    # projection.
     attention = tokens * max(4 * query + 2 * keys, 3 * query + 2 * keys + hidden)
     if widths.experts:
         mlp = _experts_elements(widths, limits, tokens)
     else:
-        # Gate and up in one, and their product; or the first of these while an 8-bit weight stands beside it made wide.
+        # Fused gate and up and their product; or the fused tensor while an 8-bit weight is dequantized beside it.
         both = 2 * widths.intermediate
         widened = both * hidden if limits.eight_bit and tokens > _NARROW_ROWS else 0
         mlp = max(tokens * 3 * widths.intermediate, tokens * both + widened)
@@ -318,9 +319,9 @@ def _forward_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
 
 
 def _experts_elements(widths: Widths, limits: Limits, tokens: int) -> int:
-    """Rows sorted by expert, through gate and up, their product, down, and back in order.
+    """Return the elements of rows sorted by expert, through gate and up, their product, down, and back in order.
 
-    8-bit weights of all experts are made wide for their product, and what comes of it is scaled in FP32.
+    8-bit weights of all experts are dequantized for their product, whose result is scaled in FP32.
     """
     hidden, width = widths.hidden, widths.intermediate
     scaled, widened = (5, 2 * width * hidden * widths.experts) if limits.eight_bit else (1, 0)
@@ -331,13 +332,13 @@ def _experts_elements(widths: Widths, limits: Limits, tokens: int) -> int:
 
 
 def _head_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
-    """The last states, those of rows that draw, and their logits: as computed, and in FP32."""
+    """Return the last hidden states, those of sampled rows, and their logits in compute dtype and in FP32."""
     states = (2 * tokens + 3 * limits.rows) * widths.hidden * limits.compute_bytes
     return states + limits.rows * widths.vocab * (limits.compute_bytes + 4)
 
 
 def _staged(limits: Limits) -> int:
-    """Numbers of a step's inputs, at most."""
+    """Return the most elements that a step's inputs have."""
     return 3 * limits.batched_tokens + limits.max_seqs * (2 * limits.columns + 20) + 16
 
 
@@ -346,7 +347,7 @@ def _tables_bytes(limits: Limits) -> int:
 
 
 def _buffers(widths: Widths, limits: Limits) -> Term:
-    """What lives as long as the engine: rotary tables, what is kept by slot, a step's inputs."""
+    """Return the persistent buffers: rotary tables, per-slot state and a step's inputs."""
     rotary = widths.ropes * limits.context * widths.head_dim * 4  # cosines and sines of half the dimensions, in FP32
     numbers: dict[str, object] = {
         "rotary_bytes": rotary, "tables_bytes": _tables_bytes(limits), "inputs_bytes": 4 * _staged(limits),
@@ -356,7 +357,7 @@ def _buffers(widths: Widths, limits: Limits) -> Term:
 
 
 def _graphs(widths: Widths, limits: Limits) -> Term:
-    """One pool, as large as the largest graph's step with its logits, and the driver's own bytes for each graph."""
+    """Return one graph pool, sized by the largest graph's step and logits, plus driver memory per graph."""
     graphs = 0 if limits.eager else len(capture_sizes(limits.rows))
     step = max(_forward_bytes(widths, limits, limits.rows), _head_bytes(widths, limits, limits.rows))
     step += _tables_bytes(limits)
@@ -367,7 +368,7 @@ def _graphs(widths: Widths, limits: Limits) -> Term:
 
 
 def context_term(gpu: Gpu) -> Term:
-    """What a process holds outside of torch's allocator, from the catalogue."""
+    """Return what a process holds outside torch's allocator, from the GPU catalogue."""
     parts = {name: gpu.overheads[name].size_bytes for name in ("context", "kernels", "cublas") if name in gpu.overheads}
     source = gpu.overheads["context"].source if "context" in gpu.overheads else "model"
     return Term(Category.CONTEXT, "CUDA context", sum(parts.values()), " + ".join(parts), dict(parts), source)

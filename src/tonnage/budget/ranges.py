@@ -1,4 +1,4 @@
-"""How far a predicted peak may be off: factors by what is trained and how, learnt from published runs. They are data."""
+"""The error range of a predicted peak, by kind of training: factors learned from published runs, stored as data."""
 
 import tomllib
 from functools import cache
@@ -12,14 +12,14 @@ Kind = Literal["whole", "split", "adapters"]
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Of one configuration, in plain numbers."""
+    """Return the kind of one configuration with plain numbers."""
     if configuration.lora_rank:
         return "adapters"
     return "split" if max(configuration.tp, configuration.pp, configuration.cp) > 1 else "whole"
 
 
 def peak_factors(configuration: Configuration) -> tuple[float, float]:
-    """Of the low end and of the high end: nine of ten runs are between."""
+    """Return the low and high factors between which nine of ten runs lie."""
     low, high = _figures()[kind_of(configuration)]["peak"]
     return low, high
 

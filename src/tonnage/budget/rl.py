@@ -1,19 +1,19 @@
-"""One step of reinforcement learning as phases: what is on a card in each of them.
+"""One step of reinforcement learning as phases, with the memory each holds on a GPU.
 
-| phase          | on the card beside what waits there                                                        |
+| phase          | on the GPU beside what waits there                                                         |
 |----------------|--------------------------------------------------------------------------------------------|
 | rollout        | the engine: its weights, KV cache, CUDA graphs, the peak of a step                          |
-| reward         | a forward pass of the reward model, where it is a model                                     |
+| reward         | a forward pass of the reward model, if it is a model                                        |
 | reference      | a forward pass for log-probabilities, by a frozen copy or the actor without its adapters    |
-| old log-probs  | the same by the actor as it is                                                              |
+| old log-probs  | the same by the current actor                                                               |
 | values         | a forward pass of the critic                                                                |
-| train actor    | the worst moment of a training step, with logits of completions alone                       |
+| train actor    | the peak of a training step, with logits of completions only                                |
 | train critic   | the same of the critic                                                                      |
-| sync           | the engine's weights, and what the actor's are gathered or merged in                        |
+| sync           | the engine's weights, and the buffers in which the actor's are gathered or merged           |
 
-What waits: weights and optimizer states of the actor and the critic, the frozen models, and what the engine keeps. Each may
-lie on the host until its phase (`Cast.offload`); a sleeping vLLM keeps its graphs and libraries, an engine of ours its buffers.
-This module does not know how long a phase takes, and chooses nothing.
+What waits: weights and optimizer states of actor and critic, the frozen models, and what the engine keeps. Each may be offloaded
+to the host until its phase (`Cast.offload`). A sleeping vLLM keeps its graphs and libraries, Tonnage's engine its buffers. This
+module computes no times and makes no choices.
 """
 
 from collections.abc import Iterator
@@ -40,29 +40,30 @@ Movable = Literal["frozen", "optimizer", "weights"]
 On = Literal["all", "trainer", "rollout"]
 MOVABLE: tuple[Movable, ...] = ("frozen", "optimizer", "weights")
 
-# Whose loss has a KL term by default: TRL's `beta` is 0 for GRPO and 0.05 for RLOO, its `kl_coef` for PPO 0.05; DAPO has none.
+# Whether the loss has a KL term by default: TRL's `beta` is 0 for GRPO and 0.05 for RLOO, its `kl_coef` for PPO 0.05;
+# DAPO has none.
 KEEPS_REFERENCE = {"grpo": False, "dapo": False, "rloo": True, "ppo": True, "reinforce++": True}
-# Terms of a training step that stay between steps beside parameters and optimizer states.
+# Terms of a training step that persist between steps, beside parameters and optimizer states.
 _STAY = ("DDP buckets", "reduce bucket", "cuBLAS", "NCCL buffers", "CUDA context")
 _BUFFERS = "buffers"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes of one owner: the actor, the critic, the reference, the reward model or the engine."""
+    """Bytes of one owner: the actor, critic, reference, reward model or engine."""
 
     owner: str
     term: Term
 
     @property
     def size_bytes(self) -> int:
-        """In whole bytes."""
+        """Size in whole bytes."""
         return round(float(self.term.size_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the step: what one of the cards that it runs on holds. `seconds` is 0 until a clock says."""
+    """A phase of the step, and what one of its GPUs holds. `seconds` is 0 until a clock sets it."""
 
     name: str
     on: On
@@ -71,33 +72,32 @@ class Phase:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
         return sum(one.size_bytes for one in self.held)
 
     @property
     def allocated_bytes(self) -> int:
-        """What `torch.cuda.max_memory_allocated` would say of one process."""
+        """Peak allocated bytes of one process, as `torch.cuda.max_memory_allocated` reports them."""
         outside = (Category.CONTEXT, Category.FRAGMENTATION)
         found = (one for one in self.held if one.term.category not in outside and one.term.name != ROUNDING)
         return sum(one.size_bytes for one in found)
 
     @property
     def context_bytes(self) -> int:
-        """Outside of torch's allocator."""
+        """Bytes outside torch's allocator."""
         return self.ledger[Category.CONTEXT]
 
     @property
     def ledger(self) -> Ledger:
-        """By category."""
+        """Bytes by category."""
         return Ledger.of((one.term.category, one.size_bytes) for one in self.held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """Who takes part in a step, and how. `training` is of the actor; the critic is trained likewise.
+    """The models of a step and their settings. `training` is the actor's; the critic is trained the same way.
 
-    `sleep` 0: the engine stays as it is between rollouts; 1 and 2 as vLLM has them. `offload`: what lies on the host while it
-    is not in use. `apart`: the engine has cards of its own.
+    `sleep` is vLLM's sleep level, 0 for none. `offload` lists what moves to the host while unused. `apart`: the engine
+    runs on its own GPUs.
     """
 
     shape: ModelShape
@@ -115,17 +115,17 @@ class Cast:
 
     @property
     def critic_shape(self) -> ModelShape | None:
-        """With one output in the place of the vocabulary."""
+        """The critic's shape, with one output instead of the vocabulary."""
         return valued(self.critic) if self.critic else None
 
 
 def valued(shape: ModelShape) -> ModelShape:
-    """A model that ends in one number: a critic or a reward model."""
+    """Return the model with a single output, as a critic or reward model has."""
     return replace(shape, logits=False, tied=False, head_parameters=shape.hidden)
 
 
 def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
-    """In the order of the step; without an engine, those of the trainer's cards alone, as if it were not there."""
+    """Yield the phases in order; without an engine, only those of the trainer's GPUs."""
     on: On = "trainer" if cast.apart else "all"
     actor = _trained("actor", cast.shape, cast)
     critic = _trained("critic", cast.critic_shape, cast) if cast.critic_shape else None
@@ -133,7 +133,7 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
     crew = [actor, critic] if critic else [actor]
 
     def waiting(busy: str = "") -> list[Held]:
-        """What everybody keeps on the card; of who is `busy`, the weights too that are on the host otherwise."""
+        """Return what all models keep on the GPU, including the weights of the `busy` one."""
         kept = [one for model in crew for one in model.resting(cast, model.owner == busy)]
         kept += [one for one in frozen if "frozen" not in cast.offload or one.owner == busy]
         return kept
@@ -156,18 +156,18 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
         yield Phase("sync", on, (*waiting("actor"), *_gathered(cast), *asleep(state)))
 
 
-# -- models that are trained
+# -- trained models
 
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """The actor or the critic: what it has at the worst moment of its step, and what of that stays."""
+    """The actor or critic: what it holds at the peak of its step, and what of that persists."""
 
     owner: str
     training: tuple[Held, ...]
 
     def resting(self, cast: Cast, busy: bool) -> Iterator[Held]:
-        """Between steps; `busy`: its weights are on the card, wherever they lie otherwise."""
+        """Yield what persists between steps; if `busy`, including offloaded weights."""
         keeps = framework_of(cast.training).keeps_gradients
         for one in self.training:
             category, name = one.term.category, one.term.name
@@ -193,7 +193,7 @@ def _trained(owner: str, shape: ModelShape, cast: Cast) -> _Trained:
 
 
 def _frozen(cast: Cast) -> Iterator[Held]:
-    """Copies of weights in 16 bits, sharded where the actor's parameters are."""
+    """Yield 16-bit copies of weights, sharded if the actor's parameters are."""
     configuration = cast.training
     over = configuration.shard if configuration.zero == 3 else 1
     copies = [("reference", cast.shape)] if cast.reference == "copy" else []
@@ -205,7 +205,7 @@ def _frozen(cast: Cast) -> Iterator[Held]:
 
 
 def _forwards(cast: Cast) -> Iterator[tuple[str, str, ModelShape]]:
-    """Name, owner and shape of each pass without gradients."""
+    """Yield name, owner and shape of each pass without gradients."""
     if cast.reward:
         yield "reward", "reward model", valued(cast.reward)
     if cast.reference != "none":
@@ -217,7 +217,7 @@ def _forwards(cast: Cast) -> Iterator[tuple[str, str, ModelShape]]:
 
 
 def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
-    """Nothing is kept for a backward pass: the worst layer or the logits, whichever is more; and what is gathered or cast."""
+    """Yield a pass without gradients: the larger of widest layer and logits, and gathered or cast weights."""
     configuration = cast.training
     tokens = float(configuration.tokens)
     width = 4 if configuration.autocast else configuration.compute_bytes
@@ -240,20 +240,20 @@ def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
 
 
 def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
-    """Of a budget's terms those that a state keeps: "rollout", "idle", "asleep", or "weights" (awake but for the cache)."""
+    """Yield the engine's terms in a state: "rollout", "idle", "asleep", or "weights" (awake without the cache)."""
     tonnage = budget.configuration.engine == "tonnage"
     alone = cast.apart or cast.own_process
     for term in budget.terms:
         category = term.category
         if category is Category.PARAMETERS:
-            # vLLM's sleep takes the weights away, ours leaves them.
+            # vLLM's sleep discards or offloads the weights, Tonnage's engine keeps them.
             here = not cast.share_weights and (tonnage or state != "asleep")
         elif category is Category.KV_CACHE:
             here = state in ("rollout", "idle")
         elif category is Category.CONTEXT:
             here = alone
         elif category is Category.ACTIVATIONS:
-            # Freed blocks are the trainer's to use where it is the same process.
+            # In the same process, the trainer can reuse freed blocks.
             here = state == "rollout" or (alone and state == "idle")
         elif term.name == GRAPHS:
             here = not tonnage or state in ("rollout", "idle")
@@ -264,9 +264,9 @@ def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
 
 
 def _gathered(cast: Cast) -> Iterator[Held]:
-    """What weights pass through on their way to the engine: one whole parameter at a time where they are sharded.
+    """Yield the buffers through which weights go to the engine: one whole parameter at a time if they are sharded.
 
-    Adapters are merged into the base first, a matrix at a time; DeepSpeed's ZeRO 3 gathers the whole base for that.
+    Adapters are merged into the base first, matrix by matrix; DeepSpeed's ZeRO 3 gathers the whole base for that.
     """
     configuration, shape = cast.training, cast.shape
     size = 0.0

@@ -1,6 +1,6 @@
-"""What is reached of the peak rates of links, drives and hosts, and a card's own rate by precision.
+"""Attainable shares of the peak rates of links, drives and hosts, and a GPU's rate by precision.
 
-The shares are data (`data/calibration.toml`). How long kernels take is the business of `tonnage.clock`.
+The shares are data (`data/calibration.toml`). Kernel times are up to `tonnage.clock`.
 """
 
 import tomllib
@@ -12,15 +12,15 @@ from tonnage.budget.configuration import Precision
 from tonnage.hardware import Gpu
 
 _DATA = Path(__file__).parent / "data" / "calibration.toml"
-# What matrix products are computed in.
+# The dtype in which matrix products are computed.
 RATES = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed": "bf16", "bf16": "bf16", "fp8": "fp8"}
-# What a card computes in where it lacks the type that was asked for.
+# What a GPU uses instead of a dtype it lacks.
 _NEXT_BEST = {"fp8": "bf16", "bf16": "fp16", "tf32": "fp32", "fp16": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Shares of the peaks. The file says what each means and where it came from."""
+    """Attainable shares of the peaks; the data file explains each and its source."""
 
     link_ceiling: float
     link_hop_s: float
@@ -38,13 +38,13 @@ class Calibration:
 
 @cache
 def calibration() -> Calibration:
-    """The calibration that ships with the package."""
+    """Return the calibration that ships with the package."""
     tables = tomllib.loads(_DATA.read_text("utf-8"))
     return Calibration(**{f"{table}_{name}": value for table, rows in tables.items() for name, value in rows.items()})
 
 
 def peak_rate(gpu: Gpu, precision: Precision) -> float:
-    """Operations a second of matrix products in that precision, or in the next one that the card has."""
+    """Return the FLOP/s of matrix products in that precision, or in the next one that the GPU supports."""
     name = RATES[precision]
     while name not in gpu.rates and name in _NEXT_BEST:
         name = _NEXT_BEST[name]

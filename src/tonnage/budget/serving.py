@@ -1,13 +1,12 @@
-"""What serving a model takes on each GPU, how many blocks are left for its KV cache, and who fits into them.
+"""What serving a model takes on each GPU, how many blocks are left for its KV cache, and how many users fit.
 
-Engines account differently for the same parts. vLLM's rules by version are in `budget.vllm`, SGLang's in `budget.sglang`,
-TensorRT-LLM's in `budget.tensorrt_llm`, those of Tonnage's own engine in `budget.own_engine`: it takes a share of the whole
-card, its CUDA context included, and runs on one GPU. llama.cpp, which splits a model between card and host, is in
-`budget.llama_cpp`.
-vLLM and Tonnage keep one block as the null block that padding points to.
+Engines account differently for the same parts: see `budget.vllm`, `budget.sglang`, `budget.tensorrt_llm`,
+`budget.own_engine` (Tonnage's own, which takes a share of the whole card including its CUDA context and runs on one
+GPU) and `budget.llama_cpp` (which splits a model between GPU and host). vLLM and Tonnage reserve one block as the null
+block for padding.
 
-Figures are of the pipeline stage that has room for the fewest blocks: the pool is as large as that of the fullest GPU. This
-module does not know how many GPUs there are: `planner.serving` lays a model out on them.
+Figures are those of the pipeline stage with room for the fewest blocks, since all stages share one block count. This
+module does not choose a layout: `planner.serving` does.
 """
 
 from collections.abc import Iterator
@@ -27,48 +26,48 @@ Engine = Literal["tonnage", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 
 BLOCK = 16
 LONGEST_CONTEXT = 2**30
-# Formats of a cache that llama.cpp alone has.
+# KV cache formats that only llama.cpp has.
 GGML_CACHES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfiguration:
-    """One way to serve: on `tp × pp` GPUs. What is 0 or empty takes the engine's default (`resolved`)."""
+    """A serving configuration on `tp × pp` GPUs. Fields that are 0 or empty take the engine's default (`resolved`)."""
 
     engine: Engine = "vllm"
     engine_version: str = ""
     tp: int = 1
     pp: int = 1
-    stage_layers: tuple[int, ...] = ()  # of each pipeline stage; empty: as the engine cuts
+    stage_layers: tuple[int, ...] = ()  # per pipeline stage; empty: the engine's split
     context: int = 8192
     users: int = 1
-    shared_prefix: int = 0  # tokens at the start that all users have in common
-    weights: str = ""  # the checkpoint's
-    kv: str = ""  # that of computing
+    shared_prefix: int = 0  # prompt tokens that all users share
+    weights: str = ""  # empty: the checkpoint's
+    kv: str = ""  # empty: the compute dtype
     block: int = BLOCK
     utilization: float = 0.0
     max_seqs: int = 0
     batched_tokens: int = 0
     eager: bool = False
-    reserved_bytes: int = 0  # of each card, held by others: another engine, a desktop
-    gpu_layers: int = -1  # llama.cpp: layers on the cards, the head among them; -1: as many as fit
+    reserved_bytes: int = 0  # per card, used by others: another engine, a desktop
+    gpu_layers: int = -1  # llama.cpp: layers on the cards, including the head; -1: as many as fit
     cpu_experts: int = 0  # llama.cpp: layers whose experts stay on the host
-    flash_attention: bool = True  # llama.cpp: without, scores of a whole batch are kept
+    flash_attention: bool = True  # llama.cpp: without it, scores of a whole batch are kept
 
     @property
     def compute_bytes(self) -> int:
-        """Of one number in a forward pass."""
+        """Bytes per element in a forward pass."""
         return 4 if self.weights == "fp32" else 2
 
     @property
     def gpus(self) -> int:
-        """Of one copy of the model."""
+        """GPUs of one replica."""
         return self.tp * self.pp
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine takes: `held` and `inside` count against its share of `limit_bytes`, `outside` lies beside it."""
+    """The parts of an engine's memory. `held` and `inside` count against its share, `limit_bytes`; `outside` does not."""
 
     held: list[Term]
     inside: list[Term]
@@ -77,13 +76,13 @@ class Parts:
 
     @property
     def available_bytes(self) -> int:
-        """For the KV cache; below 0 where the rest is more than the share."""
+        """Bytes left for the KV cache; negative if the other parts exceed the share."""
         return self.limit_bytes - sum(int(term.size_bytes) for term in (*self.held, *self.inside))
 
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """The blocks of the KV cache. `usable_blocks` leaves out the null block."""
+    """The blocks of the KV cache. `usable_blocks` excludes the null block."""
 
     layout: KvLayout
     available_bytes: int
@@ -93,26 +92,26 @@ class KvPool:
 
     @property
     def tokens(self) -> int:
-        """What vLLM logs as "GPU KV cache size"."""
+        """Token capacity, logged by vLLM as "GPU KV cache size"."""
         return self.layout.tokens(self.blocks)
 
     def max_concurrency(self, context: int) -> float:
-        """Sequences of that length at once, as vLLM logs it."""
+        """Return how many sequences of that length fit at once, as vLLM logs it."""
         return self.blocks / max(self.layout.sequence_blocks(context, self.batched_tokens), 1)
 
     def holds(self, users: int, context: int, prefix: int = 0) -> bool:
-        """Whether all of them fit at once."""
+        """Say whether all users fit at once."""
         return self.layout.needed_blocks(users, context, self.batched_tokens, prefix) <= self.usable_blocks
 
     def most_users(self, context: int, prefix: int = 0) -> int:
-        """Sequences of that length that fit at once."""
+        """Return how many sequences of that length fit at once."""
         shared = self.layout.shared_blocks(min(prefix, context))
         own = self.layout.sequence_blocks(context, self.batched_tokens) - shared
         free = self.usable_blocks - shared
         return max(free // own, 0) if own else LONGEST_CONTEXT * (free >= 0)
 
     def longest_context(self, users: int, prefix: int = 0) -> int:
-        """The longest sequences of which so many fit at once; 0 where not even one token does."""
+        """Return the longest context at which `users` sequences fit; 0 if not even one token does."""
         low, high = 0, LONGEST_CONTEXT
         while low < high:
             middle = (low + high + 1) // 2
@@ -122,9 +121,9 @@ class KvPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingBudget:
-    """The fullest GPU. `terms` sum to what it holds, the pool included; `limit_bytes` is the engine's share of the card.
+    """The budget of the fullest GPU. `terms` sum to its use, KV cache included; `limit_bytes` is the engine's share.
 
-    `outside_bytes` is held beyond that share (the context under vLLM; its graphs before 0.20).
+    `outside_bytes` lies beyond that share (vLLM's CUDA context; its CUDA graphs before 0.20).
     """
 
     configuration: ServingConfiguration
@@ -137,17 +136,17 @@ class ServingBudget:
 
     @property
     def ledger(self) -> Ledger:
-        """By category."""
+        """Bytes by category."""
         return Ledger.of((term.category, int(term.size_bytes)) for term in self.terms)
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all terms."""
         return sum(int(term.size_bytes) for term in self.terms)
 
     @property
     def needed_blocks(self) -> int:
-        """For all users at once, and the null block."""
+        """Blocks needed for all users at once, plus the null block."""
         asked = self.configuration
         batched, prefix = self.kv.batched_tokens, asked.shared_prefix
         null = self.kv.blocks - self.kv.usable_blocks
@@ -155,40 +154,40 @@ class ServingBudget:
 
     @property
     def needed_bytes(self) -> int:
-        """Everything, with a pool that is just large enough; all that the engine takes where that is beyond the card."""
+        """Bytes needed with a KV cache just large enough; the engine's whole use if that exceeds the card."""
         pool = self.kv.blocks * self.kv.layout.bytes_per_block
         needed = self.total_bytes - pool + self.needed_blocks * self.kv.layout.bytes_per_block
         return max(needed, self.total_bytes) if self.overflows else needed
 
     @property
     def overflows(self) -> bool:
-        """Whether the engine's share and what lies outside of it are more than the card has for it."""
+        """Whether the engine's share and what lies outside it exceed the memory available to it."""
         return self.total_bytes > self.room_bytes
 
     @property
     def room_bytes(self) -> int:
-        """Of the card, what others do not hold."""
+        """Card memory that others do not use."""
         return max(self.capacity_bytes - self.configuration.reserved_bytes, 0)
 
     @property
     def largest_utilization(self) -> float:
-        """The share, in hundredths, that leaves room for what lies outside of it."""
+        """The largest utilization, in hundredths, that leaves room for what lies outside it."""
         return max(self.room_bytes - self.outside_bytes, 0) * 100 // self.capacity_bytes / 100
 
     @property
     def available_bytes(self) -> int:
-        """What all of it may take: the engine's share and what lies outside of it, but never more than the card."""
+        """What the engine may use: its share and what lies outside it, but never more than the card."""
         return min(self.limit_bytes + self.outside_bytes, self.room_bytes)
 
     @property
     def fits(self) -> bool:
-        """Whether it starts, and all users find room at once."""
+        """Whether the engine starts and all users fit at once."""
         asked = self.configuration
         return not self.overflows and self.kv.holds(asked.users, asked.context, asked.shared_prefix)
 
 
 def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
-    """The budget of the stage with the fewest blocks; where none has any, of the fullest."""
+    """Return the budget of the stage with the fewest blocks, or of the fullest stage if none has any."""
     check(shape, configuration)
     if "bf16" in (configuration.weights, configuration.kv) and not gpu.has_bf16:
         raise RequestError(f"{gpu.name} has no BF16.", hint="Use fp16, or leave the flag out.")
@@ -200,11 +199,11 @@ def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: 
 
 
 def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
-    """The configuration with the engine's defaults put in."""
+    """Return the configuration with the engine's defaults filled in."""
     half = "bf16" if gpu.has_bf16 else "fp16"
     weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else half)
     if not asked.weights and (weights == "bf16" or (weights == "fp32" and asked.engine != "tonnage")):
-        weights = half  # vLLM, SGLang and TensorRT-LLM serve a checkpoint of FP32 in 16 bits
+        weights = half  # vLLM, SGLang and TensorRT-LLM serve an FP32 checkpoint in 16 bits
     known = replace(asked, weights=weights, kv=asked.kv or (weights if weights in ("fp32", "fp16", "bf16") else half))
     if asked.engine == "tonnage":
         return replace(
@@ -256,7 +255,7 @@ def _resolved_sglang(shape: ModelShape, known: ServingConfiguration, gpu: Gpu) -
 
 
 def check(shape: ModelShape, asked: ServingConfiguration) -> None:
-    """Refuse what no engine could start."""
+    """Raise RequestError for a configuration that no engine could start."""
     if not shape.decoder.causal or not shape.logits or not shape.vocab:
         raise RequestError(f"{shape.name} writes no tokens, so there is nothing to serve from a KV cache.")
     for name, number in (
@@ -316,7 +315,7 @@ def _check_layout(shape: ModelShape, asked: ServingConfiguration) -> None:
 
 
 def divides(shape: ModelShape, tp: int) -> bool:
-    """Whether heads split evenly: KV heads over ranks, or ranks over KV heads."""
+    """Say whether heads split evenly: KV heads over ranks, or ranks over KV heads."""
     return all(
         mixer.heads % tp == 0 and (mixer.kv_heads % tp == 0 or tp % mixer.kv_heads == 0)
         for mixer in _mixers(shape)
@@ -346,7 +345,7 @@ def _check_formats(asked: ServingConfiguration) -> None:
 
 
 def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
-    """Of one pipeline stage, with a configuration that is `resolved`."""
+    """Return the budget of one pipeline stage for a `resolved` configuration."""
     parts = _PARTS[asked.engine](shape, stage, asked, gpu)
     kv = _pool(shape, stage, asked, parts.available_bytes)
     numbers: dict[str, object] = {
@@ -368,7 +367,7 @@ def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, g
 
 
 def _token_words(stage: Stage, asked: ServingConfiguration) -> Iterator[str]:
-    """ "32 layers × 8 heads × (128 + 128) × 16 bits": the arithmetic of one token on one GPU."""
+    """Yield the arithmetic of one token on one GPU, like "32 layers × 8 heads × (128 + 128) × 16 bits"."""
     form = _kv_format(asked)
     scales = f" with {form.scale_bytes} B of scales a vector" if form.scale_bytes else ""
     for layer, count in stage.kinds:
@@ -403,7 +402,7 @@ def _pool(shape: ModelShape, stage: Stage, asked: ServingConfiguration, availabl
 
 
 def _with_window_pool(stage: Stage, layout: KvLayout, ratio: float) -> KvLayout:
-    """A token's bytes where layers with a window have a pool of their own, with `ratio` times the tokens of the other."""
+    """Return the layout if sliding-window layers have a pool of their own, with `ratio` times the tokens of the other."""
     layers = sum(count for layer, count in stage.kinds if layer.attention is not None)
     windows = sum(count for layer, count in stage.kinds if layer.attention and layer.attention.window)
     if ratio == 1 or not 0 < windows < layers:
@@ -421,7 +420,7 @@ def _weights(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: 
 
 
 def _vllm_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """The share is of the whole card, and the CUDA context lies outside of it."""
+    """Return vLLM's parts: its share is of the whole card, and the CUDA context lies outside it."""
     release = vllm.find_release(asked.engine_version)
     held = _weights(shape, stage, asked, gpu)
     graphs = vllm.graph_term(shape, stage, asked, asked.compute_bytes)
@@ -432,7 +431,7 @@ def _vllm_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gp
 
 
 def _sglang_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """The share is of what is free when the model begins to load; all but weights and pool lies outside of it."""
+    """Return SGLang's parts: its share is of the memory free before loading; all but weights and KV cache lies outside."""
     linked = sglang.linked_term(asked.tp, gpu)
     taken = asked.reserved_bytes + gpu.overheads["context"].size_bytes + int(linked.size_bytes)
     free = gpu.memory_bytes - taken
@@ -442,7 +441,7 @@ def _sglang_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, 
 
 
 def _tensorrt_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """The share is of what is free at the peak of a dry run."""
+    """Return TensorRT-LLM's parts: its share is of the memory free at the peak of a dry run."""
     held = _weights(shape, stage, asked, gpu)
     first = [own_engine.context_term(gpu), sglang.linked_term(asked.tp, gpu)]
     inside = [*first, *tensorrt_llm.dry_run_terms(shape, stage, asked, gpu)]
@@ -452,7 +451,7 @@ def _tensorrt_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration
 
 
 def _own_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """Tonnage's own engine: everything counts."""
+    """Return the parts of Tonnage's own engine, all of which count against its share."""
     limits = own_engine.Limits(
         context=asked.context, weights=asked.weights, kv=asked.kv, block=asked.block, max_seqs=asked.max_seqs,
         batched_tokens=asked.batched_tokens, eager=asked.eager,

@@ -1,11 +1,11 @@
-"""SGLang's own accounting, by version: its defaults, and how many tokens its KV pool gets.
+"""SGLang's memory accounting by version: its defaults, and how many tokens its KV cache gets.
 
     tokens = (free at start × mem_fraction_static − weights) // bytes per token       "max_total_num_tokens"
 
-`mem_fraction_static` is a share of what is free when the model begins to load, the CUDA context and NCCL not among it. What is
-left beside it is for the rest: activations, CUDA graphs, and the table of every running request's tokens. Nothing is
-profiled, so the pool does not depend on them; whether they fit is counted here. A page is one token. The rules are data
-(`data/sglang.toml`); this module does not know data-parallel attention, speculative decoding, LoRA adapters or vision towers.
+`mem_fraction_static` is a share of the memory free when the model begins to load, after the CUDA context and NCCL. The
+rest is for activations, CUDA graphs, and the token table of running requests. Nothing is profiled, so the KV cache does
+not depend on them; this module counts whether they fit. A page is one token. The rules are data (`data/sglang.toml`);
+data-parallel attention, speculative decoding, LoRA adapters and vision towers are not modelled.
 """
 
 import re
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tonnage.budget.serving import ServingConfiguration
 
 _DATA = Path(__file__).parent / "data" / "sglang.toml"
-# Requests that may run at once where none are named: 512 for each full context that the pool holds, and this many at least.
+# Default limit of running requests: 512 per full context that the KV cache holds, and at least this many.
 LEAST_RUNNING = 2048
-# SGLang's figure of a card's memory from which it leaves 10 GiB at least.
+# Memory of a card, as SGLang reports it, from which it leaves at least 10 GiB.
 _LARGE_GIB, _LARGE_LEFT_GIB = 60, 10
 _LATENT_PREFILL_GIB = 1.5
-# Bytes for each word of the vocabulary and sequence: logits, their FP32 copy, probabilities and what is drawn from them.
+# Bytes per vocabulary entry and sequence: logits, their FP32 copy, probabilities and sampling temporaries.
 _SAMPLER_BYTES = 14
 
 
@@ -45,13 +45,13 @@ def _data() -> dict[str, Any]:
 
 
 def latest_version() -> str:
-    """The newest release whose rules are known."""
+    """Return the newest release whose rules are known."""
     return str(_data()["latest"])
 
 
 @cache
 def find_release(version: str) -> dict[str, Any]:
-    """The rules of a version; a suffix such as ".post2" does not matter."""
+    """Return the rules of a version; suffixes such as ".post2" are ignored."""
     asked = _numbers(version)
     entries = [entry for entry in _data()["release"] if asked and _numbers(entry["since"]) <= asked]
     if not entries:
@@ -69,18 +69,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def card_row(version: str, gpu: Gpu) -> dict[str, float]:
-    """The defaults of a card of that memory."""
+    """Return the defaults for the GPU's memory size."""
     rows: list[dict[str, float]] = find_release(version)["cards"]
     return next(row for row in rows if gpu.memory_bytes / GIB < row["below_gib"])
 
 
 def graph_batch(version: str, gpu: Gpu, tp: int) -> int:
-    """The largest batch with a CUDA graph."""
+    """Return the largest batch with a CUDA graph."""
     return int(card_row(version, gpu)["graph_batch" if tp < 4 else "graph_batch_tp4"])
 
 
 def default_fraction(shape: ModelShape, asked: "ServingConfiguration", gpu: Gpu) -> float:
-    """--mem-fraction-static where it is not given."""
+    """Return the default of --mem-fraction-static."""
     release, row = find_release(asked.engine_version), card_row(asked.engine_version, gpu)
     total, gpus = gpu.memory_bytes / GIB, asked.tp * asked.pp
     if release["fraction"] == "by-tp":
@@ -100,24 +100,24 @@ def default_fraction(shape: ModelShape, asked: "ServingConfiguration", gpu: Gpu)
 
 
 def _prefill_sizes(largest: int) -> int:
-    """Numbers of prompt tokens that graphs are captured for."""
+    """Return how many prompt lengths have a CUDA graph."""
     steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
     return sum(size <= largest for first, last, step in steps for size in range(first, last, step))
 
 
 def decode_sizes(largest: int) -> int:
-    """Batches that graphs are captured for."""
+    """Return how many batch sizes have a CUDA graph."""
     sizes = {1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, largest + 1, 32), largest}
     return sum(size <= largest for size in sizes)
 
 
 def window_ratio(shape: ModelShape) -> float:
-    """Tokens kept by layers with a window for each token of the others; 1: one pool holds all of every layer."""
+    """Return tokens of sliding-window layers per token of the others; 1 if one pool holds every layer's tokens."""
     return float(_data()["swa_ratio"]) if shape.architecture in _data()["swa_architectures"] else 1.0
 
 
 def reserve_terms(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
-    """What must find room beside the share: nothing of it is measured before the pool is made."""
+    """Return what must fit beside the static share; SGLang measures none of it before allocating the KV cache."""
     version, width = asked.engine_version, asked.compute_bytes
     at = Pass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, width)
     forward = forward_bytes(shape, stage, at, held=4)
@@ -146,7 +146,7 @@ def _graphs(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", larg
 
 
 def context_terms(gpu: Gpu) -> tuple[Term, Term]:
-    """The CUDA context, taken before SGLang first looks at the card, and the kernels that are loaded before it looks again."""
+    """Return the CUDA context and loaded kernels, separately as SGLang measures the GPU between them."""
     whole = context_term(gpu)
     kernels = gpu.overheads["kernels"].size_bytes if "kernels" in gpu.overheads else 0
     late = Term(Category.CONTEXT, "kernels", kernels, "as the catalogue has them", {}, whole.source)
@@ -154,6 +154,6 @@ def context_terms(gpu: Gpu) -> tuple[Term, Term]:
 
 
 def linked_term(tp: int, gpu: Gpu) -> Term:
-    """NCCL and the all-reduce, taken before the model loads where GPUs work together."""
+    """Return NCCL's and the all-reduce's buffers, allocated before the model loads if there are several GPUs."""
     size = _data()["nccl"]["linked" if gpu.nvlink_bytes_per_s else "plain"] if tp > 1 else 0
     return Term(Category.WORKSPACE, "NCCL", size, "as SGLang logged it", {"tp": tp}, "published logs")

@@ -1,7 +1,7 @@
 """Which part of a model one GPU holds: how tensor, pipeline, expert and data parallelism divide its parameters.
 
-A pipeline is seen by its two ends: the first stage keeps the most micro-batches in flight and the embedding, the last one
-holds the head and the loss. Every stage between them needs less than the first. This module does not know bytes.
+A pipeline is represented by its two ends: the first stage has the most micro-batches in flight and the embedding, the
+last one the head and the loss. Stages between them need less than the first. This module counts parameters, not bytes.
 """
 
 from collections.abc import Iterator
@@ -18,33 +18,33 @@ class Stage:
     """Parameters on one GPU of one pipeline stage, by what divides them further."""
 
     name: str
-    share: Quantity  # of the model's layers that are on this stage
+    share: Quantity  # share of the model's layers
     in_flight: Quantity  # micro-batches whose activations it keeps at its peak
-    embeds: Quantity  # 1 where it holds the embedding, else 0
-    heads: Quantity  # 1 where it holds the head and the loss, else 0
-    dense: Quantity  # in its layers, experts left out
+    embeds: Quantity  # 1 if it holds the embedding, else 0
+    heads: Quantity  # 1 if it holds the head and the loss, else 0
+    dense: Quantity  # in its layers, without experts
     experts: Quantity
     outside: Quantity  # embedding, head, final norm
 
     @property
     def parameters(self) -> Quantity:
-        """All that the GPU holds before data-parallel sharding."""
+        """Parameters on the GPU before data-parallel sharding."""
         return self.dense + self.experts + self.outside
 
 
 def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
-    """The ends of the pipeline; where there is none, one stage that is both."""
+    """Yield the ends of the pipeline; without one, a single stage that is both."""
     pp = configuration.pp
     only = np.asarray(pp) == 1
     ends = ("stage",) if np.all(only) else ("first stage", "last stage")
     for name in ends:
-        # 1 and 0 for true and false: a plain number for a plain one.
+        # 1.0 and 0.0; `[()]` turns a 0-d array into a plain number.
         embeds = np.asarray(only | (name != "last stage"), dtype=float)[()]
         heads = np.asarray(only | (name != "first stage"), dtype=float)[()]
         runs = [run for stack in shape.stacks for run in stack.groups()]
         share = _layers_on(runs, shape, configuration, name) / max(sum(count for _, count in runs), 1)
         dense, experts = _parameters_on(runs, configuration)
-        # Both ends of a pipeline hold a copy of what they tie.
+        # Both ends of a pipeline hold a copy of a tied embedding.
         tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
         split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
         yield Stage(
@@ -60,7 +60,7 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
 
 
 def _parameters_on(runs: list[tuple[Layer, int]], configuration: Configuration) -> tuple[Quantity, int]:
-    """Of runs of layers: those outside of experts on one tensor-parallel rank, and those of all experts."""
+    """Return the parameters of runs of layers: outside experts per tensor-parallel rank, and of all experts."""
     norms = sum(layer.norm_parameters * count for layer, count in runs)
     experts = sum(expert_parameters(layer) * count for layer, count in runs)
     matrices = sum(layer.parameters * count for layer, count in runs) - norms - experts
@@ -68,9 +68,9 @@ def _parameters_on(runs: list[tuple[Layer, int]], configuration: Configuration) 
 
 
 def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
-    """Micro-batches whose activations a stage keeps with so many stages from itself to the last: one for each of them.
+    """Return the micro-batches whose activations a stage keeps: one per stage from itself to the last.
 
-    Interleaved, two parts of a stage for each hop to the last, and for all parts but one a whole round.
+    Interleaved, it is two chunks per hop to the last stage, and a whole round for all chunks but one.
     """
     if configuration.pp_chunks == 1:
         return np.minimum(behind, configuration.accumulate)
@@ -80,7 +80,7 @@ def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
 
 
 def trained_stage(shape: ModelShape, stage: Stage, configuration: Configuration) -> Stage:
-    """What of a stage is trained: all of it, unless parts of the model are frozen, which no pipeline cuts."""
+    """Return the trained part of a stage: all of it unless parts of the model are frozen, which rules out a pipeline."""
     if shape.unfrozen is None:
         return stage
     runs = [(layer, count) for stack in shape.stacks for layer, count in stack.groups() if not layer.frozen]
@@ -95,7 +95,7 @@ def trained_stage(shape: ModelShape, stage: Stage, configuration: Configuration)
 
 
 def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: Configuration, name: str) -> Quantity:
-    """As many on each stage; nanotron balances cost, in which a head counts as the layers that are as large."""
+    """Return the layers on a stage: an equal share, or as nanotron balances cost, with the head counted as layers."""
     count, pp = sum(count for _, count in runs), configuration.pp
     if configuration.framework != "nanotron" or name == "stage":
         chunks = configuration.chunks
@@ -108,13 +108,13 @@ def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: 
 
 
 def expert_parameters(layer: Layer) -> int:
-    """Of all the experts of a layer that are routed to."""
+    """Return the parameters of all routed experts of a layer."""
     mlp = layer.feed_forward
     return mlp.experts * layer.expert_parameters if mlp else 0
 
 
 def expert_tp(configuration: Configuration) -> Quantity:
-    """How far one expert is split: as the rest is, unless its group of GPUs is used up by expert parallelism."""
+    """Return the tensor-parallel degree of an expert: that of the model, unless expert parallelism uses up its GPUs."""
     if np.ndim(configuration.ep) == 0 and configuration.ep == 1:
         return configuration.tp
     group = configuration.tp * configuration.cp * configuration.data
@@ -122,18 +122,18 @@ def expert_tp(configuration: Configuration) -> Quantity:
 
 
 def shards(configuration: Configuration) -> Number:
-    """GPUs that share one copy of what ZeRO shards: the ranks of a context-parallel group do too."""
+    """Return how many GPUs share one copy of what ZeRO shards, including context-parallel ranks."""
     return configuration.shard * configuration.cp
 
 
 def expert_shards(configuration: Configuration) -> Quantity:
-    """The same for an expert, of which expert parallelism leaves fewer copies."""
+    """Return the same for an expert, of which expert parallelism leaves fewer copies."""
     copies = configuration.tp * shards(configuration) // (configuration.ep * expert_tp(configuration))
     return np.maximum(copies, 1)
 
 
 def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quantity:
-    """Parameters for which one GPU keeps something that is sharded from that ZeRO stage on."""
+    """Return the parameters per GPU of something that is sharded from that ZeRO stage on."""
     if configuration.zero < from_stage:
         return stage.parameters
     dense = (stage.dense + stage.outside) / shards(configuration)
@@ -141,7 +141,7 @@ def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quan
 
 
 def block_parameters(shape: ModelShape, configuration: Configuration, *, trained: bool = False) -> Quantity:
-    """Of the largest block on one GPU before data-parallel sharding: what is gathered at once. Of those trained, if asked."""
+    """Return the parameters of the largest (trained) block on one GPU: what is gathered at once."""
     layers = (layer for stack in shape.stacks for layer, _ in stack.kinds() if not (trained and layer.frozen))
     largest: Quantity = 0.0
     for layer in layers:

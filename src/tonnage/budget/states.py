@@ -1,4 +1,4 @@
-"""What training keeps for every parameter: the parameter itself, its gradient, the optimizer's states, an FP32 copy.
+"""Bytes that training keeps per parameter: the parameter, its gradient, optimizer states and an FP32 master copy.
 
 | framework        | precision  | parameter | gradient | master | Adam |
 |------------------|------------|-----------|----------|--------|------|
@@ -8,9 +8,8 @@
 | megatron         | bf16-mixed | 2         | 4        | 4      | 8    |
 | … in halves      | bf16-mixed | 2         | 2        | 2      | 4    |
 
-Bytes a parameter. PyTorch's optimizers keep their states in the type of the parameter; Megatron's precision-aware one keeps the
-half of the master that a BF16 parameter lacks. This module does not know activations, nor when any of this is alive: `moments`
-does.
+PyTorch's optimizers keep their states in the parameter's dtype; Megatron's precision-aware optimizer keeps only the half of the
+master that a BF16 parameter lacks. Activations, and when any of this is alive, are up to `moments`.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
-# bitsandbytes and torchao: a byte for a number, and one FP32 scale for each block of this many.
+# bitsandbytes and torchao: one byte per element, and one FP32 scale per block of this many.
 EIGHT_BIT_BLOCK = 256
 
 
@@ -38,9 +37,9 @@ def model_states_bytes(
     gradient_bytes: float = 2,
     optimizer_bytes: float = 12,
 ) -> Quantity:
-    """Bytes of parameters, gradients and optimizer states on one of `ranks` under that ZeRO stage.
+    """Return bytes of parameters, gradients and optimizer states on one of `ranks` at that ZeRO stage.
 
-    By default as the ZeRO paper counts mixed-precision Adam: 2 + 2 + (4 + 4 + 4) bytes a parameter.
+    The defaults are the ZeRO paper's mixed-precision Adam: 2 + 2 + (4 + 4 + 4) bytes per parameter.
     """
     kept = [parameter_bytes, gradient_bytes, optimizer_bytes]
     return sum(
@@ -51,19 +50,19 @@ def model_states_bytes(
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The states of one stage. `gradients` is all of them, whenever they are alive."""
+    """The states of one stage. `gradients` counts all of them, whenever they are alive."""
 
     kept: tuple[Term, ...]
     gradients: Term
 
     @property
     def parameters(self) -> tuple[Term, ...]:
-        """Of what is kept, the parameters: trained and frozen."""
+        """Kept parameters, trained and frozen."""
         return tuple(term for term in self.kept if term.category is Category.PARAMETERS)
 
 
 def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
-    """Of what one GPU holds."""
+    """Return the states that one GPU holds."""
     if configuration.lora_rank:
         return _lora_states(shape, stage, configuration)
     whole, stage = stage, trained_stage(shape, stage, configuration)
@@ -79,7 +78,7 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
 
 
 def trained_parameters(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
-    """Those that one GPU updates: its shard of all, or of the adapters."""
+    """Return the parameters that one GPU updates: its shard of the model or of the adapters."""
     if not configuration.lora_rank:
         return sharded(trained_stage(shape, stage, configuration), configuration, 1)
     dense, experts = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
@@ -88,7 +87,7 @@ def trained_parameters(shape: ModelShape, stage: Stage, configuration: Configura
 
 
 def sharded_parameters(configuration: Configuration) -> bool:
-    """Parameters live in shards and are gathered for use."""
+    """Say whether parameters are sharded and gathered for use."""
     return configuration.zero >= framework_of(configuration).parameters_sharded_from
 
 
@@ -104,7 +103,7 @@ def _gradients(shape: ModelShape, stage: Stage, configuration: Configuration) ->
 def _optimizer_terms(shape: ModelShape, stage: Stage, configuration: Configuration) -> list[Term]:
     count = sharded(stage, configuration, 1)
     if configuration.optimizer == "adafactor":
-        # One FP32 number for each row and each column of a matrix.
+        # One FP32 number per row and per column of a matrix.
         blocks = ((layer, stack.hidden) for stack in shape.stacks for layer in stack.layers)
         factors = sum(inputs + outputs for block in blocks for _, inputs, outputs in matrices(*block))
         factors += (2 if shape.head_parameters else 1) * (shape.vocab + shape.hidden)
@@ -113,7 +112,7 @@ def _optimizer_terms(shape: ModelShape, stage: Stage, configuration: Configurati
         formula = "4 B × parameters × factors ÷ all"
         return [Term(Category.OPTIMIZER_STATES, "adafactor rows and columns", held, formula, numbers)]
     if configuration.optimizer == "muon":
-        # A momentum for the matrices of the blocks; AdamW for embeddings and head, as its authors train.
+        # A momentum for the blocks' matrices; AdamW for embeddings and head, as Muon's authors train.
         outside, each = count * stage.outside / stage.parameters, state_bytes(configuration)
         return [
             _term(Category.OPTIMIZER_STATES, "muon momentum", count - outside, each),
@@ -124,17 +123,17 @@ def _optimizer_terms(shape: ModelShape, stage: Stage, configuration: Configurati
 
 
 def optimizer_bytes(optimizer: Optimizer, number_bytes: int = 4) -> float:
-    """Of the states of one parameter, in an optimizer that keeps as much for each."""
+    """Return the optimizer state bytes per parameter, for optimizers with a constant size per parameter."""
     if optimizer in ("adam", "adamw"):
         return 2 * number_bytes
     if optimizer == "adamw-8bit":
         return 2 * (1 + 4 / EIGHT_BIT_BLOCK)
-    # Rows and columns of Adafactor are too few to count where this is asked for, in adapters.
+    # Adafactor's rows and columns are negligible for adapters, where this is used.
     return {"sgd": 0, "adafactor": 0}.get(optimizer, number_bytes)
 
 
 def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
-    """The base is frozen, in 16 bits or fewer unless all is FP32; only the adapters have gradients and states."""
+    """Return LoRA's states: a frozen base in 16 bits or fewer (unless FP32), and those of the adapters."""
     base = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
     count = trained_parameters(shape, stage, configuration)
     adapters = _term(Category.PARAMETERS, "adapters", count, configuration.parameter_bytes)
@@ -145,7 +144,7 @@ def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) 
 
 
 def base_terms(shape: ModelShape, stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
-    """Weights that are not trained: those of blocks as the base is kept, the rest as it is computed with."""
+    """Return weights that are not trained: blocks in the base's format, the rest in the compute dtype."""
     plain_bytes = configuration.compute_bytes
     if not configuration.quantized_base:
         return [_term(Category.PARAMETERS, "frozen parameters", stage.parameters * shrunk, plain_bytes)]

@@ -1,8 +1,8 @@
-"""The time of one training step, part by part: what the GPU computes, what it waits for, what an empty pipeline costs.
+"""The time of one training step by parts: compute, exposed communication and offload, and the pipeline bubble.
 
-The parts sum to the step. Traffic that runs behind arithmetic counts only for what sticks out; `hidden_s` is the rest. The
-slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches, in as much less time as parts of a stage
-take turns. Data loading, logging and checkpoints to disk are not known here.
+The parts sum to the step. Traffic that overlaps compute counts only where it is exposed; `hidden_s` is the rest. The
+slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches, divided by the interleaved
+chunks of a stage. Data loading, logging and checkpointing to disk are not modelled.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -36,53 +36,53 @@ from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
-# What a layer's kernels depend on, of a configuration's numbers.
+# The numbers of a configuration that determine a layer's kernels.
 _LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
 _CHOICES = tuple(
     field.name
     for field in fields(Configuration)
     if field.name not in (*NUMBERS, "checkpoint", "loss", "activation_place")
 )
-_BACKWARD = 4  # where it begins, of the parts in `_paced`
+_BACKWARD = 4  # index where the backward pass begins among the parts in `_paced`
 _NOTHING_S = 1e-12
 _NO_BACKWARD = {"backward": Busy(), "attention_backward": Busy(), "packing": Busy()}
-# Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
+# Share of the backward pass whose products can hide tensor-parallel traffic: half of those with two of three weights.
 _BEHIND_PRODUCTS = 0.25
-# What runs before a loss without gradients: a frozen model, or the trained one once more.
+# A pass without gradients before the loss: a frozen model's, or another one of the trained model.
 NO_GRAD = "no-grad forward"
 PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble", NO_GRAD)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one optimizer step, and the tokens that it trains on."""
+    """Seconds of one optimizer step, and the tokens it trains on."""
 
     parts: dict[str, Quantity]
-    hidden_s: Quantity  # traffic that runs behind arithmetic
+    hidden_s: Quantity  # traffic that overlaps compute
     tokens: Quantity
-    busy: Busy = field(default_factory=Busy)  # the card's and the host's own seconds, before the power limit
-    slower: Quantity = 1.0  # arithmetic, by the power limit
+    busy: Busy = field(default_factory=Busy)  # busy seconds of GPU and host, before the power limit
+    slower: Quantity = 1.0  # slowdown of arithmetic by the power limit
 
     @property
     def total_s(self) -> Quantity:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return sum(self.parts.values(), start=0.0)
 
     @property
     def tokens_per_s(self) -> Quantity:
-        """Of all GPUs together."""
+        """Tokens per second of all GPUs together."""
         return self.tokens / self.total_s
 
 
 def step_time(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> StepTime:
-    """Predict it, for one configuration or for each of many."""
+    """Predict the step time of one configuration, or of each of many."""
     return StepClock(shape, cluster).step(configuration)
 
 
 class StepClock:
-    """A model on a cluster. It keeps the arithmetic of layers between configurations that differ only in the rest."""
+    """Predicts step times of a model on a cluster. It caches layer times across configurations that share them."""
 
-    sample_tokens = 0.0  # where samples are not as long as their sequence: in the mean
+    sample_tokens = 0.0  # mean length of samples, where they are shorter than the sequence
 
     def __init__(self, shape: ModelShape, cluster: Cluster, shares: Calibration | None = None) -> None:
         self._shape, self._cluster = shape, cluster
@@ -92,11 +92,11 @@ class StepClock:
         self._census = [(stack, stack.kinds()) for stack in shape.stacks]
         self._known: dict[tuple[object, ...], _Known] = {}
         self._teacher: StepClock | None = None
-        # With the configuration, whose arrays must live as long as they are known by their identity.
+        # Holds the configuration too: its arrays are keyed by id and must stay alive.
         self._kept: dict[tuple[object, ...], tuple[Configuration, _Around]] = {}
 
     def step(self, configuration: Configuration) -> StepTime:
-        """One configuration, or each of many."""
+        """Predict one configuration, or each of many."""
         shape, gpu = self._shape, self._cluster.gpu
         stage, sent, update, beside = self._around(configuration)
         passes, attention = self._passes(configuration)
@@ -111,14 +111,14 @@ class StepClock:
         if configuration.paged:
             moved = moved._replace(step_s=moved.step_s + self._paged_s(stage, configuration))
         framework = framework_of(configuration)
-        # Decoders of transformers look for packed sequences in every forward pass, for which the host waits for the card.
+        # Decoders of transformers check for packed sequences in every forward pass, which synchronizes host and GPU.
         together = framework.written == "transformers" and not configuration.compile and shape.decoder.causal
-        # It also waits between the passes of a stage.
+        # The host also waits between the passes of a stage.
         waits = (np.asarray(configuration.pp) > 1) & (framework.pipeline_operators > 0)
         taken = self.shares.link_channels / gpu.sm_count
 
         def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
-            """Seconds of every part, and those that are hidden, where the power limit makes arithmetic so much slower."""
+            """Return the seconds of every part and the hidden ones, with arithmetic slowed by this factor."""
             seconds = _paced(passes, update, slower, together=together, waits=waits)
             attention_s = attention.at(slower) * stage.share
             exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
@@ -136,7 +136,7 @@ class StepClock:
             }
             return found, hidden_s
 
-        # A card averages its power over about a tenth of a second: the passes draw it, not the update after them.
+        # A GPU averages its power over about 0.1 s: the passes reach the limit, not the update after them.
         at_full_clock, _ = parts(1.0)
         passed = (sum((one.whole for one in passes), Busy()) + frozen.busy) * configuration.accumulate
         passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
@@ -144,7 +144,7 @@ class StepClock:
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
 
     def _paged_s(self, stage: Stage, configuration: Configuration) -> Quantity:
-        """Optimizer states that find no room on the card come for their update and go again."""
+        """Return the seconds in which paged optimizer states cross the host link for their update."""
         kept = states(self._shape, stage, configuration).kept
         size = total(term for term in kept if term.category is Category.OPTIMIZER_STATES)
         needed, _ = needed_bytes(self._shape, configuration, self._cluster.gpu)
@@ -152,7 +152,7 @@ class StepClock:
         return 2 * away / (self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling)
 
     def _no_grad(self, passes: "_Passes", sent: Traffic, configuration: Configuration) -> "_NoGrad":
-        """Forward passes without gradients of a micro-batch: of a teacher, a reference, or the model itself."""
+        """Return a micro-batch's passes without gradients: a teacher's, a reference's, or the model's own."""
         objective = configuration.objective
         own = objective.own_passes + (0 if objective.teacher else objective.frozen_passes)
         if not own and not objective.frozen_passes:
@@ -174,15 +174,15 @@ class StepClock:
         return _NoGrad(busy, sent_s, moved_s)
 
     def forward(self, configuration: Configuration) -> tuple[Busy, Quantity]:
-        """One forward pass of a micro-batch, and the seconds in which its parameters are gathered."""
+        """Return one forward pass of a micro-batch, and the seconds to gather its parameters."""
         passes, _ = self._passes(configuration)
         return sum((one.forward for one in passes), Busy()), self._around(configuration).sent.forward_s
 
     def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
-        """One micro-batch through the whole model, and its attention alone. Layers see the same of many configurations."""
+        """Return one micro-batch through the whole model, and its attention alone. Results of layers are cached."""
         texts = configuration.objective.texts
         if texts > 1:
-            # One after the other, in smaller kernels.
+            # One after another, in smaller kernels.
             alone = replace(configuration, micro_batch=configuration.micro_batch // texts, objective=NEXT_TOKEN)
             passes, attention = self._passes(alone)
             return _Passes(*(one * (1.0 * texts) for one in passes)), attention * (1.0 * texts)
@@ -197,10 +197,10 @@ class StepClock:
         return spread, attention.each(lambda value: value[places])
 
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
-        """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
+        """Return the work of each kind of layer, the embedding and the head, per row of the numbers they depend on."""
         kinds = ["precision", "sequence_parallel", "attention", "compile", "compile_loss"]
         kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss", "logit_share"]
-        # FSDP2 and DeepSpeed run the same layers, but for what FSDP2's hooks do to compiled ones.
+        # FSDP2 and DeepSpeed run the same layers, except for FSDP2's hooks on compiled ones.
         same = configuration.framework == "deepspeed" and not configuration.compile
         key = "fsdp2" if same else configuration.framework, *(getattr(configuration, kind) for kind in kinds)
         known = self._known.setdefault(key, _Known())
@@ -212,9 +212,9 @@ class StepClock:
         return known.works(found if at is None else found[at])
 
     def _around(self, configuration: Configuration) -> "_Around":
-        """What layers run between, the same for families that differ in what is recomputed and in the loss alone."""
+        """Return everything around the layers, cached across configurations that differ only in recomputation and loss."""
         recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
-        # Numbers may be arrays: they are known by their identity.
+        # Numbers may be arrays, which are keyed by id.
         numbers = (id(getattr(configuration, name)) for name in NUMBERS)
         key = (*numbers, *(getattr(configuration, name) for name in _CHOICES), recomputed)
         if key not in self._kept:
@@ -246,7 +246,7 @@ class StepClock:
         return _Works(layers, embedding, self._head(ends))
 
     def _head(self, configuration: Configuration) -> Work:
-        """The head's work, for those together whose logits are as wide that they take the same kernels. It sees tokens alone."""
+        """Return the head's work, computed together for configurations whose logits take the same kernels."""
         gpu = self._cluster.gpu
         launches = LayerLaunches(self._shape, configuration, gpu)
         tokens, tp = np.broadcast_arrays(*np.atleast_1d(launches.tokens, configuration.tp))
@@ -263,16 +263,16 @@ class StepClock:
 
 
 class _Around(NamedTuple):
-    """What a step has beside its layers."""
+    """Parts of a step outside its layers."""
 
     stage: Stage
     sent: Traffic
     update: Busy
-    beside: Pass  # copies of sharding in each pass, and what a pipeline's stages hand on
+    beside: Pass  # copies that sharding adds to each pass, and the host's pipeline sends and receives
 
 
 class _NoGrad(NamedTuple):
-    """Forward passes without gradients in one micro-batch, and what is gathered or comes from the host for them."""
+    """Passes without gradients in one micro-batch, and the transfers they need."""
 
     busy: Busy = Busy()
     sent_s: Quantity = 0.0
@@ -281,7 +281,7 @@ class _NoGrad(NamedTuple):
     def beside(
         self, exposed: dict[str, Quantity], slower: Quantity, count: Quantity
     ) -> tuple[dict[str, Quantity], Quantity]:
-        """What sticks out of all micro-batches with that of these, and their own seconds."""
+        """Return the exposed seconds of all micro-batches including these transfers, and the passes' own seconds."""
         once_s = np.maximum(self.busy.at(slower), self.busy.host_s)
         more = {"collectives": self.sent_s, "offload": self.moved_s}
         waits = {name: exposed[name] + count * np.maximum(more_s - once_s, 0.0) for name, more_s in more.items()}
@@ -289,7 +289,7 @@ class _NoGrad(NamedTuple):
 
 
 class _Works(NamedTuple):
-    """What layers, with the places of each kind, and both ends of a model take for a micro-batch."""
+    """Work of a micro-batch in the layers, with the indices of each kind, and in embedding and head."""
 
     layers: list[tuple[Work, list[int]]]
     embedding: Work
@@ -297,12 +297,11 @@ class _Works(NamedTuple):
 
     @property
     def all(self) -> list[Work]:
-        """In one list."""
         return [*(work for work, _ in self.layers), self.embedding, self.head]
 
 
 class _Known:
-    """Works that were computed before: a column of figures for each row of numbers."""
+    """A cache of works: one column of figures per row of numbers."""
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, ...], int] = {}
@@ -310,14 +309,13 @@ class _Known:
         self._figures: NDArray[np.float64] | None = None
 
     def add(self, rows: list[tuple[int, ...]], works: _Works) -> None:
-        """Keep the works of these rows."""
         figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works.all for figure in work.figures()])
         self.places |= {row: len(self.places) + at for at, row in enumerate(rows)}
         self._places = [places for _, places in works.layers]
         self._figures = figures if self._figures is None else np.concatenate([self._figures, figures], axis=1)
 
     def works(self, places: Any) -> _Works:
-        """Those at some places, or at one."""
+        """Return the cached works at these indices, or at one."""
         assert self._figures is not None
         figures = self._figures[:, places]
         size = len(figures) // (len(self._places) + 2)
@@ -326,7 +324,7 @@ class _Known:
 
 
 class _Passes(NamedTuple):
-    """A micro-batch on the slowest stage."""
+    """The passes of a micro-batch on the slowest stage."""
 
     embedding: Pass
     layers: Pass
@@ -334,7 +332,7 @@ class _Passes(NamedTuple):
 
 
 class _Seconds(NamedTuple):
-    """Of a micro-batch on the slowest stage, and of the update."""
+    """Seconds of a micro-batch on the slowest stage, and of the update."""
 
     forward_s: Quantity
     backward_s: Quantity
@@ -347,14 +345,14 @@ class _Seconds(NamedTuple):
 
 
 def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
-    """One micro-batch through layers and both ends, and through attention alone. A chunked loss takes its product again."""
+    """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
     embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
     product_again = works.head.products * (1.0 if configuration.loss == "chunked" else 0.0)
     head = Pass(works.head.forward, works.head.backward, product_again)
     layers, attention = Pass(), Busy()
     for work, places in works.layers:
         one, count = layer_pass(work, configuration), len(places)
-        # What has no backward pass is not recomputed for one.
+        # Layers without a backward pass are not recomputed.
         back = np.asarray(one.backward.card_s) > 0
         again = recomputed_blocks(configuration.checkpoint, places) * back
         layers = layers + Pass(one.forward * count, one.backward * count, one.recompute * again)
@@ -363,7 +361,7 @@ def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes,
 
 
 def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuration) -> _Passes:
-    """The part on one with the most layers, or on the last with the head."""
+    """Return the passes of the stage with the most layers, or of the last one with the head, whichever is slower."""
     embedding, layers, head = passes
     full, last = stage.share, 1 - stage.share * (configuration.pp - 1)
     layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
@@ -373,12 +371,12 @@ def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuratio
 
 
 def _slowest(gpus: int, spread: float) -> float:
-    """How much longer than the median the slowest of some cards takes, as they differ: the largest of so many normal deviates."""
+    """Return how much slower than the median the slowest of `gpus` cards is: the expected maximum of normal deviates."""
     return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
 def _handing_on(configuration: Configuration) -> Pass:
-    """What the host does on a stage of a pipeline to receive and send."""
+    """Return the host's work to receive and send on a pipeline stage."""
     operators = framework_of(configuration).pipeline_operators
     if not operators:
         return Pass()
@@ -387,11 +385,13 @@ def _handing_on(configuration: Configuration) -> Pass:
 
 
 def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
-    """At the pace of the card or of the host: the host may be ahead, and the card waits where it is behind. They begin a
-    micro-batch together, or the host has the lead that it won in the one before. Where it `waits`, they begin the backward pass
-    together, too."""
+    """Return the seconds at the pace of GPU or host, whichever is behind.
+
+    They start a micro-batch together, or the host keeps the lead of the one before; if it `waits`, they also start the
+    backward pass together.
+    """
     embedding, layers, head = passes
-    # Each block is recomputed right before its own backward pass: the host launches the one while the card runs the other.
+    # Each block is recomputed right before its backward pass: the host launches one while the GPU runs the other.
     again = layers.recompute + layers.backward
     recomputed = layers.recompute.at(slower) / np.maximum(again.at(slower), _NOTHING_S)
     order = (
@@ -417,7 +417,7 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
 
 
 def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:
-    """The optimizer's step, and the sums of gradients over micro-batches."""
+    """Return the optimizer's step and the accumulation of gradients over micro-batches."""
     count = trained_parameters(shape, stage, configuration)
     whole = reduces_once(configuration)
     trained = trained_stage(shape, stage, configuration)
@@ -425,7 +425,7 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
     held = count if configuration.lora_rank else sums
     if framework_of(configuration).fuses_sums and not configuration.lora_rank:
         held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
-    # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
+    # If gradients are accumulated in another dtype than computed, those of the first micro-batch are added too.
     first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
     summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
     if configuration.optimizer_place != "gpu":
@@ -436,7 +436,7 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
 def _exposed(
     busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration, taken: float
 ) -> tuple[dict[str, Quantity], Quantity]:
-    """Collectives first, then offload in what time is left to hide behind. A collective has that share of the SMs `taken`."""
+    """Return exposed and hidden seconds: collectives overlap first, then offload; they occupy `taken` of the SMs."""
     count = configuration.accumulate
     forward_s, backward_s = busy.forward_s, busy.backward_s + busy.recompute_s
     # The first exchange of a ring has nothing to hide behind.

@@ -1,4 +1,4 @@
-"""How a block is written: the few facts of an implementation that decide what autograd keeps. The facts are data."""
+"""How a transformer block is implemented: the facts that decide what autograd saves, read from `data/styles.toml`."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -16,11 +16,11 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """One implementation; `data/styles.toml` says what the words mean.
+    """One implementation of a block; `data/styles.toml` explains the values.
 
-    `fused` kernels (Megatron's, or what `torch.compile` makes of a block) keep what goes into them and out of them, and
-    no value between: by default the compiler recomputes nothing that a matrix product of the backward pass reads.
-    `liger` has such kernels for norms, rotary embeddings and gated MLPs alone.
+    `fused` kernels (Megatron's, or those of `torch.compile`) save only their inputs and outputs: by default the
+    compiler recomputes nothing that a matrix product of the backward pass reads. `liger` has such kernels only for
+    norms, rotary embeddings and gated MLPs.
     """
 
     norm: Literal["native", "wide", "rms", "rms-wide", "centred"]
@@ -38,11 +38,11 @@ class Style:
     wide_router: bool = False
     turned: bool = False
     fused: bool = False
-    # How attention goes where it is no kernel of its own but products and a softmax: as transformers writes it, or as
-    # PyTorch takes it apart, in "math" one operator after the other, in "apart" by fused kernels.
+    # How attention runs without a fused kernel: as transformers writes it ("eager"), or as PyTorch decomposes it,
+    # operator by operator ("math") or in fused kernels ("apart").
     scores: Literal["", "eager", "math", "apart"] = ""
     liger: bool = False
-    # Attention reads keys and values that were repeated to as many heads as queries have.
+    # Attention reads KV heads repeated to the number of query heads.
     repeated: bool = False
 
 
@@ -50,12 +50,12 @@ _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fus
 
 
 def caps_logits(shape: ModelShape) -> bool:
-    """The logits are kept, as the output of a tanh."""
+    """Say whether the model caps its logits by a tanh, whose output is saved."""
     return bool(_rows()["style"].get(shape.architecture, {}).get("softcap"))
 
 
 def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> Style:
-    """As the framework runs this block: eager PyTorch as transformers writes it, fused elsewhere."""
+    """Return the style in which the framework runs this block: transformers' eager code, or fused elsewhere."""
     written = _written(shape.architecture, layer.written, layer.rms_norm)
     written = replace(written, dropout=True) if configuration.dropout else written
     form = framework_of(configuration).written
@@ -63,7 +63,7 @@ def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> S
     if configuration.compile:
         dropped = scores == "apart" and written.attention_dropout
         style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout, qk_norm=written.qk_norm)
-        # What transformers traces has a mask, and its attention with a mask repeats heads of keys.
+        # Traced transformers models have a mask, and masked attention repeats KV heads.
         return replace(style, scores=scores, attention_dropout=dropped, repeated=compiled_whole(configuration))
     if form == "transformers":
         written = replace(written, scores=scores)
@@ -74,7 +74,7 @@ def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> S
 
 
 def compiled_whole(configuration: Configuration) -> bool:
-    """Whether a model of transformers is compiled with its head and loss; under FSDP2 its blocks are, one by one."""
+    """Say whether a transformers model is compiled with its head and loss; FSDP2 compiles block by block."""
     whole = framework_of(configuration).written == "transformers" and configuration.framework != "fsdp2"
     return configuration.compile and whole
 
@@ -83,11 +83,11 @@ def _scores(layer: Layer, written: Style, configuration: Configuration) -> Liter
     attention = layer.attention
     if attention is None or configuration.attention == "eager":
         return "eager" if configuration.attention == "eager" else ""
-    # Transformers makes a mask of all pairs for an encoder that is compiled, and PyTorch has no kernel that takes it.
+    # Compiled encoders of transformers get a full mask, for which PyTorch has no fused kernel.
     plain = framework_of(configuration).written == "transformers" and configuration.attention == "flash"
     if configuration.compile and plain and not attention.causal:
         return "apart"
-    # Nor has it one for FP32 with fewer heads of keys than of queries, nor for a bias that is trained.
+    # Nor is there one for FP32 with fewer KV heads than query heads, nor for a trained bias.
     wide = configuration.compute_bytes == _FP32_BYTES and attention.kv_heads < attention.heads
     return "math" if wide or (plain and written.biased) else ""
 

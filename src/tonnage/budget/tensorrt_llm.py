@@ -1,10 +1,10 @@
-"""TensorRT-LLM's own accounting: its PyTorch backend runs dummy requests, then takes a share of what was still free.
+"""TensorRT-LLM's memory accounting: its PyTorch backend runs dummy requests, then takes a share of the free memory.
 
     tokens = (total − peak of the dry run) × free_gpu_memory_fraction // bytes per block × block
 
-The peak holds everything: CUDA context, weights, activations of `max_num_tokens` tokens, logits of `max_batch_size` sequences
+The peak includes everything: CUDA context, weights, activations of `max_num_tokens` tokens, logits of `max_batch_size` sequences
 and CUDA graphs. So 0.9 leaves a tenth of the rest free, not of the card. The defaults are data (`data/tensorrt_llm.toml`);
-this module does not know engines that TensorRT builds, attention data parallelism, speculative decoding or vision towers.
+TensorRT engines, attention data parallelism, speculative decoding and vision towers are not modelled.
 """
 
 import tomllib
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from tonnage.budget.serving import ServingConfiguration
 
 _DATA = Path(__file__).parent / "data" / "tensorrt_llm.toml"
-# Of the oldest architecture that its kernels are built for.
+# The oldest architecture that its kernels are built for.
 LEAST_CAPABILITY = (8, 0)
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """What it does unless told."""
+    """Return the defaults."""
     return tomllib.loads(_DATA.read_text("utf-8"))
 
 
 def graph_sizes(largest: int) -> int:
-    """Batches that graphs are captured for."""
+    """Return how many batch sizes have a CUDA graph."""
     return sum(size <= largest for size in (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048))
 
 
 def dry_run_terms(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
-    """What the dry run holds beside weights and context."""
+    """Return what the dry run holds beside weights and context."""
     tokens, sequences = asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens)
     forward = forward_bytes(shape, stage, Pass(tokens, sequences, asked.tp, asked.compute_bytes), held=4)
     logits = sequences * shape.vocab * defaults()["logits_bytes"] if stage.last else 0

@@ -1,4 +1,4 @@
-"""A figure with the arithmetic behind it: what `--explain` prints, and what a ledger is summed from."""
+"""A byte count with the arithmetic behind it: what `--explain` prints and what a ledger is summed from."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from tonnage.ledger import Category
 
 if TYPE_CHECKING:
-    # NumPy takes a while to load, and a plan of plain numbers does without it.
+    # NumPy is slow to import, and a plan of plain numbers does not need it.
     from tonnage.budget.configuration import Quantity
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Bytes of one kind. `formula` names the `numbers` that were put into it."""
+    """Bytes of one kind. `formula` refers to the names in `numbers`."""
 
     category: Category
     name: str
@@ -26,17 +26,17 @@ class Term:
 
 
 def model_term(category: Category, name: str, size_bytes: Quantity, formula: str, **numbers: object) -> Term:
-    """A figure that a model of the framework gives, not an exact count."""
+    """Return a term estimated by a model of the framework instead of an exact count."""
     return Term(category, name, size_bytes, formula, numbers, "model")
 
 
 def total(terms: Iterable[Term]) -> Quantity:
-    """Their sum."""
+    """Sum the terms' bytes."""
     return sum((term.size_bytes for term in terms), start=0.0)
 
 
 def by_category(terms: Iterable[Term]) -> dict[Category, Quantity]:
-    """Their sums, in the order of `Category`."""
+    """Sum the terms by category, in the order of `Category`."""
     sums: dict[Category, Quantity] = {}
     listed = list(terms)
     for category in Category:

@@ -24,31 +24,31 @@ _OUTSIDE_ALLOCATOR = (Category.CONTEXT, Category.FRAGMENTATION)
 
 @dataclass(frozen=True, slots=True)
 class TrainingBudget:
-    """What one GPU needs, at the worst moment of the worst pipeline stage; `terms` sum to `total_bytes`."""
+    """What one GPU needs at the worst moment of the worst pipeline stage; `terms` sum to `total_bytes`."""
 
     terms: tuple[Term, ...]
     moments: tuple[str, ...]  # their names
-    moment: NDArray[np.intp]  # which of them is the peak, for each configuration
+    moment: NDArray[np.intp]  # index of the peak, per configuration
     host_bytes: Quantity
     pinned_bytes: Quantity
 
     @property
     def total_bytes(self) -> Quantity:
-        """What must not exceed the card's capacity: context and fragmentation too."""
+        """Total that must fit on the card, including CUDA context and fragmentation."""
         return total(self.terms)
 
     @property
     def peak_allocated_bytes(self) -> Quantity:
-        """What `torch.cuda.max_memory_allocated` would say."""
+        """Peak as `torch.cuda.max_memory_allocated` reports it."""
         return total(term for term in self.terms if term.category not in _OUTSIDE_ALLOCATOR)
 
     @property
     def peak_reserved_bytes(self) -> Quantity:
-        """What `torch.cuda.max_memory_reserved` would say."""
+        """Peak as `torch.cuda.max_memory_reserved` reports it."""
         return total(term for term in self.terms if term.category is not Category.CONTEXT)
 
     def terms_at(self, index: int) -> tuple[Term, ...]:
-        """Of one configuration among many, in plain numbers; terms of nothing are left out."""
+        """Return the non-zero terms of one of many configurations, as plain numbers."""
         found = []
         for term in self.terms:
             size = float(_at(term.size_bytes, index))  # type: ignore[arg-type]
@@ -58,18 +58,18 @@ class TrainingBudget:
         return tuple(found)
 
     def ledger_at(self, index: int) -> Ledger:
-        """Of one configuration among many."""
+        """Return the ledger of one of many configurations."""
         return Ledger.of((term.category, round(float(term.size_bytes))) for term in self.terms_at(index))
 
     def moment_at(self, index: int) -> str:
-        """The moment of its peak."""
+        """Return the moment of the peak of one of many configurations."""
         return self.moments[int(np.ravel(self.moment)[index if self.moment.size > 1 else 0])]
 
 
 def training_budget(
     shape: ModelShape, configuration: Configuration, gpu: Gpu, *, stage: Literal["worst", "first", "last"] = "worst"
 ) -> TrainingBudget:
-    """Predict it, for one configuration or for each of many; for one end of a pipeline only, if asked."""
+    """Predict the memory of one configuration or of each of many, optionally of one end of a pipeline only."""
     ends = [end for end in stages(shape, configuration) if end.name in ("stage", f"{stage} stage") or stage == "worst"]
     seen = _seen(shape, ends, configuration)
     host = _host(seen, states(shape, ends[0], configuration), configuration)
@@ -86,7 +86,7 @@ def training_budget(
 
 
 def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:
-    """`total_bytes` and `host_bytes` of the budget alone, without its terms: what a search compares."""
+    """Return `total_bytes` and `host_bytes` without building terms, as a search needs them."""
     ends = list(stages(shape, configuration))
     seen = _seen(shape, ends, configuration)
     if offloads(configuration):
@@ -99,7 +99,7 @@ def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> t
 
 
 def _seen(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration) -> list[Moment]:
-    """The moments of every stage, with what its allocator wastes."""
+    """Return the moments of every stage, with the allocator's fragmentation."""
     seen = []
     for end in ends:
         found = list(moments(shape, end, configuration))
@@ -110,7 +110,6 @@ def _seen(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration
 
 
 def _host(seen: Sequence[Moment], kept: States, configuration: Configuration) -> HostMemory:
-    """The most that any moment has on the host."""
     if not offloads(configuration):
         return HostMemory(0.0, 0.0)
     found = [host_memory(moment.terms, kept, configuration) for moment in seen]
@@ -120,7 +119,7 @@ def _host(seen: Sequence[Moment], kept: States, configuration: Configuration) ->
 
 
 def _worst(seen: list[Moment]) -> tuple[list[Term], NDArray[np.intp]]:
-    """For each configuration the terms of its own worst moment."""
+    """Return, for each configuration, the terms of its worst moment."""
     sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
     peak = np.argmax(sums, axis=0)
     merged: dict[tuple[Category, str], Term] = {}

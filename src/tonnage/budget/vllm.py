@@ -1,13 +1,12 @@
-"""vLLM's own accounting, by version: its defaults, and how it decides how many blocks the KV cache gets.
+"""vLLM's memory accounting by version: its defaults, and how it sizes the KV cache.
 
     available = total × utilisation − weights − peak of a profiling run − memory outside of torch [− graphs, from 0.20]
     blocks    = available // bytes per block                      "# GPU blocks"
     tokens    = blocks // groups × block                          "GPU KV cache size"
 
-The profiling run computes `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences: the sampler is the
-peak wherever the vocabulary is large. The CUDA context is taken before vLLM first looks at the card, so it lies outside
-of its share. The rules are data (`data/vllm.toml`); this module does not know speculative decoding, LoRA adapters,
-vision towers or expert parallelism.
+The profiling run computes `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences: with a large vocabulary, the
+sampler is the peak. The CUDA context is created before vLLM first measures the GPU, so it lies outside its share. The rules are
+data (`data/vllm.toml`); speculative decoding, LoRA adapters, vision towers and expert parallelism are not modelled.
 """
 
 import re
@@ -40,16 +39,16 @@ if TYPE_CHECKING:
 
 _DATA = Path(__file__).parent / "data" / "vllm.toml"
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
-# DeepSeek-V3.2's indexer keeps a 128-wide FP8 key and its FP32 scale of every token.
+# DeepSeek-V3.2's indexer keeps a 128-wide FP8 key and its FP32 scale per token.
 _INDEX_BYTES = {"deepseek_v32": 132}
 GRAPHS = "CUDA graphs"
-# Of the oldest of NVIDIA's architectures that its kernels are built for.
+# The oldest NVIDIA architecture that its kernels are built for.
 LEAST_CAPABILITY = (7, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What a version does; see the data file."""
+    """The rules of one version, explained in the data file."""
 
     generation: str
     utilization: float
@@ -68,13 +67,13 @@ class Release:
 
 
 def latest_version() -> str:
-    """The newest release whose rules are known."""
+    """Return the newest release whose rules are known."""
     return str(_data()["latest"])
 
 
 @cache
 def find_release(version: str) -> Release:
-    """The rules of a version; builds of others ("0.11.2+vendor5") count as the release that they are built on."""
+    """Return the rules of a version; vendor builds ("0.11.2+vendor5") count as the release they are based on."""
     asked = _numbers(version)
     entries = [entry for entry in _data()["release"] if asked and _numbers(entry["since"]) <= asked]
     if not entries:
@@ -100,7 +99,7 @@ def _numbers(version: str) -> tuple[int, int, int]:
 
 
 def card_class(release: Release, gpu: Gpu) -> str:
-    """ "small", "large" or "huge": by which the defaults go."""
+    """Return "small", "large" or "huge": the class that determines the defaults."""
     if gpu.memory_bytes >= 160 * GIB:
         return "huge"
     a100 = "a100" in gpu.name.lower() and not release.large_a100
@@ -109,7 +108,7 @@ def card_class(release: Release, gpu: Gpu) -> str:
 
 @cache
 def expert_kernel(gpu: Gpu) -> ExpertKernel:
-    """The one that multiplies with MXFP4 experts on a card."""
+    """Return the kernel that multiplies MXFP4 experts on this GPU."""
     rows = [row for row in _data()["mxfp4"] if gpu.maker == "NVIDIA" or row["name"] == "Triton"]
     fitting = [row for row in rows if gpu.maker != "NVIDIA" or tuple(row["since"]) <= gpu.compute_capability]
     chosen = dict((fitting or rows)[-1])
@@ -118,7 +117,7 @@ def expert_kernel(gpu: Gpu) -> ExpertKernel:
 
 
 def default_batched_tokens(release: Release, gpu: Gpu, context: int, max_seqs: int) -> int:
-    """Tokens that one step may compute."""
+    """Return the default token limit of one step."""
     usual = release.batched_tokens[card_class(release, gpu)]
     if release.generation == "V0":
         cut = release.chunked_beyond and context > release.chunked_beyond
@@ -127,19 +126,19 @@ def default_batched_tokens(release: Release, gpu: Gpu, context: int, max_seqs: i
 
 
 def default_max_seqs(release: Release, gpu: Gpu) -> int:
-    """Sequences that one step may serve."""
+    """Return the default limit of sequences in one step."""
     return release.max_seqs[card_class(release, gpu)]
 
 
 def index_bytes(shape: ModelShape) -> int:
-    """What a layer keeps of a token beside keys and values."""
+    """Return the bytes a layer keeps per token beside keys and values."""
     return _INDEX_BYTES.get(shape.architecture, 0)
 
 
 def profiling_terms(
     shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", gpu: Gpu, compute_bytes: int
 ) -> Iterator[Term]:
-    """What vLLM finds in its profiling run beside the weights."""
+    """Yield what vLLM finds in its profiling run beside the weights."""
     release = find_release(configuration.engine_version)
     tokens, sequences = configuration.batched_tokens, min(configuration.max_seqs, configuration.batched_tokens)
     at = Pass(tokens, sequences, configuration.tp, compute_bytes)
@@ -149,9 +148,9 @@ def profiling_terms(
 
 
 def _peak(shape: ModelShape, stage: Stage, at: Pass, release: Release, gpu: Gpu) -> Term:
-    """The larger of the forward pass and the sampler."""
+    """Return the larger of the forward pass and the sampler."""
     kept = expert_bytes(shape, stage, at) if release.moe_workspace_kept else 0
-    # V0 runs layer by layer; V1's compiled pieces also hold the attention's output.
+    # V0 runs layer by layer; V1's compiled pieces also hold attention's output.
     forward = forward_bytes(shape, stage, at, held=3 if release.generation == "V0" else 4, experts=not kept)
     per_word = _data()["sampler_bytes"][release.sampler]
     rows = min(at.sequences, gpu.sm_count) if release.sampler == "triton" else 0
@@ -169,7 +168,7 @@ def _peak(shape: ModelShape, stage: Stage, at: Pass, release: Release, gpu: Gpu)
 
 
 def _rotary(shape: ModelShape, stage: Stage, compute_bytes: int) -> Term:
-    """Sines and cosines of every position, one table for all layers."""
+    """Return the sines and cosines of every position, one table for all layers."""
     mixers = [layer.attention for layer, _ in stage.kinds if layer.attention is not None]
     rotary = [m.rope_dim if m.kind is AttentionKind.LATENT else m.head_dim for m in mixers]
     size = shape.max_positions * max(rotary, default=0) * compute_bytes
@@ -178,7 +177,7 @@ def _rotary(shape: ModelShape, stage: Stage, compute_bytes: int) -> Term:
 
 
 def non_torch_term(tp: int, gpu: Gpu) -> Term:
-    """Memory outside of torch that vLLM finds when it has profiled."""
+    """Return the memory outside torch that vLLM finds after profiling."""
     linked = tp > 1 and gpu.nvlink_bytes_per_s > 0
     size = _data()["non_torch"]["linked" if linked else "one"]
     return Term(
@@ -187,12 +186,12 @@ def non_torch_term(tp: int, gpu: Gpu) -> Term:
 
 
 def graph_costs() -> dict[str, int]:
-    """The driver's bytes for each CUDA graph, and for each layer in it."""
+    """Return the driver's bytes per CUDA graph and per layer in it."""
     return dict(_data()["graphs"])
 
 
 def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", compute_bytes: int) -> Term:
-    """CUDA graphs: those of decode, and from 0.11 on both kinds."""
+    """Return the CUDA graphs: those of decode, and from 0.11 on both kinds."""
     release = find_release(configuration.engine_version)
     largest = min(2 * configuration.max_seqs, release.largest_graph, configuration.batched_tokens)
     graphs = graph_sizes(largest)

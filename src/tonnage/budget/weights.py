@@ -1,10 +1,9 @@
-"""The weights of a served model on one GPU: what is quantised, what is split, what every rank keeps whole.
+"""The weights of a served model on one GPU: what is quantized, what is split, what every rank keeps whole.
 
-Quantised are the decoder's matrices of attention and MLP. Embeddings, the head, norms, biases, routers and vision towers keep
-16 bits, as in every common checkpoint (AWQ, GPTQ, FP8, W8A8); GGUF and MLX quantise embeddings and the head too. Tensor
-parallelism splits matrices, embeddings and the head; it keeps norms, routers and the compressing matrices of latent attention
-whole, and repeats key and value heads where there are more ranks than heads. This module does not know gradients, optimizers
-or any engine.
+Quantized are the decoder's attention and MLP matrices. Embeddings, head, norms, biases, routers and vision towers keep
+16 bits, as in every common checkpoint (AWQ, GPTQ, FP8, W8A8); GGUF and MLX quantize embeddings and head too. Tensor
+parallelism splits matrices, embeddings and the head, keeps norms, routers and the compressing matrices of latent
+attention whole, and replicates KV heads if there are more ranks than heads.
 """
 
 import tomllib
@@ -26,10 +25,10 @@ MXFP4_BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How a matrix is kept. `group` is how many weights of a row share a scale; 0: the whole row does.
+    """How a matrix is stored. `group` is how many weights of a row share a scale; 0: the whole row.
 
-    `experts_only`: the other matrices keep 16 bits. `container`: the kind of file that keeps embeddings and
-    the head so as well ("gguf", "mlx"), empty in safetensors.
+    `experts_only`: the other matrices keep 16 bits. `container`: the file format that quantizes embeddings and head too
+    ("gguf", "mlx"); empty for safetensors.
     """
 
     name: str
@@ -42,20 +41,20 @@ class WeightFormat:
 
     @property
     def quantized(self) -> bool:
-        """Fewer bits than computing takes."""
+        """Whether it has fewer bits than the compute dtype."""
         return self.bits < 16
 
     @property
     def unquantized_bytes(self) -> int:
-        """Of one number that is left out of the quantisation."""
+        """Bytes per weight that is not quantized."""
         return 4 if self.bits == 32 else 2
 
     def matrix_bytes(self, parameters: int) -> int:
-        """Of the weights alone."""
+        """Return the bytes of the weights without scales."""
         return ceil(parameters * self.bits / 8)
 
     def scales_bytes(self, parameters: int, row: int) -> int:
-        """Of scales and zero points: one for each group, or for each row where groups are rows."""
+        """Return the bytes of scales and zero points: one per group, or per row."""
         if not self.scale_bytes:
             return 0
         groups = -(-parameters // (self.group or row))
@@ -68,19 +67,19 @@ WEIGHT_FORMATS = {name: WeightFormat(name, **row) for name, row in tomllib.loads
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The decoder's layers of one pipeline stage, and which ends of the model it has.
+    """The decoder layers of one pipeline stage, and whether it has the model's first or last part.
 
-    The first stage has encoders and towers too: their parameters are all that is known of them here.
+    The first stage also has encoders and towers, of which only the parameter count is known here.
     """
 
     layers: tuple[Layer, ...]
-    kinds: tuple[tuple[Layer, int], ...]  # each different layer, and how many there are
+    kinds: tuple[tuple[Layer, int], ...]  # each distinct layer, and its count
     first: bool
     last: bool
 
 
 def even_counts(layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each stage, as vLLM cuts by itself: what is left over goes to the last stages but one, without a head."""
+    """Return the layers of each stage as vLLM splits them: the remainder goes to the last stages before the final one."""
     counts = [layers // pp] * pp
     for behind in range(2, layers % pp + 2):
         counts[-behind] += 1
@@ -88,16 +87,16 @@ def even_counts(layers: int, pp: int) -> tuple[int, ...]:
 
 
 def stages(shape: ModelShape, pp: int, counts: tuple[int, ...] = ()) -> tuple[Stage, ...]:
-    """The stages, with so many layers each; as many in each as can be where no `counts` are given."""
+    """Return the stages, with `counts` layers each or split evenly."""
     cut = counts or even_counts(len(shape.decoder.layers), pp)
     return tuple(stage_at(shape, sum(cut[:number]), count) for number, count in enumerate(cut))
 
 
 def stage_at(shape: ModelShape, start: int, count: int) -> Stage:
-    """The stage of so many layers from `start` on."""
+    """Return the stage of `count` layers beginning at `start`."""
     layers = shape.decoder.layers
     part = layers[start : start + count]
-    # Like layers are mostly one object, and comparing objects is quicker than comparing what they hold.
+    # Equal layers are mostly one object, and comparing ids is faster than comparing fields.
     counts = Counter(map(id, part))
     kinds = tuple((layer, counts[key]) for key, layer in {id(layer): layer for layer in part}.items())
     return Stage(part, kinds, start == 0, start + count == len(layers))
@@ -105,9 +104,9 @@ def stage_at(shape: ModelShape, start: int, count: int) -> Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernel:
-    """What multiplies with 4-bit experts, and how it wants them laid out: widths are rounded up to multiples.
+    """The kernel for 4-bit experts and the layout it requires: widths are rounded up to multiples.
 
-    `keeps_scales`: those of the checkpoint stay beside the ones that are laid out anew.
+    `keeps_scales`: the checkpoint's scales stay in memory beside the rearranged ones.
     """
 
     name: str
@@ -121,9 +120,9 @@ class ExpertKernel:
 def weight_terms(
     shape: ModelShape, stage: Stage, tp: int, form: WeightFormat, kernel: ExpertKernel | None = None
 ) -> Iterator[Term]:
-    """What one rank of a stage holds; of experts, as their `kernel` wants them."""
+    """Yield what one rank of a stage holds, with experts in their kernel's layout."""
     whole = form.unquantized_bytes
-    # A rank's part of attention and MLP, of the experts alone, and what it keeps whole: norms and routers.
+    # A rank's part of attention and MLP, of the experts, and what it keeps whole: norms and routers.
     matrices = experts = rest = 0
     for layer, count in stage.kinds:
         mlp = layer.feed_forward
@@ -154,7 +153,7 @@ def weight_terms(
 
 
 def _laid_out(shape: ModelShape, stage: Stage, tp: int, kernel: ExpertKernel) -> Iterator[Term]:
-    """MXFP4 experts with their scales and biases, padded for their kernel."""
+    """Yield MXFP4 experts with their scales and biases, padded for their kernel."""
     values = scales = biases = 0
     hidden = _rounded(shape.hidden, kernel.hidden)
     for layer, count in stage.kinds:
@@ -187,7 +186,7 @@ def _rounded(size: int, multiple: int) -> int:
 
 def _ends(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -> Iterator[Term]:
     whole = form.unquantized_bytes
-    # A table of GGUF or MLX has its scales within: bits and scales of a weight come to so many bytes.
+    # GGUF and MLX tables include their scales: bytes per weight with its share of a scale.
     per = form.bits / 8 + (form.scale_bytes / form.group if form.group else 0) if form.container else whole
     encoders = -(-sum(stack.parameters for stack in shape.stacks[:-1]) // tp)
     if stage.first and encoders:
@@ -208,7 +207,7 @@ def _term(name: str, size_bytes: int, formula: str, numbers: dict[str, object]) 
 
 
 def _vocabulary(shape: ModelShape, parameters: int, tp: int) -> int:
-    """A rank's part of an embedding or a head, its vocabulary padded; positions and biases are not padded."""
+    """Return a rank's part of an embedding or head with padded vocabulary; positions and biases are not padded."""
     padded = -(-shape.vocab // VOCAB_PADDING) * VOCAB_PADDING
     rows = parameters // shape.vocab * shape.vocab if shape.vocab else 0
     width = rows // shape.vocab if shape.vocab else 0

@@ -1,1 +1,1 @@
-"""How long work takes on a card: launches in, seconds out. Torch stays outside."""
+"""How long kernels take on a GPU: launches in, seconds out. It does not import torch."""

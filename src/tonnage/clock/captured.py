@@ -1,7 +1,6 @@
-"""The operators of one typical step of a run, in the order in which they began: what the clock needs to say how long it takes.
+"""The operators of one typical step in the order they began, from which the clock computes its time.
 
-Most calls of a step are alike, so each distinct one is kept once and the step is a sequence of their numbers. Nothing here knows
-who captured the step, or how long anything takes.
+Most calls of a step repeat, so each distinct one is stored once and the step is a sequence of their indices.
 """
 
 from collections import Counter
@@ -12,11 +11,11 @@ from typing import Literal, NamedTuple
 
 from tonnage.clock.operators import Call
 
-# A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name. What
-# `streams` reads has kinds of its own: how streams wait for each other, and collectives between cards.
+# A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a named range. What `streams`
+# reads has kinds of its own: how streams wait for each other, and collectives between GPUs.
 CallKind = Literal["operator", "kernel", "node", "region", "stream", "collective"]
 _COMPILED = {"region": "Torch-Compiled Region", "node": "CompiledFunctionBackward"}
-# Operators whose caller waits until a value from the card is there.
+# Operators whose caller waits for a value from the GPU.
 READS_BACK = frozenset(
     ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
 )
@@ -26,7 +25,7 @@ READS_BACK = frozenset(
 class CapturedCall(Call):
     """A distinct call. A list of tensors has a type like "float[]".
 
-    `devices` holds "cuda", "cpu", "pinned" (the host's memory, where a card may read it by itself) or "" for each argument.
+    `devices` holds "cuda", "cpu", "pinned" (page-locked host memory) or "" for each argument.
     """
 
     kind: CallKind = "operator"
@@ -34,17 +33,17 @@ class CapturedCall(Call):
 
     @property
     def on_card(self) -> bool:
-        """Whether any of its tensors lies on the card."""
+        """Whether any of its tensors is on the GPU."""
         return "cuda" in self.devices
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is what torch.compile made, or its backward."""
+        """Whether it is code compiled by torch.compile, or its backward."""
         return self.kind in _COMPILED and self.name.split(":")[0] == _COMPILED[self.kind]
 
 
 class Moment(NamedTuple):
-    """One call at its place in the step: how deep it is nested, in which phase and thread (0: the script's own)."""
+    """One call in the step: its nesting depth, phase and thread (0: the script's own)."""
 
     call: CapturedCall
     depth: int
@@ -52,15 +51,15 @@ class Moment(NamedTuple):
     thread: int
     parent: int | None
     is_inner: bool  # within another operator
-    is_compiled: bool = False  # within what torch.compile made
+    is_compiled: bool = False  # within code compiled by torch.compile
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedStep:
     """What one step called.
 
-    `number` is that of the step as marks count it. `sequence`, `depths` and `threads` are of equal length; `phases` says from
-    which place on which phase runs. `samples` and `tokens` are those of the step's inputs, None where they are not clear.
+    `number` is the step's number in the marks. `sequence`, `depths` and `threads` have equal length; `phases` lists
+    where each phase begins. `samples` and `tokens` are those of the step's inputs, None if unclear.
     """
 
     number: int
@@ -83,7 +82,7 @@ class CapturedStep:
 
     @property
     def operators(self) -> int:
-        """All operators, nested ones too."""
+        """All operators, including nested ones."""
         return sum(count for call, count in self.counts.items() if call.kind == "operator")
 
     @cached_property
@@ -93,7 +92,7 @@ class CapturedStep:
 
     @cached_property
     def wrappers(self) -> frozenset[int]:
-        """Places of operators that only pass on to one of the same name, as autocast has it: the inner one does the work."""
+        """Indices of operators that only redispatch to one of the same name, as autocast does."""
         moments = list(self.moments())
         return frozenset(
             moment.parent
@@ -107,11 +106,11 @@ class CapturedStep:
         return sum(count for call, count in self.counts.items() if call.kind == "node")
 
     def moments(self) -> Iterator[Moment]:
-        """Every call in order; `parent` is the place of the call that made it."""
+        """Yield every call in order; `parent` is the index of its caller."""
         begins = dict(self.phases)
         phase = ""
         opens = [(call, call.kind == "operator", call.is_compiled) for call in self.calls]
-        # By thread: the place of each open call, and whether an operator or compiled code is among those up to it.
+        # By thread: the index of each open call, and whether it is within an operator or compiled code.
         open_calls: dict[int, list[tuple[int, bool, bool]]] = {}
         for place, (number, depth, thread) in enumerate(zip(self.sequence, self.depths, self.threads, strict=True)):
             phase = begins.get(place, phase)

@@ -1,4 +1,4 @@
-"""The least that any kernel takes. It stands apart from the kernels, which come with numpy."""
+"""The minimum time of a kernel, in a module of its own so that it does not import NumPy."""
 
 import tomllib
 from functools import cache
@@ -9,6 +9,6 @@ _DATA = Path(__file__).parent / "data" / "memory.toml"
 
 @cache
 def kernel_floor_s() -> float:
-    """Of an empty kernel, the gap to the next one included."""
+    """Return the seconds of an empty kernel, including the gap to the next one."""
     common = tomllib.loads(_DATA.read_text("utf-8"))["common"]
     return float(common["kernel_s"] + common["gap_s"])

@@ -1,7 +1,7 @@
-"""What the host takes for the calls of a step: Python, the dispatcher, autograd's engine and the driver.
+"""Host time for the calls of a step: Python, the dispatcher, autograd's engine and the driver.
 
-Seconds were measured beside an H200, on a core that nobody else used (`data/host.toml`). Hosts differ, and most share cores: the
-range of a step's time says by how much.
+Seconds were measured beside an H200, on an otherwise idle core (`data/host.toml`). Hosts differ, and most share cores:
+the range of a step's time reflects this.
 """
 
 import tomllib
@@ -19,9 +19,10 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCosts:
-    """Seconds of the host for one of each, within one phase of a step.
+    """Host seconds per operator and launch within one phase of a step.
 
-    `launching` is what an operator takes on top that launches kernels of a kind: cuBLAS, cuDNN and attention choose theirs first.
+    `launching` is the extra time of an operator that launches certain kinds of kernels: cuBLAS, cuDNN and attention
+    first select theirs.
     """
 
     operator: float
@@ -32,17 +33,17 @@ class PhaseCosts:
     launching: dict[str, float] = field(default_factory=dict)
 
     def launch_s(self, launch: Launch) -> Any:
-        """For a launch by an operator; its kernels may be an array."""
+        """Return the seconds for a launch by an operator; its kernels may be an array."""
         if launch.kind == "recurrent":
             return launch.kernels * self.recurrent_kernel
-        if launch.kind == "matmul":  # several are products of their own
+        if launch.kind == "matmul":  # several are separate products
             return launch.kernels * (self.launch + self.launching.get("matmul", 0.0))
         return self.launch + (launch.kernels - 1) * self.further_kernel + self.launching.get(launch.kind, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
-    """Seconds of the host by phase; a forward that is recomputed in the backward pass costs what a forward does."""
+    """Host seconds by phase; a recomputed forward in the backward pass costs what a forward does."""
 
     forward: PhaseCosts
     backward: PhaseCosts
@@ -50,13 +51,13 @@ class HostCosts:
     compiled: PhaseCosts  # what compiled code calls beside its own kernels
     optimizer_step: float
     optimizer_parameter: float
-    triton_kernel: float  # all that compiled code takes for one
+    triton_kernel: float  # everything compiled code needs per kernel
     compiled_region: float
-    compiled_parameter: float  # guarded, and handed over
+    compiled_parameter: float  # guards and argument passing
     recomputed_tensor: float
 
     def phase(self, moment: Moment) -> PhaseCosts:
-        """What holds where a call is."""
+        """Return the costs that apply where a call is."""
         if moment.is_compiled:
             return self.compiled
         if moment.phase == OPTIMIZER:
@@ -64,7 +65,7 @@ class HostCosts:
         return self.backward if moment.thread and moment.phase != "recompute" else self.forward
 
     def call_s(self, moment: Moment) -> float:
-        """For a call, without what it launches."""
+        """Return the seconds for a call, without its launches."""
         call = moment.call
         if call.kind != "operator":
             if call.name == "detach" and moment.phase == "recompute":
@@ -74,19 +75,19 @@ class HostCosts:
         return costs.inner_operator if moment.is_inner else costs.operator
 
     def launch_s(self, moment: Moment, launch: Launch) -> float:
-        """For its kernels."""
+        """Return the seconds for its kernels."""
         if moment.call.kind == "kernel":
             return self.triton_kernel
         return float(self.phase(moment).launch_s(launch))
 
     def optimizer_s(self, parameters: Any) -> Any:
-        """For what an optimizer does for each of its parameters before it launches anything."""
+        """Return what an optimizer does per parameter before it launches anything."""
         return self.optimizer_step + parameters * self.optimizer_parameter
 
 
 @cache
 def host_costs() -> HostCosts:
-    """The figures that ship with the package, for a host whose cores are shared as most are."""
+    """Return the packaged costs, for a host with shared cores."""
     figures = tomllib.loads(_DATA.read_text("utf-8"))
     figures = _times(figures.pop("shared"), figures)
     phases: dict[str, Any] = {

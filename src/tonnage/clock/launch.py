@@ -1,4 +1,4 @@
-"""One launch of a kernel, as the clock takes it. It does not know who launched it: a script, a plan or a probe."""
+"""One kernel launch, as the clock takes it, whether from a script, a plan or a probe."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,12 +11,12 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel, or a few that always come together.
+    """A kernel, or several that always run together.
 
-    What `shape` and `variant` hold is the business of the module that knows the kind: for a product (batch, m, n, k) and which
-    factor is transposed, for attention the lengths and heads and whether it is causal. `precision` is what the arithmetic is
-    done in ("bf16", "tf32", …). A copy between host and card says so in `variant`. Sizes may be NumPy arrays of one length: the
-    kinds that transformers are made of then answer for as many launches at once.
+    The module of the kind defines `shape` and `variant`: for a product (batch, m, n, k) and which factor is transposed,
+    for attention the lengths and heads and whether it is causal. `precision` is that of the arithmetic ("bf16", "tf32",
+    …). A copy between host and GPU says so in `variant`. Sizes may be NumPy arrays of one length: the kinds used by
+    transformers then evaluate that many launches at once.
     """
 
     kind: Kind

@@ -1,8 +1,7 @@
-"""Bytes and operations of one operator's call, from the shapes and types that a trace recorded.
+"""Bytes and operations of an operator call, from the shapes and types that a trace recorded.
 
-Families of operators are data (`data/operators.toml`). An operator that is in none, or whose shapes were not recorded, has
-no work that we know: None. Bytes are compulsory traffic, so a kernel may move more (never fewer, but for what it finds in
-a cache). This module does not know times or cards.
+Families of operators are data (`data/operators.toml`). Unknown operators, or ones without recorded shapes, have work
+None. Bytes are compulsory traffic: a kernel may move more, and less only if it hits a cache.
 """
 
 import re
@@ -27,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """An operator as it was called: `shapes` holds a tuple of numbers, a tuple of tuples for a list of tensors."""
+    """An operator call: `shapes` holds a tuple of numbers, or a tuple of tuples for a list of tensors."""
 
     name: str
     shapes: tuple[Any, ...] = ()
@@ -37,16 +36,16 @@ class Call:
     kernels: tuple[str, ...] = ()
 
     def is_tensor(self, at: int) -> bool:
-        """Whether that argument is a tensor with a type that we know."""
+        """Say whether that argument is a tensor of a known type."""
         return at < len(self.types) and self.types[at] in _tables()["bytes"]
 
     def element_bytes(self, at: int) -> int:
-        """Of a tensor."""
+        """Return the element size of a tensor."""
         size: int = _tables()["bytes"][self.types[at]]
         return size
 
     def tensor_bytes(self, at: int) -> float:
-        """Of a tensor; what is repeated by a stride of 0 is stored once."""
+        """Return the bytes of a tensor; dimensions with stride 0 are stored once."""
         shape = self.shapes[at]
         strides = self.strides[at] if at < len(self.strides) else ()
         if len(strides) == len(shape):
@@ -54,18 +53,18 @@ class Call:
         return float(prod(shape) * self.element_bytes(at))
 
     def value(self, at: int) -> str:
-        """A number, flag or list, as text; empty where it was not recorded."""
+        """Return a number, flag or list as text; empty if not recorded."""
         return self.values[at] if at < len(self.values) else ""
 
     def tensors(self) -> Iterator[int]:
-        """Where tensors stand. A number that was wrapped as a tensor (type double, no shape) is none."""
+        """Yield the indices of tensors. A number wrapped as a tensor (type double, no shape) is none."""
         for at in range(min(len(self.types), len(self.shapes))):
             if self.is_tensor(at) and not (self.types[at] == "double" and self.shapes[at] == ()):
                 yield at
 
 
 def work_of(call: Call) -> Work | None:
-    """What the call must do; None where the trace or this module does not say."""
+    """Return what the call must do; None if unknown."""
     if not call.shapes:
         return None
     try:
@@ -98,7 +97,7 @@ def _product(call: Call) -> Work | None:
 
 
 def _precision(call: Call, at: int) -> str:
-    """Of the arithmetic: TF32 where a kernel says so by its name."""
+    """Return the precision of the arithmetic: TF32 if a kernel's name says so."""
     name: str = _tables()["precision"].get(call.types[at], "fp32")
     return "tf32" if name == "fp32" and any("tf32" in kernel for kernel in call.kernels) else name
 
@@ -168,7 +167,7 @@ def _elementwise(each: int, *, out_bytes: int = 0) -> Callable[[Call], Work | No
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape of a result of tensors of these shapes."""
+    """Return the broadcast shape."""
     longest = max(map(len, shapes))
     padded = [(1,) * (longest - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))
@@ -212,7 +211,7 @@ def _rowwise_backward(each: int) -> Callable[[Call], Work]:
 
 
 def _rows(call: Call) -> Work:
-    """Rows of a table by their numbers: embedding(weight, indices), index_select(table, axis, indices), gather."""
+    """Read rows of a table by index: embedding(weight, indices), index_select(table, axis, indices), gather."""
     at = next(at for at in call.tensors() if call.types[at] in ("long int", "long", "int"))
     width = call.shapes[0][-1] if call.name != "gather" else 1
     elements = prod(call.shapes[at]) * width
@@ -220,21 +219,21 @@ def _rows(call: Call) -> Work:
 
 
 def _embedding_backward(call: Call) -> Work:
-    """Gradients and indices are read, a gradient of the whole table is written."""
+    """Read gradients and indices; a gradient of the whole table is written."""
     width = call.shapes[0][-1]
     table = int(call.value(2)) * width * call.element_bytes(0)
     return Work(float(prod(call.shapes[0])), call.tensor_bytes(0) + call.tensor_bytes(1) + table)
 
 
 def _cat(call: Call) -> Work | None:
-    """Its kernel says how wide an element is: the trace does not, of a list."""
+    """Read a concatenation. The kernel's name gives the element size: the trace does not for lists."""
     width = next((int(found[1]) for kernel in call.kernels if (found := _ELEMENT_IN_KERNEL.search(kernel))), 0)
     elements = sum(prod(shape) for shape in call.shapes[0])
     return Work(0.0, 2.0 * elements * width) if width and elements else None
 
 
 def _lists(call: Call) -> Work | None:
-    """Fused updates of many tensors; long lists are not recorded, and then nothing is known."""
+    """Read fused updates of many tensors; long lists are not recorded, and then nothing is known."""
     named = next((found[1] for kernel in call.kernels if (found := _TYPE_IN_KERNEL.search(kernel))), "")
     elements = sum(prod(shape) for shape in call.shapes[0])
     if not named or not elements:
@@ -263,7 +262,6 @@ _ALONE: dict[str, Callable[[Call], Work | None]] = {
 
 @cache
 def _families() -> dict[str, Callable[[Call], Work | None]]:
-    """Every operator that we know, by name."""
     tables = _tables()
     found = dict(_ALONE)
     for family, make in _MAKERS.items():

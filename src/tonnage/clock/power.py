@@ -1,7 +1,7 @@
-"""What a card's power limit costs: where a step would draw more than it allows, the card lowers its clock.
+"""The cost of a GPU's power limit: if a step would exceed it, the GPU lowers its clock.
 
-A step is short against the time over which a card averages its power, so one figure holds for all of it: arithmetic slows down,
-what is bound by memory does not.
+A step is short compared with the time over which a GPU averages its power, so one factor applies to all of it:
+arithmetic slows down, memory-bound kernels do not.
 """
 
 import tomllib
@@ -16,7 +16,7 @@ from tonnage.hardware import Gpu, find_gpu
 
 _DATA = Path(__file__).parent / "data" / "power.toml"
 _LEAST_S = 1e-12
-_LEAST_LIMIT = 0.05  # above what an idle card draws
+_LEAST_LIMIT = 0.05  # above the idle power
 
 
 @cache
@@ -25,7 +25,7 @@ def _figures() -> dict[str, Any]:
 
 
 def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
-    """The factor on the time of arithmetic. Each kernel has its seconds and the share of the peak rate that it reaches."""
+    """Return the factor on the time of arithmetic, from each kernel's seconds and attained share of the peak rate."""
     busy_s = at_peak_s = 0.0
     for seconds, share in kernels:
         busy_s += seconds
@@ -34,17 +34,17 @@ def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
 
 
 def limit_of(gpu: Gpu) -> float:
-    """A card's power limit against what its chip is sold with: less where an operator has lowered it, or a maker."""
+    """Return a GPU's power limit relative to its chip's default: less if an operator or vendor lowered it."""
     sold = _figures()["sold_w"].get(gpu.key) or find_gpu(gpu.key).power_w
     return gpu.power_w / sold if gpu.power_w and sold else 1.0
 
 
 def slowdown_of(busy_s: Any, at_peak_s: Any, step_s: Any, limit: float = 1.0) -> Any:
-    """The same from sums: how long kernels run, and how long their arithmetic would take at the peak rate. They may be arrays."""
+    """Return the same from sums: kernel seconds, and the seconds of their arithmetic at peak rate. Arrays are allowed."""
     figures = _figures()
     whole_s = np.maximum(np.maximum(step_s, busy_s), _LEAST_S)
     drawn = busy_s * figures["busy"] + at_peak_s * figures["arithmetic"] + (whole_s - busy_s) * figures["idle"]
-    # What an idle card draws does not fall with its clock.
+    # Idle power does not fall with the clock.
     idle = figures["idle"]
     over = (drawn / whole_s - idle) / max(limit - idle, _LEAST_LIMIT)
     return np.maximum(1.0, over) ** (1 / figures["exponent"])

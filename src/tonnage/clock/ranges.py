@@ -1,4 +1,4 @@
-"""How far a predicted time may be off: factors on what card and host take, for the fast end of a range and for the slow one."""
+"""The error range of a predicted time: factors on GPU and host time, for the fast and the slow end."""
 
 import tomllib
 from functools import cache
@@ -15,13 +15,13 @@ def _figures() -> dict[str, dict[str, list[float]]]:
 
 
 def factors(gpu: Gpu) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(card, host) of the low end and of the high end."""
+    """Return (GPU, host) factors of the low and of the high end."""
     figures = _figures()
     card, host = figures.get(gpu.key, figures["other"])["card"], figures["host"]["host"]
     return (card[0], host[0]), (card[1], host[1])
 
 
 def comparison_error() -> float:
-    """Of the ratio between the times of two plans for one model on the same cards, whose own factor both share."""
+    """Return the error of the ratio of two plans' times for one model on the same GPUs, which share a factor."""
     (error,) = _figures()["plans"]["error"]
     return error

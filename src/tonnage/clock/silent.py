@@ -1,4 +1,4 @@
-"""Operators that launch no kernel of their own: other looks at the same memory, and those that only call others."""
+"""Operators that launch no kernel of their own: views, and those that only call others."""
 
 import tomllib
 from functools import cache
@@ -14,11 +14,11 @@ def _groups() -> dict[str, frozenset[str]]:
 
 @cache
 def shapeless() -> frozenset[str]:
-    """Operators of which it does not matter with what shapes they are called: views, and casts, whose copy has the shapes."""
+    """Return operators whose shapes do not matter: views, and casts, whose copy has the shapes."""
     return _groups()["views"] | _groups()["casts"]
 
 
 @cache
 def silent() -> frozenset[str]:
-    """All of them."""
+    """Return all of them."""
     return frozenset().union(*_groups().values())

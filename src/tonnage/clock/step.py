@@ -1,4 +1,4 @@
-"""How long one captured step takes on a card: its calls become launches, and launches a timeline behind the host."""
+"""How long one captured step takes on a GPU: its calls become launches, and launches a timeline behind the host."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,13 +20,13 @@ from tonnage.hardware import Gpu
 
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
-_BESIDE = ("copy", "collective")  # which draw little more where they run on streams of their own, beside the rest
-_WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
+_BESIDE = ("copy", "collective")  # these draw little power on separate streams
+_WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # these do not reach a GPU's power limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A step in the steady state, and between which times nine in ten such steps would be."""
+    """A step in the steady state, and the range in which nine of ten such steps lie."""
 
     gpu: Gpu
     timeline: Timeline
@@ -35,7 +35,7 @@ class StepTime:
     samples: int | None
     tokens: int | None
     operations: float  # of matrix products, attention and convolutions
-    rate: float  # the card's own, in the precision of most of them
+    rate: float  # the GPU's, in the precision of most of them
 
     @property
     def step_s(self) -> float:
@@ -44,17 +44,17 @@ class StepTime:
 
     @property
     def share_of_peak(self) -> float | None:
-        """Of the card's rate in the precision that most of the arithmetic is in."""
+        """Share of the GPU's rate in the precision of most of the arithmetic."""
         return self.operations / self.step_s / self.rate if self.rate and self.step_s else None
 
     @property
     def time_by_kind(self) -> dict[str, float]:
-        """Seconds of the card by kind of kernel, most first, and those in which it waits for the host."""
+        """GPU seconds by kind of kernel, most first, and those waiting for the host."""
         return self.timeline.by_kind | {WAITING: self.timeline.idle_s}
 
 
 def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> StepTime:
-    """What a captured step would take on this card; without `collective_s`, collectives with other cards take no time."""
+    """Predict a captured step on this GPU; without `collective_s`, collectives take no time."""
     launched = list(launches_of(step, settings_of(step)))
     tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters, collective_s)))
     by_precision: defaultdict[str, float] = defaultdict(float)
@@ -75,7 +75,7 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
 
 
 def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> tuple[float, float]:
-    """Seconds of the card for all that it runs, and of the host for launching it, where neither waits for the other."""
+    """Return the GPU's seconds for all kernels, and the host's for launching them, if neither waits for the other."""
     tasks = within_power(
         list(_tasks(launches_of(step, settings_of(step)), gpu, step.optimizer_parameters, collective_s))
     )
@@ -84,14 +84,14 @@ def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None 
 
 
 def within_power(tasks: Sequence[Task]) -> list[Task]:
-    """The same tasks as the card's power limit lets them run."""
+    """Return the tasks slowed down by the GPU's power limit."""
     drawing = ((task.seconds, task.share) for task in tasks if not (task.stream and task.kind in _BESIDE))
     slower = slowdown(drawing, sum(task.host_s for task in tasks))
     return [task.scaled(slower) if task.share and slower > 1.0 else task for task in tasks]
 
 
 def settings_of(step: CapturedStep) -> Settings:
-    """What the script allowed when the step ran."""
+    """Return the arithmetic settings of the captured step."""
     return Settings(
         tf32_matmul=step.settings.get("matmul_tf32") == "True",
         tf32_convolution=step.settings.get("cudnn_tf32") != "False",
@@ -99,17 +99,17 @@ def settings_of(step: CapturedStep) -> Settings:
 
 
 def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment, Launch | None]]:
-    """Every call with what it launches itself.
+    """Yield every call with what it launches itself.
 
-    Builds of torch differ in which of an operator's inner ones they record, and autocast calls an operator again with narrower
-    arguments. So an operator that only stands for others counts where nothing within it launches anything, and any other where
-    it is not called again.
+    Builds of torch differ in which inner operators they record, and autocast calls an operator again with narrower
+    arguments. So a composite operator counts only if nothing within it launches anything, and any other only if it is
+    not called again.
     """
     moments = list(step.moments())
     indexed = _indexed(step)
     launches = [_launch_of(indexed.get(id(call), call), settings) for call in step.calls]
     found = [launches[number] for number in step.sequence]
-    within: dict[int, set[str]] = {}  # what launches something within those that call others
+    within: dict[int, set[str]] = {}  # names of launching operators within each caller
     for place in reversed(range(len(moments))):
         moment = moments[place]
         inner = within.pop(place, None)
@@ -124,7 +124,7 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
 
 
 def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
-    """Calls of `index`, by identity, with how many rows they take: the profiler does not say, their gradients do."""
+    """Return calls of `index`, by id, with their number of rows, which only their gradients record."""
     rows = {
         call.shapes[0]: prod(call.shapes[2]) // max(1, prod(call.shapes[0][1:]))
         for call in step.calls
@@ -138,7 +138,7 @@ def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
 
 
 def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
-    """What the call launches; None of one that stays on the host."""
+    """Return what the call launches; None for one that stays on the host."""
     if call.kind not in ("operator", "kernel") or not call.on_card:
         return None
     if crosses(call):
@@ -154,9 +154,9 @@ def _tasks(
     parameters: int,
     collective_s: CollectiveSeconds | None = None,
 ) -> Iterator[Task]:
-    """The host's work up to each launch, and the launch; an optimizer has so many parameters to look at first."""
+    """Yield the host's work up to each launch, and the launch; an optimizer first visits all its parameters."""
     costs, streams = host_costs(), Streams(collective_s)
-    on_card: dict[int, tuple[float, float]] = {}  # by a launch's identity: those of one distinct call are the same
+    on_card: dict[int, tuple[float, float]] = {}  # by launch id: those of one distinct call are the same
     waiting_s = 0.0
     phase = ""
     compiled = False
@@ -186,7 +186,7 @@ def _tasks(
         launching_s = costs.launch_s(moment, launch)
         waiting_s += launching_s
         if id(launch) not in on_card:
-            # Seconds, and the share of the peak rate of its tensor cores that it reaches.
+            # Seconds, and the attained share of the tensor cores' peak rate.
             on_card_s = float(kernels.seconds(launch, gpu))
             on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
             rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
@@ -203,15 +203,15 @@ def _tasks(
 
 
 def crosses(call: CapturedCall) -> bool:
-    """Whether it is a copy between host and card."""
+    """Say whether it is a copy between host and GPU."""
     sides = call.devices[:2]
     return call.name == "copy_" and "cuda" in sides and ("cpu" in sides or "pinned" in sides)
 
 
 def reads_back(call: CapturedCall) -> bool:
-    """Whether the host must wait for what the card computes before it goes on.
+    """Say whether the host must wait for the GPU's result before it goes on.
 
-    A copy to or from the host's memory is waited for, unless it is said that it need not be and the memory is pinned.
+    A copy to or from host memory is waited for, unless it is non-blocking and the memory is pinned.
     """
     if call.name == "copy_":
         return crosses(call) and not (call.value(2) in ("True", "1") and _is_pinned(call))

@@ -1,18 +1,18 @@
-"""On which stream a call runs, and what streams wait for: notes of a captured step as tasks without work of their own.
+"""The stream on which a call runs, and what streams wait for: a captured step's notes as tasks without work.
 
 | a note                          | with                                                      | means                            |
 |---------------------------------|-----------------------------------------------------------|----------------------------------|
 | `set_stream`                    | stream                                                    | this thread goes on there        |
-| `record_event`, `wait_event`    | event, stream                                             | what streams do for each other   |
+| `record_event`, `wait_event`    | event, stream                                             | streams synchronize by events    |
 | `synchronize_event`             | event                                                     | the host waits for it            |
 | `synchronize_stream`            | stream                                                    | the host waits for all of it     |
-| `synchronize`                   |                                                           | the host waits for the card      |
-| `all_reduce` and other collectives | number, bytes, ranks, ranks from one to the next, lane | runs on a stream of its group    |
+| `synchronize`                   |                                                           | the host waits for the GPU       |
+| `all_reduce` and other collectives | number, bytes, ranks, stride of ranks, lane            | runs on a stream of its group    |
 | `wait_collective`               | number                                                    | the current stream waits for it  |
 | `future_collective`             | number                                                    | the same, when backward is over  |
 
-A collective begins when the stream that it was called on has done what it was given, as NCCL has it; how long it takes is for
-whoever knows the links to say.
+A collective begins when the stream it was called on has finished its earlier work, as with NCCL; a model of the links gives its
+duration.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,32 +20,32 @@ from collections.abc import Callable, Iterator
 from tonnage.clock.captured import CapturedCall, Moment
 from tonnage.clock.timeline import EVERYTHING, HOST, Task
 
-# Seconds of a collective: what it is, its bytes in all, how many ranks, and how far one is from the next.
+# Seconds of a collective by operation, total bytes, number of ranks and their stride.
 CollectiveSeconds = Callable[[str, int, int, int], float]
-LANES = 1000  # streams from here on are those of groups of ranks
+LANES = 1000  # streams from here on belong to groups of ranks
 
 
 class Streams:
-    """Follows one step."""
+    """Follows the streams of one step."""
 
     def __init__(self, collective_s: CollectiveSeconds | None) -> None:
         self._collective_s = collective_s
         self._current: dict[int, int] = {}  # by thread
-        self._futures: list[str] = []  # that nobody has waited for yet
+        self._futures: list[str] = []  # not yet waited for
 
     def of(self, moment: Moment) -> int:
-        """The stream that a call runs on."""
+        """Return the stream that a call runs on."""
         return self._current.get(moment.thread, 0)
 
     def awaited(self, moment: Moment) -> tuple[str, ...]:
-        """What a call has to wait for though no note says so: futures of collectives, once backward is over."""
+        """Return what a call implicitly waits for: futures of collectives, once backward is over."""
         if moment.thread or not self._futures:
             return ()
         found, self._futures = tuple(self._futures), []
         return found
 
     def tasks(self, moment: Moment, host_s: float) -> Iterator[Task]:
-        """What a note means; the host has been at work for so long since the last task."""
+        """Yield the tasks of a note, after `host_s` of host work since the last task."""
         call, stream = moment.call, self.of(moment)
         numbers = [int(value) for value in call.values]
         if call.kind == "collective":

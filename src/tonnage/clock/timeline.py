@@ -1,31 +1,31 @@
-"""When each launch begins and ends: the host launches one after the other, each stream runs its own in order.
+"""When each launch begins and ends: the host launches one after another, and each stream runs its own in order.
 
-It is given seconds; which kernel takes how long is the business of `kernels`, and what the host takes, of `host`.
+Kernel times come from `kernels`, host times from `host`.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-# From a launch by the host until an idle card begins, and between two kernels of one stream, on an H200.
+# From a launch until an idle GPU begins, and between two kernels of one stream, on an H200.
 LAUNCH_LATENCY_S = 5e-6
 KERNEL_GAP_S = 1.2e-6
-# A stream holds so many launches; the host waits when it is full.
+# Launches that a stream can queue; the host waits when it is full.
 QUEUE_LENGTH = 1024
 
 
-# Where the host itself is what waits: for an event, or for everything that was launched so far.
+# Pseudo-streams if the host itself waits: for an event, or for everything launched so far.
 HOST, EVERYTHING = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the host does next: some work of its own, then a launch, if there is one, or a wait for the card.
+    """What the host does next: some work of its own, then a launch, if any, or a wait for the GPU.
 
-    `kernels` of one operator run one after the other and share its `seconds`; the last `launching_s` of `host_s` go by between
-    the launches of the first and of the last of them. The stream goes on when all events that it
-    `awaits` have happened; the event that it `records` happens when it has done what it was given so far. An event that comes
-    later in a step than who awaits it is that of the step before. Who `synchronizes` has the host wait for its stream.
+    The `kernels` of one operator run in sequence and share its `seconds`; the last `launching_s` of `host_s` pass
+    between the first and last launch. The stream continues when all events that it `awaits` have happened; the event
+    that it `records` happens when its earlier work is done. An event recorded later in the step than it is awaited is
+    the previous step's. With `synchronizes`, the host waits for the stream.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Task:
     awaits: tuple[str, ...] = ()
     records: str = ""
     synchronizes: bool = False
-    share: float = 0.0  # of the peak rate of its tensor cores, while it runs
+    share: float = 0.0  # of the tensor cores' peak rate, while it runs
 
     def scaled(self, card: float) -> "Task":
-        """The same on a card that takes so many times as long."""
+        """Return the same task on a GPU that is `card` times slower."""
         return replace(self, seconds=self.seconds * card)
 
 
@@ -58,17 +58,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step in the steady state, of many that follow each other."""
+    """One step in the steady state."""
 
     step_s: float
     host_s: float  # the host's own work in it
     spans: tuple[Span, ...]
-    by_kind: dict[str, float] = field(default_factory=dict)  # the card's seconds
-    idle_s: float = 0.0  # while no stream has anything to run
+    by_kind: dict[str, float] = field(default_factory=dict)  # GPU seconds
+    idle_s: float = 0.0  # while all streams are idle
 
 
 def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
-    """Run a step's tasks again and again; the last time is what a training sees."""
+    """Run a step's tasks repeatedly and return the last step, which is in the steady state."""
     lanes = _Lanes()
     lanes.warm(tasks, warm_steps)
     began_s = lanes.end_s
@@ -78,10 +78,10 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
     for span in spans:
         by_kind[span.kind] += span.end_s - span.start_s
         by_stream[span.stream] += span.end_s - span.start_s
-    # Of streams that go on side by side one may still catch up; in the long run no step is shorter than the busiest lane.
+    # Streams may still catch up; in the long run no step is shorter than the busiest lane.
     host_s = sum(task.host_s for task in tasks)
     step_s = max(lanes.end_s - began_s, host_s, *by_stream.values())
-    # At their places in the step. A stream that is ahead of the others began in a step before: so it will in this one.
+    # Relative to the step. A stream that is ahead of the others began in the previous step, and will again.
     placed = []
     for span in spans:
         start_s, length_s = span.start_s - began_s, span.end_s - span.start_s
@@ -99,7 +99,7 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
 
 
 def steady_s(tasks: Sequence[Task], card: float, host: float) -> float:
-    """How long a step is where card and host take so many times as long."""
+    """Return the length of a step if GPU and host are slower by these factors."""
     lanes = _Lanes(card, host)
     lanes.warm(tasks, 1)
     began_s = lanes.end_s
@@ -108,28 +108,28 @@ def steady_s(tasks: Sequence[Task], card: float, host: float) -> float:
 
 
 class _Lanes:
-    """Where the host and every stream are; card and host take so many times as long as tasks say."""
+    """The positions of the host and every stream, with slowdown factors for GPU and host."""
 
     def __init__(self, card: float = 1.0, host: float = 1.0) -> None:
         self._card, self._host = card, host
         self.host_s = 0.0
-        self.free_s: dict[int, float] = {}  # when each stream is done with what it has
+        self.free_s: dict[int, float] = {}  # when each stream is done
         self._queued: dict[int, list[float]] = {}  # when each of a stream's last launches begins
         self._events: dict[str, float] = {}  # when each happened last
 
     @property
     def end_s(self) -> float:
-        """When all that was launched so far is done, or the host, where that is later."""
+        """When everything launched so far is done, or the host, if that is later."""
         return max(self.host_s, *self.free_s.values()) if self.free_s else self.host_s
 
     def warm(self, tasks: Iterable[Task], steps: int) -> None:
-        """Run steps that nobody looks at."""
+        """Run warm-up steps."""
         for _ in range(steps):
             for task in tasks:
                 self.run(task)
 
     def run(self, task: Task) -> tuple[float, float] | None:
-        """When it begins and ends, where it launches something."""
+        """Return when a task's launch begins and ends; None without a launch."""
         self.host_s += task.host_s * self._host
         stream = task.stream
         if task.awaits:
@@ -162,7 +162,6 @@ class _Lanes:
 
 
 def _covered_s(spans: Iterable[Span]) -> float:
-    """How long at least one stream was busy."""
     covered_s = until_s = 0.0
     for span in sorted(spans, key=lambda span: span.start_s):
         covered_s += max(0.0, span.end_s - max(until_s, span.start_s))

@@ -1,11 +1,11 @@
-"""What a kernel or an operator must do, whatever does it."""
+"""What a kernel or operator must do, independent of the implementation."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What must be done: operations, and bytes to and from memory; None where that is not known."""
+    """Operations, and bytes to and from memory; None if unknown."""
 
     operations: float | None
     moved_bytes: float | None
@@ -13,5 +13,5 @@ class Work:
 
     @property
     def intensity(self) -> float | None:
-        """Operations on each byte."""
+        """Operations per byte."""
         return self.operations / self.moved_bytes if self.operations and self.moved_bytes else None

@@ -1,7 +1,8 @@
-"""The repeated blocks of a model, and what they would keep if each were computed again in backward.
+"""The repeated blocks of a model, and what they would keep if each were recomputed in backward.
 
-A block is a numbered module that keeps more than its output. Where the outermost ones are stages of different sizes, as in most
-vision models, the blocks are what is numbered inside of them. A library that marks the layers it recomputes is taken at its word.
+A block is a numbered module that keeps more than its output. If the outermost ones are stages of different sizes, as in
+most vision models, the blocks are the numbered modules inside them. If a library marks the layers it can recompute,
+those are used.
 """
 
 import re
@@ -13,17 +14,17 @@ from tonnage.explain.words import checkpoint_words
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording, module_pattern
 
-# A path up to each of its numbers: "layers.7" and "layers.7.experts.3" of "layers.7.experts.3.up".
+# Matches a path up to each of its numbers: "layers.7" and "layers.7.experts.3" of "layers.7.experts.3.up".
 _NUMBERED = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
-_TINY_SHARE = 1 / 64  # of a block's largest tensor: statistics of a norm, states of a generator
+_TINY_SHARE = 1 / 64  # of a block's largest tensor: norm statistics, RNG states
 _COVERED_SHARE = 0.5
 _STAGES_DIFFER = 1.5
 _PREFIXES = 4
-_Made = dict[tuple[int, str], list[Allocation]]  # by the forward and the block that made them
+_Made = dict[tuple[int, str], list[Allocation]]  # by forward pass and the block that made them
 
 
 def checkpoint_blocks(recording: Recording) -> Rewrite | None:
-    """Recompute each repeated block in backward: only its output is kept, and it is whole while its backward runs."""
+    """Recompute each repeated block in backward: only its output is kept until its backward runs."""
     ends = [end for _, end in spans_of(recording, "forward")]
     parts: dict[int, list[Allocation]] = {}
     blocks: set[str] = set()
@@ -31,7 +32,7 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
         saved = [a for a in made if a.died is None or a.died >= ends[number]]
         if _is_whole(block, saved):
             blocks.add(block)
-            # Beside a huge index or mask nothing else may count: then the last that is saved is the output.
+            # Beside a huge index or mask nothing else may count: then the last saved tensor is the output.
             parts |= _recomputed(saved, (_large(made) or _large(saved))[-1])
     if len(blocks) < 2:
         return None
@@ -41,9 +42,9 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
 
 
 def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[Allocation]]:
-    """What is saved lives twice: while the block runs forward, and from where its backward begins until it is used.
+    """Give saved tensors two lives: in the block's forward, and from the start of its backward until use.
 
-    The output, which is the next block's input, lives until then, even where nobody saved it.
+    The output, which is the next block's input, lives until then, even if nothing saved it.
     """
     again = min((a.died for a in saved if a.died is not None), default=None)
     parts = {}
@@ -58,20 +59,20 @@ def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[A
 
 
 def _is_whole(block: str, members: list[Allocation]) -> bool:
-    """Whether it has parts and keeps more than one thing: a single layer, however often it is called, is no block."""
+    """Say whether it has submodules and keeps several tensors: a single layer, however often called, is no block."""
     if not members or all(a.module == block for a in members):
         return False
     return len({(a.module, a.operator) for a in _large(members)}) > 1
 
 
 def _large(members: list[Allocation]) -> list[Allocation]:
-    """Those that count, in order; masks and indices are no outputs."""
+    """Return the tensors that count, in order; masks and indices are not outputs."""
     least = _TINY_SHARE * max(a.block_bytes for a in members)
     return [a for a in members if a.block_bytes >= least and (not a.dtype or "float" in a.dtype)]
 
 
 def _made_by_block(recording: Recording) -> _Made:
-    """Activations of each forward, by the block that made them."""
+    """Return activations of each forward pass, by the block that made them."""
     starts = [start for start, _ in spans_of(recording, "forward")]
     kept: list[tuple[int, Allocation]] = []
     for a in recording.allocations:
@@ -83,7 +84,7 @@ def _made_by_block(recording: Recording) -> _Made:
 
 
 def _by_name(kept: list[tuple[int, Allocation]], named: list[str]) -> _Made:
-    """By the layers that the model's library recomputes; the outermost, where some are within others."""
+    """Group by the layers that the model's library can recompute, using the outermost if they are nested."""
     own = set(named)
     found: _Made = {}
     for number, a in kept:
@@ -99,7 +100,7 @@ def _by_number(kept: list[tuple[int, Allocation]]) -> _Made:
     sizes = {sum(a.block_bytes for a in members) for members in outer.values()}
     if not sizes or max(sizes) < _STAGES_DIFFER * min(sizes):
         return outer
-    # Stages: each that consists of whole blocks is taken apart.
+    # Split up stages that consist of whole blocks.
     found: _Made = {}
     for key, members in outer.items():
         inner = _at_depth([(key[0], a) for a in members], 1)
@@ -111,7 +112,7 @@ def _by_number(kept: list[tuple[int, Allocation]]) -> _Made:
 
 
 def _at_depth(kept: list[tuple[int, Allocation]], depth: int) -> _Made:
-    """By the path up to the first number, or the second."""
+    """Group by the path up to the first or the second number."""
     found: _Made = {}
     for number, a in kept:
         places = list(_NUMBERED.finditer(a.module))
@@ -125,9 +126,9 @@ def _in_order(block: str) -> list[tuple[int, str]]:
 
 
 def _block_words(blocks: list[str]) -> str:
-    """ "layer1.*, layer2.* and layer3.*": every list of blocks that is meant, or the first few."""
+    """Format the block lists like "layer1.*, layer2.* and layer3.*", or the first few."""
     patterns = list(dict.fromkeys(map(module_pattern, blocks)))
-    # Several stages may share a pattern, as in "stages.*.blocks.*"; one that says nothing is left out.
+    # Several stages may share a pattern, as in "stages.*.blocks.*"; an uninformative one is left out.
     if patterns == ["*"]:
         return "block"
     if len(patterns) == 1:

@@ -1,6 +1,7 @@
-"""Which cards of the catalogue hold a run, and where it would die on those that do not: a replay for each.
+"""Which GPUs of the catalogue hold a run, and where it would fail on the others, by a replay for each.
 
-Cards of about the same memory with the same answer are one row. The requests are those of the card that ran (`recording.replay`).
+GPUs of about the same memory with the same outcome share a row. The requests are those of the GPU that ran
+(`recording.replay`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,14 +11,14 @@ from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import OutOfMemory, Recording
 from tonnage.recording.replay import least_bytes, outcome_on, outside_on, refused
 
-# The card that a run without a limit is made on: the one that the virtual GPU is measured against.
+# The GPU used for runs without a limit: the virtual GPU is measured against it.
 MEASURED_CARD = "h200"
 _ALIKE_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class CardAnswer:
-    """A card, the most that the process takes on it, and the request that fails there, if one does."""
+    """A GPU, the process's peak memory on it, and the request that fails there, if any."""
 
     gpu: Gpu
     process_bytes: int
@@ -25,24 +26,24 @@ class CardAnswer:
 
     @property
     def left_bytes(self) -> int:
-        """What the card has beside it."""
+        """Memory that the process leaves free."""
         return self.gpu.memory_bytes - self.process_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class AllCards:
-    """Every card, smallest first, and the memory of the smallest card that would hold the run."""
+    """Every GPU, smallest first, and the memory that the smallest sufficient card would need."""
 
     needed_bytes: int
     answers: tuple[CardAnswer, ...]
 
     @property
     def smallest(self) -> CardAnswer | None:
-        """The one with the least memory that holds it."""
+        """The GPU with the least memory that holds the run."""
         return next((answer for answer in self.answers if answer.oom is None), None)
 
     def rows(self) -> Iterator[list[CardAnswer]]:
-        """Neighbours of about the same memory that hold it, or on which it dies at the same place."""
+        """Yield groups of neighbours with about the same memory that hold it, or on which it fails at the same place."""
         row: list[CardAnswer] = []
         for answer in sorted(self.answers, key=lambda answer: (answer.oom is None, answer.gpu.memory_bytes)):
             if row:
@@ -59,7 +60,7 @@ def _place(oom: OutOfMemory | None) -> tuple[object, ...]:
 
 
 def on_all_cards(recording: Recording, cards: Iterable[Gpu] = ()) -> AllCards:
-    """What each card (without any: each of the catalogue that runs CUDA) does with all that the run needs."""
+    """Replay the run on each card; by default on every CUDA card of the catalogue."""
     found: dict[tuple[int, int], tuple[int, OutOfMemory | None]] = {}
     answers = []
     chosen = list(cards) or [card for card in all_gpus() if card.runs_cuda]

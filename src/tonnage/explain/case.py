@@ -1,7 +1,7 @@
-"""A recording as the rules look at it: the moment that matters (where it died, else its peak) and what there was then.
+"""A recording as the rules see it: the decisive moment (where it failed, else its peak) and what was alive then.
 
-A device's limit is what the process could have had: the card's free bytes and its own, or less where it set a limit
-itself, which only PyTorch's message says.
+A device's limit is what the process could have had: the card's free bytes and its own, or less if the process set a
+limit itself, which only PyTorch's message says.
 """
 
 import re
@@ -24,7 +24,7 @@ _OTHER_PROCESS = re.compile(r"Process \d+ has " + _SIZE)
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The request that failed and what was there."""
+    """The request that failed, and the memory at that time."""
 
     requested_bytes: int
     free_bytes: int
@@ -36,22 +36,22 @@ class Death:
 
     @property
     def shortage_bytes(self) -> int:
-        """How much more the device would have had to give."""
+        """Bytes that the device lacked."""
         return max(0, self.requested_bytes - self.free_bytes)
 
     @property
     def is_limited(self) -> bool:
-        """The card had room for it: a limit of the process's own refused it."""
+        """Whether a limit of the process refused it although the card had room."""
         return self.free_bytes < self.device_free_bytes and self.requested_bytes <= self.device_free_bytes
 
     @property
     def unused_bytes(self) -> int:
-        """Reserved, but in no block."""
+        """Reserved bytes in no block."""
         return self.reserved_bytes - self.allocated_bytes
 
 
 def death_of(recording: Recording) -> Death | None:
-    """What there was when it died; None where it did not."""
+    """Return the memory at the failure; None if the run did not fail."""
     oom = recording.oom
     if oom is None:
         return None
@@ -66,7 +66,7 @@ def death_of(recording: Recording) -> Death | None:
 
 
 def is_limited_by_itself(recording: Recording) -> bool:
-    """Whether the request that failed met a limit of the process's own before it met the card's."""
+    """Say whether the failed request met the process's own limit before the card's."""
     death = death_of(recording)
     return death is not None and (death.is_limited or any(note.operator == OWN_LIMIT for note in recording.notes))
 
@@ -81,12 +81,12 @@ def _size(words: str) -> int:
 
 
 def live_at(recording: Recording, moment: int) -> list[Allocation]:
-    """The blocks after an event."""
+    """Return the live blocks after an event."""
     return [a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment)]
 
 
 def needed_of(recording: Recording) -> Recording:
-    """All that the run is known to need. Where it went on beyond a limit of its own, that limit is the card's here."""
+    """Return all that the run is known to need. If it exceeded a limit of its own, that limit counts as the card's."""
     needed, death = demand(recording), death_of(recording)
     if recording.whole is None or death is None or not death.is_limited:
         return needed
@@ -95,7 +95,7 @@ def needed_of(recording: Recording) -> Recording:
 
 
 class Case:
-    """What every rule asks of a recording, answered once."""
+    """What every rule asks of a recording, computed once."""
 
     def __init__(self, recording: Recording, cluster: ClusterSummary | None = None) -> None:
         self.recording = recording
@@ -104,32 +104,32 @@ class Case:
 
     @cached_property
     def needed(self) -> Recording:
-        """All that the run is known to need: where it died, the request that failed too, and what came after it if known."""
+        """All that the run is known to need: if it failed, including the failed request and what came after, if known."""
         return needed_of(self.recording)
 
     @cached_property
     def until_death(self) -> Recording:
-        """What it needed until it died, with the request that failed as its last."""
+        """What it needed until it failed, with the failed request last."""
         return until_refused(self.recording)
 
     @cached_property
     def moment(self) -> int:
-        """The last event before it died, else the event of the peak."""
+        """The last event before the failure, else the event of the peak."""
         if self.recording.oom is None:
             return self.recording.timeline.peak_sequence
         return self.until_death.allocations[-1].born
 
     @cached_property
     def live(self) -> list[Allocation]:
-        """The blocks at that moment; where it died, with the request that failed."""
+        """The live blocks at that moment; if it failed, including the failed request."""
         return live_at(self.until_death, self.moment)
 
     @cached_property
     def turns(self) -> list[int]:
-        """The first event of each turn of the script's loop."""
+        """The first event of each iteration of the script's loop."""
         return turns(self.recording)
 
     @property
     def peak_bytes(self) -> int:
-        """What it needed at once until it died or ended."""
+        """Peak bytes until it failed or ended."""
         return max(1, self.until_death.peak_allocated_bytes)

@@ -1,9 +1,9 @@
-"""Why a run ran out of memory, or what is wrong with one that went on: one cause, the evidence, the ranked fixes.
+"""Why a run ran out of memory, or what is wrong with one that completed: a cause, the evidence, ranked fixes.
 
-A run died of what would have left room for the request that failed, had it not been there; of several such the largest
-names the cause, and if there is none the card was too small. A run that went on has a cause only where it would not go on
-for ever (a leak, a cache without a bound), where most of what it holds lies unused, or where its peak is not in what it is
-for but in an evaluation, a checkpoint or batches that wait, and a tenth of it need not be there.
+A run failed because of whatever would have left room for the failed request; of several the largest is the cause, and
+if there is none, the card was too small. A run that completed has a cause only if it could not go on forever (a leak,
+an unbounded cache), if most of its memory is unused, or if its peak is in an evaluation, a checkpoint or waiting
+batches and a tenth of it is avoidable.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ _PHASE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The cause in a word and in a sentence, what was found, and what to do, best first."""
+    """The cause as a word and a sentence, the findings, and the fixes, best first."""
 
     cause: Cause
     sentence: str
@@ -37,7 +37,7 @@ class Diagnosis:
 
 
 def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Diagnosis:
-    """Every rule, the cause that they name, and all fixes; of a cluster's rank also what its host's ranks do together."""
+    """Apply every rule, pick the cause, and collect all fixes; `cluster` adds its host's other ranks."""
     case = Case(recording, cluster)
     findings = [finding for rule in RULES if (finding := rule(case))]
     named = _fatal(case, findings) if case.death else _chronic(case, findings)
@@ -46,7 +46,7 @@ def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Dia
     )
     advice = advise(recording)
     cause: Cause = named.cause if named and named.cause else "none"
-    # The cause's own first, then what rescues, then by bytes; one of a kind.
+    # The cause's own first, then those that rescue, then by bytes; duplicates removed.
     own = named.fixes if named else ()
     others = [fix for finding in findings if finding is not named for fix in finding.fixes]
     ranked = sorted([*others, *advice.fixes], key=lambda fix: (not fix.rescues, -fix.saves_bytes))
@@ -55,9 +55,9 @@ def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Dia
 
 
 def advice_for(recording: Recording) -> Advice:
-    """What a report of a run ends with: of one that died, why it did and all that would help.
+    """Return the advice that ends a report: for a failed run, why it failed and everything that would help.
 
-    Of one that climbs, only what stops that: what takes less of a card is no help to it.
+    For a run that climbs, only what stops that: saving memory elsewhere does not help.
     """
     if recording.oom is None:
         ahead, advice = outlook_of(recording), advise(recording)
@@ -68,7 +68,7 @@ def advice_for(recording: Recording) -> Advice:
 
 
 def _fatal(case: Case, findings: list[Finding]) -> Finding | None:
-    """The largest of what, on its own, would have left room."""
+    """Return the largest finding that alone would have left room."""
     assert case.death
     shortage = case.death.shortage_bytes
     enough = [f for f in findings if f.cause and f.waste_bytes and f.waste_bytes >= shortage]
@@ -126,7 +126,7 @@ def _capacity_words(case: Case, findings: list[Finding]) -> str:
 
 
 def _one_of_a_kind(fixes: Iterable[Fix]) -> tuple[Fix, ...]:
-    """Each way once, and each change that saves the same bytes: a cause and a rewrite may offer it in other words."""
+    """Remove duplicates, and changes that save the same bytes: a cause and a rewrite may both offer one."""
     found: list[Fix] = []
     for fix in fixes:
         if all(fix.how != one.how and (fix.change, fix.saves_bytes) != (one.change, one.saves_bytes) for one in found):

@@ -1,7 +1,7 @@
 """What grew from one run to another, at their peaks: by category, module and source line.
 
-The two may be of any source, so that a prediction and a measurement of one script compare line by line. Alike layers are
-one module. It does not judge a difference but against a limit that it is given.
+The runs may come from any source, so that a prediction and a measurement of one script compare line by line. Similar
+layers count as one module. Differences are judged only against a given limit.
 """
 
 import re
@@ -17,7 +17,7 @@ _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*%\s*")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Bytes of one name in the first run and in the second."""
+    """Bytes of one name in both runs."""
 
     name: str
     before_bytes: int
@@ -25,13 +25,13 @@ class Growth:
 
     @property
     def grew_bytes(self) -> int:
-        """What the second has more."""
+        """Bytes added by the second run."""
         return self.after_bytes - self.before_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two runs side by side; each list by how much its entries changed, most first."""
+    """Two runs side by side; each list is sorted by the size of the change."""
 
     peaks: tuple[Growth, ...]
     phases: tuple[Growth, ...]
@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class GrowthLimit:
-    """How much a peak may grow: bytes, or a share of what it was."""
+    """How much a peak may grow: bytes, or a share of its former size."""
 
     text: str
     size_bytes: int = 0
@@ -55,7 +55,7 @@ class GrowthLimit:
 
     @classmethod
     def parse(cls, text: str) -> "GrowthLimit":
-        """ "512 MiB" or "5%"."""
+        """Parse "512 MiB" or "5%"."""
         percent = _PERCENT.fullmatch(text)
         if percent:
             return cls(text, share=float(percent[1]) / 100)
@@ -66,13 +66,13 @@ class GrowthLimit:
             raise BadSize(problem, hint="Write it like 512MiB, 2GiB or 5%.") from None
 
     def is_passed_by(self, growth: Growth) -> bool:
-        """Whether it grew by more than this."""
+        """Say whether it grew by more than this."""
         allowed = self.size_bytes if self.share is None else self.share * growth.before_bytes
         return growth.grew_bytes > allowed
 
 
 def compare(before: Recording, after: Recording) -> Difference:
-    """The first run against the second."""
+    """Compare the first run with the second."""
     # The peak of each phase of either run.
     first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
     return Difference(
@@ -89,7 +89,7 @@ def compare(before: Recording, after: Recording) -> Difference:
 
 
 def passes(difference: Difference, limit: GrowthLimit) -> bool:
-    """Whether a peak, of allocated or of reserved memory, grew by more than the limit."""
+    """Say whether a peak, of allocated or reserved memory, grew by more than the limit."""
     return any(limit.is_passed_by(growth) for growth in difference.peaks[:2])
 
 
@@ -104,9 +104,9 @@ def _ranked(first: dict[str, int], second: dict[str, int]) -> tuple[Growth, ...]
 
 
 def _line_of(*runs: Recording) -> Callable[[Allocation], str]:
-    """The script's line or, where it leads into several of a library in either run, that one.
+    """Return a function that gives the script's line, or the library's if it leads into several of them in either run.
 
-    Some sources know the script's lines alone: beside those, only these are compared.
+    If a source knows only the script's lines, only those are compared.
     """
     places = [{(a.line, a.stack[:1]) for a in run.live_at_peak} for run in runs]
     if not all(any(stack and stack[0] != line for line, stack in known) for known in places):

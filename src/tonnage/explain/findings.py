@@ -1,6 +1,6 @@
-"""What a rule found in a recording: a sentence, the bytes it is about, the guilty lines, and what to do.
+"""What a rule found in a recording: a sentence, its bytes, the responsible lines, and fixes.
 
-A finding that names a cause may be why a run died; one that names none is evidence beside it. Nothing here knows a rule.
+A finding that names a cause may be why a run failed; otherwise it is evidence.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """A line of the script, and what it has to do with the finding."""
+    """A line of the script, and its part in the finding."""
 
     line: str
     size_bytes: int
@@ -32,7 +32,7 @@ class Guilty:
 class Finding:
     """What one rule found.
 
-    `waste_bytes` is what would be free without it; a run that died of it had less than that too little.
+    `waste_bytes` is what would be free without it; a run that failed because of it lacked less than that.
     """
 
     rule: str
@@ -45,10 +45,10 @@ class Finding:
 
 
 def guilty_lines(allocations: Iterable[Allocation]) -> tuple[Guilty, ...]:
-    """The lines that made these blocks, most bytes first; each with its largest block in words.
+    """Return the lines that made these blocks, most bytes first, each describing its largest block.
 
-    A line that leads into several lines of a library, as a framework's does, is shown as those. Blocks without a line are
-    told apart by what they are for.
+    A line that leads into several library lines, as a framework's does, is shown as those. Blocks without a line are
+    distinguished by category.
     """
     by_place: dict[tuple[str, tuple[str, ...], str], list[Allocation]] = {}
     for a in allocations:
@@ -62,13 +62,13 @@ def guilty_lines(allocations: Iterable[Allocation]) -> tuple[Guilty, ...]:
 
 
 def tensor_words(a: Allocation) -> str:
-    """ "float32 [8192, 50304] _to_copy of lm_head": as much as is known of a block."""
+    """Describe a block as far as it is known, like "float32 [8192, 50304] _to_copy of lm_head"."""
     shape = "" if a.shape is None else str(list(a.shape))
     maker = " of ".join(filter(None, [a.operator.removeprefix("aten::"), a.module]))
     return " ".join(filter(None, [a.dtype, shape, maker])) or a.category.label
 
 
 def lines_words(lines: Iterable[Guilty]) -> str:
-    """ " at train.py:12 and train.py:30": for a sentence; nothing where no line is known."""
+    """Return " at train.py:12 and train.py:30" for a sentence; empty if no line is known."""
     named = [row.line for row in lines if row.line][:2]
     return f" at {' and '.join(named)}" if named else ""

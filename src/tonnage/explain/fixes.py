@@ -1,9 +1,9 @@
-"""What would save memory in a recorded run, computed from its own events and ranked by bytes.
+"""Memory-saving changes for a recorded run, computed from its own events and ranked by bytes.
 
 Each fix rewrites the recording's allocations as the change would (`explain.rewrites`); the saving is the difference of
-the two peaks, so a second peak that the change leaves in place counts. Where the run died, the request that killed it
-belongs to the demand, and the rewritten events are replayed through the allocator to see whether they survive it.
-What is said of a change's cost in time is a rule, not a measurement; nothing here applies a change.
+the two peaks, so a second peak that remains counts. If the run failed, the failed request is part of the demand, and
+the rewritten events are replayed through the allocator to see whether they fit. Stated costs in time are rules of
+thumb, not measurements; nothing here applies a change.
 """
 
 import re
@@ -27,11 +27,11 @@ _EXPANDABLE = "expandable_segments:True"
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change, the bytes that it takes off the peak, what it costs and how to make it.
+    """A change, the bytes it takes off the peak, its cost, and how to make it.
 
-    `rescues` is whether the whole run fits with it or, where only its beginning is known, whether it gets past the request
-    that killed it; None where it did not die. `was_run` is whether
-    the script was run with the change (`explain.trial`); else the figures are computed from the recording.
+    `rescues`: whether the whole run fits with it or, if only its beginning is known, whether it gets past the failed
+    request; None if it did not fail. `was_run`: whether the script was run with the change (`explain.trial`) instead of
+    computed from the recording.
     """
 
     change: str
@@ -44,7 +44,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """Steps that each need more than the one before: by how much, and the step that the card has no room for, if known."""
+    """Steps that each need more than the one before: by how much, and the step that would not fit, if known."""
 
     each_bytes: int
     dies_at_step: int | None
@@ -52,7 +52,7 @@ class Climb:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is to be said of a run that went on (`explain.outlook`): sentences, whether it climbs, and what to do about it."""
+    """The outlook of a run that completed (`explain.outlook`): sentences, whether it climbs, and fixes."""
 
     lines: tuple[str, ...] = ()
     climb: Climb | None = None
@@ -61,9 +61,9 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Fixes, best first; of a run that died the smallest card that holds it, why it died, and what the whole of it needs.
+    """Fixes, best first; for a failed run the smallest card that holds it, why it failed, and its total.
 
-    Where the whole is not known, the card gets past the request that failed. Of one that went on, what lies ahead.
+    If the total is unknown, the card gets past the failed request. For a completed run, its outlook.
     """
 
     fixes: tuple[Fix, ...] = ()
@@ -74,7 +74,7 @@ class Advice:
 
 
 def advise(recording: Recording) -> Advice:
-    """The changes that are worth making; those that rescue the run first, then by bytes saved."""
+    """Return the changes worth making: those that rescue the run first, then by bytes saved."""
     needed = needed_of(recording)
     rewrites = filter(None, (rewrite_of(needed) for rewrite_of in REWRITES))
     found = [*(fix_of(needed, rewrite) for rewrite in rewrites), expandable_segments(recording)]
@@ -88,7 +88,7 @@ def _died(needed: Recording) -> bool:
 
 
 def _larger_card(needed: Recording) -> str | None:
-    """The smallest that holds it: of its own family where there is one, else of any."""
+    """Return the smallest card that holds it, preferably of its own family."""
     capacity = needed.header.capacity_bytes
     larger = [card for card in all_gpus() if card.runs_cuda and card.memory_bytes > capacity]
     larger.sort(key=lambda card: card.memory_bytes)
@@ -97,13 +97,13 @@ def _larger_card(needed: Recording) -> str | None:
 
 
 def _first_that_holds(needed: Recording, cards: list[Gpu]) -> str | None:
-    # What fits a card fits the larger ones: halving the list spares most replays.
+    # What fits a card fits larger ones, so bisecting saves most replays.
     first = bisect_left(cards, True, key=lambda card: outcome_on(needed, card).failed is None)
     return cards[first].key if first < len(cards) else None
 
 
 def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:
-    """What a rewrite of all that a run needs takes off its peak; None where that is not worth making."""
+    """Return what a rewrite takes off the peak of all that a run needs; None if it is not worth making."""
     peak = needed.peak_allocated_bytes
     saved = peak - Timeline.of(rewrite.allocations, []).peak_allocated_bytes
     if saved < max(_WORTH_SHARE * peak, MIB):
@@ -115,7 +115,7 @@ def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:
 
 
 def expandable_segments(recording: Recording) -> Fix | None:
-    """What they save of what is reserved but unused: tried where that is much, or where the run died."""
+    """Return what they save of unused reserved memory; tried if that is large or the run failed."""
     little = recording.unused_at_peak_bytes < _WORTH_UNUSED_SHARE * recording.peak_reserved_bytes
     if _EXPANDABLE in recording.header.settings or (little and not _died(recording)):
         return None
@@ -123,13 +123,13 @@ def expandable_segments(recording: Recording) -> Fix | None:
 
 
 def allocator_fix(recording: Recording, configuration: str) -> Fix | None:
-    """What a setting takes off the most that was reserved, by every request replayed under it; None where too little."""
+    """Return what a setting takes off the reserved peak, by replaying every request; None if too little."""
     needed, died = needed_of(recording), _died(recording)
     settings = ",".join(filter(None, [needed.header.settings, configuration]))
     after = outcome_on(needed, settings=settings)
     rescues = after.failed is None if died else None
     saved = max(0, needed.own_peak_reserved_bytes - after.peak_reserved_bytes)
-    # What failed again reserved less for want of the request, not because it was better.
+    # A run that failed again reserved less because it ended early, not because the setting helped.
     if not (rescues if died else saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB)):
         return None
     name = configuration.partition(":")[0].replace("_", " ")
@@ -137,6 +137,6 @@ def allocator_fix(recording: Recording, configuration: str) -> Fix | None:
 
 
 def allocator_setting(recording: Recording, settings: str) -> str:
-    """How to give the allocator these settings: torch reads a variable of a new name since 2.9, and of the old one before."""
+    """Say how to set these allocator settings: torch reads another variable since 2.9."""
     is_old = re.match(r"2\.[0-8]\b", recording.header.torch_modelled)
     return f"PYTORCH_{'CUDA_' if is_old else ''}ALLOC_CONF={settings}"

@@ -1,7 +1,7 @@
-"""One model that the ranks of a host each hold in its memory, by what an engine got and what the host's ledger has.
+"""Find one model that several ranks of a host each hold in host memory.
 
-There are two pieces of evidence: DDP, FSDP or DeepSpeed got the same whole model in these ranks (`WholeModel`), and each
-of them has parameters of that size among its part of the host's peak. One copy is needed, by the rank that hands it on.
+There are two pieces of evidence: DDP, FSDP or DeepSpeed got the same whole model in these ranks (`WholeModel`), and
+each has parameters of that size in its part of the host's peak. One copy is needed, by the rank that distributes it.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _WHOLE_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class ModelCopies:
-    """How many ranks of the fullest host hold a copy, what the copies take in all, and what all but the largest do."""
+    """How many ranks of the fullest host hold a copy, the bytes of all copies, and of all but the largest."""
 
     engine: str
     copies: int
@@ -29,7 +29,7 @@ class ModelCopies:
 
 
 def host_capacity_bytes(gpu: str) -> int:
-    """A card's share of the memory of the host that it is taken to sit in; 0 where none is known."""
+    """Return a GPU's share of its presumed host's memory; 0 if unknown."""
     try:
         return find_cluster(gpu).host_memory_bytes
     except UnknownGpu:
@@ -37,7 +37,7 @@ def host_capacity_bytes(gpu: str) -> int:
 
 
 def model_copies(summary: ClusterSummary) -> ModelCopies | None:
-    """The copies of the host that needs most; None where one rank alone holds the model, or little is spared."""
+    """Return the copies of the host that needs most; None if one rank alone holds the model, or little is saved."""
     ranks = summary.host_ranks
     held = sorted(filter(None, map(_copy_bytes, ranks)))
     # Ranks of other groups may hold other models.
@@ -49,7 +49,7 @@ def model_copies(summary: ClusterSummary) -> ModelCopies | None:
 
 
 def _copy_bytes(rank: RankSummary) -> int:
-    """What a rank holds of a whole model: its parameters, and a checkpoint of it that is being read."""
+    """Return what a rank holds of a whole model: its parameters, and a checkpoint being read."""
     parameters = rank.host_parts.get(str(Category.PARAMETERS), 0)
     if not rank.whole_model.size_bytes or parameters < _WHOLE_SHARE * rank.whole_model.size_bytes:
         return 0

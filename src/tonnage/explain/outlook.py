@@ -1,8 +1,8 @@
-"""What lies ahead of a run that went on: steps that climb, a cache that grows, lengths that may be longer yet.
+"""The outlook of a run that completed: memory that climbs, a cache that grows, lengths that may get longer.
 
-A run climbs where every step leaves something behind, or where the allocator takes more at every step for no more tensors. It
-would not go on for ever, so it does not simply fit. What ends by itself (a cache that `generate` bounds, the longest batch of a
-data set) is told in a sentence, and no more: nobody knows from a part of a run that the rest is worse.
+A run climbs if every step leaves something behind, or if reserved memory grows at every step without more tensors. It
+could not go on forever, so it does not simply fit. Growth with a natural end (a cache bounded by `generate`, the
+longest batch of a data set) is only mentioned.
 """
 
 from bisect import bisect_right
@@ -41,7 +41,7 @@ _LENGTHS = 3
 
 
 def outlook_of(recording: Recording) -> Outlook:
-    """What is to be said of it; nothing of one that died, whose cause says it all."""
+    """Return the outlook; empty for a failed run, whose cause says it all."""
     if recording.oom is not None or not recording.allocations:
         return Outlook()
     case = Case(recording)
@@ -61,19 +61,19 @@ def outlook_of(recording: Recording) -> Outlook:
 
 
 def _leak(case: Case) -> Outlook | None:
-    """What every step keeps, and the step in which that fills the card."""
+    """Return what every step keeps, and the step in which that fills the card."""
     kept, finding = kept_blocks(case), leak(case)
     if kept is None or finding is None or finding.cause != "leak" or kept.in_cycle:
         return None
-    # From the first turn that left something to the last: not every turn between need have.
+    # From the first to the last iteration that left something; not every one between need have.
     numbers = [bisect_right(case.turns, a.born) for a in kept.blocks]
     each = kept.size_bytes // (max(numbers) - min(numbers) + 1)
-    # The first step that the card has no room for, if every one takes as much more; None where the card is unknown.
+    # The first step that would not fit at constant growth; None if the card is unknown.
     header = case.recording.header
     room = header.capacity_bytes - header.overhead_bytes - case.recording.peak_reserved_bytes
     climb = Climb(each, len(case.turns) + max(0, room) // each + 1 if header.capacity_bytes and each else None)
     ahead = ""
-    if climb.dies_at_step is not None and case.recording.begins_at:  # nobody knows how many steps went before
+    if climb.dies_at_step is not None and case.recording.begins_at:  # the number of earlier steps is unknown
         ahead = f": the card is full after about {climb.dies_at_step - len(case.turns):,} more"
     elif climb.dies_at_step is not None:
         ahead = f": it will die about step {climb.dies_at_step:,} on this card"
@@ -85,7 +85,7 @@ def _leak(case: Case) -> Outlook | None:
 
 
 def _creep(case: Case) -> Outlook | None:
-    """In the second half of the steps tensors take no more than before, and the allocator still takes more and more."""
+    """Return reserved memory that keeps growing in the second half of the steps while tensors do not."""
     recording = case.recording
     timeline = recording.timeline
     stretches = spans(recording.marks, "step", len(timeline.allocated_bytes))
@@ -110,7 +110,7 @@ def _creep(case: Case) -> Outlook | None:
 
 
 def _lengths(case: Case) -> Iterator[str]:
-    """The smallest and the largest batch of a training, where they differ from step to step."""
+    """Yield the smallest and largest training batch, if they vary from step to step."""
     recording = case.recording
     if not any(mark.name == "backward" for mark in recording.marks):
         return

@@ -1,4 +1,4 @@
-"""The moment at which a phase needs most, and what there was then: for rules about evaluation, saving and the like."""
+"""The moment at which a phase needs most, and what was alive then, for rules about evaluation, saving and the like."""
 
 from collections.abc import Collection
 
@@ -10,13 +10,13 @@ WORTH_SHARE = 0.05
 
 
 def spans_of(case: Case, phases: Collection[str]) -> list[tuple[int, int]]:
-    """(first event, event after the last) of each stretch of one of these phases."""
+    """Return (first event, event after the last) of each stretch of these phases."""
     length = len(case.needed.timeline.allocated_bytes)
     return [(start, end) for name, start, end in spans(case.recording.marks, "phase", length) if name in phases]
 
 
 def moment_of(case: Case, phases: Collection[str]) -> int | None:
-    """The moment that matters if it is in one of these phases, else the one at which they hold most; None without them."""
+    """Return the decisive moment if it is in one of these phases, else their peak; None without them."""
     if name_at(case.recording.marks, "phase", case.moment) in phases:
         return case.moment
     levels = case.needed.timeline.allocated_bytes
@@ -25,17 +25,17 @@ def moment_of(case: Case, phases: Collection[str]) -> int | None:
 
 
 def live_in(case: Case, phases: Collection[str]) -> list[Allocation]:
-    """The blocks that were there when these phases held most."""
+    """Return the blocks alive at the peak of these phases."""
     moment = moment_of(case, phases)
     return [] if moment is None else live_at(case.needed, moment)
 
 
 def waste_of(case: Case, blocks: Collection[Allocation]) -> int:
-    """What would have been free without these, when it died; nothing of those that were gone by then."""
+    """Return what would have been free at the failure without these blocks; those freed earlier count 0."""
     numbers = {a.index for a in blocks}
     return sum(a.block_bytes for a in case.live if a.index in numbers) if case.death else 0
 
 
 def is_worth(case: Case, size_bytes: int) -> bool:
-    """Whether it is much of all that the run needs."""
+    """Say whether it is a large share of all that the run needs."""
     return size_bytes >= WORTH_SHARE * case.peak_bytes

@@ -1,8 +1,8 @@
-"""What 16 bits would save where a run computes in FP32: autocast for a training, weights in 16 bits for inference.
+"""What 16 bits would save in an FP32 run: autocast for training, 16-bit weights for inference.
 
-Autocast decides operator by operator: products come out in 16 bits, norms and losses in 32, and what lies between follows its
-inputs. So the forward is walked through in order, and each result gets the type that it would have. A product keeps the 16-bit
-copy of its input instead of the input, one for each product; weights get a copy that lives until backward has used it.
+Autocast decides by operator: products return 16 bits, norms and losses 32, and other operators follow their inputs. So
+the forward pass is walked through in order, and each result gets the dtype it would have. A product saves a 16-bit copy
+of its input instead of the input, one per product; weights get a copy that lives until backward has used it.
 """
 
 import re
@@ -17,7 +17,7 @@ from tonnage.explain.words import half_type, is_of_sdpa, precision_words, trains
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
 
-# torch.amp's lists, as far as results of these operators are tensors that are kept.
+# torch.amp's lists, for operators whose results are saved.
 _PRODUCT = re.compile(r"linear|mm$|matmul|conv|attention|rnn|lstm|gru|einsum")
 _FULL = re.compile(
     r"layer_norm|group_norm|softmax|nll|loss|pow|exp$|^log|rsqrt|reciprocal|^norm|linalg|cumsum|cumprod|prod|sum$|softplus|"
@@ -33,7 +33,7 @@ _TINY_SHARE = 1 / 4096  # of the peak: statistics of norms
 
 
 def autocast(recording: Recording) -> Rewrite | None:
-    """Matrix products in 16 bits, where activations are in float32 throughout."""
+    """Compute matrix products in 16 bits, if activations are float32 throughout."""
     floats = [a for a in recording.live_at_peak if a.category is Category.ACTIVATIONS and "float" in a.dtype]
     if not floats or any(a.dtype != "float32" for a in floats) or not trains(recording):
         return None
@@ -50,7 +50,7 @@ def autocast(recording: Recording) -> Rewrite | None:
 
 
 def half_weights(recording: Recording) -> Rewrite | None:
-    """Weights and all that is computed from them in 16 bits, for a model in float32 that is not trained."""
+    """Keep weights and everything computed from them in 16 bits, for an FP32 model that is not trained."""
     weights = [a for a in recording.allocations if a.category is Category.PARAMETERS and "float" in a.dtype]
     if trains(recording) or not weights or any(a.dtype != "float32" for a in weights):
         return None
@@ -61,10 +61,10 @@ def half_weights(recording: Recording) -> Rewrite | None:
 
 
 def _unfused(recording: Recording) -> set[int] | None:
-    """Matrices of attention that a fused kernel would not make. None where it cannot be told whether 16 bits bring one.
+    """Return attention matrices that a fused kernel would not make; None if 16 bits may not enable one.
 
-    For grouped heads there is one in 16 bits only, and without it keys and values are repeated, in five dimensions; what else
-    keeps attention from it, such as a bias that is learnt, stays.
+    Grouped heads have a fused kernel in 16 bits only; without it keys and values are repeated, in five dimensions.
+    Other obstacles, such as a learned bias, remain.
     """
     own = [a for a in recording.allocations if is_of_sdpa(a)]
     made = [a for a in recording.allocations if a.category is Category.ACTIVATIONS and _is_square(a.shape)]
@@ -79,7 +79,7 @@ def _is_square(shape: tuple[int, ...] | None) -> bool:
 
 
 class _Walk:
-    """The types that a forward's results would have, and how often a product would copy each of them."""
+    """The dtypes that a forward's results would have, and how often a product would copy each."""
 
     def __init__(self, recording: Recording) -> None:
         self._tiny = _TINY_SHARE * recording.peak_allocated_bytes
@@ -100,10 +100,10 @@ class _Walk:
             self._step(a)
 
     def parts(self, a: Allocation) -> Iterator[Allocation]:
-        """What there is in place of a block."""
+        """Yield the blocks that replace a block."""
         is_half, copies = self._is_half.get(a.index), self._copies[a.index]
         if a.category is Category.WORKSPACE and "conv" in a.operator:
-            yield scaled(a, 0.5)  # images in another layout, for the most part
+            yield scaled(a, 0.5)  # mostly images in another memory format
         elif is_half:
             yield a if a.index in self._kept_whole else scaled(a, 0.5)
         elif is_half is None or not copies or _KEEPS_ITS_RESULT.search(a.operator):
@@ -111,7 +111,7 @@ class _Walk:
         if copies and not is_half:
             yield replace(scaled(a, 0.5 * copies), index=-1 - a.index)
         if is_half and a.phase != "backward" and _OF_LOGITS.search(a.operator):
-            # The loss itself is taken in 32 bits, and keeps its input so until its own backward is done.
+            # The loss is computed in 32 bits and saves its input so until its own backward is done.
             after = (moment for moment in self._loss_backwards if moment > a.born)
             yield replace(a, index=-1 - a.index, died=next(after, a.died))
 
@@ -123,7 +123,7 @@ class _Walk:
             if a.phase != "backward":
                 self._take(a, operator)
         elif _OF_LOGITS.match(operator):
-            # Cross entropy takes logits as they are; the losses of transformers make them 32 bits wide first.
+            # Cross entropy takes logits as they are; the losses of transformers upcast them first.
             if a.phase != "backward":
                 upcast = any(frame.startswith(_UPCASTS_LOGITS) for frame in a.stack)
                 self._half_logits = last is not None and self._is_half[last.index] and not upcast
@@ -137,7 +137,7 @@ class _Walk:
         self._recent = [b for b in self._recent[-63:] if b.died is None or b.died > a.born] + [a]
 
     def _follows(self, a: Allocation, operator: str, last: Allocation | None) -> bool:
-        """Whether a result of what does not care is in 16 bits: where all that it is made from is."""
+        """Say whether a dtype-neutral operator's result is in 16 bits: if all its inputs are."""
         if last is None or not self._is_half[last.index]:
             return False
         if not _OF_TWO.match(operator):
@@ -145,7 +145,7 @@ class _Walk:
         return all(self._is_half[b.index] for b in self._recent if b.shape == a.shape)
 
     def _take(self, product: Allocation, operator: str) -> None:
-        """Note what a product copies: its input, or all that attention is computed from."""
+        """Record what a product copies: its input, or everything attention is computed from."""
         if _ATTENTION.search(operator):
             taken = [b for b in self._recent[-3:] if not self._is_half[b.index]]
         else:
@@ -155,7 +155,7 @@ class _Walk:
                 self._copies[b.index] += 1
 
     def _input_of(self, product: Allocation) -> list[Allocation]:
-        """The latest result of the size that a weight of this many outputs wants; best one that no weight has made."""
+        """Return the latest result of the input size of a matching weight, preferably not made by a weight itself."""
         shape = product.shape or ()
         if len(shape) < 2:
             return []
@@ -171,7 +171,7 @@ class _Walk:
 
 
 def _input_widths(recording: Recording) -> dict[int, set[int]]:
-    """By the outputs of a weight, how many inputs there may be; a weight may be stored either way round."""
+    """Return possible input widths by the outputs of a weight, which may be stored transposed."""
     found: dict[int, set[int]] = {}
     for a in recording.allocations:
         if a.category is Category.PARAMETERS and a.shape and len(a.shape) > 1:
@@ -182,8 +182,8 @@ def _input_widths(recording: Recording) -> dict[int, set[int]]:
 
 
 def _weight_copies(recording: Recording) -> Iterator[Allocation]:
-    """A weight's 16-bit copy, from the forward that makes it to the end of the backward that uses it."""
-    # Shapes of embedding tables that no product uses: those whose rows are the width of nothing.
+    """Yield a weight's 16-bit copy, from its forward to the end of the backward that uses it."""
+    # Shapes of embedding tables that no product uses: those whose row width matches nothing.
     shapes = [tuple(map(int, table.split("x"))) for table in recording.header.training.get("embeddings", "").split()]
     counts = Counter(a.shape for a in recording.allocations if a.category is Category.PARAMETERS)
     widths = {a.shape[-1] for a in recording.allocations if a.category is Category.ACTIVATIONS and a.shape}

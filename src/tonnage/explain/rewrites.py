@@ -1,7 +1,7 @@
-"""A run's allocations as they would be after a change: one function a change.
+"""A run's allocations as they would be after a change: one function per change.
 
-It answers None where the change does not apply (already made, nothing to gain, no such thing in this run). Whether it saves
-anything is for `explain.fixes` to find out.
+Each returns None if the change does not apply (already made, nothing to gain, not in this run). `explain.fixes`
+determines whether it saves anything.
 """
 
 from bisect import bisect_right
@@ -36,7 +36,7 @@ _PREDICTIONS = "transformers/trainer_pt_utils.py"
 
 
 def halve_batch(recording: Recording) -> Rewrite | None:
-    """Half the batch: half of what was computed from it. A training adds the gradients of both halves up."""
+    """Halve the batch and what was computed from it. Training accumulates the gradients of both halves."""
     flag = batch_flag(recording)
     batch = batch_of(recording)
     peak = recording.timeline.peak_sequence
@@ -62,7 +62,7 @@ def halve_batch(recording: Recording) -> Rewrite | None:
 
 
 def _halve_evaluation(recording: Recording, batch: int | None) -> Rewrite | None:
-    # Predictions that are kept are of the whole evaluation, however many at a time.
+    # Kept predictions cover the whole evaluation, whatever the batch.
     if batch is None or not has_words(recording, "eval_batch") or any(map(_is_prediction, recording.live_at_peak)):
         return None
     is_batched = _batch_test(recording, batch)
@@ -72,14 +72,14 @@ def _halve_evaluation(recording: Recording, batch: int | None) -> Rewrite | None
 
 
 def _batch_test(recording: Recording, batch: int | None) -> Callable[[Allocation], bool]:
-    """Whether a block has the batch in it: what was there before the first step has not, nor has what is as large as a weight."""
+    """Return a test whether a block depends on the batch: not if it predates the first step or has a weight's size."""
     weights = {
         _extents(a) for a in recording.allocations if a.category is Category.PARAMETERS and len(a.shape or ()) > 1
     }
 
     def is_batched(a: Allocation) -> bool:
         if a.category is Category.WORKSPACE and "conv" in a.operator:
-            return True  # cuDNN's are images in another layout, for the most part
+            return True  # cuDNN's are mostly images in another memory format
         if a.category not in _BATCHED or a.phase == "setup":
             return False
         if batch is None or not a.shape:
@@ -96,7 +96,7 @@ def _extents(a: Allocation) -> tuple[int, ...]:
 
 
 def _accumulated(recording: Recording, allocations: list[Allocation]) -> Iterator[Allocation]:
-    """Gradients are there from the first half's backward on: in the second one's forward, and beside its own gradients."""
+    """Yield all blocks, with gradients alive from the first half's backward on, beside those of the second."""
     starts = [start for start, _ in spans_of(recording, "forward")]
     for a in allocations:
         place = bisect_right(starts, a.born) - 1
@@ -108,7 +108,7 @@ def _accumulated(recording: Recording, allocations: list[Allocation]) -> Iterato
 
 
 def chunk_loss(recording: Recording) -> Rewrite | None:
-    """The loss over chunks of tokens: tensors as wide as the vocabulary exist one chunk at a time."""
+    """Compute the loss over chunks of tokens, so that vocabulary-wide tensors exist one chunk at a time."""
     width = _vocabulary(recording) if trains(recording) or recording.header.outcome == "oom" else None
     if width is None:
         return None
@@ -117,13 +117,13 @@ def chunk_loss(recording: Recording) -> Rewrite | None:
 
 
 def _is_wide(a: Allocation, width: int) -> bool:
-    """Logits and what is computed from them; not the weight of the projection itself nor its gradient."""
+    """Say whether it is logits or derived from them; not the projection's weight or gradient."""
     batched = a.category in (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER) and a.phase != "evaluation"
     return batched and a.shape is not None and len(a.shape) > 1 and a.shape[-1] == width
 
 
 def _vocabulary(recording: Recording) -> int | None:
-    """The width that most bytes at the peak have, if a weight of that many rows makes it and tokens are what goes in."""
+    """Return the width with most bytes at the peak, if a weight of that many rows makes it from tokens."""
     rows = {
         a.shape[0]
         for a in recording.allocations
@@ -142,7 +142,7 @@ def _vocabulary(recording: Recording) -> int | None:
 
 
 def fuse_optimizer(recording: Recording) -> Rewrite | None:
-    """A fused step makes no temporary lists; the foreach step makes state-sized ones."""
+    """Fuse the optimizer step, which then makes no temporary lists; foreach makes state-sized ones."""
     kept = [a for a in recording.allocations if not _is_foreach_temporary(a)]
     how = fused_words(recording)
     if how is None or len(kept) == len(recording.allocations):
@@ -156,7 +156,7 @@ def _is_foreach_temporary(a: Allocation) -> bool:
 
 
 def eight_bit_states(recording: Recording) -> Rewrite | None:
-    """Optimizer states in 8 bits, one parameter at a time; small ones stay as they are."""
+    """Keep optimizer states in 8 bits, one parameter at a time; small ones stay as they are."""
     how = eight_bit_words(recording)
     share_of = _state_test(recording)
     if how is None or not any(share_of(a) < 1 for a in recording.allocations):
@@ -168,7 +168,7 @@ def eight_bit_states(recording: Recording) -> Rewrite | None:
 
 
 def _unpacked_states(recording: Recording, share_of: Callable[[Allocation], float]) -> Iterator[Allocation]:
-    """Both states of one parameter at a time are whole while torchao updates them; bitsandbytes works on them as they are."""
+    """Yield both states of one parameter unpacked at a time, as torchao updates them; bitsandbytes works in place."""
     packed = [a for a in recording.allocations if share_of(a) < 1]
     largest = max(packed, key=lambda a: a.block_bytes)
     for start, end in spans_of(recording, "optimizer"):
@@ -177,10 +177,10 @@ def _unpacked_states(recording: Recording, share_of: Callable[[Allocation], floa
 
 
 def _state_test(recording: Recording) -> Callable[[Allocation], float]:
-    """What is left of a state. The Trainer of transformers leaves those of embedding tables as they are."""
+    """Return what share of a state is left. The transformers Trainer excludes embedding tables."""
     facts = recording.header.training
     tables = facts.get("embeddings", "").split() if has_words(recording, "eight_bit") and "arguments" in facts else []
-    # Another weight may be as large as a table: of each shape, the two states of each table are spared.
+    # Another weight may be as large as a table: of each shape, the two states of each table are excluded.
     left = Counter({tuple(map(int, table.split("x"))): 2 * count for table, count in Counter(tables).items()})
     spared = set()
     for a in recording.allocations:
@@ -199,7 +199,7 @@ def _state_test(recording: Recording) -> Callable[[Allocation], float]:
 
 
 def free_gradients(recording: Recording) -> Rewrite | None:
-    """No gradients while the forward after an optimizer's step runs: they are freed before it, and made anew after it."""
+    """Free gradients in the forward after an optimizer step, and allocate them again after it."""
     steps = [start for start, _ in spans_of(recording, "optimizer")]
     backwards = [start for start, _ in spans_of(recording, "backward")]
     forwards = spans_of(recording, "forward")
@@ -210,7 +210,7 @@ def free_gradients(recording: Recording) -> Rewrite | None:
     if split == recording.allocations:
         return None
     split = [a for a in split if a.index not in replaced]
-    # Whether a gradient is freed in a forward, or right after it: too late.
+    # Whether a gradient is freed during a forward or right after it, which is too late.
     late = any(
         a.born < start and a.died is not None and start < a.died <= end
         for a in recording.allocations
@@ -230,7 +230,7 @@ _Births = dict[tuple[int, tuple[int, ...] | None], list[Allocation]]
 
 
 def _births(recording: Recording, ends: list[int]) -> _Births:
-    """After each gap, by shape: what was made in backward to be added to a gradient that was there."""
+    """Return, after each gap and by shape, what backward made to add to an existing gradient."""
     found: _Births = {}
     for a in recording.allocations:
         gap = bisect_right(ends, a.born) - 1
@@ -240,7 +240,7 @@ def _births(recording: Recording, ends: list[int]) -> _Births:
 
 
 def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births, replaced: set[int]) -> Iterator[Allocation]:
-    """A gradient in parts, each of them outside the gaps; what would have been added to it takes its place."""
+    """Yield a gradient's lifetimes outside the gaps; what would have been added to it takes its place."""
     born = a.born
     for number, (start, end) in enumerate(gaps if a.category is Category.GRADIENTS else ()):
         if born >= start or (a.died is not None and a.died <= start):
@@ -256,7 +256,7 @@ def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births, replac
 
 
 def predictions_on_host(recording: Recording) -> Rewrite | None:
-    """Predictions that the Trainer of transformers gathers in evaluation, moved to the host after each of its steps."""
+    """Move predictions that the transformers Trainer gathers in evaluation to the host after each of its steps."""
     gathered = {a.index for a in recording.allocations if _is_prediction(a)}
     if not gathered or not has_words(recording, "predictions"):
         return None

@@ -1,4 +1,4 @@
-"""What every rewrite of a run's allocations is made of: sizes and lifetimes change, the order of events does not."""
+"""Helpers to rewrite a run's allocations: sizes and lifetimes change, the order of events does not."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from tonnage.recording.timeline import spans
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A change in words, and the allocations after it."""
+    """A described change, and the allocations after it."""
 
     change: str
     costs: str
@@ -18,22 +18,22 @@ class Rewrite:
 
 
 def resized(recording: Recording, share_of: Callable[[Allocation], float]) -> list[Allocation]:
-    """The allocations, each at its share of its size."""
+    """Return the allocations, each at its share of its size."""
     return [scaled(a, share) if (share := share_of(a)) != 1.0 else a for a in recording.allocations]
 
 
 def scaled(a: Allocation, share: float) -> Allocation:
-    """A block at a share of its size, rounded as the allocator rounds."""
+    """Return a block at a share of its size, rounded as the allocator rounds."""
     size = max(1, int(a.requested_bytes * share))
     return replace(a, block_bytes=rounded(a.block_bytes * share), requested_bytes=size)
 
 
 def rounded(size_bytes: float) -> int:
-    """To the allocator's smallest unit."""
+    """Round up to the allocator's smallest unit."""
     return max(512, -(-int(size_bytes) // 512) * 512)
 
 
 def spans_of(recording: Recording, phase: str) -> Iterator[tuple[int, int]]:
-    """(first event, event after the last) of each turn of a phase."""
+    """Yield (first event, event after the last) of each occurrence of a phase."""
     turns = spans(recording.marks, "phase", len(recording.timeline.allocated_bytes))
     return ((start, end) for name, start, end in turns if name == phase)

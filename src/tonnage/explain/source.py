@@ -1,7 +1,7 @@
-"""What a script's own text says: which statement keeps a value beyond the turn of the loop that made it.
+"""Find the statement in a script's source that keeps a value beyond the loop iteration that made it.
 
-The text is parsed, never run; it is looked for where the recording says that the script is, and files beside it. Without
-it every answer is None. It knows Python's statements, not what a library does with what it is given.
+The source is parsed, never run; it is searched at the recorded script path and beside it. Without it every answer is
+None. Only Python statements are understood, not what a library does with its arguments.
 """
 
 import ast
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STORING_CALLS = {"append", "appendleft", "add", "extend", "insert", "update", "setdefault", "put", "push", "store"}
-# A value that goes through one of these keeps no memory on the GPU worth a word; through one of those, no graph either.
+# A value passed through one of these keeps no significant GPU memory; through one of those, no graph either.
 _RELEASING = {"item", "tolist", "cpu", "numpy", "float", "int", "len", "backward", "str", "print", "format"}
 _RELEASING_GRAPHS = _RELEASING | {"detach", "detach_"}
 _MOST_BYTES = 2_000_000
@@ -19,7 +19,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """A statement that keeps a value: where it is, its text, and whether it stands in a hook."""
+    """A statement that keeps a value: its line, its text, and whether it is in a hook."""
 
     line: str
     text: str
@@ -27,7 +27,7 @@ class Keeper:
 
 
 class Source:
-    """One file of the script."""
+    """One source file of the script."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.name = path.name
@@ -36,7 +36,7 @@ class Source:
 
     @classmethod
     def find(cls, script: str, file_name: str = "") -> "Source | None":
-        """The script, or a file beside it; None where there is none that can be read."""
+        """Return the script, or a file beside it; None if it cannot be read."""
         path = Path(script)
         if file_name and path.name != file_name:
             path = path.with_name(file_name)
@@ -48,13 +48,13 @@ class Source:
             return None
 
     def names_backward_runs_on(self, line: int) -> set[str]:
-        """`loss` of `loss.backward()` on this line, or of `scaler.scale(loss).backward()`."""
+        """Return `loss` for `loss.backward()` or `scaler.scale(loss).backward()` on this line."""
         calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call) and _spans(node, line)]
         backward = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "backward"]
         return {name for call in backward for name in _loaded(call)}
 
     def names_made_on(self, line: int) -> set[str]:
-        """The names that the statement of this line assigns."""
+        """Return the names that this line's statement assigns."""
         made: set[str] = set()
         for statement in self._statements():
             if _spans(statement, line) and isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -63,14 +63,14 @@ class Source:
         return made
 
     def keeper_on(self, line: int) -> Keeper | None:
-        """The statement of this line, if it stores what it makes."""
+        """Return this line's statement, if it stores its result."""
         for statement in self._statements():
             if _spans(statement, line) and list(_stored_values(statement)):
                 return self._keeper(statement)
         return None
 
     def keeper_of(self, names: set[str], *, of_graph: bool) -> Keeper | None:
-        """The first statement that stores a value of one of these names; of a graph, or one computed from it."""
+        """Return the first statement that stores a value (`of_graph`: its graph) derived from one of these names."""
         tracked = set(names)
         releasing = _RELEASING_GRAPHS if of_graph else _RELEASING
         for statement in self._statements() if of_graph else ():
@@ -85,7 +85,7 @@ class Source:
         return None
 
     def keeping_hook(self) -> Keeper | None:
-        """A statement in a function registered as a hook that stores one of the function's arguments."""
+        """Return a statement in a registered hook that stores one of the hook's arguments."""
         calls = (node for node in ast.walk(self._tree) if isinstance(node, ast.Call))
         hooking = [c for c in calls if isinstance(c.func, ast.Attribute) and "hook" in c.func.attr]
         hooks = {name for call in hooking for argument in call.args for name in _loaded(argument)}
@@ -99,7 +99,7 @@ class Source:
         return None
 
     def mentions(self, name: str) -> int | None:
-        """The first line that uses this name or attribute."""
+        """Return the first line that uses this name or attribute."""
         for node in ast.walk(self._tree):
             if (isinstance(node, ast.Name) and node.id == name) or (
                 isinstance(node, ast.Attribute) and node.attr == name
@@ -127,7 +127,7 @@ def _loaded(node: ast.AST) -> set[str]:
 
 
 def _stored_values(statement: ast.stmt) -> Iterator[ast.expr]:
-    """What a statement puts into a container, into an attribute, or onto a running sum."""
+    """Yield what a statement stores in a container or attribute, or adds to a running sum."""
     if isinstance(statement, ast.AugAssign):
         yield statement.value
     elif isinstance(statement, ast.Assign):
@@ -140,7 +140,7 @@ def _stored_values(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _kept_names(value: ast.expr, releasing: set[str]) -> set[str]:
-    """Names whose own value goes on; not those that only pass through `item()` and the like."""
+    """Return names whose own value is kept, not those that only pass through `item()` and the like."""
     if isinstance(value, ast.Name):
         return {value.id}
     if isinstance(value, ast.Call):

@@ -1,7 +1,7 @@
-"""How much a run needs in all: of one that ran out of memory and went on, the card and the batch that would hold the whole of it.
+"""The total memory of a run that ran out of it and went on, and the card and batch that would hold all of it.
 
-Nothing is scaled or added up here and then believed: each card and each batch that is named was replayed, every event of the
-whole run through the allocator at that card's limit.
+Nothing is extrapolated: each card and batch named was replayed, with every event of the whole run through the allocator
+at that card's limit.
 """
 
 from bisect import bisect_left
@@ -22,8 +22,8 @@ _MOST_SHARE = 0.9
 class Total:
     """What the whole run needs.
 
-    `needed_bytes` is the memory of the smallest card that would hold it; `ending` is how the run ended (`recording.beyond`).
-    `batch` is the largest that fits the card, of `of_batch`; None where the run does not tell.
+    `needed_bytes` is the memory of the smallest card that would hold it; `ending` is how the run ended
+    (`recording.beyond`). `batch` is the largest that fits the card, out of `of_batch`; None if unknown.
     """
 
     needed_bytes: int
@@ -37,12 +37,12 @@ class Total:
 
 
 def total_of(recording: Recording) -> Total | None:
-    """None where the run died and nobody knows what would have come after it, or where it did not die."""
+    """Return the total; None if the run did not fail, or if nothing is known after the failure."""
     if recording.oom is None or recording.whole is None:
         return None
     needed = needed_of(recording)
     at, of_batch, ending = needed.peak_allocation, batch_of(needed), ending_of(recording)
-    # Of a run that was cut off or failed, what a smaller batch would need later is not known.
+    # If a run was cut off or failed otherwise, a smaller batch's later needs are unknown.
     batch = largest_batch(needed, of_batch) if of_batch and ending in (TO_ITS_END, REPEATS) else None
     return Total(
         needed_bytes=least_bytes(needed),
@@ -57,8 +57,7 @@ def total_of(recording: Recording) -> Total | None:
 
 
 def batch_of(needed: Recording) -> int | None:
-    """What the model's inputs at the peak (where none is left there, all of them) have as their first extent; None where they
-    do not agree."""
+    """Return the first dimension of the inputs at the peak, or of all inputs; None if they differ."""
     inputs = [a for a in needed.allocations if a.category is Category.INPUTS and a.shape and len(a.shape) > 1]
     at_peak = {a.index for a in needed.live_at_peak}
     by_extent: dict[int, int] = {}
@@ -70,7 +69,7 @@ def batch_of(needed: Recording) -> int | None:
 
 
 def largest_batch(needed: Recording, of_batch: int) -> int | None:
-    """The largest smaller batch with which the whole run fits the card; None where none does."""
+    """Return the largest smaller batch with which the whole run fits the card; None if none does."""
     # A weight's shape, and that of its transpose.
     weights = {
         shape
@@ -87,7 +86,7 @@ def largest_batch(needed: Recording, of_batch: int) -> int | None:
         # Evaluation has a batch of its own.
         if a.category not in _BATCHED or not a.shape or (a.phase == "evaluation") != evaluates:
             return False
-        # Copies of weights in another precision, and their gradients before they are added up, have the shape of weights.
+        # Casts of weights, and their gradients before accumulation, have the shape of weights.
         if a.shape in weights and (_is_cast(a) or a.shape not in results):
             return False
         return a.shape[0] % of_batch == 0 or of_batch in a.shape
@@ -97,7 +96,7 @@ def largest_batch(needed: Recording, of_batch: int) -> int | None:
         smaller = resized(needed, lambda a: share if is_of_batch(a) else 1.0)
         return outcome_on(replace(needed, allocations=smaller)).failed is not None
 
-    # What fits with a batch fits with a smaller one: halving the list spares most replays.
+    # What fits with a batch fits with a smaller one, so bisecting saves most replays.
     spared = bisect_left(range(1, of_batch), True, key=lambda count: not fails(count)) + 1
     return of_batch - spared if spared < of_batch else None
 

@@ -1,7 +1,7 @@
-"""Runs a change instead of computing it: the script of a virtual run again, with a flag or a setting changed.
+"""Run a change instead of computing it: a virtual run's script again, with a flag or setting changed.
 
-A saving computed from a recording takes its events as given; a run does not. Only what can be asked of the script without
-editing it is tried: a flag of its own, or the allocator's settings. The run is a process of its own, on the same virtual card.
+A computed saving takes a recording's events as given; a run does not. Only changes that need no edit of the script are
+tried: its own flags, or allocator settings. The run is a separate process on the same virtual GPU.
 """
 
 import json
@@ -25,14 +25,14 @@ _PATIENCE_S = 60
 
 
 class Change(NamedTuple):
-    """The script's words, and what is added to its environment."""
+    """The script's arguments, and additions to its environment."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
 
 
 def tried(recording: Recording, fixes: Sequence[Fix], say: Callable[[str], None] = lambda _: None) -> tuple[Fix, ...]:
-    """The fixes, with those that could be run measured; `say` is told what runs."""
+    """Return the fixes, measured if they could be run; `say` is told what runs."""
     if recording.header.source != "virtual" or not Path(recording.header.script).is_file():
         return tuple(fixes)
     after = []
@@ -45,7 +45,7 @@ def tried(recording: Recording, fixes: Sequence[Fix], say: Callable[[str], None]
 
 
 def change_of(fix: Fix, arguments: Sequence[str]) -> Change | None:
-    """What to run it with; None where the change is one of the script's text."""
+    """Return how to run it; None if the change edits the script."""
     if setting := _SETTINGS.fullmatch(fix.how):
         return Change(tuple(arguments), {setting[1]: setting[2]})
     flag, separator, value = fix.how.partition("=" if "=" in fix.how else " ")
@@ -60,7 +60,7 @@ def change_of(fix: Fix, arguments: Sequence[str]) -> Change | None:
 
 
 def _run(recording: Recording, change: Change) -> dict[str, Any] | None:
-    """The figures of the run, or None where it came to nothing."""
+    """Return the run's figures; None if it failed."""
     header = recording.header
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
@@ -84,7 +84,7 @@ def _measured(recording: Recording, fix: Fix, figures: dict[str, Any] | None) ->
     died = recording.header.outcome == "oom"
     is_setting = _SETTINGS.fullmatch(fix.how) is not None
     if figures["outcome"] == "oom":
-        # A run that died went on, and tells what it would have needed.
+        # A run that failed went on, and reports what it would have needed.
         total = None if is_setting or recording.whole is None else figures.get("total")
         peak = total["peak_allocated_bytes"] if total else demand(recording).peak_allocated_bytes - fix.saves_bytes
         saved = max(0, demand(recording).peak_allocated_bytes - peak)

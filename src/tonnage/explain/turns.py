@@ -1,10 +1,9 @@
-"""Equal points of a script's loop: where each of its turns begins.
+"""Equal points of a script's loop: where each of its iterations begins.
 
-Steps that were marked are the turns; a snapshot's are, for its stacks say which lines lie outside the model. Elsewhere,
-where there are too few steps (a loop of inference, say), a turn begins where a line of the script jumps back, as it does
-at the head of a loop: the outermost line that moves at all. A model's own loop over its layers jumps too, and what it
-leaves behind is meant to stay until backward; so a line further in counts only where a run ended well and never ran
-backward, and where its turns call the same modules again.
+Marked steps are iterations, also in a snapshot, whose stacks tell which lines lie outside the model. Otherwise, with
+too few steps (an inference loop, for example), an iteration begins where the outermost moving line of the script jumps
+back. A model's own loop over its layers jumps too, and what it leaves behind is meant to stay until backward; so an
+inner line counts only in a successful run without backward whose iterations call the same modules again.
 """
 
 from bisect import bisect_right
@@ -19,7 +18,7 @@ _OF_TRAINING = ("backward", "optimizer")
 
 
 def turns(recording: Recording) -> list[int]:
-    """The first event of each turn, in order; few where the script shows no loop."""
+    """Return the first event of each iteration, in order; few if the script shows no loop."""
     length = len(recording.timeline.allocated_bytes)
     steps = [start for name, start, _ in spans(recording.marks, "step", length) if name not in ("", "0")]
     if len(steps) >= ENOUGH or recording.header.source == "snapshot":
@@ -31,7 +30,7 @@ def turns(recording: Recording) -> list[int]:
 
 
 def _is_loop_over_layers(recording: Recording, starts: list[int]) -> bool:
-    """Every turn calls modules that no other turn calls."""
+    """Say whether every iteration calls modules that no other calls."""
     by_turn: list[set[str]] = [set() for _ in range(len(starts) + 1)]
     for a in recording.allocations:
         if a.module and a.phase in ("forward", "generation", "evaluation"):

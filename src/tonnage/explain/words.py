@@ -1,7 +1,7 @@
-"""How to make a change, in the words of the framework that the script uses; what it trains, as far as its recording tells.
+"""Instructions for a change in the terms of the script's framework, and what the script trains, as far as is known.
 
-A recording keeps who drove its steps (`script.training`); the words are data. Where the evidence is missing, as in a snapshot,
-or where a framework has no words of its own for a change, they are plain PyTorch's.
+A recording keeps which trainer drove its steps (`script.training`); the texts are data. Without that evidence, as in a
+snapshot, or without a text for the framework, those of plain PyTorch are used.
 """
 
 import re
@@ -31,7 +31,7 @@ def _tables() -> dict[str, Any]:
 
 
 def words_for(recording: Recording, change: str, **values: object) -> str:
-    """How to make a change; `values` fill the words in."""
+    """Return how to make a change; `values` fill in the text."""
     facts = recording.header.training
     trainer = facts.get("trainer", "torch")
     tables = _tables()
@@ -41,7 +41,7 @@ def words_for(recording: Recording, change: str, **values: object) -> str:
 
 
 def has_words(recording: Recording, change: str) -> bool:
-    """Whether the framework itself, not PyTorch, has words for a change."""
+    """Say whether the framework itself, not PyTorch, has a text for a change."""
     trainer = recording.header.training.get("trainer", "")
     return change in _tables().get(_FAMILY.get(trainer, trainer), {})
 
@@ -50,12 +50,12 @@ def has_words(recording: Recording, change: str) -> bool:
 
 
 def trains(recording: Recording) -> bool:
-    """Whether it computes gradients, or was about to: it made an optimizer, or ran backward."""
+    """Say whether it computes gradients or was about to: it made an optimizer, or ran backward."""
     return "optimizers" in recording.header.training or any(mark.name == "backward" for mark in recording.marks)
 
 
 def batch_of(recording: Recording) -> int | None:
-    """Samples of one forward: as its trainer says, else the first extent that its inputs agree on; None where they do not."""
+    """Return samples per forward, from its trainer or the inputs' first dimension; None if they differ."""
     told = recording.header.training.get("batch", "")
     if told.isdigit() and trains(recording):
         return int(told)
@@ -66,7 +66,7 @@ def batch_of(recording: Recording) -> int | None:
 
 
 def half_type(recording: Recording) -> str:
-    """The 16-bit type that the card computes in."""
+    """Return the 16-bit dtype that the GPU computes in."""
     try:
         return "bfloat16" if find_gpu(recording.header.gpu).has_bf16 else "float16"
     except UnknownGpu:
@@ -74,15 +74,15 @@ def half_type(recording: Recording) -> str:
 
 
 def optimizers_of(recording: Recording) -> list[str]:
-    """Full names of the optimizers' classes; none where they are not known."""
+    """Return the full class names of the optimizers; empty if unknown."""
     return recording.header.training.get("optimizers", "").split()
 
 
-# Words that take more than a table
+# Texts that need more than a table
 
 
 def batch_flag(recording: Recording) -> tuple[str, int] | None:
-    """The script's own flag for the batch with half its value, as it would be typed, and its value now."""
+    """Return the script's own batch flag with half its value, as typed, and its current value."""
     arguments = recording.header.arguments
     for flag, value in pairwise(arguments):
         if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
@@ -95,7 +95,7 @@ def batch_flag(recording: Recording) -> tuple[str, int] | None:
 
 
 def batch_words(recording: Recording, batch: int | None) -> str:
-    """How to give each forward half the batch, and leave what a step learns from as it was."""
+    """Say how to halve the batch of each forward without changing what a step learns from."""
     if not trains(recording):
         return words_for(recording, "calls")
     facts = recording.header.training
@@ -109,7 +109,7 @@ def batch_words(recording: Recording, batch: int | None) -> str:
 
 
 def checkpoint_words(recording: Recording, blocks: str) -> str:
-    """How to recompute blocks: the script's own flag, the model's or the trainer's switch, or PyTorch's function."""
+    """Say how to recompute blocks: the script's flag, the model's or trainer's switch, or PyTorch's function."""
     if flag := _flag_in_text(recording):
         return flag
     if method := recording.header.training.get("checkpointing"):
@@ -118,7 +118,7 @@ def checkpoint_words(recording: Recording, blocks: str) -> str:
 
 
 def _flag_in_text(recording: Recording) -> str | None:
-    """A switch for it that the script has, and that it was not given."""
+    """Return a switch for it that the script has but was not given."""
     path = Path(recording.header.script)
     try:
         if not path.is_file() or path.stat().st_size > _MOST_SCRIPT_BYTES:
@@ -130,13 +130,13 @@ def _flag_in_text(recording: Recording) -> str | None:
 
 
 def precision_words(recording: Recording, dtype: str) -> str:
-    """How to compute in 16 bits."""
+    """Say how to compute in 16 bits."""
     short = {"bfloat16": "bf16", "float16": "fp16"}[dtype]
     return words_for(recording, "autocast", dtype=dtype, short=short, lightning=_LIGHTNING_PRECISION[dtype])
 
 
 def fused_words(recording: Recording) -> str | None:
-    """How to have one fused kernel step; None where an optimizer has none."""
+    """Say how to use a fused optimizer step; None if an optimizer has none."""
     names = optimizers_of(recording)
     if not names:
         return "fused=True in the optimizer"
@@ -146,7 +146,7 @@ def fused_words(recording: Recording) -> str | None:
 
 
 def eight_bit_words(recording: Recording) -> str | None:
-    """What keeps the states in 8 bits; None where nothing does that for the optimizer at hand."""
+    """Say how to keep states in 8 bits; None if nothing supports the optimizer."""
     table = _tables()["eight_bit"]
     names = optimizers_of(recording)
     if not names:
@@ -158,7 +158,7 @@ def eight_bit_words(recording: Recording) -> str | None:
 
 
 def _has_pairs(recording: Recording) -> bool:
-    """Adam's states come in two of a size; momentum comes alone."""
+    """Say whether states come in pairs of a size, as Adam's do; momentum comes alone."""
     counts: dict[int, int] = {}
     for a in recording.allocations:
         if a.category is Category.OPTIMIZER_STATES:
@@ -168,10 +168,10 @@ def _has_pairs(recording: Recording) -> bool:
 
 
 def attention_words(recording: Recording) -> str:
-    """How to have fused attention."""
+    """Say how to use fused attention."""
     return words_for(recording, "attention_by_model" if recording.header.training.get("sdpa") else "attention")
 
 
 def is_of_sdpa(a: Allocation) -> bool:
-    """Whether transformers made it on the way through `scaled_dot_product_attention`."""
+    """Say whether transformers made it on the way through `scaled_dot_product_attention`."""
     return any(frame.startswith(_SDPA) for frame in a.stack)

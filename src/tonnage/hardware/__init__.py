@@ -1,4 +1,4 @@
-"""The catalogue of GPUs, the hosts they sit in, and clusters of them."""
+"""The catalogue of GPUs, their hosts, and clusters of them."""
 
 from tonnage.hardware.catalogue import all_gpus, find_cuda_gpu, find_gpu
 from tonnage.hardware.cluster import Cluster, find_cluster

@@ -1,4 +1,4 @@
-"""Find a card by the names people use for it. The cards are data (`data/gpus/`); no probing happens here.
+"""Find a GPU by the names people use for it. The GPUs are data (`data/gpus/`); the machine is not probed.
 
 | asked                                   | found                            |
 |-----------------------------------------|----------------------------------|
@@ -6,8 +6,8 @@
 | "a100-80", "a100 80gb"                  | A100 80 GB                       |
 | "4090", "rtx-4090", "RTX 4090"          | RTX 4090                         |
 | "NVIDIA H200"                           | H200                             |
-| "a100-40:1g.5gb", "m4-max:64gb"         | a part of a card                 |
-| "my-card.toml", "cards/mine.toml"       | the card that the file describes |
+| "a100-40:1g.5gb", "m4-max:64gb"         | a part of a GPU                  |
+| "my-card.toml", "cards/mine.toml"       | the GPU that the file describes  |
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ from tonnage.hardware.gpu import Gpu, Overhead
 from tonnage.hardware.tables import Tables, close_keys, plain
 
 _DATA = Path(__file__).parent / "data"
-# Families in the order of the list that people read; each is a file.
+# Families in the order in which they are listed; each is a file.
 FAMILIES = ("data-centre", "instinct", "workstation", "geforce", "laptop", "apple")
-# What most cards do not have.
+# Defaults for what most GPUs lack.
 _ABSENT: dict[str, Any] = {
     "l3_bytes": 0,
     "l3_bytes_per_s": 0.0,
@@ -34,7 +34,7 @@ _ABSENT: dict[str, Any] = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """The card of that name or in that file; case, spaces, dashes and the maker's name do not matter."""
+    """Return the GPU of that name or in that file, ignoring case, spaces, dashes and the vendor's name."""
     if is_file(name):
         from tonnage.hardware.custom import read_gpu
 
@@ -53,56 +53,56 @@ def find_gpu(name: str) -> Gpu:
 
 
 def find_cuda_gpu(name: str) -> Gpu:
-    """The same, for the virtual GPU, which knows CUDA alone."""
+    """Like `find_gpu`, but only for GPUs that run CUDA, as the virtual GPU needs."""
     card = find_gpu(name)
     check_cuda(card)
     return card
 
 
 def check_cuda(card: Gpu) -> None:
-    """Refuse a card that the virtual GPU cannot stand in for."""
+    """Raise for a GPU that the virtual GPU cannot emulate."""
     if not card.runs_cuda:
         hint = f"Name a card of NVIDIA's; `tonnage plan` knows {card.key} too."
         raise UnknownGpu(f"The virtual GPU stands in for CUDA's cards alone: {card.name} is {card.maker}'s.", hint=hint)
 
 
 def all_gpus() -> tuple[Gpu, ...]:
-    """Every card of the catalogue, in the order of the files."""
+    """Return every GPU of the catalogue, in the order of the files."""
     return tuple(_card(key) for key in gpu_tables().texts)
 
 
 def common_cards() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Keys of cards that people commonly have or rent, each with the numbers of them that are usual."""
+    """Yield keys of GPUs that are commonly owned or rented, each with the usual counts."""
     table = Tables.read(_DATA / "common.toml").table("common")
     yield from ((key, (1,)) for key in table["cards"])
     yield from ((key, (1, 2, 4, 8)) for key in table["multiples"])
 
 
 def is_file(name: str) -> bool:
-    """Whether a name means a file of one's own."""
+    """Say whether a name is a user's own TOML file."""
     return name.strip().lower().endswith(".toml")
 
 
 @cache
 def gpu_tables() -> Tables:
-    """The cards, unparsed."""
+    """Return the GPUs, unparsed."""
     return Tables.read(*(_DATA / "gpus" / f"{family}.toml" for family in FAMILIES))
 
 
 @cache
 def architecture_tables() -> Tables:
-    """What cards of an architecture share, unparsed."""
+    """Return what GPUs of an architecture share, unparsed."""
     return Tables.read(_DATA / "architectures.toml")
 
 
 @cache
 def shared_by(architecture: str) -> dict[str, Any]:
-    """What the cards of an architecture have in common."""
+    """Return what the GPUs of an architecture share."""
     return architecture_tables().table(architecture)
 
 
 def build(key: str, row: dict[str, Any]) -> Gpu:
-    """A card is its architecture's row overlaid with its own."""
+    """Build a GPU from its architecture's row overlaid with its own."""
     merged = _ABSENT | shared_by(row["architecture"]) | row
     overheads = shared_by("overhead") | merged.pop("overhead", {})
     return Gpu(

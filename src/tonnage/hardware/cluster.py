@@ -1,17 +1,17 @@
-"""Some cards in some hosts, from the words people use for them.
+"""GPUs in hosts, from the names people use for them.
 
-| asked                 | cards | hosts                                       |
+| asked                 | GPUs  | hosts                                       |
 |-----------------------|-------|---------------------------------------------|
 | "h200", "8xh200"      | 1, 8  | one HGX of 8, or that part of it            |
 | "1024xh100"           | 1024  | 128 of 8                                    |
-| "2x6xh100"            | 12    | two, with six cards each in use             |
+| "2x6xh100"            | 12    | two, with six GPUs each in use              |
 | "dgx-h100"            | 8     | one                                         |
 | "4xp5.48xlarge"       | 32    | four                                        |
-| "h100:3g.40gb"        | 1     | a part of a card, in a plain server         |
-| "8xmy-card.toml"      | 8     | one, of a card that the file describes      |
+| "h100:3g.40gb"        | 1     | a part of a GPU, in a plain server          |
+| "8xmy-card.toml"      | 8     | one, of a GPU that the file describes       |
 
-A part of a host has that part of its memory, its drives and their speed; of a workstation it has all. Links are at the peak that
-their makers state: what a collective or a copy reaches of it is for others to say.
+A part of a host has that part of its memory and drives; GPUs in a workstation have all of it. Links are at the vendors' peak
+bandwidth, of which collectives and copies reach only a share.
 """
 
 import re
@@ -36,7 +36,7 @@ _HOW = "Write it like h200, 8xh200, 2x8xh100 (hosts × cards), dgx-h100 or 4xp5.
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal hosts with equal cards. Speeds are bytes a second in one direction."""
+    """Equal hosts with equal GPUs. Speeds are bytes per second in one direction."""
 
     gpu: Gpu
     gpus_per_host: int
@@ -45,42 +45,42 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """All cards."""
+        """Number of all GPUs."""
         return self.gpus_per_host * self.hosts
 
     @property
     def name(self) -> str:
-        """ "8xh100": as `find_cluster` takes it, where the hosts are the card's usual ones."""
+        """The name as `find_cluster` takes it, like "8xh100", if the hosts are the GPU's usual ones."""
         return f"{self.gpus}x{self.gpu.key}" if self.gpus > 1 else self.gpu.key
 
     @property
     def words(self) -> str:
-        """ "16 × h100 in 2 hosts (HGX H100)": for a headline."""
+        """A description for a headline, like "16 × h100 in 2 hosts (HGX H100)"."""
         count = f"{self.gpus} × " if self.gpus > 1 else ""
         return f"{count}{self.gpu.key} in {self.hosts} host{'s' * (self.hosts > 1)} ({self.host.name})"
 
     @property
     def host_memory_bytes(self) -> int:
-        """Memory of one host, or of the part of it that comes with these cards."""
+        """Memory of one host, or of the part that belongs to these GPUs."""
         return self.host_memory_per_gpu_bytes * self.gpus_per_host
 
     @property
     def host_memory_per_gpu_bytes(self) -> int:
-        """A card's share of its host's memory."""
+        """A GPU's share of its host's memory."""
         return self.host.memory_bytes // self._sharing
 
     @property
     def host_memory_bytes_per_s(self) -> float:
-        """What the CPUs of one host read a second, or the part of it that comes with these cards; 0 where none is stated."""
+        """Memory bandwidth of one host's CPUs, or of the part that belongs to these GPUs; 0 if not stated."""
         return self.host.memory_bytes_per_s * self.gpus_per_host / self._sharing
 
     @property
     def _sharing(self) -> int:
-        """Cards that share a host's memory and drives."""
+        """GPUs that share a host's memory and drives."""
         return self.gpus_per_host if self.host.whole else self.host.gpus
 
     def with_host(self, *, memory_bytes: int | None = None, nvme_bytes_per_s: float | None = None) -> "Cluster":
-        """The same cards in hosts that have so much for them; None: as they are."""
+        """Return the same GPUs in hosts with this memory and drive speed; None keeps the current value."""
         changed = {"memory_bytes": memory_bytes, "nvme_bytes_per_s": nvme_bytes_per_s}
         kept = {"memory_bytes": self.host_memory_bytes, "nvme_bytes_per_s": self.nvme_bytes_per_s * self.gpus_per_host}
         kept["memory_bytes_per_s"] = self.host_memory_bytes_per_s
@@ -88,7 +88,7 @@ class Cluster:
         return replace(self, host=replace(self.host, whole=True, **known))
 
     def without(self, size_bytes: int) -> "Cluster":
-        """The same with so much less on every card: others hold it."""
+        """Return the cluster with `size_bytes` less on every GPU, which others use."""
         if size_bytes >= self.gpu.memory_bytes:
             raise RequestError(
                 f"{format_bytes(size_bytes)} beside it leave nothing of {self.gpu.name}, which has "
@@ -99,27 +99,27 @@ class Cluster:
 
     @property
     def peer_bytes_per_s(self) -> float:
-        """From a card to its neighbours in the host: over the fast link where it joins them all, else over PCIe."""
+        """Bandwidth from a GPU to its peers in the host: over the fast link if it joins all of them, else PCIe."""
         return self._reached(self.gpus_per_host)
 
     @property
     def network_bytes_per_s(self) -> float:
-        """From a card to cards of other hosts."""
+        """Bandwidth from a GPU to GPUs of other hosts."""
         return self.host.network_bytes_per_s
 
     @property
     def pcie_bytes_per_s(self) -> float:
-        """The slower of what the card and the host have."""
+        """The slower of the GPU's and the host's PCIe bandwidth."""
         return min(self.gpu.pcie_bytes_per_s, self.host.pcie_bytes_per_s)
 
     @property
     def host_link_bytes_per_s(self) -> float:
-        """Between a card and the memory of its host: chip to chip where there is such a link, else PCIe."""
+        """Bandwidth between a GPU and its host's memory: over a chip-to-chip link if there is one, else PCIe."""
         return self.gpu.c2c_bytes_per_s or self.pcie_bytes_per_s
 
     @property
     def nvme_bytes_per_s(self) -> float:
-        """A card's share of the host's drives; 0 where they are not known."""
+        """A GPU's share of the host's drive bandwidth; 0 if unknown."""
         return self.host.nvme_bytes_per_s / self._sharing
 
     @overload
@@ -127,7 +127,7 @@ class Cluster:
     @overload
     def link_bytes_per_s(self, group_size: "NDArray[np.int64]") -> "NDArray[np.float64]": ...
     def link_bytes_per_s(self, group_size: Any) -> Any:
-        """The slowest link that a group of that many neighbouring cards crosses, for one size or an array of them."""
+        """Return the slowest link within a group of that many neighbouring GPUs, for one size or an array of them."""
         if isinstance(group_size, int):
             return self._reached(group_size)
         import numpy as np
@@ -144,7 +144,7 @@ class Cluster:
 
 
 def find_cluster(text: str) -> Cluster:
-    """The cards and hosts that a text such as "8xh200" or "4xdgx-h100" means."""
+    """Return the cluster that a text such as "8xh200" or "4xdgx-h100" means."""
     counts, name = _split(text)
     host_key = None if is_file(name) else host_tables().keys_by_name.get(plain(name))
     if host_key is not None:
@@ -153,13 +153,13 @@ def find_cluster(text: str) -> Cluster:
 
 
 def common_clusters(maker: str) -> list[Cluster]:
-    """One to eight of the cards that people commonly have or rent, by memory; those of that maker first."""
+    """Return one to eight of the common GPUs, by memory, those of that vendor first."""
     found = [find_cluster(f"{count}x{card}") for card, counts in common_cards() for count in counts]
     return sorted(found, key=lambda each: (each.gpu.maker != maker, each.gpus * each.gpu.memory_bytes))
 
 
 def find_cuda_cluster(text: str) -> Cluster:
-    """The same, for the virtual cluster, which knows CUDA alone."""
+    """Like `find_cluster`, but only for GPUs that run CUDA, as the virtual cluster needs."""
     cluster = find_cluster(text)
     check_cuda(cluster.gpu)
     return cluster

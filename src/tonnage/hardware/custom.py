@@ -1,4 +1,4 @@
-"""A card that the catalogue does not hold, from a TOML file of one's own.
+"""A GPU that is not in the catalogue, from a user's TOML file.
 
     name = "Prototype 48"            # required, as are the next six, unless `like` gives them
     architecture = "sm_90"           # whose registers, shared memory and lanes it has
@@ -8,10 +8,10 @@
     clock_mhz = 1800
     rates = { fp32 = 4.4e13, bf16 = 3.5e14 }
 
-    like = "h100"                    # take what is not given here from a card of the catalogue
+    like = "h100"                    # take what is not given here from a GPU of the catalogue
     power_w = 350                    # and any other field of `Gpu`
 
-A field that is missing, unknown or out of all proportion is an error that names it: most such files fail by a unit.
+A missing, unknown or implausible field is an error that names it: most mistakes in such files are wrong units.
 """
 
 import tomllib
@@ -57,7 +57,7 @@ _SPEEDS = {
     "c2c_bytes_per_s": (0, 1e15),
 }
 _KNOWN = (*_TEXTS, *_SIZES, *_COUNTS, *_SPEEDS, "rates")
-# What a file may leave out and no architecture says. Zero is shown as unknown.
+# Defaults for what a file may omit and no architecture defines. Zero is shown as unknown.
 _UNSAID: dict[str, Any] = {
     "aliases": (),
     "memory_kind": "memory",
@@ -71,7 +71,7 @@ _UNSAID: dict[str, Any] = {
 
 
 def read_gpu(path: Path) -> Gpu:
-    """The card that a file describes; its key is the file's name without the ending."""
+    """Return the GPU that a file describes; its key is the file's stem."""
     given = _read(path)
     row = {field: _checked(path, field, value) for field, value in given.items()}
     base = _base(path, row.pop("like", None))
@@ -106,7 +106,6 @@ def _base(path: Path, like: str | None) -> dict[str, Any]:
 
 
 def _checked(path: Path, field: str, value: Any) -> Any:
-    """The value of a field as `Gpu` keeps it."""
     if field not in _KNOWN:
         raise BadGpu(f"{path} has a field {field!r}, which no card has.", hint=_closest(field))
     if field == "rates":
@@ -157,7 +156,7 @@ def _number(path: Path, field: str, value: Any, limits: tuple[float, float]) -> 
 
 
 def _example(field: str) -> str:
-    """How a field is written: with the H100's own value."""
+    """Show how a field is written, with the H100's value."""
     if field.startswith("rates"):
         return "rates = { fp32 = 6.69e13, bf16 = 9.894e14 } (operations a second)"
     if field == "memory_bytes":

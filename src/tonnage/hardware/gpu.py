@@ -1,4 +1,4 @@
-"""One GPU as a program sees it: a row of the catalogue. It does not know of any GPU in this machine."""
+"""One GPU as a program sees it: a row of the catalogue, independent of this machine's GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gpu:
-    """A card. Rates are dense peak operations a second; a rate that the card lacks is absent from `rates`.
+    """A GPU. Rates are dense peak operations per second; a precision that the GPU lacks is absent from `rates`.
 
-    Links are in one direction: `nvlink_bytes_per_s` is all that a card can send to its peers over `link` (NVLink, or Infinity
-    Fabric on AMD's), `c2c_bytes_per_s` what a chip-to-chip link to its own CPU carries. 0 means that there is none.
-    An SM is a compute unit on AMD's cards, shared memory is LDS. The catalogue holds one object a card, so identity
-    is equality.
+    Links are in one direction: `nvlink_bytes_per_s` is what a GPU can send to its peers over `link` (NVLink, or
+    Infinity Fabric on AMD), `c2c_bytes_per_s` the bandwidth of a chip-to-chip link to its own CPU. 0 means none. An SM
+    is a compute unit on AMD, shared memory is LDS. The catalogue holds one object per GPU, so identity is equality.
     """
 
     key: str
@@ -54,19 +53,19 @@ class Gpu:
 
     @property
     def has_bf16(self) -> bool:
-        """Volta and Turing have FP16 alone."""
+        """Whether it supports BF16: Volta and Turing have only FP16."""
         return "bf16" in self.rates
 
     @property
     def runs_cuda(self) -> bool:
-        """Whether the virtual GPU can stand in for it."""
+        """Whether the virtual GPU can emulate it."""
         return self.maker == "NVIDIA"
 
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Bytes that a process holds outside the caching allocator once a library is in use, and how we know."""
+    """Bytes that a process holds outside the caching allocator once a library is in use, and their source."""
 
     size_bytes: int
     source: str
-    host_bytes: int = 0  # what it holds of the host's memory
+    host_bytes: int = 0  # host memory that it uses

@@ -1,14 +1,14 @@
-"""The memory that a card reaches, level by level: how much, how fast, how far, and how much arithmetic each byte must feed.
+"""The memory levels that a GPU reaches: capacity, bandwidth, latency, and the arithmetic intensity each needs.
 
-| level     | bytes a second                                  | known how                                   |
+| level     | bytes per second                                | source                                      |
 |-----------|-------------------------------------------------|---------------------------------------------|
-| registers | SMs × FP32 lanes × 3 operands × 4 B × clock     | what the lanes can take in                  |
+| registers | SMs × FP32 lanes × 3 operands × 4 B × clock     | what the lanes can consume                  |
 | shared    | SMs × 128 B × clock                             | 32 banks of 4 bytes                         |
-| L2        | SMs × bytes a clock (`architectures.toml`)      | a model, from published microbenchmarks     |
-| the rest  | as their makers state, in one direction         | data sheets                                 |
+| L2        | SMs × bytes per clock (`architectures.toml`)    | a model, from published microbenchmarks     |
+| the rest  | as their vendors state, in one direction        | data sheets                                 |
 
-Latencies are orders of magnitude, the same for all cards. Beyond the card a level is its share of the host that it sits in.
-This module does not know what a program reaches of these peaks.
+Latencies are orders of magnitude, the same for all GPUs. Beyond the GPU a level is its share of its host. Attained
+shares of these peaks are not modelled here.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ LATENCIES_NS = {
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level. A capacity or speed of 0 is not known; `source` is that of the speed: "model" or "stated"."""
+    """One level. A capacity or bandwidth of 0 is unknown; `source` is the bandwidth's: "model" or "stated"."""
 
     name: str
     what: str
@@ -45,21 +45,21 @@ class Level:
 
     @property
     def latency_ns(self) -> int:
-        """Its order of magnitude."""
+        """Order of magnitude of its latency."""
         return LATENCIES_NS[self.name]
 
     def intensity(self, operations_per_s: float) -> float | None:
-        """Operations on each byte from which on this level no longer limits that rate; None where its speed is not known."""
+        """Return the operations per byte above which this level no longer limits that rate; None if unknown."""
         return operations_per_s / self.bytes_per_s if self.bytes_per_s else None
 
 
 def levels_of(cluster: Cluster) -> tuple[Level, ...]:
-    """The levels that one card of a cluster has, the nearest first; what it lacks is absent."""
+    """Return the levels of one GPU of a cluster, nearest first, without those it lacks."""
     return (*_on_chip(cluster.gpu), *_beyond(cluster))
 
 
 def reference_precision(gpu: Gpu) -> str:
-    """What models are computed in on this card: bf16 where it has that, else fp16, else fp32."""
+    """Return the usual precision of models on this GPU: bf16 if supported, else fp16, else fp32."""
     return next(name for name in ("bf16", "fp16", "fp32") if name in gpu.rates)
 
 
@@ -95,8 +95,8 @@ def _beyond(cluster: Cluster) -> Iterator[Level]:
 
 
 def pcie_name(cluster: Cluster) -> str:
-    """The generation that card and host have in common."""
-    # Half the speed of the card's own is one generation less.
+    """Return the PCIe generation that GPU and host share."""
+    # Half the speed of the GPU's own is one generation less.
     generation, speed = cluster.gpu.pcie_generation, cluster.gpu.pcie_bytes_per_s
     while generation > 1 and cluster.pcie_bytes_per_s <= speed / 2:
         generation, speed = generation - 1, speed / 2

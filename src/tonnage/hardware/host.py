@@ -1,6 +1,6 @@
-"""Hosts: the machines that cards sit in, and what joins the cards of one host to each other, to it and to other hosts.
+"""Hosts: the machines that GPUs sit in, and the links of their GPUs to each other, to the host and to other hosts.
 
-A host is a row of `data/hosts.toml` or `data/clouds.toml`. This module does not know which hosts there are in anybody's cluster.
+A host is a row of `data/hosts.toml` or `data/clouds.toml`.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine with cards. Speeds are bytes a second in one direction, at their peak; 0: there is none, or none is stated.
+    """A machine with GPUs. Speeds are peak bytes per second in one direction; 0: none, or not stated.
 
-    `gpu` is the card that it holds ("": any). `link_gpus` is how many neighbouring cards the fast link joins (NVLink, Infinity
-    Fabric; 0: none, they talk over PCIe). `network_bytes_per_s` is for each card, `network_hop_s` one step of a ring of cards in
-    several hosts (0: as over InfiniBand), `network_tree_share` what a tree of hosts reaches of a ring's bandwidth. `whole`: the
-    cards in use have all of its memory and drives, however few they are; else each has its share. `memory_bytes_per_s` is
-    what its CPUs read of their memory.
+    `gpu` is the GPU that it holds ("": any). `link_gpus` is how many neighbouring GPUs the fast link joins (NVLink,
+    Infinity Fabric; 0: they use PCIe). `network_bytes_per_s` is per GPU, `network_hop_s` one step of a ring over
+    several hosts (0: as over InfiniBand), `network_tree_share` a tree's share of a ring's bandwidth. `whole`: the GPUs
+    in use have all of its memory and drives, however few they are; else each has its share. `memory_bytes_per_s` is the
+    CPUs' memory bandwidth.
     """
 
     key: str
@@ -45,24 +45,24 @@ class Host:
 
 @cache
 def host_tables() -> Tables:
-    """The hosts of the catalogue, unparsed."""
+    """Return the hosts of the catalogue, unparsed."""
     return Tables.read(_DATA / "hosts.toml", _DATA / "clouds.toml")
 
 
 @cache
 def read_host(key: str) -> Host:
-    """One host of the catalogue."""
+    """Return one host of the catalogue."""
     row = host_tables().table(key)
     return Host(**row | {"key": key, "aliases": tuple(row.get("aliases", ()))})
 
 
 def all_hosts() -> tuple[Host, ...]:
-    """Every host, in the order of the file."""
+    """Return every host, in the order of the file."""
     return tuple(read_host(key) for key in host_tables().texts)
 
 
 def homes_of(gpu: Gpu) -> tuple[Host, ...]:
-    """The hosts that a card is taken to sit in where none is named, the smallest first."""
+    """Return the default hosts of a GPU, the smallest first."""
     homes = _homes()
     return tuple(read_host(key) for key in homes.get(gpu.key) or homes[gpu.family])
 

@@ -1,8 +1,8 @@
-"""What NVML says of the memory of this machine's GPUs and of the processes on them, at one moment.
+"""NVML's view of the memory of this machine's GPUs and of the processes on them, at one moment.
 
-Memory is asked for in its second version, in which what the driver keeps for itself (`reserved`) is not mixed with what
-is used. A container hides other processes, so the processes' bytes may be fewer than the GPU's: the difference is kept,
-not spread. Nothing here knows torch, time or how a sample is shown.
+Memory is queried in its second version, which separates the driver's own (`reserved`) from used memory. A container
+hides other processes, so the sum of processes may be less than the GPU's used memory: the difference is kept, not
+distributed.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tonnage.errors import MissingPart, TonnageError
 
 
 class Nvml(Protocol):
-    """The functions of `pynvml` that are called here; its errors are `NVMLError` and its subclasses."""
+    """The functions of `pynvml` used here; its errors are `NVMLError` and its subclasses."""
 
     NVMLError: type[Exception]
     nvmlMemory_v2: int
@@ -36,7 +36,7 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """One process on one GPU. `used_bytes` is None where the driver does not tell."""
+    """One process on one GPU. `used_bytes` is None if the driver does not report it."""
 
     pid: int
     name: str
@@ -45,7 +45,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """One GPU at one moment. `busy_percent` is None where the driver does not tell."""
+    """One GPU at one moment. `busy_percent` is None if the driver does not report it."""
 
     index: int
     name: str
@@ -58,18 +58,18 @@ class GpuMemory:
 
     @property
     def free_bytes(self) -> int:
-        """What a process could still get."""
+        """Memory that a process could still allocate."""
         return max(0, self.total_bytes - self.used_bytes - self.reserved_bytes)
 
     @property
     def unseen_bytes(self) -> int:
-        """What is used by no process that can be seen from here: other containers, the driver's own."""
+        """Memory used by no visible process: other containers, the driver's own."""
         return max(0, self.used_bytes - sum(process.used_bytes or 0 for process in self.processes))
 
 
 @contextmanager
 def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
-    """NVML, ready to be asked; words where there is none."""
+    """Open NVML; raises a readable error if there is none."""
     nvml = library or _installed()
     try:
         nvml.nvmlInit()
@@ -97,7 +97,7 @@ def _installed() -> Nvml:
 
 
 class NvmlReader:
-    """Samples every GPU; what does not change is asked for once."""
+    """Samples every GPU; constant properties are queried once."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -108,11 +108,11 @@ class NvmlReader:
 
     @property
     def count(self) -> int:
-        """How many GPUs there are."""
+        """Number of GPUs."""
         return len(self._handles)
 
     def sample(self) -> tuple[GpuMemory, ...]:
-        """Every GPU now."""
+        """Return the current state of every GPU."""
         with self._words():
             return tuple(self._gpu(index) for index in range(self.count))
 
@@ -129,12 +129,11 @@ class NvmlReader:
         return GpuMemory(index, name, uuid, total, used, reserved, self._busy_percent(handle), self._processes(handle))
 
     def _memory(self, handle: Any) -> tuple[int, int, int]:
-        """Used, reserved and total bytes."""
         nvml = self._nvml
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         except nvml.NVMLError:
-            # Drivers before 510 know the first version only, whose used bytes include the reserved ones.
+            # Drivers before 510 have only the first version, whose used bytes include the reserved ones.
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             return memory.used, 0, memory.total
         return memory.used, memory.reserved, memory.total
@@ -146,13 +145,13 @@ class NvmlReader:
             return None  # a slice of a GPU (MIG) has no rate
 
     def _processes(self, handle: Any) -> tuple[ProcessMemory, ...]:
-        """Largest first; one that both computes and draws is listed by NVML twice, with the same bytes."""
+        """Return processes, largest first; NVML lists those with both compute and graphics twice."""
         nvml, used_by_pid = self._nvml, dict[int, int | None]()
         for listing in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
             try:
                 used_by_pid |= {process.pid: process.usedGpuMemory for process in listing(handle)}
             except nvml.NVMLError:
-                continue  # not supported on this card, or not allowed
+                continue  # not supported on this GPU, or not allowed
         found = [ProcessMemory(pid, self._process_name(pid), used) for pid, used in used_by_pid.items()]
         return tuple(sorted(found, key=lambda process: (-(process.used_bytes or 0), process.pid)))
 
@@ -167,7 +166,7 @@ class NvmlReader:
 
     @staticmethod
     def _script_of(pid: int) -> str:
-        """ "python train.py" where the process is ours to read: the interpreter alone says nothing."""
+        """Return "python train.py" if the process is readable: the interpreter alone says nothing."""
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:

@@ -1,4 +1,4 @@
-"""A part of a card, by what follows a colon: a MIG instance, or a chip of Apple's with less memory than the most.
+"""A part of a GPU, named after a colon: a MIG instance, or an Apple chip with less than the maximum memory.
 
 | asked             | found                                                                   |
 |-------------------|-------------------------------------------------------------------------|
@@ -20,12 +20,12 @@ from tonnage.units import GIB
 
 _DATA = Path(__file__).parent / "data" / "mig.toml"
 _MEMORY = re.compile(r"(\d+)\s*(?:gi?b)?")
-# Up to so many GB, Metal recommends two thirds to one process, and three quarters of more.
+# Up to this many GB, Metal recommends two thirds to one process, and three quarters beyond.
 _SMALL_GB = 32
 
 
 def part_of(card: Gpu, words: str) -> Gpu:
-    """The part of that name; one object for each, as of whole cards."""
+    """Return the part of that name; one object for each, as with whole GPUs."""
     return (_with_memory if card.maker == "Apple" else _instance)(card, words.strip().lower())
 
 

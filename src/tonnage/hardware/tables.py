@@ -1,8 +1,8 @@
 """TOML files of many tables, read one table at a time.
 
-`tonnage run` waits for the catalogue, and the standard parser takes half a millisecond a card: so a file is cut at its
-headings, names are picked out by pattern, and only what is asked for is parsed. Every table starts with `[key]` on a
-line of its own; `name` and `aliases` are written on one line each. This module does not know what the tables hold.
+`tonnage run` waits for the catalogue, and the standard parser takes half a millisecond per GPU: so a file is split at
+its headings, names are found by regex, and only the requested table is parsed. Every table starts with `[key]` on a
+line of its own; `name` and `aliases` take one line each.
 """
 
 import re
@@ -16,20 +16,20 @@ from typing import Any
 _HEADING = re.compile(r'^\["?([^"\]]+)"?\]', re.MULTILINE)
 _NAMES = re.compile(r"^(?:name|aliases) = (.+)$", re.MULTILINE)
 _QUOTED = re.compile(r'"([^"]+)"')
-# Words that a name may carry or leave out.
+# Words that a name may include or omit.
 _NOISE = re.compile(r"nvidia|geforce|tesla|graphics|gpu|amd|instinct|[^a-z0-9]")
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of some files, in their order, by key; and the file (without its ending) that each is from."""
+    """The tables of some files, in order, by key; and the stem of the file that each is from."""
 
     texts: Mapping[str, str]
     sources: Mapping[str, str]
 
     @classmethod
     def read(cls, *paths: Path) -> "Tables":
-        """Cut files at their headings."""
+        """Split files at their headings."""
         texts: dict[str, str] = {}
         sources: dict[str, str] = {}
         for path in paths:
@@ -39,12 +39,12 @@ class Tables:
         return cls(texts, sources)
 
     def table(self, key: str) -> dict[str, Any]:
-        """One table, parsed."""
+        """Return one parsed table."""
         return tomllib.loads(self.texts[key])
 
     @cached_property
     def keys_by_name(self) -> Mapping[str, str]:
-        """Every name that a table answers to, in its plain form."""
+        """Every normalized name of each table."""
         names: dict[str, str] = {}
         for key, text in self.texts.items():
             for name in (key, *(name for line in _NAMES.findall(text) for name in _QUOTED.findall(line))):
@@ -53,7 +53,7 @@ class Tables:
 
 
 def close_keys(name: str, *many: Tables) -> list[str]:
-    """Keys whose names look like that one, the likest first."""
+    """Return keys with similar names, the closest first."""
     from difflib import get_close_matches
 
     known = {name: key for tables in many for name, key in tables.keys_by_name.items()}
@@ -63,5 +63,5 @@ def close_keys(name: str, *many: Tables) -> list[str]:
 
 @cache
 def plain(name: str) -> str:
-    """A name without case, spaces, dashes, the maker's name and the unit of its memory."""
+    """Normalize a name: drop case, spaces, dashes, the vendor's name and the unit of its memory."""
     return re.sub(r"(?<=\d)gi?b$", "", _NOISE.sub("", name.lower()))

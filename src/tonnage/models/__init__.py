@@ -1,4 +1,4 @@
-"""What a model is made of, from a preset, a configuration or a checkpoint's header; no torch."""
+"""A model's shape from a preset, a configuration or a checkpoint's header, without torch."""
 
 from tonnage.models.config import from_config
 from tonnage.models.find import find_model

@@ -1,7 +1,7 @@
 """What is known of each architecture, as data: the defaults of its fields and its tensors.
 
-`data/architectures.jsonl` holds one architecture a line; only the line that is asked for is parsed. The file is made by
-`tools/learn_shapes.py` from transformers itself.
+`data/architectures.jsonl` holds one architecture per line, and only the requested line is parsed.
+`tools/learn_shapes.py` makes the file from transformers itself.
 """
 
 import json
@@ -15,7 +15,7 @@ _DATA = Path(__file__).parent / "data" / "architectures.jsonl"
 
 @cache
 def architecture(model_type: str) -> Mapping[str, Any] | None:
-    """The row of an architecture; None where it is not known."""
+    """Return the row of an architecture; None if unknown."""
     text = _text()
     start = text.find(f'\n{{"model_type": {json.dumps(model_type)}, '.encode())
     if start < 0:

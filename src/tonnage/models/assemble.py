@@ -1,7 +1,7 @@
-"""Put counted tensors and described layers together into a `ModelShape`.
+"""Combine counted tensors and described layers into a `ModelShape`.
 
-Tensors that a loop repeats are layers; the lists that they stand in ("encoder.block", "decoder.block") are stacks. What
-the fields cannot say of a layer (is it sparse, does it keep a state) its tensors do.
+Tensors that a loop repeats are layers; their module lists ("encoder.block", "decoder.block") are stacks. What the
+fields do not tell about a layer (whether it is sparse or keeps a state) its tensors do.
 """
 
 import re
@@ -22,19 +22,19 @@ _LAST = re.compile(r"decoder|text|language|lm\b|llm")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the layers of a model are described by."""
+    """What describes the layers of a model."""
 
     model_type: str
     values: Values
-    encoder: bool  # every token sees every other
+    encoder: bool  # attention is bidirectional
 
     def fields(self, loop: str) -> Fields:
-        """Of the part whose field counts the loop."""
+        """Return the fields of the part whose field counts the loop."""
         return Fields(self.values, loop.rpartition(".")[0])
 
 
 def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[Stack, ...], list[Tensor]]:
-    """The stacks in order, and the tensors that belong to none."""
+    """Return the stacks in order, and the tensors that belong to none."""
     lists: dict[str, list[Tensor]] = {}
     outside = []
     for tensor in tensors:
@@ -85,7 +85,7 @@ def _looks_back(path: str) -> bool:
 
 
 def _width(tensors: Sequence[Tensor]) -> int:
-    """The layer's width: what its norms are as wide as, else the commonest last dimension."""
+    """Return the layer's width: that of its norms, else the commonest last dimension."""
     norms = [tensor.shape[-1] for tensor in tensors if tensor.shape and roles.is_norm(tensor.name, len(tensor.shape))]
     sizes = norms or [tensor.shape[-1] for tensor in tensors if len(tensor.shape) > 1]
     return max(set(sizes), key=sizes.count) if sizes else 0
@@ -109,7 +109,7 @@ def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, c
 
 
 def _mixer(model: Model, fields: Fields, names: Sequence[str], index: int, side: str, causal: bool) -> Attention | None:
-    """Attention where there are queries; a state where there are only a recurrent mixer's tensors."""
+    """Return attention if there are queries, a recurrent state if there are only a recurrent mixer's tensors."""
     if any(roles.is_recurrent(name) for name in names) and not any(
         re.search(r"self_attn|\bq_proj", name) for name in names
     ):

@@ -1,7 +1,6 @@
-"""The tensors of a checkpoint by its safetensors headers alone: names, shapes, dtypes. No weight is read.
+"""The tensors of a checkpoint from its safetensors headers: names, shapes, dtypes. No weight is read.
 
-A file begins with eight bytes that say how long its header is, and the header is JSON. Shards are listed in
-`model.safetensors.index.json`. This module does not know what the tensors make up.
+A file begins with eight bytes that give the length of its JSON header. `model.safetensors.index.json` lists the shards.
 """
 
 import re
@@ -22,7 +21,7 @@ _LARGEST_INDEX_BYTES = 32 * 2**20
 _DTYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8", "F4": "fp4",
            "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}  # fmt: skip
 _SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
-# Saved beside the parameters, and none of them.
+# Saved beside the parameters, but none of them.
 _BUFFERS = re.compile(
     r"inv_freq$|position_ids$|masked_bias$|num_batches_tracked$|running_(mean|var)$|e_score_correction_bias$|attn\.bias$|"
     r"(weight|input)_scale(_inv)?$|\.(g_idx|qzeros|scales)$|quant_state|absmax$|quant_map$"
@@ -39,17 +38,17 @@ class Stored:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def is_buffer(self) -> bool:
-        """Saved, but no parameter."""
+        """Whether it is saved but no parameter."""
         return bool(_BUFFERS.search(self.name))
 
 
 def read_checkpoint(path: Path) -> tuple[Stored, ...]:
-    """All tensors of a file, of the shards that an index lists, or of the set that a shard belongs to."""
+    """Return all tensors of a file, of the shards that an index lists, or of the set that a shard belongs to."""
     if path.name.endswith(".index.json"):
         return _read_shards(path)
     shard = _SHARD.fullmatch(path.name)
@@ -58,7 +57,7 @@ def read_checkpoint(path: Path) -> tuple[Stored, ...]:
 
 
 def read_header(path: Path) -> tuple[Stored, ...]:
-    """The tensors of one file."""
+    """Return the tensors of one file."""
     with open_file(path) as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
@@ -74,7 +73,7 @@ def read_header(path: Path) -> tuple[Stored, ...]:
 
 
 def main_dtype(tensors: Iterable[Stored]) -> str:
-    """The one that most numbers are kept in."""
+    """Return the dtype of most elements."""
     elements: Counter[str] = Counter()
     for tensor in tensors:
         elements[tensor.dtype] += tensor.elements

@@ -1,6 +1,6 @@
-"""The known architecture that an unknown one is most like, judged by its fields.
+"""The known architecture most similar to an unknown one, judged by its fields.
 
-| it has                                | it is taken for    |
+| it has                                | it is treated as   |
 |---------------------------------------|--------------------|
 | a compressed key and value (MLA)      | deepseek_v3        |
 | experts                               | mixtral            |
@@ -30,7 +30,7 @@ _NEEDED = ("hidden", "layers", "heads", "vocab")
 
 
 def closest(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of the known architecture, with the unknown one's numbers."""
+    """Return a configuration of the known architecture with the unknown one's numbers."""
     fields = Fields(config.get)
     missing = [meant for meant in _NEEDED if fields.find(meant) is None]
     if missing:

@@ -26,13 +26,13 @@ _SCORES = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "LMHe
 
 
 def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The shape of the model that transformers would build from this configuration."""
+    """Return the shape of the model that transformers would build from this configuration."""
     if not isinstance(config, Mapping):
         raise BadModel("A model configuration must be a JSON object.", hint="Give the config.json of the model.")
     model_type = _model_type(config)
     row = architecture(model_type)
     if row is None or "tensors" not in row:
-        # Counted as something like it, and said so.
+        # Counted as a similar one, with a note.
         like = closest(config)
         shape = from_config(like, name or model_type)
         note = (
@@ -55,12 +55,12 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
 
 
 def counted(config: Mapping[str, Any], row: Mapping[str, Any], head: str) -> int:
-    """The parameters that a row of templates gives a configuration."""
+    """Return the parameters of a configuration according to a row of templates."""
     return sum(_count(tensor) for tensor in _all_tensors(config, row, Values(config, row), head))
 
 
 def _check(row: Mapping[str, Any], values: Values) -> None:
-    """Refuse what transformers refuses: nothing of something, and heads that do not divide the width."""
+    """Raise for what transformers refuses: zero sizes, and heads that do not divide the width."""
     part = "text_config" if values("text_config.hidden_size") else ""
     fields = Fields(values, part)
     hidden, heads, _ = (
@@ -77,7 +77,7 @@ def _check(row: Mapping[str, Any], values: Values) -> None:
 
 
 def _model_type(config: Mapping[str, Any]) -> str:
-    """As stated, else as the class is named ("LlamaForCausalLM")."""
+    """Return the stated type, else the one in the class name ("LlamaForCausalLM")."""
     stated = config.get("model_type")
     if isinstance(stated, str) and stated:
         return stated
@@ -87,7 +87,7 @@ def _model_type(config: Mapping[str, Any]) -> str:
 
 
 def _as_saved(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as transformers would write it, from the forms that published ones take.
+    """Return the configuration as transformers would save it, from the forms that published ones take.
 
     | published                                               | saved                                 |
     |---------------------------------------------------------|---------------------------------------|
@@ -121,7 +121,7 @@ def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple
 
 
 def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tensor]:
-    """Those of the row, with a part that is of another type than usual replaced by that type's."""
+    """Yield the row's tensors, replacing a part of an unusual type by that type's."""
     found = list(tensors(row, values, head))
     for part, usual in row["defaults"].items():
         given = config.get(part)
@@ -133,7 +133,7 @@ def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: Valu
 
 
 def _with_part(found: list[Tensor], part: str, given: Mapping[str, Any], other: Mapping[str, Any]) -> list[Tensor]:
-    """The tower that the part describes, rebuilt as the other type's bare model."""
+    """Rebuild the part's tower as the other type's bare model."""
     looped = [
         tensor for tensor in found if tensor.loop and all(name.startswith(f"{part}.") for name in names_in(tensor.loop))
     ]
@@ -179,7 +179,7 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
 
 
 def _with_outside(made: tuple[Stack, ...], outside: list[Tensor]) -> tuple[Stack, ...]:
-    """Towers with what each has outside of its layers; the rest is the language model's."""
+    """Add to each tower what it has outside its layers; the rest is the language model's."""
     towers: list[Stack] = []
     for stack in made[:-1]:
         # Of two lists of layers in one tower the first has it.
@@ -192,9 +192,9 @@ def _with_outside(made: tuple[Stack, ...], outside: list[Tensor]) -> tuple[Stack
 
 
 def _projector(outside: list[Tensor]) -> Projector | None:
-    """What lies between a tower and the language model, where there is such a thing."""
+    """Return what lies between a tower and the language model; None if nothing does."""
     mine = [tensor for tensor in outside if roles.part(tensor.name) == "projector"]
-    # A matrix of nn.Linear has its outputs first; one that is a parameter of its own, its inputs.
+    # nn.Linear weights have outputs first; bare parameters have inputs first.
     matrices = [
         tensor.shape[::-1] if tensor.name.endswith(".weight") else tensor.shape
         for tensor in mine
@@ -207,7 +207,7 @@ def _projector(outside: list[Tensor]) -> Projector | None:
 
 
 def _tied(values: Values, outside: list[Tensor]) -> bool:
-    """No matrix of the head is as large as the embedding."""
+    """Say whether embedding and head are tied: no head matrix is as large as the embedding."""
     vocab = values("vocab_size") or values("text_config.vocab_size")
     return not any(roles.is_head(tensor.name) and len(tensor.shape) > 1 and vocab in tensor.shape for tensor in outside)
 

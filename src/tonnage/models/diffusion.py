@@ -1,6 +1,6 @@
-"""Pipelines that make images or videos from text: which parts they have, and what sizes they take (`data/diffusion.toml`).
+"""Pipelines that generate images or videos from text: their parts and sizes (`data/diffusion.toml`).
 
-What a part holds and computes is the business of `tonnage.budget.diffusion`.
+`tonnage.budget.diffusion` knows what a part holds and computes.
 """
 
 import re
@@ -14,14 +14,14 @@ from typing import Literal
 from tonnage.errors import BadLayout
 
 _DATA = Path(__file__).parent / "data" / "diffusion.toml"
-_LATENT = 8  # pixels of a side that one position of the latents stands for
+_LATENT = 8  # pixels per side of one latent position
 _LATENT_FRAMES = 4
 _MOST_SIDE, _MOST_FRAMES = 16384, 1025
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A denoiser, what reads the prompt, and what turns latents into pixels. The file says what each field means."""
+    """A denoiser, its text encoders and its VAE. The data file explains the fields."""
 
     name: str
     names: tuple[str, ...] = ()
@@ -40,13 +40,13 @@ class Pipeline:
 
     @property
     def is_video(self) -> bool:
-        """Whether it makes more than one frame."""
+        """Whether it generates more than one frame."""
         return self.frames > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of one image or video, in pixels."""
+    """The size of one image or video, in pixels."""
 
     height: int
     width: int
@@ -58,29 +58,29 @@ class Size:
 
     @property
     def area(self) -> int:
-        """Positions of one frame of the latents."""
+        """Positions of one latent frame."""
         return (self.height // _LATENT) * (self.width // _LATENT)
 
     @property
     def positions(self) -> int:
-        """Of all latents."""
+        """Positions of all latent frames."""
         return self.area * self.latent_frames
 
     @property
     def pixels(self) -> int:
-        """Of all frames."""
+        """Pixels of all frames."""
         return prod((self.height, self.width, self.frames))
 
     @property
     def words(self) -> str:
-        """ "1024×1024", "81 frames of 480×832"."""
+        """The size as text: "1024×1024", "81 frames of 480×832"."""
         image = f"{self.height}×{self.width}"
         return image if self.frames == 1 else f"{self.frames} frames of {image}"
 
 
 @cache
 def pipelines() -> dict[str, Pipeline]:
-    """All of them, by name."""
+    """Return all pipelines by name."""
     rows = tomllib.loads(_DATA.read_text("utf-8"))
     return {
         name: Pipeline(
@@ -92,7 +92,7 @@ def pipelines() -> dict[str, Pipeline]:
 
 
 def find_pipeline(name: str) -> Pipeline | None:
-    """The pipeline that people call so; None where there is none."""
+    """Return the pipeline of that common name; None if there is none."""
     asked = _plain(name)
     return next((each for each in pipelines().values() if asked in map(_plain, (each.name, *each.names))), None)
 
@@ -102,7 +102,7 @@ def _plain(name: str) -> str:
 
 
 def size_of(pipeline: Pipeline, resolution: str = "", frames: int | None = None) -> Size:
-    """The size that is asked for, or the usual one."""
+    """Return the requested size, or the default one."""
     height, width = pipeline.resolution
     if resolution:
         match = re.fullmatch(r"(\d{1,6})(?:[x×](\d{1,6}))?", resolution.strip().lower())

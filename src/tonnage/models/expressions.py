@@ -1,7 +1,7 @@
 """Evaluate the small arithmetic of tensor templates: "num_attention_heads * head_dim", "layer_types[i] == 'mamba'".
 
-The text is our own data; the values come from strangers. Only what is listed here can happen: no attribute of a Python
-object is read, nothing is called but six functions of numbers, and no number grows past what a dimension may be.
+The expressions are our own data; the values are untrusted. Only what is listed here is possible: no attribute access,
+no calls except six numeric functions, and no number larger than a dimension may be.
 """
 
 import ast
@@ -49,7 +49,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(text: str, lookup: Lookup) -> Any:
-    """The value of an expression, its names found by `lookup`."""
+    """Return the value of an expression, resolving names with `lookup`."""
     try:
         return _value(_parsed(text), lookup)
     except (TypeError, ValueError, ArithmeticError, IndexError, KeyError) as error:
@@ -63,7 +63,7 @@ def evaluate(text: str, lookup: Lookup) -> Any:
 
 @cache
 def names_in(text: str) -> frozenset[str]:
-    """The fields that an expression reads."""
+    """Return the fields that an expression reads."""
     found = set()
 
     def visit(node: ast.AST) -> None:

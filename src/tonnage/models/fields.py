@@ -1,12 +1,10 @@
-"""Read a configuration's fields under the many names that model families give them, and refuse nonsense.
+"""Read a configuration's fields under the many names that model families use, and reject invalid values.
 
-| meant           | written                                                              |
+| meaning         | written                                                              |
 |-----------------|----------------------------------------------------------------------|
 | hidden          | hidden_size, n_embd, d_model, dim ...                                |
 | layers          | num_hidden_layers, n_layer, num_layers ...                           |
 | heads           | num_attention_heads, n_head, num_heads ...                           |
-
-This module does not know what a model does with a field.
 """
 
 import math
@@ -17,7 +15,7 @@ from typing import Any
 
 from tonnage.errors import BadModel
 
-# No dimension of a model comes near this; a number beyond it is a slip of the pen.
+# No dimension of a model comes near this; a larger number is a mistake.
 LARGEST = 10**9
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -68,17 +66,17 @@ class Fields:
         self._prefix = f"{part}." if part else ""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field as it is written."""
+        """Return the field as written."""
         value = self._lookup(self._prefix + name)
         return default if value is None else value
 
     def find(self, meant: str) -> int | None:
-        """The whole number that some synonym of `meant` gives."""
+        """Return the integer under any synonym of `meant`; None if absent."""
         name = self._name(meant)
         return self.whole(name) if name is not None else None
 
     def need(self, meant: str) -> int:
-        """As `find`, and at least one."""
+        """Like `find`, but raises unless it is at least one."""
         name = self._name(meant)
         if name is None:
             known_as = ", ".join(SYNONYMS[meant][:3])
@@ -88,11 +86,11 @@ class Fields:
         return self.whole(name, least=1)
 
     def whole(self, name: str, *, least: int = 0) -> int:
-        """One field, checked."""
+        """Return one validated integer field."""
         return whole(self.get(name), self._prefix + name, least=least)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A field that is true or false."""
+        """Return a boolean field."""
         return truth(self.get(name, default), self._prefix + name)
 
     def _name(self, meant: str) -> str | None:
@@ -100,7 +98,7 @@ class Fields:
 
 
 def truth(value: object, name: str) -> bool:
-    """Refuse a text where true or false is meant: Python takes "false" for true."""
+    """Reject a string instead of a boolean: Python treats "false" as true."""
     if isinstance(value, str):
         problem = f"{name!r} is the text {reprlib.repr(value)}, not true or false."
         raise BadModel(problem, hint=f"Write true or false for {name!r}, without quotation marks.")
@@ -108,7 +106,7 @@ def truth(value: object, name: str) -> bool:
 
 
 def whole(value: object, name: str, *, least: int = 0) -> int:
-    """A whole number within reason, or a clear refusal."""
+    """Return a valid integer, or raise."""
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):

@@ -1,4 +1,4 @@
-"""A model's files of JSON: each holds one object, and whatever is wrong with it becomes a sentence."""
+"""Read a model's JSON files: each holds one object, and errors become readable messages."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ _HINT = "Give a config.json, a folder or a .safetensors file."
 
 
 def read_json(path: Path, *, largest_bytes: int = LARGEST_CONFIG_BYTES) -> dict[str, Any]:
-    """The object that a file holds."""
+    """Return the object in a file."""
     try:
         return parse_object(read_bytes(path, largest_bytes), str(path))
     except Unreadable as error:
@@ -20,7 +20,7 @@ def read_json(path: Path, *, largest_bytes: int = LARGEST_CONFIG_BYTES) -> dict[
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object, or a clear refusal."""
+    """Parse a JSON object; raises a readable error if it is none."""
     try:
         value = parse_json(data)
     except Unreadable as error:

@@ -1,4 +1,4 @@
-"""One door to a model: a preset's name, a configuration, a folder, a checkpoint or, when asked, the hub.
+"""Find a model by a preset's name, a configuration, a folder, a checkpoint or, if allowed, the hub.
 
 | given                                         | read                                                 |
 |-----------------------------------------------|------------------------------------------------------|
@@ -7,7 +7,7 @@
 | `path/to/folder`                              | its config.json, and its safetensors headers         |
 | `model.safetensors`, `...safetensors.index.json` | headers only, and a config.json beside them       |
 | any other `owner/name`, with `online`         | the hub's config.json                                |
-| `...gguf`                                     | the preset that the file's name says                 |
+| `...gguf`                                     | the preset in the file's name                        |
 """
 
 import re
@@ -26,7 +26,7 @@ _PATH_LIKE = re.compile(r"^[./~]|\.(json|safetensors|bin|pt|pth|gguf)$|/.*/")
 
 
 def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
-    """The shape of what the text names."""
+    """Return the shape of the named model."""
     path = Path(name_or_path).expanduser()
     if _exists(path) and path.suffix != ".gguf":
         return _from_path(path)
@@ -48,7 +48,7 @@ def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
 
 
 def _exists(path: Path) -> bool:
-    """A file, or a folder with a model in it."""
+    """Say whether it is a file, or a folder with a model in it."""
     try:
         if path.is_dir():
             return (path / "config.json").is_file() or bool(_checkpoint_in(path))

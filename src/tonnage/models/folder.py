@@ -1,6 +1,6 @@
-"""The folder of a model whose weights are wanted: a path, or an id that the hub's cache on this machine holds.
+"""The folder of a model whose weights are needed: a path, or an id in this machine's hub cache.
 
-Nothing is downloaded unless `online` says so, and then only data: configurations, weights, tokenizers.
+Nothing is downloaded unless `online` is set, and then only data: configurations, weights, tokenizers.
 """
 
 import re
@@ -13,7 +13,7 @@ _DATA = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
 def find_folder(name_or_path: str, *, online: bool = False) -> Path:
-    """Where the text's model lies."""
+    """Return the model's folder."""
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -2,13 +2,13 @@
 
 | part       | what it holds                                                                  |
 |------------|--------------------------------------------------------------------------------|
-| vision     | the tower that sees images, its patches and positions too (audio, encoder: those) |
-| projector  | what lies between the tower and the language model                             |
+| vision     | the vision tower with its patches and positions (audio, encoder: likewise)     |
+| projector  | the modules between the tower and the language model                           |
 | language   | the layers of the language model, its embeddings, last norm and head           |
-| embeddings | the table of tokens, and the head where the two are one                        |
+| embeddings | the token embedding, and the head if they are tied                             |
 | last-N     | the last N layers of the language model, with its last norm and head           |
 
-A frozen layer keeps activations only where something trained lies before it. This module does not know bytes.
+A frozen layer saves activations only if something before it is trained.
 """
 
 import re
@@ -22,7 +22,7 @@ _LAST = re.compile(r"last-([1-9][0-9]{0,4})")
 
 
 def freeze(shape: ModelShape, text: str) -> ModelShape:
-    """The shape with those parts frozen, as they are written after `--freeze`."""
+    """Return the shape with those parts frozen, as written after `--freeze`."""
     known = [stack.part for stack in shape.stacks[:-1]]
     known += ["projector"] if shape.projector else []
     known += ["language"] + (["embeddings"] if shape.vocab else [])
@@ -34,7 +34,7 @@ def freeze(shape: ModelShape, text: str) -> ModelShape:
             hint = f"Write some of {', '.join(known)}; or all-but- and what is trained: all-but-last-4, say."
             raise BadLayout(f"--freeze {text}: {shape.name} has no part {word!r}.", hint=hint)
     trained = {part for part in known if (part in named) == inverted}
-    # The whole language model has its embeddings, too, unless these are named beside it.
+    # The whole language model includes its embeddings, unless these are named beside it.
     if "language" in named and "embeddings" not in named:
         trained = trained | {"embeddings"} if inverted else trained - {"embeddings"}
     if "language" in trained:
@@ -48,7 +48,7 @@ def freeze(shape: ModelShape, text: str) -> ModelShape:
 
 
 def _frozen(shape: ModelShape, trained: set[str], last: int) -> ModelShape:
-    """With the last layers of the language model trained, and those parts."""
+    """Return the shape with those parts and the last layers of the language model trained."""
     stacks: list[Stack] = []
     before = False
     for stack in shape.stacks[:-1]:
@@ -73,7 +73,7 @@ def _frozen(shape: ModelShape, trained: set[str], last: int) -> ModelShape:
 
 
 def _marked(stack: Stack, frozen: int, before: bool, *, narrow: bool = False) -> Stack:
-    """With its first layers frozen; `before` says whether something ahead of them is trained."""
+    """Return the stack with its first layers frozen; `before`: whether something ahead of them is trained."""
     how: Frozen = "passing" if before else "still"
     made: dict[tuple[int, bool], Layer] = {}
     layers = []

@@ -1,7 +1,7 @@
-"""A model's shape from the tensors of a checkpoint, with or without the configuration that belongs to them.
+"""A model's shape from the tensors of a checkpoint, with or without its configuration.
 
-Without one the parameters are exact and the structure is read off names and shapes. How many heads share a projection
-is in no header: the width of a head is then assumed, and a note says so.
+Without one the parameters are exact and the structure is inferred from names and shapes. Headers do not give the number
+of heads: the head width is then assumed, and a note says so.
 """
 
 import re
@@ -25,7 +25,7 @@ _TOKENS = re.compile(r"(embed_tokens|wte|word_embeddings|embed_in|shared|tok_emb
 
 
 def with_config(shape: ModelShape, tensors: Sequence[Stored]) -> ModelShape:
-    """The configured shape, held against what the checkpoint holds."""
+    """Return the configured shape, checked against the checkpoint."""
     held = sum(tensor.elements for tensor in tensors if not tensor.is_buffer)
     dtype = main_dtype(tensors)
     if held == shape.parameters:
@@ -35,7 +35,7 @@ def with_config(shape: ModelShape, tensors: Sequence[Stored]) -> ModelShape:
 
 
 def from_tensors(tensors: Sequence[Stored], name: str) -> ModelShape:
-    """The shape that the names and shapes show."""
+    """Return the shape inferred from names and shapes."""
     kept = [tensor for tensor in tensors if not tensor.is_buffer]
     if not kept:
         raise BadModel(f"{name} holds no tensors.", hint="Give a checkpoint of a model.")
@@ -66,7 +66,7 @@ def _count(tensor: Tensor) -> int:
 
 
 def _folded(tensors: Sequence[Stored]) -> list[Tensor]:
-    """Like tensors of a numbered list as one, with the members that have it."""
+    """Merge equal tensors of a numbered list, with the members that have them."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     plain = []
     for tensor in tensors:
@@ -93,7 +93,7 @@ def _first(tensors: Sequence[Stored], pattern: re.Pattern[str]) -> tuple[int, ..
 
 
 def _fields(tensors: Sequence[Stored]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a configuration would have said."""
+    """Return what a configuration would have said."""
     fields: dict[str, Any] = {}
     tokens, query, key, out = (_first(tensors, pattern) for pattern in (_TOKENS, _QUERY, _KEY, _MLP_OUT))
     if tokens:

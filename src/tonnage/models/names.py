@@ -1,4 +1,4 @@
-"""What a hub name says beside the model: how its weights are kept, and words that change no shape (`data/names.toml`).
+"""What a hub name says beside the model: the weights' format, and words that change no shape (`data/names.toml`).
 
 | asked                                            | model                    | weights |
 |--------------------------------------------------|--------------------------|---------|
@@ -7,7 +7,7 @@
 | "unsloth/Qwen3-8B-GGUF:Q8_0"                     | qwen3-8b                 | q8_0    |
 | "mistral-7b-instruct-v0.2.Q4_K_M.gguf"           | mistral-7b-instruct-v0.2 | q4_k_m  |
 
-It does not know which models there are: `models.presets` asks for one form of the name after the other.
+It does not know which models exist: `models.presets` tries one form of the name after another.
 """
 
 import re
@@ -28,14 +28,14 @@ _BETWEEN_WORDS = re.compile(r"[-_\s:]+|\.(?!\d)|(?<!\d)\.")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A name without its owner, read. `weights` is empty where it does not say how they are kept."""
+    """A parsed name without its owner. `weights` is empty if the name does not give their format."""
 
     words: tuple[str, ...]
     weights: str
     note: str
 
     def forms(self) -> Iterator[str]:
-        """What the model itself may be called: the whole, then without one more word that changes no shape."""
+        """Yield possible model names: the whole, then each time without one more word that changes no shape."""
         words, variants = list(self.words), _table()["variants"]
         yield "-".join(words)
         for index in range(len(words) - 1, 0, -1):
@@ -45,7 +45,7 @@ class HubName:
 
 
 def read_name(name: str) -> HubName:
-    """The words of the model, and how its weights are kept."""
+    """Return the words of the model, and its weights' format."""
     text = name.lower().strip()
     owner = _OWNER.match(text)
     text = _SHARD.sub("", text[owner.end() if owner else 0 :].removesuffix(".gguf"))

@@ -1,7 +1,7 @@
-"""How many tokens a picture is, to the tower that sees it and to the language model behind it.
+"""How many tokens an image has in the vision tower and in the language model.
 
-A tower of one size has every picture made that large, or cut into tiles of that size with an overview beside them; a tower of
-any size rounds the sides of a picture to whole merged patches. `data/pictures.toml` has what configurations do not say.
+A tower of fixed size resizes every image, or cuts it into tiles beside an overview; one of variable size rounds an
+image's sides to whole merged patches. `data/pictures.toml` has what configurations do not say.
 """
 
 import tomllib
@@ -23,7 +23,7 @@ _MOST_PICTURES = 2**12
 
 
 class PictureTokens(NamedTuple):
-    """Of one picture: sequences of the tower, the tokens of each, and tokens of the language model."""
+    """Per image: sequences of the tower, the tokens of each, and tokens of the language model."""
 
     sequences: int
     tower: int
@@ -31,8 +31,8 @@ class PictureTokens(NamedTuple):
 
 
 def picture_of(values: Values, fields: Fields, outside: Sequence[Tensor]) -> Picture | None:
-    """How a tower cuts pictures, where its fields have a patch; None for other stacks."""
-    # Of two sides that are stated apart, the first.
+    """Return how a tower splits images, if its fields have a patch size; None for other stacks."""
+    # Of two sides that are given separately, the first.
     sides = (fields.get(name) for name in ("patch_size", "image_size"))
     patch, side = (value[0] if isinstance(value, list | tuple) and value else value for value in sides)
     text = fields.find("vocab") and "vision" not in fields.part
@@ -54,7 +54,7 @@ def picture_of(values: Values, fields: Fields, outside: Sequence[Tensor]) -> Pic
 
 
 def picture_tokens(picture: Picture, width: int = 0, height: int = 0) -> PictureTokens:
-    """Of a picture of so many pixels; without them, of the tower's own size or a usual one."""
+    """Return the tokens of an image of that size; by default of the tower's own size or a usual one."""
     usual = picture.side or _rules()["usual_side"]
     width, height = width or usual, height or usual
     if not picture.side:
@@ -70,7 +70,7 @@ def picture_tokens(picture: Picture, width: int = 0, height: int = 0) -> Picture
 
 
 def with_pictures(shape: ModelShape, pictures: int | None, size: str) -> tuple[ModelShape, int]:
-    """The shape for samples with so many pictures of that size ("1024", "1280x720"), and tokens of a sample that are theirs."""
+    """Return the shape for samples with these images ("1024", "1280x720"), and the image tokens per sample."""
     tower = next((stack for stack in shape.stacks if stack.picture), None)
     if tower is None or tower.picture is None:
         for flag, given in (("--images", pictures is not None), ("--image-size", bool(size))):

@@ -1,4 +1,4 @@
-"""Models that people name: their published configurations are data (`data/presets.json`). Nothing is downloaded.
+"""Well-known models: their published configurations are data (`data/presets.json`). Nothing is downloaded.
 
 | asked                                                     | found            |
 |-----------------------------------------------------------|------------------|
@@ -6,7 +6,7 @@
 | "meta-llama/Llama-3.1-8B-Instruct"                        | llama-3.1-8b     |
 | "gpt2-medium", "openai-community/gpt2-medium"             | gpt2-medium      |
 
-A name that says how its weights are kept ("someone/Llama-3.1-8B-Instruct-FP8") has the shape with those (`models.names`).
+If a name gives its weights' format ("someone/Llama-3.1-8B-Instruct-FP8"), the shape has it (`models.names`).
 """
 
 import json
@@ -26,12 +26,12 @@ _DATA = Path(__file__).parent / "data" / "presets.json"
 
 
 def all_presets() -> tuple[str, ...]:
-    """Every preset's name, in the order of the file."""
+    """Return every preset's name, in the order of the file."""
     return tuple(_presets())
 
 
 def find_preset(name: str) -> ModelShape | None:
-    """The preset of that name or hub id, its weights as the name says; None where there is none."""
+    """Return the preset of that name or hub id, with the weights' format in the name; None if unknown."""
     key, said = _read(name)
     if key is None:
         return None
@@ -41,7 +41,7 @@ def find_preset(name: str) -> ModelShape | None:
 
 
 def hub_id(name: str) -> str:
-    """What an engine that downloads calls this preset; the name itself where it has no such id, or is of another checkpoint."""
+    """Return the preset's hub id; the name itself if it has none or is of another checkpoint."""
     key, said = _read(name)
     if key is None or said.weights or "/" in name:
         return name
@@ -49,7 +49,7 @@ def hub_id(name: str) -> str:
 
 
 def unknown(name: str, *, hint: str = "") -> UnknownModel:
-    """The error for a name that nothing answers to, with the closest presets and what else to do."""
+    """Return the error for an unknown name, with the closest presets and a hint."""
     from difflib import get_close_matches
 
     within = _named_within(name)
@@ -64,7 +64,7 @@ def unknown(name: str, *, hint: str = "") -> UnknownModel:
 
 
 def _named_within(name: str) -> str:
-    """The preset whose name is some neighbouring words of that one, the longest of them; empty where there is none."""
+    """Return the preset with the longest name that consists of neighbouring words of this one; "" if none."""
     words = read_name(name).words
     runs = ((start, end) for start in range(len(words)) for end in range(start + 2, len(words) + 1))
     for start, end in sorted(runs, key=lambda run: run[0] - run[1]):
@@ -75,7 +75,7 @@ def _named_within(name: str) -> str:
 
 
 def preset_config(key: str) -> Mapping[str, Any]:
-    """The published configuration."""
+    """Return the published configuration."""
     row = _presets()[key]
     base = preset_config(row["like"]) if "like" in row else {}
     return {**base, **row.get("config", {})}
@@ -104,7 +104,7 @@ def _by_name() -> Mapping[str, str]:
 
 
 def _read(name: str) -> tuple[str | None, HubName]:
-    """The key of the preset that a name means, and what else the name says."""
+    """Return the key of the preset that a name means, and what else the name says."""
     names, said = _by_name(), read_name(name)
     whole = names.get(_plain(name))
     if whole is not None:
@@ -113,5 +113,5 @@ def _read(name: str) -> tuple[str | None, HubName]:
 
 
 def _plain(name: str) -> str:
-    """Without what people leave out; a point between digits stays, for 1.3b is not 13b."""
+    """Normalize spelling; a point between digits stays, as 1.3b is not 13b."""
     return re.sub(r"[^a-z0-9/.]|\.(?!\d)|(?<!\d)\.", "", name.lower())

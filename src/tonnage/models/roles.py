@@ -1,4 +1,4 @@
-"""What a tensor is for, by its name: attention, MLP, norm, embedding or head. Names are those of transformers."""
+"""What a tensor is for, by its name in transformers: attention, MLP, norm, embedding or head."""
 
 import re
 
@@ -37,52 +37,52 @@ _TOWERS = {
 
 
 def part(name: str) -> str:
-    """Of a model that a tensor or a list of layers belongs to: projector, vision, audio, encoder, else language."""
+    """Return the part that a tensor or module list belongs to: projector, vision, audio, encoder, else language."""
     if _PROJECTOR.search(name):
         return "projector"
     return next((tower for tower, form in _TOWERS.items() if form.search(name) and "text" not in name), "language")
 
 
 def is_extra_token(name: str) -> bool:
-    """A token that stands beside the patches of an image."""
+    """Say whether it is a token beside the patches of an image."""
     return bool(_EXTRA_TOKEN.search(name))
 
 
 def is_cross(name: str) -> bool:
-    """Attention of a decoder to its encoder."""
+    """Say whether it is a decoder's attention to its encoder."""
     return bool(_CROSS.search(name))
 
 
 def is_recurrent(name: str) -> bool:
-    """Part of a mixer that keeps a state."""
+    """Say whether it is part of a mixer that keeps a state."""
     return bool(_RECURRENT.search(name))
 
 
 def is_norm(name: str, dimensions: int) -> bool:
-    """A norm of the layer (not of queries and keys, which belong to attention)."""
+    """Say whether it is a norm of the layer; those of queries and keys belong to attention."""
     return dimensions <= 1 and bool(_NORM.search(name)) and not _INNER_NORM.search(name)
 
 
 def is_attention(name: str) -> bool:
-    """Part of what mixes tokens."""
+    """Say whether it is part of what mixes tokens."""
     return bool(_ATTENTION.search(name))
 
 
 def is_routed_expert(name: str) -> bool:
-    """Of the experts that a router chooses among."""
+    """Say whether it belongs to routed experts."""
     return bool(_EXPERTS.search(name)) and not _SHARED.search(name)
 
 
 def is_gate(name: str) -> bool:
-    """The third matrix of an MLP."""
+    """Say whether it is the gate matrix of an MLP."""
     return bool(_GATED.search(name))
 
 
 def is_embedding(name: str) -> bool:
-    """Of tokens, positions or patches."""
+    """Say whether it embeds tokens, positions or patches."""
     return bool(_EMBEDDING.search(name)) and not is_head(name)
 
 
 def is_head(name: str) -> bool:
-    """Of the scores at the end."""
+    """Say whether it belongs to the output head."""
     return bool(_HEAD.search(name))

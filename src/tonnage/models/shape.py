@@ -1,7 +1,7 @@
-"""A model as the budget sees it: how many layers of what form, and how many parameters where.
+"""A model as the budget sees it: the number and form of its layers, and where its parameters are.
 
-One `Layer` object stands for every layer that is like it, so a shape of eighty layers holds one or two of them. This
-module does not know configurations, checkpoints or presets: `models.config` and its neighbours make shapes.
+One `Layer` object stands for all equal layers, so a shape of eighty layers holds one or two of them. `models.config`
+and its neighbours make shapes.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from typing import Literal
 
 
 class AttentionKind(StrEnum):
-    """What a layer keeps of the tokens before."""
+    """What a layer keeps of earlier tokens."""
 
     FULL = "full"  # every key and value
     SLIDING = "sliding"  # those of a window
-    LATENT = "latent"  # one compressed vector a token (DeepSeek's MLA)
+    LATENT = "latent"  # one compressed vector per token (DeepSeek's MLA)
     RECURRENT = "recurrent"  # a state of fixed size (Mamba, linear attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One attention (or state-space) mixer. `window` is 0 where it sees everything."""
+    """One attention (or state-space) mixer. `window` is 0 for full attention."""
 
     kind: AttentionKind = AttentionKind.FULL
     heads: int
@@ -31,18 +31,17 @@ class Attention:
     value_head_dim: int  # of a value head: differs from `head_dim` in latent attention
     window: int = 0
     latent_rank: int = 0  # LATENT: the compressed keys and values of a token
-    query_rank: int = 0  # LATENT: the compressed query, 0 where queries are not compressed
-    rope_dim: int = 0  # LATENT: the rotary part that is kept beside the latent vector
-    state_elements: int = 0  # RECURRENT: numbers kept for one sequence
+    query_rank: int = 0  # LATENT: the compressed query, 0 if queries are not compressed
+    rope_dim: int = 0  # LATENT: the rotary part kept beside the latent vector
+    state_elements: int = 0  # RECURRENT: elements kept per sequence
     causal: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
-    """The MLP of a layer: plain (two matrices) or gated (three); `experts` is 0 where it is dense.
+    """The MLP of a layer: plain (two matrices) or gated (three); `experts` is 0 if it is dense.
 
-    `intermediate` is the width of one expert in a mixture. `shared_intermediate` is the width of what every token
-    passes beside its experts (0: nothing).
+    `intermediate` is the width of one expert in a mixture, `shared_intermediate` that of shared experts (0: none).
     """
 
     intermediate: int
@@ -52,7 +51,7 @@ class FeedForward:
     shared_intermediate: int = 0
 
 
-# A frozen layer with something trained before it passes gradients on; with nothing before it, it keeps nothing at all.
+# A frozen layer passes gradients on if something before it is trained; otherwise it saves nothing at all.
 Frozen = Literal["", "passing", "still"]
 
 
@@ -63,25 +62,25 @@ class Layer:
     attention: Attention | None
     cross_attention: Attention | None = None  # of an encoder-decoder's decoder
     feed_forward: FeedForward | None
-    attention_parameters: int  # with biases, and the norms inside (query and key norms); cross-attention too
-    feed_forward_parameters: int  # of all experts, router and shared experts too
-    expert_parameters: int = 0  # of one expert, 0 where dense
+    attention_parameters: int  # with biases, query and key norms, and cross-attention
+    feed_forward_parameters: int  # of all experts, including router and shared experts
+    expert_parameters: int = 0  # of one expert, 0 if dense
     norm_parameters: int
     norms: int = 2
     rms_norm: bool = False
     parallel: bool = False  # attention and MLP read the same input (GPT-J, Falcon, Pythia)
-    written: str = ""  # the `model_type` of its part in a model of several; empty: the model's own
+    written: str = ""  # the `model_type` of its part in a multi-part model; empty: the model's own
     frozen: Frozen = ""
-    narrow: bool = False  # what is between layers comes from a frozen embedding, in 16 bits
+    narrow: bool = False  # the residual stream comes from a frozen embedding, in 16 bits
 
     @property
     def parameters(self) -> int:
-        """Of the layer."""
+        """Parameters of the layer."""
         return self.attention_parameters + self.feed_forward_parameters + self.norm_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes."""
+        """Parameters that one token uses."""
         mlp = self.feed_forward
         idle = (mlp.experts - mlp.experts_per_token) * self.expert_parameters if mlp and mlp.experts else 0
         return self.parameters - idle
@@ -89,28 +88,28 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """How a tower cuts pictures into tokens, and how many of them the language model gets."""
+    """How a tower splits images into tokens, and how many the language model gets."""
 
     patch: int
-    side: int = 0  # pixels of the pictures that the tower takes; 0: as they come
-    beside: int = 0  # tokens beside the patches: of the class, registers
+    side: int = 0  # pixels of the tower's images; 0: variable
+    beside: int = 0  # tokens beside the patches: class token, registers
     merge: int = 1  # patches along a side that become one token of the language model
-    tokens: int = 0  # of the language model for a picture, where the configuration says so
-    tiles: int = 1  # the most that a large picture is cut into, with an overview beside them
+    tokens: int = 0  # tokens of the language model per image, if the configuration says so
+    tiles: int = 1  # the most tiles of a large image, beside an overview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projector:
-    """What lies between a tower and the language model."""
+    """The modules between a tower and the language model."""
 
     parameters: int
     matrices: tuple[tuple[int, int], ...]  # inputs and outputs
-    tokens: int = 0  # of a sample that come out of it
+    tokens: int = 0  # output tokens per sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfrozen:
-    """Parameters outside of layers that are trained, where some of a model are frozen."""
+    """Trained parameters outside layers, if parts of a model are frozen."""
 
     table: int  # of tokens
     head: int
@@ -120,21 +119,21 @@ class Unfrozen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """An encoder or a decoder: its layers in order, and how many tokens it sees where that is not the sequence."""
+    """An encoder or decoder: its layers in order, and its number of tokens if that is not the sequence."""
 
     layers: tuple[Layer, ...]
     hidden: int
     causal: bool = True
-    tokens: int = 0  # fixed by the model (patches of a picture, frames of a recording); 0: the sequence
-    sequences: int = 1  # of a sample: its pictures
+    tokens: int = 0  # fixed by the model (patches of an image, frames of audio); 0: the sequence
+    sequences: int = 1  # per sample: its images
     part: str = "language"  # or vision, audio, encoder
     picture: Picture | None = None
-    embedding_parameters: int = 0  # of a tower's patches and positions, among those of the model
-    other_parameters: int = 0  # of its norms and poolers, among those of the model
+    embedding_parameters: int = 0  # a tower's patches and positions, included in the model's
+    other_parameters: int = 0  # its norms and poolers, included in the model's
 
     def kinds(self) -> list[tuple[Layer, list[int]]]:
-        """Each kind of layer, with the places of all that are alike."""
-        # Most are one object many times over, which is told without hashing each.
+        """Return each kind of layer with its indices."""
+        # Most are the same object, which ids tell without hashing each.
         same: dict[int, list[int]] = {}
         for place, layer in enumerate(self.layers):
             same.setdefault(id(layer), []).append(place)
@@ -144,19 +143,19 @@ class Stack:
         return list(alike.items())
 
     def groups(self) -> Iterator[tuple[Layer, int]]:
-        """Runs of like layers, with their number."""
+        """Yield runs of equal layers, with their length."""
         for layer, run in groupby(self.layers):
             yield layer, len(list(run))
 
     @property
     def parameters(self) -> int:
-        """Of its layers."""
+        """Parameters of its layers."""
         return sum(layer.parameters for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A whole model. `stacks` has one entry for a decoder or an encoder, two for an encoder-decoder (encoder first)."""
+    """A whole model. `stacks` has one entry for a decoder or encoder, two for an encoder-decoder (encoder first)."""
 
     name: str
     architecture: str  # the `model_type` of its configuration, or "unknown"
@@ -164,32 +163,32 @@ class ModelShape:
     vocab: int  # 0: no tokens
     tied: bool  # the head is the embedding: counted once, in `embedding_parameters`
     embedding_parameters: int  # tokens, positions, token types, patches
-    head_parameters: int  # the head's own: 0 where tied (but for its bias) or where there is none
+    head_parameters: int  # the head's own: 0 if tied (except for its bias) or without a head
     other_parameters: int = 0  # final norms, poolers, projections between widths
     logits: bool = True  # the model ends in scores over the vocabulary
     max_positions: int = 0  # 0: not stated
-    learned_positions: bool = False  # each has an embedding of its own, so that there are no more
+    learned_positions: bool = False  # each position has its own embedding, so there are no more
     dtype: str = "bf16"  # of the published weights
-    exact: bool = True  # False: the architecture is not known, and counted as the closest one that is
+    exact: bool = True  # False: an unknown architecture, counted as the closest known one
     notes: tuple[str, ...] = field(default=())
     projector: Projector | None = None
-    unfrozen: Unfrozen | None = None  # None: all is trained
+    unfrozen: Unfrozen | None = None  # None: everything is trained
 
     @property
     def parameters(self) -> int:
-        """All of them, ties counted once."""
+        """All parameters, tied ones counted once."""
         outside = self.embedding_parameters + self.head_parameters + self.other_parameters
         return outside + sum(stack.parameters for stack in self.stacks)
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes: fewer than all in a mixture of experts."""
+        """Parameters that one token uses: fewer than all in a mixture of experts."""
         idle = sum(layer.parameters - layer.active_parameters for stack in self.stacks for layer in stack.layers)
         return self.parameters - idle
 
     @property
     def trained_parameters(self) -> int:
-        """Those that are not frozen."""
+        """Parameters that are not frozen."""
         if self.unfrozen is None:
             return self.parameters
         layers = (layer for stack in self.stacks for layer in stack.layers if not layer.frozen)
@@ -199,30 +198,30 @@ class ModelShape:
 
     @property
     def trains_table(self) -> bool:
-        """Whether the embeddings of tokens are trained."""
+        """Whether the token embeddings are trained."""
         return self.unfrozen is None or self.unfrozen.table > 0
 
     @property
     def trains_head(self) -> bool:
-        """Whether the matrix that makes the logits is."""
+        """Whether the output projection is trained."""
         return self.trains_table if self.tied else self.unfrozen is None or self.unfrozen.head > 0
 
     @property
     def trains_projector(self) -> bool:
-        """Whether there is one, and it is."""
+        """Whether there is a projector that is trained."""
         return self.projector is not None and (self.unfrozen is None or self.unfrozen.projector)
 
     @property
     def decoder(self) -> Stack:
-        """The stack that ends in the head: the last."""
+        """The last stack, which ends in the head."""
         return self.stacks[-1]
 
     @property
     def fixed_tokens(self) -> int:
-        """Of a sample that has one length only, such as the patches of an image; 0: sequences are as long as one likes."""
+        """Tokens of a sample of fixed length, such as the patches of an image; 0 if lengths vary."""
         return self.decoder.tokens
 
     @property
     def hidden(self) -> int:
-        """The width of that stack."""
+        """Hidden size of the decoder."""
         return self.decoder.hidden

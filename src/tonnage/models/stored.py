@@ -1,4 +1,4 @@
-"""How a checkpoint keeps its weights, by the `quantization_config` that its publisher put beside them.
+"""The format of a checkpoint's weights, by the `quantization_config` that its publisher supplied.
 
 | method                                        | format                              |
 |-----------------------------------------------|-------------------------------------|
@@ -6,7 +6,7 @@
 | modelopt                                      | fp8 or nvfp4, as it says            |
 | awq, gptq, auto-round                         | int4 or int8, as it says            |
 | bitsandbytes                                  | nf4 or int8, as it says             |
-| compressed-tensors                            | what its first group of weights has; int4-experts where attention is left out |
+| compressed-tensors                            | that of its first group of weights; int4-experts if attention is left out |
 | mxfp4                                         | mxfp4: the experts alone            |
 """
 
@@ -18,7 +18,7 @@ _BY_BITS = {4: "int4", 8: "int8"}
 
 
 def stored_format(config: Mapping[str, Any]) -> str:
-    """The format of the quantised matrices; empty where nothing is quantised, or in a way that is not known."""
+    """Return the format of the quantized matrices; "" if nothing is quantized, or in an unknown way."""
     quantized = config.get("quantization_config")
     if not isinstance(quantized, Mapping):
         return ""

@@ -1,16 +1,16 @@
-"""What each layer of a configured model is: its heads, windows, experts. No parameter is counted here.
+"""The structure of each layer of a configured model: its heads, windows, experts. No parameters are counted here.
 
-Most families say the same things in different words; `fields` knows the words, and this module the few rules by which
-a family decides which layer slides and what a state holds.
+Most families use different names for the same things, which `fields` knows; this module has the rules by which a family
+decides which layers have a window and what a state holds.
 """
 
 from tonnage.errors import BadModel
 from tonnage.models.fields import Fields
 from tonnage.models.shape import Attention, AttentionKind, FeedForward
 
-# Every n-th layer sees everything and the others a window, unless the configuration lists `layer_types`.
+# Every n-th layer has full attention and the others a window, unless the configuration lists `layer_types`.
 _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
-# Their window counts only where a switch is on; elsewhere a window that is written down is used.
+# Their window applies only if a switch is on; elsewhere a stated window is used.
 _WINDOW_SWITCH = dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "use_sliding_window")
 _SLIDING = {"sliding_attention", "chunked_attention", "sliding", "local", "local_attention"}
 _PARALLEL_FLAGS = ("use_parallel_residual", "parallel_attn", "parallel_residual")
@@ -18,7 +18,7 @@ _ALWAYS_PARALLEL = {"gptj", "codegen", "phi", "cohere", "cohere2"}
 
 
 def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side: str = "") -> Attention | None:
-    """The attention of a layer that has one; None where the configuration does not say how many heads."""
+    """Return a layer's attention; None if the configuration does not give the number of heads."""
     if fields.get("kv_lora_rank") is not None and fields.get("qk_rope_head_dim") is not None:
         return _latent(fields)
     heads = _heads(fields, side)
@@ -38,14 +38,14 @@ def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side
 
 
 def recurrent(fields: Fields) -> Attention:
-    """A mixer that keeps a state."""
+    """Return a mixer that keeps a state."""
     state = _state_elements(fields)
     kind = AttentionKind.RECURRENT
     return Attention(kind=kind, heads=0, kv_heads=0, head_dim=0, value_head_dim=0, state_elements=state)
 
 
 def feed_forward(fields: Fields, *, widest: int, gated: bool, sparse: bool, side: str = "") -> FeedForward:
-    """The MLP of a layer; `widest` is its width where the configuration does not say."""
+    """Return the MLP of a layer; `widest` is its width if the configuration does not give one."""
     if not sparse:
         stated = fields.get(f"{side}_ffn_dim") if side else None
         intermediate = fields.whole(f"{side}_ffn_dim", least=1) if stated else fields.find("intermediate")
@@ -65,7 +65,7 @@ def feed_forward(fields: Fields, *, widest: int, gated: bool, sparse: bool, side
 
 
 def is_parallel(fields: Fields, model_type: str) -> bool:
-    """Whether attention and MLP read the same input."""
+    """Say whether attention and MLP read the same input."""
     return model_type in _ALWAYS_PARALLEL or any(fields.flag(name) for name in _PARALLEL_FLAGS)
 
 
@@ -119,7 +119,7 @@ def _latent(fields: Fields) -> Attention:
 
 
 def _state_elements(fields: Fields) -> int:
-    """Of one sequence in one layer: the state, and the inputs that the causal convolution looks back on."""
+    """Return elements per sequence in one layer: the state, and the inputs that the causal convolution needs."""
 
     def number(*names: str) -> int:
         found = next((name for name in names if fields.get(name) is not None), None)

@@ -1,8 +1,7 @@
-"""The exact tensors of a known architecture: its templates, with a configuration's numbers put in.
+"""The exact tensors of a known architecture: its templates evaluated with a configuration's numbers.
 
-A template is a name ("layers.*.mlp.up_proj.weight"), an expression for each dimension, the loops that repeat it with
-the rule over the index `i` that says which turns have it, and the condition under which it is there at all. This module
-does not know what a tensor is for.
+A template is a name ("layers.*.mlp.up_proj.weight"), an expression per dimension, the loops that repeat it with a rule
+over the index `i` that says which iterations have it, and the condition for its existence.
 """
 
 import reprlib
@@ -20,7 +19,7 @@ MOST_TURNS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Tensors of one name and form; `members` are the turns of the outermost loop that have it (None: no loop)."""
+    """Tensors of one name and form; `members` are the iterations of the outermost loop that have it (None: no loop)."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,12 +29,12 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Of one member."""
+        """Elements of one member."""
         return self.repeats * prod(self.shape)
 
 
 class Values:
-    """A configuration's fields by path, over the defaults of its architecture and what those derive."""
+    """A configuration's fields by path, with the architecture's defaults and derived fields."""
 
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any]) -> None:
         self._config = config
@@ -48,7 +47,7 @@ class Values:
 
     def __call__(self, path: str) -> Any:
         if path not in self._made:
-            self._made[path] = None  # a field that is derived from itself is not there
+            self._made[path] = None  # a field derived from itself counts as absent
             self._made[path] = self._find(path)
         return self._made[path]
 
@@ -92,12 +91,12 @@ class Values:
 
 
 _ABSENT: Any = object()
-# What lists of layer kinds were called before transformers 5.
+# Names of layer kinds before transformers 5.
 _OLD_KINDS = {"conv": "linear_attention", "mamba": "linear_attention", "attention": "full_attention"}
 
 
 def turned(row: Mapping[str, Any], config: Mapping[str, Any]) -> set[str]:
-    """The row's switches that stand otherwise than by default."""
+    """Return the row's switches that differ from their defaults."""
     given, usual = Values(config, row), Values({}, row)
     return {text for text in row.get("switches", ()) if _holds(text, given) != _holds(text, usual)}
 
@@ -118,9 +117,9 @@ def _at(config: Any, path: str) -> Any:
 
 
 def _checked(value: Any, path: str, least: int) -> Any:
-    """Numbers within reason; -1 often stands for nothing, and less only where the default is less."""
+    """Return a valid number; -1 often means none, and less is allowed only if the default is less."""
     if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
-        if not min(least, -1) <= value <= LARGEST:  # which no NaN is
+        if not min(least, -1) <= value <= LARGEST:  # false for NaN
             raise BadModel(f"{path!r} is {reprlib.repr(value)}.", hint=f"It must lie between 0 and {LARGEST:,}.")
         return int(value) if isinstance(value, float) and value.is_integer() and abs(value) > 64 else value
     if isinstance(value, list) and len(value) > MOST_TURNS:
@@ -129,14 +128,14 @@ def _checked(value: Any, path: str, least: int) -> Any:
 
 
 def labels(config: Mapping[str, Any]) -> int:
-    """How many classes a classifier tells apart; two where nothing is said."""
+    """Return the number of classes of a classifier; two by default."""
     if isinstance(config.get("id2label"), Mapping):
         return len(config["id2label"])
     return whole(config["num_labels"], "num_labels") if config.get("num_labels") is not None else 2
 
 
 def turns(text: str, values: Values) -> int:
-    """How often a loop runs."""
+    """Return the number of iterations of a loop."""
     count = evaluate(text, values)
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_TURNS:
         raise BadModel(f"{text!r} is {count!r}.", hint=f"It must be a whole number between 0 and {MOST_TURNS:,}.")
@@ -148,7 +147,7 @@ def _indexed(values: Values, index: int) -> Any:
 
 
 def tensors(row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tensor]:
-    """Every tensor of the model with that head."""
+    """Yield every tensor of the model with that head."""
     chosen = row["heads"].get(head) or {"without": [], "with": []}
     without = set(chosen["without"])
     rules: dict[tuple[str, str], tuple[int, ...]] = {}

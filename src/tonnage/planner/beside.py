@@ -1,9 +1,9 @@
-"""Two models, or a model and something else, on one card: what each neighbour takes, and the share that leaves room for all.
+"""Two models, or a model and something else, on one card: what each neighbour takes, and the share left for the model.
 
-A neighbour is a size (a desktop, another process) or a model with flags of its own, which gets the smallest share that holds its
-users; the model that was asked for has the rest. Every process has a CUDA context of its own. Neighbours start first, one after
-the other: vLLM wants its whole share free when it starts, SGLang and TensorRT-LLM take a share of what is free then. This module
-does not know how words are parsed.
+A neighbour is a size (a desktop, another process) or a model with its own flags, which gets the smallest share that
+holds its users; the requested model gets the rest. Every process has its own CUDA context. Neighbours start first, one
+after another: vLLM wants its whole share free when it starts, SGLang and TensorRT-LLM take a share of what is free
+then.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from tonnage.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """What lies on the card beside a model. `plan` is None of what is no engine; `share` is its engine's, 0 where it has none."""
+    """What else is on the card. `plan` is None unless it is an engine; `share` is the engine's, 0 without one."""
 
     words: str
     claimed_bytes: int
@@ -32,7 +32,7 @@ class Neighbour:
 
 
 def of_size(words: str, size_bytes: int, cluster: Cluster) -> Neighbour:
-    """So many bytes of every card."""
+    """Return a neighbour that takes `size_bytes` of every card."""
     if size_bytes >= cluster.gpu.memory_bytes:
         raise RequestError(
             f"--beside {words} leaves nothing of {cluster.gpu.name}, which has {format_bytes(cluster.gpu.memory_bytes)}.",
@@ -50,12 +50,12 @@ def of_model(
     model: str,
     before: Sequence[Neighbour],
 ) -> Neighbour:
-    """A model on one of the cards, with the smallest share that holds its users beside those that started `before`."""
+    """Return a model on one card, with the smallest share that holds its users beside those started `before`."""
     one = replace(cluster, gpus_per_host=1, hosts=1)
     taken = sum(each.claimed_bytes for each in before)
     if not shape.decoder.causal:
         return _encoder(words, shape, asked, one.gpu)
-    # A model that ends in vectors draws no tokens: logits of its users are more than it computes, and next to nothing.
+    # An embedding model samples no tokens; the logits of its users overestimate it by a negligible amount.
     served = shape if shape.logits else replace(shape, logits=True)
     trial = replace(asked, reserved_bytes=taken, max_seqs=asked.max_seqs or max(asked.users, 1))
     plan = plan_serving(served, one, trial, model=model)
@@ -73,7 +73,7 @@ def of_model(
 
 
 def _least(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, plan: ServingPlan) -> ServingPlan:
-    """The plan with the smallest share, in hundredths, that still holds all users."""
+    """Return the plan with the smallest share, in hundredths, that still holds all users."""
     low, high = 1, round(plan.best.configuration.utilization * 100)
     found = plan
     while low < high:
@@ -87,7 +87,7 @@ def _least(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, pla
 
 
 def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Neighbour:
-    """A model without a cache: weights, a batch of its users, and what a process of vLLM takes."""
+    """Return a model without a KV cache: weights, a batch of its users, and the overhead of a vLLM process."""
     half = WEIGHT_FORMATS[asked.weights or ("bf16" if gpu.has_bf16 else "fp16")]
     (stage,) = stages(shape, 1)
     weights = sum(int(term.size_bytes) for term in weight_terms(shape, stage, 1, half))
@@ -110,5 +110,5 @@ def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gp
 
 
 def reserved(asked: ServingConfiguration, neighbours: Sequence[Neighbour]) -> ServingConfiguration:
-    """The configuration of the model that has what they leave."""
+    """Return the configuration with the memory that neighbours leave."""
     return replace(asked, reserved_bytes=sum(each.claimed_bytes for each in neighbours))

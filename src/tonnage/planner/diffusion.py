@@ -1,7 +1,7 @@
-"""Plans for diffusion pipelines: the fastest training that fits, and the fastest way to make images that fits.
+"""Plans for diffusion pipelines: the fastest training that fits, and the fastest image generation that fits.
 
-A plan is its choices, its bytes at the highest moment and its seconds. Several cards train on batches of their own (DDP), or make
-images of their own. This module does not know how plans are shown.
+A plan has its choices, its bytes at the peak and its seconds. Several GPUs train on separate batches (DDP) or generate
+separate images.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,21 +28,22 @@ Kept = Literal["bf16", "fp8", "int8", "nf4"]
 TrainedIn = Literal["bf16-mixed", "bf16"]
 TrainedBy = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
 LARGEST = {"micro_batch": 1024, "batch": 1024, "steps": 10_000, "lora_rank": 1024}
-_FUSED_NUMBERS = 7  # of a parameter, its gradient and two states, read or written by a fused Adam
-# How far a backward that is told from its forward may be off: two steps of SD 1.5 came out 6 % and 13 % under the same captured.
+_FUSED_NUMBERS = 7  # elements that a fused Adam reads or writes per parameter: parameter, gradient and two states
+# Error of a backward pass derived from its forward pass: two steps of SD 1.5 were predicted 6 % and 13 % below captured
+# ones.
 _TOLD_FROM_FORWARD = 0.15
 _PIXEL_BYTES = 3 * 2
-# Of tiles that overlap by a quarter on each side, in each direction; their decoded pixels are kept until they are joined.
+# Tiles overlap by a quarter in each direction; decoded pixels are kept until they are joined.
 _TILE_STRIDE = 0.75
-# Of what comes and goes, the share that the caching allocator holds beyond it at its peak: 15 % in the median of fourteen
-# trainings on a virtual GPU (3 to 48 %). Between the parts of a pipeline it gives back what it must; there it is a guess.
+# Share of transient memory that the caching allocator holds beyond it at its peak: 15 % in the median of fourteen
+# trainings on a virtual GPU (3 to 48 %). Between the parts of a pipeline it frees what it must; that value is a guess.
 _HOLES = {"training": 0.15, "images": 0.08}
 _FROM_HOST = ("model", "group", "sequential")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
-    """What is fixed; None is searched."""
+    """A training request; fields that are None are searched."""
 
     size: Size
     precision: TrainedIn = "bf16-mixed"
@@ -58,7 +59,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRequest:
-    """The same for making images."""
+    """An image generation request; fields that are None are searched."""
 
     size: Size
     batch: int = 1
@@ -72,52 +73,52 @@ class ImageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One configuration: `choices` as flags without their dashes."""
+    """One configuration; `choices` are flags without their dashes."""
 
     choices: dict[str, str]
     cluster: Cluster
     terms: tuple[Term, ...]
     moment: str
     parts: dict[str, Seconds]
-    moved_s: float = 0.0  # over the host's link, while nothing else runs
-    images: int = 1  # in all that `parts` make, on all cards
+    moved_s: float = 0.0  # over the host link, not overlapped
+    images: int = 1  # made in `parts`, on all GPUs
     host_bytes: float = 0.0
     trains: bool = False
 
     @property
     def total_bytes(self) -> int:
-        """Of one card."""
+        """Bytes on one GPU."""
         return round(float(total(self.terms)))
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """What tensors hold, without the context and the allocator's holes."""
+        """Bytes of tensors, without context and fragmentation."""
         outside = (Category.CONTEXT, Category.FRAGMENTATION)
         return round(float(total(term for term in self.terms if term.category not in outside)))
 
     @property
     def fits(self) -> bool:
-        """On the card, and in its host."""
+        """Whether it fits on the card and on its host."""
         return self.total_bytes <= self.cluster.gpu.memory_bytes and self.host_fits
 
     @property
     def host_fits(self) -> bool:
-        """In the card's share of its host."""
+        """Whether it fits in the GPU's share of host memory."""
         return self.host_bytes <= self.cluster.host_memory_per_gpu_bytes
 
     @property
     def seconds(self) -> float:
-        """Of all."""
+        """Seconds of everything."""
         return sum(part.s for part in self.parts.values()) + self.moved_s
 
     @property
     def images_per_s(self) -> float:
-        """By all cards."""
+        """Images per second of all GPUs."""
         return self.images / self.seconds
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """Between which times nine in ten would be."""
+        """Range of seconds in which nine of ten runs lie."""
         ranges = [part.range_s(self.cluster.gpu) for part in self.parts.values()]
         told = _TOLD_FROM_FORWARD if self.trains else 0.0
         low, high = sum(low for low, _ in ranges), sum(high for _, high in ranges)
@@ -126,7 +127,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What was searched: the plan that is best (or closest), all others, and the most that fits."""
+    """Search results: the best (or closest) plan, alternatives, and the largest batch that fits."""
 
     pipeline: Pipeline
     cluster: Cluster
@@ -137,7 +138,7 @@ class Findings:
 
     @property
     def fits(self) -> bool:
-        """Whether any does."""
+        """Whether any plan fits."""
         return self.plan.fits
 
 
@@ -145,7 +146,7 @@ class Findings:
 
 
 def plan_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> Findings:
-    """The fastest that fits; of those within the clock's error the one with the least to it."""
+    """Return the fastest plan that fits; within the clock's error, the simplest."""
     check_training(pipeline, cluster, request)
     plans = [_trained(pipeline, cluster, each) for each in _training_space(pipeline, request)]
     best = _best(plans)
@@ -165,12 +166,12 @@ def _loop(plan: Plan, name: str) -> Loop:
 
 
 def usual_precision(pipeline: Pipeline) -> TrainedIn:
-    """FP32 weights under autocast; BF16 of those that nobody trains so."""
+    """Return FP32 weights under autocast, or BF16 for models not trained that way."""
     return "bf16-mixed" if "full-mixed-checkpoint" in passes(pipeline.denoiser) else "bf16"
 
 
 def check_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> None:
-    """Refuse what cannot be."""
+    """Raise RequestError for an impossible request."""
     _check_numbers(request.micro_batch, "micro_batch")
     if request.lora_rank:
         _check_numbers(request.lora_rank, "lora_rank", flag="--lora")
@@ -196,7 +197,7 @@ def _check_numbers(number: int | None, name: str, flag: str = "") -> None:
 
 
 def _ways(pipeline: Pipeline, request: TrainingRequest) -> dict[str, Pass]:
-    """The passes of the denoiser that train so, by what is recomputed."""
+    """Return the denoiser's passes for this kind of training, by what is recomputed."""
     known = passes(pipeline.denoiser)
     name = "lora" if request.lora_rank else f"full-{request.precision.removeprefix('bf16-')}"
     found = {"none": name, "full": f"{name}-checkpoint"}
@@ -215,14 +216,13 @@ def _training_space(pipeline: Pipeline, request: TrainingRequest) -> Iterator[Tr
 
 
 def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> Plan:
-    """One configuration."""
     gpu, size, batch, rank = cluster.gpu, request.size, request.micro_batch or 1, request.lora_rank
     weights, forward = all_weights()[pipeline.denoiser], passes(pipeline.denoiser)["forward"]
     checkpoint = request.checkpoint or "none"
     way = _ways(pipeline, request)[checkpoint]
     number_bytes = 2 if request.precision == "bf16" and not rank else 4
     trained = way.adapters * rank if rank else weights.parameters
-    # What stays.
+    # Persistent memory.
     kept = request.base if rank else ("bf16" if number_bytes == 2 else "fp32")
     frozen = "frozen " if rank else ""
     terms = [Term(Category.PARAMETERS, f"{frozen}denoiser", weights.size_bytes(kept), f"parameters in {kept}",
@@ -244,7 +244,7 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
         terms.append(Term(Category.GRADIENTS, "DDP buckets", gradients, "a copy of the gradients", {}, "model"))
         buffers = float(NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS)
         terms.append(Term(Category.CONTEXT, "NCCL buffers", buffers, source="model"))
-    # What comes and goes: the highest of the moments.
+    # Transient memory: the highest of the moments.
     shape = {"batch": batch, "positions": size.positions, "rank": rank}
     widened = weights.widened_bytes(kept)
     moments = {
@@ -277,15 +277,15 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
 
 
 def _training_seconds(forward: Pass, request: TrainingRequest, cluster: Cluster, trained: int, widened: int) -> Seconds:
-    """Of the denoiser's step, its optimizer, and what of the gradients' exchange the backward does not hide."""
+    """Return the seconds of the denoiser's step, its optimizer, and the exposed part of the gradient all-reduce."""
     gpu, batch = cluster.gpu, request.micro_batch or 1
     again = request.checkpoint == "full"
     step = pass_seconds(forward, batch, request.size, gpu, "inputs" if request.lora_rank else "all", again)
     number_bytes = 2 if request.precision == "bf16" and not request.lora_rank else 4
     moved = float(_FUSED_NUMBERS * number_bytes * trained)
     if number_bytes == 4 and not request.lora_rank:
-        moved += 12.0 * trained  # autocast reads FP32 weights and writes 16 bits, and gradients go the other way
-    moved += 2.5 * widened * (3 if again else 2)  # four bits or eight, to sixteen, in every pass
+        moved += 12.0 * trained  # autocast reads FP32 weights and writes 16 bits, and casts gradients back
+    moved += 2.5 * widened * (3 if again else 2)  # dequantize from four or eight bits to sixteen in every pass
     extra_s = streamed_s(moved, gpu)
     if cluster.gpus > 1:
         reduced_s = collective_seconds(cluster)("all_reduce", number_bytes * trained, cluster.gpus, 1)
@@ -297,7 +297,7 @@ def _training_seconds(forward: Pass, request: TrainingRequest, cluster: Cluster,
 
 
 def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Findings:
-    """The fastest that fits; of those within the clock's error the one that moves least."""
+    """Return the fastest plan that fits; within the clock's error, the one that moves least."""
     check_images(pipeline, cluster, request)
     plans = [_made(pipeline, cluster, each) for each in _image_space(cluster, request)]
     best = _best(plans)
@@ -312,7 +312,7 @@ def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> 
 
 
 def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> None:
-    """Refuse what cannot be."""
+    """Raise RequestError for an impossible request."""
     if request.offload in _FROM_HOST and not cluster.host_memory_bytes:
         problem = f"--offload {request.offload}: the memory of {cluster.gpu.name} is its host's own."
         raise BadLayout(problem, hint="Leave --offload out.")
@@ -339,13 +339,12 @@ def _image_space(cluster: Cluster, request: ImageRequest) -> Iterator[ImageReque
 
 
 def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Plan:
-    """One configuration."""
     gpu, size, offload = cluster.gpu, request.size, request.offload or "none"
     guided = request.guided
     at_once = request.batch * (2 if guided and pipeline.guidance == "batch" else 1)
     turns = request.steps * (2 if guided and pipeline.guidance == "passes" else 1)
     prompts = request.batch * (2 if guided else 1)
-    # Every part: how it is kept, what its passes hold, and how long they take.
+    # Every part: its format, what its passes hold, and their seconds.
     kept: dict[str, str] = dict.fromkeys((pipeline.denoiser, *pipeline.text), request.weights)
     kept[pipeline.vae] = "fp32" if pipeline.vae_fp32 else "bf16"
     held: dict[str, float] = {}
@@ -362,7 +361,7 @@ def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Plan:
     held[pipeline.vae], parts["VAE"] = _decoded(pipeline, cluster, request)
     for name in (pipeline.denoiser, *pipeline.text):
         held[name] += all_weights()[name].widened_bytes(request.weights)
-    # Offloading: what is on the card beside a part's activations, and what crosses.
+    # Offloading: weights on the GPU beside a part's activations, and transfers.
     resident = {name: _resident(name, kept, offload, name == pipeline.denoiser) for name in kept}
     moved_s = 0.0
     if offload != "none":
@@ -387,7 +386,7 @@ def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Plan:
 def _image_terms(
     pipeline: Pipeline, kept: dict[str, str], offload: str, moment: str, resident: dict[str, float]
 ) -> list[Term]:
-    """The weights that are on the card at that moment."""
+    """Return the weights on the GPU at that moment."""
     if offload == "none":
         return [_part_term(name, how, denoiser=pipeline.denoiser) for name, how in kept.items()]
     words = {
@@ -400,7 +399,6 @@ def _image_terms(
 
 
 def _resident(name: str, kept: dict[str, str], offload: str, is_denoiser: bool) -> float:
-    """Bytes of weights on the card while a part is at work."""
     weights, how = all_weights()[name], kept[name]
     each = weights.size_bytes(how) / weights.parameters
     if offload == "none":
@@ -415,22 +413,21 @@ def _resident(name: str, kept: dict[str, str], offload: str, is_denoiser: bool) 
 def _moved(
     pipeline: Pipeline, cluster: Cluster, kept: dict[str, str], offload: str, one: Seconds, turns: int
 ) -> tuple[Seconds, float]:
-    """A pass of the denoiser with what hides behind it, and seconds of all copies that hide behind nothing."""
+    """Return a denoiser pass including overlapped copies, and the seconds of copies that are not overlapped."""
     gpu = cluster.gpu
     sizes = {name: all_weights()[name].size_bytes(how) for name, how in kept.items()}
     others = sum(size for name, size in sizes.items() if name != pipeline.denoiser)
     own = sizes[pipeline.denoiser]
-    if offload == "sequential":  # from pageable memory, layer by layer; nothing goes back
+    if offload == "sequential":  # from pageable memory, layer by layer; nothing is copied back
         return one, crossing_s(others, gpu, pinned=False) + turns * crossing_s(own, gpu, pinned=False)
     whole = others + (own if offload == "model" else 0.0)
     moved_s = crossing_s(whole, gpu, pinned=False) + crossing_s(whole, gpu, pinned=False, back=True)
-    if offload == "group":  # a stream of its own brings the next block
+    if offload == "group":  # a separate stream prefetches the next block
         one = Seconds(max(one.card_s, crossing_s(own, gpu, pinned=True)), one.host_s)
     return one, moved_s
 
 
 def _decoded(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> tuple[float, Seconds]:
-    """What decoding holds, and its seconds."""
     decode = passes(pipeline.vae)["decode-fp32" if pipeline.vae_fp32 else "decode"]
     size, gpu = request.size, cluster.gpu
     batch, slices = (1, request.batch) if request.slicing else (request.batch, 1)
@@ -458,7 +455,7 @@ def _part_term(name: str, how: str, denoiser: str = "") -> Term:
 
 
 def _overheads(cluster: Cluster, highest: Term, *, trains: bool) -> list[Term]:
-    """Beside tensors: cuBLAS in each thread that uses it, the context, and holes."""
+    """Return cuBLAS's workspace per thread, the CUDA context, and fragmentation."""
     both, threads = workspace(cluster.gpu), 2 if trains else 1
     share = _HOLES["training" if trains else "images"]
     size = float(both.size_bytes) * threads / 2
@@ -475,12 +472,12 @@ def _best(plans: list[Plan]) -> Plan:
     fitting = roomy or fitting
     fastest = max(plan.images_per_s for plan in fitting)
     near = [plan for plan in fitting if plan.images_per_s >= fastest * (1 - comparison_error())]
-    # Plans come in the order of what there is to them, and batches from small to large.
+    # Plans come simplest first, and batches from small to large.
     return min(near, key=lambda plan: (plan.choices.get("checkpoint", "none") != "none", plans.index(plan)))
 
 
 def _others(plans: list[Plan], best: Plan) -> tuple[Plan, ...]:
-    """The best with each other value of a single choice; of batches, half and double."""
+    """Return the best plan with each other value of a single choice; for batches, half and double."""
     found = []
     for name, value in best.choices.items():
         alike = [
@@ -494,7 +491,6 @@ def _others(plans: list[Plan], best: Plan) -> tuple[Plan, ...]:
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
-    """The largest batch that fits, up to the most that is asked for."""
     low, high = 1, LARGEST["batch"] + 1
     while high - low > 1:
         middle = (low + high) // 2

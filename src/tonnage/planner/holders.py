@@ -1,6 +1,6 @@
-"""Which cards hold a model: common ones (`hardware/data/common.toml`), and two, four or eight where one is too small.
+"""Which GPUs hold a model: common ones (`hardware/data/common.toml`), and two, four or eight if one is too small.
 
-A card that holds a training only with parts of it on the host is said to; more cards are tried before that.
+A GPU that holds a training only with offload is marked; more GPUs are tried before that.
 """
 
 from collections.abc import Iterator
@@ -21,28 +21,28 @@ from tonnage.planner.serving import best_layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Some cards and what they do with the model. `most` is the largest micro-batch, or sequences at once; 0: it does not fit."""
+    """A set of GPUs and what fits. `most` is the largest micro-batch, or sequences at once; 0 if it does not fit."""
 
     cluster: Cluster
-    needed_bytes: int = 0  # of one card
+    needed_bytes: int = 0  # per GPU
     most: int = 0
     tokens_per_s: float = 0.0
     offload: str = ""
 
     @property
     def memory_bytes(self) -> int:
-        """Of all cards together."""
+        """Memory of all GPUs together."""
         return self.cluster.gpus * self.cluster.gpu.memory_bytes
 
 
 def smallest(holders: list[Holder]) -> Holder | None:
-    """The one with the least memory that holds it; those that do so without the host's memory come first."""
+    """Return the holder with the least memory, preferring those without offload."""
     holding = [holder for holder in holders if holder.most]
     return min(holding, key=lambda holder: (bool(holder.offload), holder.memory_bytes), default=None)
 
 
 def training_holders(shape: ModelShape, request: TrainingRequest) -> list[Holder]:
-    """Sorted by memory."""
+    """Return the holders for a training, sorted by memory."""
     asked = for_checkpoint(request, shape)
     places = [NO_OFFLOAD, None] if asked.offload is None else [asked.offload]
     rows = []
@@ -53,7 +53,7 @@ def training_holders(shape: ModelShape, request: TrainingRequest) -> list[Holder
 
 
 def serving_holders(shape: ModelShape, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0) -> list[Holder]:
-    """Sorted by memory. `tp` and `pp` 0 are searched."""
+    """Return the holders for serving, sorted by memory. `tp` and `pp` 0 are searched."""
     rows = []
     for clusters in _common_clusters():
         tries = (_served(shape, each, asked, tp, pp) for each in clusters)
@@ -62,7 +62,7 @@ def serving_holders(shape: ModelShape, asked: ServingConfiguration, *, tp: int =
 
 
 def _common_clusters() -> Iterator[list[Cluster]]:
-    """Of each card, the numbers to try."""
+    """Yield the clusters to try, per GPU."""
     for card, counts in common_cards():
         yield [find_cluster(f"{count}x{card}") for count in counts]
 
@@ -70,7 +70,7 @@ def _common_clusters() -> Iterator[list[Cluster]]:
 def _trained(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Holder | None:
     asked = for_cluster(request, cluster)
     try:
-        # Memory alone is quicker to look at than a search.
+        # Checking memory alone is faster than a search.
         if leanest(shape, cluster, asked) is None:
             return None
         findings = search(shape, cluster, asked)
@@ -89,7 +89,7 @@ def _trained(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> H
 
 
 def largest_micro_batch(findings: Findings) -> int:
-    """Of all configurations that fit, recomputing all where that helps."""
+    """Return the largest micro-batch of all fitting configurations, with full recomputation if that helps."""
     most = 1
     for judged in findings.judged:
         if judged.fits.any():
@@ -99,7 +99,7 @@ def largest_micro_batch(findings: Findings) -> int:
 
 
 def _served(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Holder | None:
-    """The card with as many sequences of the whole context as it holds at once."""
+    """Return the GPUs with as many full-context sequences as they hold at once."""
     best = best_layout(shape, cluster, asked, tp=tp, pp=pp)
     if best is None:
         return None

@@ -1,15 +1,14 @@
-"""Samples of different lengths: what padding costs, what the worst micro-batch is, and how much of a step is of use.
+"""Samples of different lengths: the cost of padding, the worst micro-batch, and the useful share of a step.
 
 | batching     | a micro-batch of B samples                           | its worst                                   |
 |--------------|------------------------------------------------------|---------------------------------------------|
-| pad          | B samples by chance, as long as the longest of them   | B × the longest of all                      |
+| pad          | B random samples, padded to the longest of them      | B × the longest of all                      |
 | bucket       | B of about one length (`group_by_length`)            | B × the longest of all                      |
-| padding-free | B samples one after the other, none longer for it    | the most that B of an epoch come to         |
+| padding-free | B samples concatenated without padding               | the largest sum of B in an epoch            |
 | pack         | B sequences, each filled with whole samples          | B × the sequence                            |
 
 Memory is that of the worst micro-batch, time that of the mean one. A step's time at another length than the one that counts for
-memory is that of as many tokens, cut into pieces with which attention has as much to do. This module knows neither bytes nor
-seconds.
+memory is that of as many tokens, cut into pieces with the same attention work.
 """
 
 import json
@@ -42,10 +41,10 @@ BATCHINGS: tuple[Batching, ...] = get_args(Batching)
 _LONGEST = 2**24
 _MOST_SAMPLES = 10**12
 _MOST_FILE_BYTES = 2**28
-# Of a distribution in words: so many lengths stand for it, of which one in a thousand is as long as any.
+# Lengths that represent a distribution given in words; one in a thousand reaches the maximum.
 _DRAWN = 4000
-_RARE = 3.0902  # standard deviations above which one of a thousand lies
-_ROUNDS = 20  # to its mean
+_RARE = 3.0902  # standard deviations exceeded by one in a thousand
+_ROUNDS = 20  # iterations to match its mean
 _USUAL_SAMPLES = 10_000
 # Batches that transformers' `LengthGroupedSampler` sorts at a time.
 _SORTED_BATCHES = 50
@@ -56,7 +55,7 @@ _NEARLY = 0.9
 
 
 class Work(NamedTuple):
-    """The mean micro-batch: its tokens, padding too, and the length with which attention has as much to do for each."""
+    """The mean micro-batch: its tokens including padding, and the equivalent length per token for attention."""
 
     tokens: float
     attended: float
@@ -64,49 +63,49 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """How long samples are, in order, with the share of each; and how they are put together."""
+    """Sample lengths in ascending order with the share of each, and how they are batched."""
 
     values: NDArray[np.int64]
     shares: NDArray[np.float64]
-    samples: float  # of an epoch
+    samples: float  # per epoch
     batching: Batching = "pad"
-    seq: int = 0  # what is longer is cut, and what packs are filled to
+    seq: int = 0  # longer samples are truncated; also the length of packs
     cut: float = 0.0  # share of samples that were longer
 
     @property
     def mean(self) -> float:
-        """Tokens of a sample."""
+        """Mean tokens per sample."""
         return float(self.values @ self.shares)
 
     @property
     def longest(self) -> int:
-        """Of all."""
+        """Longest sample."""
         return int(self.values[-1])
 
     @property
     def attended(self) -> float:
-        """The length of the sample that a token is in, in the mean."""
+        """Mean length of the sample that a token belongs to."""
         return float((self.values**2.0) @ self.shares) / self.mean
 
     def spread(self, count: int) -> NDArray[np.int64]:
-        """So many lengths that stand for all, in order."""
+        """Return `count` lengths that represent all, in ascending order."""
         ranks = (np.arange(count) + 0.5) / count
         return self.values[np.minimum(np.searchsorted(np.cumsum(self.shares), ranks), len(self.values) - 1)]
 
     def limited(self, seq: int) -> "Lengths":
-        """With all that is longer cut."""
+        """Return the lengths truncated to `seq`."""
         over = float(self.shares[self.values > seq].sum())
         return replace(self, values=np.minimum(self.values, seq), seq=seq, cut=over)
 
     def worst(self, micro_batch: Number) -> Number:
-        """Tokens of a sequence in the largest micro-batch that an epoch is expected to have, as if all were as long."""
+        """Return tokens per sequence in the largest micro-batch expected in an epoch, as if all were equally long."""
         if self.batching == "padding-free":
             largest: Number = _each(micro_batch, lambda size: -(-_largest_sum(self, size) // size))
             return largest
         return self.seq if self.batching == "pack" else self.longest
 
     def work(self, micro_batch: int) -> Work:
-        """Of the mean micro-batch."""
+        """Return the work of the mean micro-batch."""
         if self.batching == "pack":
             return Work(micro_batch * self.seq, self.attended)
         if self.batching == "padding-free":
@@ -116,7 +115,7 @@ class Lengths:
         return Work(micro_batch * mean, float(lengths**2.0 @ shares) / mean)
 
     def padded(self, micro_batch: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Lengths that micro-batches are padded to, and how often each comes."""
+        """Return the lengths that micro-batches are padded to, and how often each occurs."""
         if self.batching == "bucket":
             lengths = _sorted_maxima(self, micro_batch)
             return lengths, np.full(len(lengths), 1 / len(lengths))
@@ -125,15 +124,15 @@ class Lengths:
         return self.values, np.minimum(ends, 1.0) ** micro_batch - np.minimum(below, 1.0) ** micro_batch
 
     def useful(self, micro_batch: int) -> float:
-        """Tokens of samples in the mean micro-batch."""
+        """Return the tokens of samples in the mean micro-batch."""
         return micro_batch * (self.seq * _filled(self) if self.batching == "pack" else self.mean)
 
     def padding(self, micro_batch: int) -> float:
-        """The share of what is computed that is padding."""
+        """Return the share of computed tokens that is padding."""
         return max(1 - self.useful(micro_batch) / self.work(micro_batch).tokens, 0.0)
 
     def at_worst(self, micro_batch: int) -> float:
-        """The share of micro-batches that come within a tenth of the worst."""
+        """Return the share of micro-batches within a tenth of the worst."""
         if self.batching == "pack":
             return 1.0
         if self.batching == "padding-free":
@@ -144,7 +143,7 @@ class Lengths:
 
 
 class LengthClock(StepClock):
-    """The clock of steps whose micro-batches differ; their tokens are those of samples, without padding."""
+    """A step clock for micro-batches of different lengths; its tokens exclude padding."""
 
     def __init__(self, shape: ModelShape, cluster: Cluster, lengths: Lengths) -> None:
         super().__init__(shape, cluster)
@@ -153,7 +152,7 @@ class LengthClock(StepClock):
         self._mean: dict[int, tuple[int, int]] = {}
 
     def step(self, configuration: Configuration) -> StepTime:
-        """One configuration, or each of many."""
+        """Predict one configuration, or each of many."""
         pieces = _each(configuration.micro_batch, lambda size: self._pieces(size)[0])
         seq = _each(configuration.micro_batch, lambda size: self._pieces(size)[1])
         time = super().step(replace(configuration, micro_batch=pieces, seq=seq))
@@ -164,9 +163,9 @@ class LengthClock(StepClock):
         return replace(time, tokens=tokens, parts=time.parts | {"uneven ranks": waiting})
 
     def _slowest_rank(self, configuration: Configuration) -> Quantity:
-        """How many times the mean rank's tokens the one has that all wait for: in each pass where they gather, else in a step.
+        """Return the slowest rank's tokens over the mean: per pass if ranks gather parameters, else per step.
 
-        The stages of a pipeline wait for the largest of the micro-batches in flight; its ranks wait for each other once a step.
+        Pipeline stages wait for the largest micro-batch in flight; data-parallel ranks wait for each other once a step.
         """
         staged = np.asarray(configuration.pp) > 1
         rounds = np.where(staged | (configuration.zero > 1), 1, configuration.accumulate)
@@ -177,7 +176,7 @@ class LengthClock(StepClock):
         return found if np.ndim(configuration.micro_batch) else float(found[0])
 
     def _pieces(self, micro_batch: int) -> tuple[int, int]:
-        """As many sequences, all of one length, as take what the mean micro-batch takes."""
+        """Return sequences and length of a uniform micro-batch with the cost of the mean one."""
         if micro_batch not in self._mean:
             work = self._lengths.work(micro_batch)
             pieces = max(round(work.tokens / work.attended), 1)
@@ -186,14 +185,14 @@ class LengthClock(StepClock):
 
 
 class Choice(NamedTuple):
-    """A way to put samples together, and the best plan with it; none where nothing fits."""
+    """A way to batch samples and its best plan; None if nothing fits."""
 
     batching: Batching
     plan: "Plan | None"
 
 
 def choices(findings: "Findings") -> list[Choice]:
-    """Every way, each with the best plan of its own."""
+    """Return every way to batch, each with its best plan."""
     from tonnage.planner.search import search
 
     request = findings.request
@@ -209,12 +208,12 @@ def choices(findings: "Findings") -> list[Choice]:
 
 
 def clock_of(shape: ModelShape, cluster: Cluster, lengths: Lengths | None) -> StepClock:
-    """For samples of one length, or of many."""
+    """Return the clock for samples of one length, or of many."""
     return StepClock(shape, cluster) if lengths is None else LengthClock(shape, cluster, lengths)
 
 
 def _each(numbers: Number, value: Callable[[int], Any]) -> Any:
-    """A value for each of the micro-batches, which are few."""
+    """Evaluate a function once per distinct micro-batch."""
     if not np.ndim(numbers):
         return value(int(numbers))
     sizes, places = np.unique(np.asarray(numbers), return_inverse=True)
@@ -223,7 +222,7 @@ def _each(numbers: Number, value: Callable[[int], Any]) -> Any:
 
 @lru_cache(maxsize=64)
 def _sums(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
-    """Tokens of the micro-batches of a few epochs, drawn by the same chance every time."""
+    """Return the tokens of micro-batches of a few epochs, sampled with a fixed seed."""
     batches = int(np.clip(lengths.samples // micro_batch, 1, _MOST_BATCHES))
     drawn = np.random.default_rng(0).choice(lengths.values, (_EPOCHS * batches, micro_batch), p=lengths.shares)
     sums: NDArray[Any] = drawn.sum(axis=1)
@@ -232,7 +231,7 @@ def _sums(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
 
 @lru_cache(maxsize=4096)
 def _slowest(lengths: Lengths, micro_batch: int, ranks: int, rounds: int) -> float:
-    """The most tokens that any of some ranks has in some micro-batches, over the mean. Sorted and packed ones are alike."""
+    """Return the most tokens of any rank over the mean. Sorted and packed micro-batches are all alike."""
     if ranks == 1 or lengths.batching in ("bucket", "pack"):
         return 1.0
     if lengths.batching == "padding-free":
@@ -248,20 +247,20 @@ def _slowest(lengths: Lengths, micro_batch: int, ranks: int, rounds: int) -> flo
 
 @lru_cache(maxsize=64)
 def _sorted_maxima(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
-    """Lengths that micro-batches are padded to where some at a time are sorted, in an order of the same chance every time."""
+    """Return the padded lengths of micro-batches sorted in groups, shuffled with a fixed seed."""
     at_once = min(_SORTED_BATCHES, max(_SHUFFLED // micro_batch, 1)) * micro_batch
     shuffled = np.random.default_rng(0).permutation(lengths.spread(max(_SHUFFLED // at_once, 1) * at_once))
     return np.sort(shuffled.reshape(-1, at_once), axis=1)[:, micro_batch - 1 :: micro_batch].ravel()
 
 
 def _largest_sum(lengths: Lengths, micro_batch: int) -> int:
-    """Of an epoch, in the mean."""
+    """Return the largest micro-batch of an epoch, on average."""
     return round(float(_sums(lengths, micro_batch).max(axis=1).mean()))
 
 
 @lru_cache(maxsize=16)
 def _filled(lengths: Lengths) -> float:
-    """The share of packed sequences that is samples: the longest first, each where it leaves least room."""
+    """Return the share of packed sequences that is samples, with best-fit decreasing packing."""
     samples = lengths.spread(_DRAWN)
     rooms: list[int] = []
     packs = 0
@@ -277,7 +276,7 @@ def _filled(lengths: Lengths) -> float:
 
 
 def parse_lengths(text: str, samples: float | None = None) -> Lengths:
-    """A file of lengths, a list ("512,1024" or "999x600,32k"), or words ("mean 600 max 4096", "median 400 max 4k")."""
+    """Parse a file of lengths, a list ("512,1024", "999x600,32k"), or words ("mean 600 max 4096")."""
     words = text.split()
     if words and words[0] in ("mean", "median"):
         return _in_words(words, text, samples)
@@ -290,7 +289,7 @@ def parse_lengths(text: str, samples: float | None = None) -> Lengths:
 
 
 def _in_words(words: list[str], text: str, samples: float | None) -> Lengths:
-    """A log-normal distribution, of which one in a thousand reaches the longest."""
+    """Return a log-normal distribution of which one in a thousand reaches the maximum."""
     hint = "Write mean 600 max 4096, or median 400 max 4096."
     if len(words) != 4 or words[2] != "max":
         raise BadLayout(f"--lengths {text}: the words are not known.", hint=hint)
@@ -301,13 +300,13 @@ def _in_words(words: list[str], text: str, samples: float | None) -> Lengths:
     if words[0] == "median":
         spread, centre = apart / _RARE, math.log(middle)
     else:
-        # centre + spread²/2 is the mean's logarithm, centre + _RARE × spread the longest's.
+        # centre + spread²/2 is the mean's logarithm, centre + _RARE × spread the maximum's.
         spread = _RARE - math.sqrt(max(_RARE**2 - 2 * apart, 0.0))
         centre = math.log(middle) - spread**2 / 2
     deviates = np.array([NormalDist().inv_cdf((rank + 0.5) / _DRAWN) for rank in range(_DRAWN)])
     drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
     for _ in range(_ROUNDS if words[0] == "mean" else 0):
-        # What is cut at the longest is missing from the mean.
+        # Truncation at the maximum lowers the mean.
         centre += math.log(middle / float(drawn.mean()))
         drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
     drawn = np.round(drawn)

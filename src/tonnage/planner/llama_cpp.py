@@ -1,4 +1,4 @@
-"""Where llama.cpp puts a model's layers, and how fast it can decode there: each is read where it lies, one after the other."""
+"""Where llama.cpp puts a model's layers, and its decoding speed: each layer is read where it is, one after another."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from tonnage.models.shape import ModelShape
 
 
 def placed(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> LlamaBudget:
-    """The budget on the cards of one host and the memory that comes with them."""
+    """Return the budget on the GPUs of one host and its memory."""
     return llama_budget(shape, asked, cluster.gpu, gpus=cluster.gpus_per_host, host_bytes=cluster.host_memory_bytes)
 
 
 def fewest_experts(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> int:
-    """The fewest layers whose experts stay on the host while all else lies on the cards with llama.cpp's margin; 0: none can."""
+    """Return the fewest layers with experts on the host that let all else fit on the GPUs; 0 if none do."""
     layers = len(shape.decoder.layers)
     low, high = 1, layers + 1
     while low < high:
@@ -26,15 +26,15 @@ def fewest_experts(shape: ModelShape, cluster: Cluster, asked: ServingConfigurat
 
 
 def decode_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> float:
-    """One token for every slot at the full context: cards in turn, then the host at the speed of its own memory.
+    """Return one decode step of all slots at full context: GPUs in turn, then the host at its memory's speed.
 
-    Of a mixture, the share of the experts that at least one slot picks is read.
+    Of a mixture, only the experts that at least one slot picks are read.
     """
     users = budget.configuration.users
     experts, idle = _experts(shape, budget, users)
     cards = sum(card.weights + card.cache for card in budget.cards)
     on_cards = cards - idle * (experts - budget.host_expert_bytes)
-    # Of the embedding, a row a token is read.
+    # Only one row of the embedding is read per token.
     case = budget.case
     host = budget.host.weights + budget.host.cache - case.recipe.embedding_bytes
     if budget.gpu_layers == 0 and shape.tied:
@@ -45,7 +45,7 @@ def decode_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> f
 
 
 def _experts(shape: ModelShape, budget: LlamaBudget, users: int) -> tuple[int, float]:
-    """Bytes of all experts, and the share of them that no slot picks in a step."""
+    """Return the bytes of all experts, and the share of them that no slot picks in a step."""
     total = sum(layer.experts for layer in budget.case.layers)
     if not total:
         return 0, 0.0

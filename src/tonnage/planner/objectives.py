@@ -1,4 +1,4 @@
-"""What a training is asked to aim for: the flags as an objective, and what does not go with it."""
+"""Build a training objective from flags, and check what it can be combined with."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _MOST_NEGATIVES = 4096
 _FRAMEWORKS = ("torch", "fsdp2", "deepspeed")
-# Vocabularies of one tokenizer are padded to different lengths: by less than that share.
+# Vocabularies of one tokenizer are padded to different lengths, by less than this share.
 _PADDING = 0.01
 
 
@@ -26,7 +26,7 @@ def asked_objective(
     negatives: int | None = None,
     grad_cache: bool = False,
 ) -> Objective:
-    """The objective with what goes with it; what does not is refused."""
+    """Return the objective with its options; raises RequestError for those that do not apply."""
     row = objective_of(name)
     if reference and not row.reference:
         having = ", ".join(other for other in objective_names() if objective_of(other).reference)
@@ -59,7 +59,7 @@ def asked_objective(
 
 
 def check_objective(request: "TrainingRequest", shape: ModelShape) -> None:
-    """Refuse layouts that nobody trains it in, and models that it cannot be asked of."""
+    """Raise RequestError for layouts and models that do not support the objective."""
     objective, name = request.objective, request.objective.name
     split = next((flag for flag in ("tp", "pp", "cp", "ep") if (getattr(request, flag) or 1) > 1), None)
     if split is not None:

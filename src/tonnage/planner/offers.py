@@ -1,8 +1,9 @@
-"""What else could be had: the best plan of each other framework, under the compiler, with offload, and in other numbers.
+"""Alternatives to the answer: the best plan of each other framework, with the compiler, with offload, in other
+precisions.
 
-None of them is the answer by itself: frameworks with blocks of their own and `torch.compile` ask for more than a plan can see;
-BF16 parameters and 8-bit states train in other numbers. Each comes with the flag that asks for it. This module does not search:
-it looks again at the layouts that were fastest.
+They are not the answer by themselves: frameworks with their own blocks and `torch.compile` have requirements that a
+plan cannot check, and BF16 parameters and 8-bit states change the numerics. Each comes with its flag. Only the layouts
+that were fastest are evaluated again.
 """
 
 from collections.abc import Iterator
@@ -21,27 +22,27 @@ from tonnage.planner.search import HEADROOM, Findings, Judged, Plan, explore, pl
 from tonnage.planner.simplicity import fastest, simplest
 from tonnage.planner.space import RUNNERS, Layouts, Sharding, family, layouts, passes, shardings
 
-# Layouts of one sharding that are looked at again: fewer where a change favours all alike.
+# Layouts of one sharding that are evaluated again: fewer if a change favours all alike.
 _LAYOUTS, _LIKELY_LAYOUTS = 96, 12
 _CONSIDERED = 4000
-# Another framework's plan that loses more is not worth a word.
+# Another framework's plan that loses more is not shown.
 _FAR_SLOWER = 0.2
 _COMPILES: tuple[FrameworkName, ...] = ("torch", "fsdp2", "deepspeed")
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A plan that is not the answer, what it takes to have it, and the share of the answer's speed that it gains."""
+    """An alternative plan, the flag that selects it, and its speedup over the answer."""
 
     change: str
     flag: str
     plan: Plan
     gain: float
-    numbers: bool = False  # it trains in other ones
+    numbers: bool = False  # whether it changes the numerics
 
 
 def offers(findings: Findings) -> list[Offer]:
-    """Other frameworks, and other changes that gain more than the clock errs by, the fastest first; none where nothing fits."""
+    """Return other frameworks, and changes that gain more than the clock's error, fastest first; none if nothing fits."""
     best = findings.best
     if best is None:
         return []
@@ -53,7 +54,7 @@ def offers(findings: Findings) -> list[Offer]:
 
 
 class _Rated(NamedTuple):
-    """What was found, and every layout with the most tokens per second that it had in any sharding."""
+    """The findings, and every layout with its highest speed in any sharding."""
 
     findings: Findings
     rows: Layouts
@@ -61,7 +62,7 @@ class _Rated(NamedTuple):
 
 
 def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
-    """The best plan of each that was not chosen, unless it is far slower."""
+    """Yield the best plan of each framework that was not chosen, unless it is far slower."""
     findings = rated.findings
     request = findings.request
     if request.framework is not None:
@@ -75,7 +76,7 @@ def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
             continue
         pool = [one for one in findings.pool if one.family.configuration.framework == name]
         if not pool:
-            # Who has blocks of its own has a loss of its own.
+            # Frameworks with their own blocks have their own loss.
             asked = replace(request, framework=name, loss=request.loss or (None if name in plain else "full"))
             pool = _looked_at_again(rated, asked, name, (NO_OFFLOAD,), _LAYOUTS)
         offer = _offer(findings, best, name, f"--framework {name}", pool)
@@ -84,7 +85,7 @@ def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
 
 
 def _offloaded(findings: Findings, best: Plan) -> Iterator[Offer]:
-    """The fastest that leaves the GPU for the host, where the answer does not."""
+    """Yield the fastest offloaded plan, if the answer does not offload."""
     pool = [one for one in findings.pool if one.family.offload != NO_OFFLOAD and one.fits.any()]
     if best.offload == NO_OFFLOAD and pool:
         plan = plan_of(findings.shape, findings.cluster, findings.clock, *fastest(pool))
@@ -122,7 +123,7 @@ def _offer(findings: Findings, best: Plan, change: str, flag: str, pool: list[Ju
 def _looked_at_again(
     rated: _Rated, asked: TrainingRequest, framework: FrameworkName, places: tuple[Offload, ...], count: int
 ) -> list[Judged]:
-    """The layouts that fit, as far as they were among the fastest; in the first of the places where any does."""
+    """Return the fitting layouts among the fastest, in the first of `places` where any fits."""
     findings = rated.findings
     shape, cluster = findings.shape, findings.cluster
     order = np.argsort(-rated.speeds, kind="stable")[:_CONSIDERED]
@@ -146,7 +147,7 @@ def _first_that_fit(findings: Findings, asked: TrainingRequest, sharding: Shardi
 
 
 def _speeds(findings: Findings, rows: Layouts) -> NDArray[np.float64]:
-    """The most tokens per second that each layout had, in any sharding."""
+    """Return the highest speed of each layout in any sharding."""
     codes = np.concatenate([_codes(one.family.configuration) for one in findings.judged])
     speeds = np.concatenate([one.tokens_per_s for one in findings.judged])
     order = np.lexsort((speeds, codes))
@@ -157,7 +158,7 @@ def _speeds(findings: Findings, rows: Layouts) -> NDArray[np.float64]:
 
 
 def _codes(numbers: Any) -> NDArray[np.uint64]:
-    """One number for each layout."""
+    """Return one integer key per layout."""
     code = np.zeros(np.size(numbers.tp), dtype=np.uint64)
     for column in (numbers.tp, numbers.pp, numbers.cp, numbers.ep, numbers.micro_batch):
         code = code * np.uint64(0x9E3779B97F4A7C15) + np.asarray(column, dtype=np.uint64)

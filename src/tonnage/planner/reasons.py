@@ -1,4 +1,4 @@
-"""Why each rejected family lost: what its best member needs, or how much slower it is and where the time goes."""
+"""Why each rejected family lost: the memory its best member needs, or how much slower it is and why."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from tonnage.planner.space import passes
 from tonnage.units import GIB
 
 DIMENSIONS = ("zero", "tp", "pp", "cp", "ep", "checkpoint", "loss", "offload")
-# Of a step: below this a part is not worth a word.
+# Share of a step below which a part is not mentioned.
 _WORTH_SAYING = 0.05
 _CAUSES = {
     "collectives": "collectives take {share:.0f} % of the step",
@@ -29,7 +29,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One value of one choice: `needs_bytes` where it does not fit, else `slower`, the share of the best speed that it loses."""
+    """One value of one choice: `needs_bytes` if it does not fit, else `slower`, the relative loss of speed."""
 
     choice: str
     value: str
@@ -39,14 +39,14 @@ class Reason:
 
 
 def rejected(findings: Findings) -> list[Reason]:
-    """Every value of every choice that was looked at, but that of the best plan; nothing where nothing fits."""
+    """Return every searched value of every choice except the best plan's; empty if nothing fits."""
     if findings.best is None:
         return []
     found = []
     for choice in DIMENSIONS:
         taken = str(value_of(findings.best, choice))
         values = _values(findings.pool, choice)
-        for way in passes(findings.request, findings.best.offload)[::-1]:  # those too that no layout needed
+        for way in passes(findings.request, findings.best.offload)[::-1]:  # including those that no layout needed
             if choice in ("checkpoint", "loss"):
                 values.setdefault(way[choice == "loss"], [])
         reasons = (
@@ -59,12 +59,12 @@ def rejected(findings: Findings) -> list[Reason]:
 
 
 def value_of(plan: Plan, choice: str) -> object:
-    """What a plan has chosen."""
+    """Return what a plan has chosen."""
     return plan.offload.words if choice == "offload" else getattr(plan.configuration, choice)
 
 
 def _values(judged: list[Judged], choice: str) -> dict[str, list[tuple[Judged, NDArray[np.bool_]]]]:
-    """The configurations that have each value, family by family."""
+    """Return the configurations with each value, family by family."""
     found: dict[str, list[tuple[Judged, NDArray[np.bool_]]]] = {}
     for one in judged:
         everything = np.ones(one.family.size, dtype=bool)
@@ -98,7 +98,7 @@ def _reason(
 
 
 def _beside(findings: Findings, best: Plan, choice: str, value: str) -> Configuration | None:
-    """The best plan with more recomputation than it needs, which the search leaves out; None where that does not fit."""
+    """Return the best plan with more recomputation than it needs, which the search skips; None if that does not fit."""
     if choice not in ("checkpoint", "loss"):
         return None
     changed: dict[str, Any] = {choice: value}
@@ -141,7 +141,7 @@ def _slower_words(findings: Findings, best: Plan, other: Configuration, slower: 
 
 
 def _cause(best: Plan, other: Configuration, time: StepTime) -> str:
-    """The part that grew most for each token, where it is worth a word."""
+    """Return the part that grew most per token, if it is large enough to mention."""
     tokens, best_tokens = float(time.tokens), best.step_s * best.tokens_per_s
     grown = {name: float(part) / tokens - best.parts_s[name] / best_tokens for name, part in time.parts.items()}
     name = max(grown, key=lambda part: grown[part])

@@ -1,7 +1,7 @@
-"""What would make it fit, where nothing does: one change each, with the flag to write and the bytes that come out.
+"""Changes that would make it fit if nothing does: one change each, with its flag and the resulting bytes.
 
-Only memory is looked at, in the leanest configuration that the request allows. In order: flags that were given and could be
-left to the planner, then what changes the training, then more or larger cards; last the least of the common cards that would do.
+Only memory is compared, in the leanest configuration that the request allows. In order: given flags that could be left
+to the planner, changes to the training, more or larger GPUs, and the smallest common GPU that suffices.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ from tonnage.planner.space import family, layouts, offloads, passes, shardings
 _SHORTEST_SEQ = 256
 _MOST_DOUBLINGS = 8
 _MOST = 5
-# Flags count samples, which have several sequences where pairs are compared.
+# Flags count samples, which have several sequences if pairs are compared.
 _MEANT = {"micro_batch": "samples"}
-# A common rank of adapters.
+# A common LoRA rank.
 DEFAULT_RANK = 16
 
 
@@ -42,7 +42,7 @@ class Remedy:
 
 
 def remedies(findings: Findings) -> list[Remedy]:
-    """The first few that help, the least intrusive first."""
+    """Return the first few that help, the least intrusive first."""
     shape, cluster, request = findings.shape, findings.cluster, findings.request
     doubled = (f"{cluster.gpus * 2**times}x{cluster.gpu.key}" for times in range(1, _MOST_DOUBLINGS))
     tries = [
@@ -56,7 +56,7 @@ def remedies(findings: Findings) -> list[Remedy]:
 
 
 def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tuple[Configuration, str, int] | None:
-    """The first configuration that fits among those that need least, its offload and its bytes."""
+    """Return the first fitting configuration among the leanest, its offload and its bytes; None if none fits."""
     lean = replace(
         request,
         checkpoint=request.checkpoint or "full",
@@ -86,7 +86,7 @@ def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tu
 
 
 def _tried(shape: ModelShape, cluster: Cluster, request: TrainingRequest, change: str, flag: str) -> Remedy | None:
-    """The remedy of that change, where it helps. In `flag`, `{}` stands for the value that was found."""
+    """Return the remedy if the change helps. In `flag`, `{}` stands for the value found."""
     found = leanest(shape, cluster, request)
     if found is None:
         return None
@@ -97,7 +97,7 @@ def _tried(shape: ModelShape, cluster: Cluster, request: TrainingRequest, change
 
 
 def _released(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
-    """Flags that were given, one at a time left to the planner."""
+    """Yield given flags that help when left to the planner, one at a time."""
     for name in ("checkpoint", "loss", "zero", "micro_batch", "offload", "tp", "pp", "cp", "ep"):
         if getattr(request, name) is None:
             continue
@@ -109,7 +109,7 @@ def _released(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> 
 
 
 def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
-    """Changes to what is trained, or in what; of the adapters the first that helps."""
+    """Yield changes to what is trained or in which precision; of the adapters, only the first that helps."""
     changes: list[tuple[str, str, dict[str, Any]]] = []
     objective = request.objective
     if objective.sees_whole_batch:
@@ -140,7 +140,7 @@ def _adapters(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> 
 
 
 def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
-    """The sequence halved until it fits, where the shortest does."""
+    """Yield the sequence length halved until it fits, if the shortest does."""
     if shape.fixed_tokens:
         return
     lengths = [request.seq >> halved for halved in range(1, 32) if request.seq >> halved >= _SHORTEST_SEQ]
@@ -154,12 +154,11 @@ def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> I
 
 
 def _cut(request: TrainingRequest, seq: int) -> TrainingRequest:
-    """With no sample longer than that."""
     return replace(request, seq=seq, lengths=request.lengths and request.lengths.limited(seq))
 
 
 def _other_cards(shape: ModelShape, cluster: Cluster, request: TrainingRequest, offered: set[str]) -> Iterator[Remedy]:
-    """The least of the common cards that holds it without the host's memory, unless it is offered already."""
+    """Yield the smallest common GPU that holds it without offload, unless already offered."""
     asked = replace(request, offload=request.offload or NO_OFFLOAD)
     names = [each.name for each in common_clusters(cluster.gpu.maker)]
     found = next(_clusters(shape, asked, "{} would do", iter(names)), None)

@@ -1,6 +1,6 @@
-"""What was asked of the planner: every choice that is fixed, and `None` for every one that is left to it.
+"""A training request: every fixed choice, and `None` for every one left to the planner.
 
-`check` refuses what cannot be, before anything is searched. This module does not search.
+`check` refuses impossible requests before anything is searched.
 """
 
 import math
@@ -26,15 +26,15 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.lengths import Lengths
 from tonnage.planner.objectives import check_objective
 
-# A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
+# Tokens per step if no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
-# And of so many sequences where adapters are trained: recipes of torchtune (2 × 16) and axolotl (2 × 4 on each GPU) have 8 to 32.
+# Sequences per step for adapters: recipes of torchtune (2 × 16) and axolotl (2 × 4 per GPU) have 8 to 32.
 ADAPTER_SEQUENCES = 32
 _DEGREES = ("tp", "pp", "cp", "ep", "shard", "pp_chunks")
-# Checkpoints of 4 bits on which adapters are trained, and formats that trainers turn back into 16 bits.
+# 4-bit checkpoints on which adapters are trained, and formats that trainers dequantize to 16 bits.
 _BASES, _TURNED_BACK = ("int4", "nf4"), ("fp8", "mxfp4")
 _LARGEST = {"seq": 2**24, "micro_batch": 2**16, "global_batch": 2**24} | dict.fromkeys(_DEGREES, 2**20)
-# The ZeRO stages that a framework runs: plain torch has `ZeroRedundancyOptimizer`.
+# The ZeRO stages that a framework supports: plain torch has `ZeroRedundancyOptimizer`.
 FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
     "torch": (0, 1),
     "fsdp2": (2, 3),
@@ -42,14 +42,14 @@ FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
     "megatron": (0, 1),
     "nanotron": (0, 1),
 }
-# Their schedules let parts of a stage take turns: Megatron's virtual stages, PyTorch's `ScheduleInterleaved1F1B`.
+# Frameworks with interleaved schedules: Megatron's virtual stages, PyTorch's `ScheduleInterleaved1F1B`.
 INTERLEAVED: tuple[FrameworkName, ...] = ("megatron", "fsdp2")
 _CHECKPOINT = re.compile(r"none|selective|full|every-[1-9][0-9]{0,3}")
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Where each thing lives that can leave the GPU."""
+    """Where everything that can be offloaded is stored."""
 
     optimizer: Place = "gpu"
     parameters: Place = "gpu"
@@ -57,12 +57,12 @@ class Offload:
 
     @property
     def on_drives(self) -> bool:
-        """Whether anything goes beyond the host's memory."""
+        """Whether anything is offloaded to drives."""
         return "nvme" in (self.optimizer, self.parameters, self.activations)
 
     @property
     def words(self) -> str:
-        """As it is written after `--offload`."""
+        """The value as `--offload` takes it."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         parts = [name if place == "host" else f"{name}:{place}" for name, place in named.items() if place != "gpu"]
         return ",".join(parts) or "none"
@@ -72,7 +72,7 @@ NO_OFFLOAD = Offload()
 
 
 def parse_offload(text: str) -> Offload:
-    """ "optimizer", "optimizer,parameters", "optimizer:nvme", "all", "none"."""
+    """Parse "optimizer", "optimizer,parameters", "optimizer:nvme", "all" or "none"."""
     if text == "none":
         return NO_OFFLOAD
     names = [field.name for field in fields(Offload)]
@@ -89,7 +89,7 @@ def parse_offload(text: str) -> Offload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
-    """Choices that are fixed; `None` is searched."""
+    """Fixed choices; fields that are `None` are searched."""
 
     seq: int
     precision: Precision = "bf16-mixed"
@@ -126,24 +126,24 @@ class TrainingRequest:
     framework: FrameworkName | None = None
     offload: Offload | None = None
     drives: bool = True  # hosts have some
-    lengths: Lengths | None = None  # of samples, where they differ: `seq` is where they are cut
+    lengths: Lengths | None = None  # of samples, if they differ: `seq` is where they are truncated
     objective: Objective = NEXT_TOKEN
 
     def step_sequences(self, gpus: int) -> int:
-        """Samples in a step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, and one for each GPU at least."""
+        """Return samples per step: as asked, or by `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, at least one per GPU."""
         if self.global_batch is not None:
             return self.global_batch
         padded = self.lengths is not None and self.lengths.batching != "pack"
         tokens = self.lengths.mean if self.lengths is not None and padded else self.seq
         usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / tokens
         share = max(usual / self.objective.sequences / gpus, 1)
-        return (1 << round(math.log2(share))) * gpus  # a power of two for each, which micro-batches divide
+        return (1 << round(math.log2(share))) * gpus  # a power of two per GPU, which micro-batches divide
 
 
 def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingRequest:
-    """The request as the checkpoint's weights allow: those of 4 bits are a base for adapters, others of integers are served only.
+    """Adapt the request to the checkpoint's format: 4 bits are a base for adapters, other integers can only be served.
 
-    FP8 and MXFP4 are turned back into 16 bits as they are loaded, as the trainers do.
+    FP8 and MXFP4 are dequantized to 16 bits while loading, as trainers do.
     """
     kept = shape.dtype
     if kept not in WEIGHT_FORMATS or not WEIGHT_FORMATS[kept].quantized or kept in _TURNED_BACK:
@@ -158,8 +158,7 @@ def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingReque
 
 
 def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
-    """The request as the cards allow: mixed precision without BF16 where they have none, and no search for offloading where
-    the host's memory is the card's own."""
+    """Adapt the request to the GPUs: FP16 mixed precision without BF16 support, no offload search with unified memory."""
     changed = request
     if request.precision == "bf16-mixed" and not cluster.gpu.has_bf16:
         changed = replace(changed, precision="fp16-mixed" if "fp16" in cluster.gpu.rates else "fp32")
@@ -169,7 +168,7 @@ def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
 
 
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:
-    """Refuse what cannot be: what was asked, what was found, what to write instead."""
+    """Raise RequestError for an impossible request."""
     _check_numbers(request)
     if request.checkpoint is not None and not _CHECKPOINT.fullmatch(request.checkpoint):
         hint = "Write none, selective, full or every-2 (each second block)."
@@ -191,7 +190,7 @@ def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None
 
 
 def _check_step_in_backward(request: TrainingRequest, cluster: Cluster) -> None:
-    """It needs whole gradients of a whole step."""
+    """Raise RequestError unless each backward pass yields whole gradients of a whole step."""
     for problem, hint in (
         (request.lora_rank and "adapters have few gradients", "Leave one of the two out."),
         ((request.pp or 1) > 1 and "a pipeline adds up those of its micro-batches", "Leave --pp out."),
@@ -217,7 +216,7 @@ def _check_numbers(request: TrainingRequest) -> None:
 
 
 def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """What does not divide, as problem and hint."""
+    """Yield problem and hint for everything that does not divide or combine."""
     yield from _misfits_of_model(request, shape)
     yield from _misfits_of_chunks(request, shape)
     yield from _misfits_of_halves(request)
@@ -238,7 +237,7 @@ def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> I
 
 
 def _misfits_of_sharding(request: TrainingRequest, most_ranks: int) -> Iterator[tuple[str, str]]:
-    """A ZeRO stage that its framework does not have, and shards that leave ranks over."""
+    """Yield ZeRO stages that the framework lacks, and shard sizes that leave ranks over."""
     if request.framework and request.zero is not None and request.zero not in FRAMEWORK_STAGES[request.framework]:
         stages = ", ".join(map(str, FRAMEWORK_STAGES[request.framework]))
         yield f"--framework {request.framework} does not run ZeRO {request.zero}.", f"It runs --zero {stages}."
@@ -249,7 +248,7 @@ def _misfits_of_sharding(request: TrainingRequest, most_ranks: int) -> Iterator[
 
 
 def _misfits_of_chunks(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
-    """Stages whose parts take turns: who runs them, and layers that do not go around."""
+    """Yield interleaved stages that no framework runs or that do not divide the layers."""
     chunks, layers = request.pp_chunks, layer_count(shape)
     if chunks == 1:
         return
@@ -263,7 +262,7 @@ def _misfits_of_chunks(request: TrainingRequest, shape: ModelShape) -> Iterator[
 
 
 def _misfits_of_halves(request: TrainingRequest) -> Iterator[tuple[str, str]]:
-    """Gradients and moments in 16 bits beside an FP32 master, as Megatron and its precision-aware optimizer keep them."""
+    """Yield misuse of 16-bit gradients and moments beside an FP32 master, which need Megatron's optimizer."""
     flag = "--bf16-moments" if request.bf16_moments else "--bf16-gradients"
     if not (request.bf16_moments or request.bf16_gradients):
         return
@@ -311,7 +310,7 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
 
 
 def _misfits_of_frozen(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
-    """Who trains parts of a model, and adapters for which none is left."""
+    """Yield unsupported combinations with frozen parts, and adapters that have nothing left to adapt."""
     if (request.pp or 1) > 1:
         yield "--freeze: frozen parts are planned without a pipeline.", "Leave --pp out."
     if request.framework in ("megatron", "nanotron"):
@@ -322,7 +321,7 @@ def _misfits_of_frozen(request: TrainingRequest, shape: ModelShape) -> Iterator[
 
 
 def _misfits_of_batch(request: TrainingRequest, most_ranks: int, gpus: int) -> Iterator[tuple[str, str]]:
-    """A batch that no number of data-parallel ranks can share evenly."""
+    """Yield batches that no number of data-parallel ranks can share evenly."""
     batch, micro = request.global_batch, request.micro_batch or 1
     if batch is None:
         return
@@ -337,7 +336,7 @@ def _misfits_of_batch(request: TrainingRequest, most_ranks: int, gpus: int) -> I
 
 
 def head_counts(shape: ModelShape) -> set[int]:
-    """Attention heads, of every kind of layer."""
+    """Return the attention head counts of every kind of layer."""
     mixers = (
         mixer for stack in shape.stacks for layer in stack.layers for mixer in (layer.attention, layer.cross_attention)
     )
@@ -345,17 +344,17 @@ def head_counts(shape: ModelShape) -> set[int]:
 
 
 def layer_count(shape: ModelShape) -> int:
-    """Of all stacks."""
+    """Return the number of layers in all stacks."""
     return sum(len(stack.layers) for stack in shape.stacks)
 
 
 def expert_count(shape: ModelShape) -> int:
-    """Experts of a layer, 0 where it is dense."""
+    """Return the experts per layer, 0 for dense models."""
     mlps = (layer.feed_forward for stack in shape.stacks for layer in stack.layers)
     return max((mlp.experts for mlp in mlps if mlp is not None), default=0)
 
 
 def divisors(number: int) -> list[int]:
-    """In order."""
+    """Return all divisors in ascending order."""
     small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
     return sorted({*small, *(number // k for k in small)})

@@ -1,9 +1,9 @@
-"""The fastest step of reinforcement learning that fits: who shares a card with whom, who sleeps, who waits on the host.
+"""Find the fastest step of reinforcement learning that fits: placement of engine and trainer, sleep and offload.
 
-What is given stays; searched are, where they are left open: the engine on the trainer's cards or on cards of its own, its
-sleep, its share of the card and its tensor parallelism, what is offloaded between phases, and the trainer's own layout
-(`planner.search`, on a card that is smaller by what waits beside it). Seconds are those of the training clock, of a rollout whose
-every completion is as long as asked, and of the links that weights and states cross. This module does not know words.
+Given settings are kept. Open ones are searched: the engine on the trainer's GPUs or its own, its sleep level, memory
+share and tensor parallelism, what is offloaded between phases, and the trainer's layout (`planner.search`, on a card
+reduced by what waits beside it). Times come from the training clock, a rollout in which every completion has the full
+length, and the links that weights and states cross.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ from tonnage.planner.search import HEADROOM, Findings, Plan, search
 
 # vLLM's share of the card is at most its default.
 _LARGEST_SHARE = 0.9
-# Of all samples at once, the shares that a cache which is never freed is tried with.
+# Shares of all samples at once for which a cache that is never freed is sized.
 _POOLS = (1.0, 0.25)
-# Rollout cards that are tried, of all.
+# Shares of the GPUs tried for rollouts.
 _APART = (0.125, 0.25, 0.5, 0.75)
 _ALTERNATIVES = 4
-# Times that differ by less are the same: the clock's own error is larger.
+# Relative difference within the clock's error.
 _AS_QUICK = 0.03
-# Tokens of one of vLLM's steps, as TRL starts it.
+# Tokens per vLLM step, as TRL starts it.
 _BATCHED_TOKENS = 4096
 _MOST_SEQS = 1024
-# A trainer is not looked for on a card with less than this left.
+# No trainer is searched for with less card memory left.
 _LEAST_BYTES = 2**30
 _GIB = 2**30
 _MOST_TRIES = 3
@@ -46,7 +46,7 @@ _LARGEST = {"group": 1 << 16, "prompts": 1 << 20, "prompt": 1 << 24, "completion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlRequest:
-    """What is asked; None is searched. `rollout_gpus` 0: the engine shares the trainer's cards."""
+    """A request; fields that are None are searched. `rollout_gpus` 0: the engine shares the trainer's GPUs."""
 
     training: TrainingRequest  # its `seq` and `global_batch` are derived
     algorithm: Algorithm = "grpo"
@@ -71,26 +71,27 @@ class RlRequest:
 
     @property
     def samples(self) -> int:
-        """Completions of a step."""
+        """Completions per step."""
         return self.prompts * self.group
 
     @property
     def seq(self) -> int:
-        """Tokens of a sample."""
+        """Tokens per sample."""
         return self.prompt + self.completion
 
     @property
     def old_log_probs(self) -> bool:
         """Whether the actor scores its samples before it is trained on them.
 
-        Another engine's probabilities are not the trainer's; and after the first pass over the samples the weights are others.
+        Another engine's log-probabilities differ from the trainer's, and after the first pass over the samples so do
+        the weights.
         """
         return not self.share_weights or self.iterations > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlPlan:
-    """One way to run a step. `rollout` is None where not even one sequence finds room."""
+    """One way to run a step. `rollout` is None if not even one sequence fits."""
 
     request: RlRequest
     cluster: Cluster
@@ -104,7 +105,7 @@ class RlPlan:
 
     @property
     def step_s(self) -> float:
-        """All phases one after another; with cards apart and `overlap`, rollouts run beside the rest."""
+        """Seconds of all phases in sequence; with separate GPUs and `overlap`, rollouts run concurrently."""
         seconds = {phase.name: phase.seconds for phase in self.phases}
         if self.request.overlap and self.rollout_gpus:
             made, sent = seconds.pop("rollout", 0.0), seconds.pop("sync", 0.0)
@@ -113,7 +114,7 @@ class RlPlan:
 
     @property
     def peak(self) -> Phase:
-        """The phase that needs most."""
+        """The phase with the most memory."""
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
     @property
@@ -123,40 +124,40 @@ class RlPlan:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all cards."""
+        """Samples per second of all GPUs."""
         return self.request.samples / self.step_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated and trained on."""
+        """Tokens per second, generated and trained on."""
         return self.samples_per_s * self.request.completion
 
     @property
     def missing_bytes(self) -> int:
-        """What the fullest phase lacks of the card."""
+        """Bytes that the fullest phase exceeds the card by."""
         return max(self.peak.total_bytes - self.cluster.gpu.memory_bytes, 0)
 
     @property
     def fits(self) -> bool:
-        """On the card, and in the host."""
+        """Whether it fits on the card and on the host."""
         enough = self.host_bytes <= self.cluster.host_memory_per_gpu_bytes
         return self.rollout is not None and self.missing_bytes == 0 and enough and self.step_s > 0
 
     @property
     def unhindered(self) -> bool:
-        """Whether more memory would make nothing faster: nothing is recomputed, and all samples run at once."""
+        """Whether more memory would not help: nothing is recomputed, and all samples run at once."""
         made, recomputes = self.rollout, self.trainer.configuration.checkpoint != "none"
         return self.fits and made is not None and made.waves == 1 and not recomputes
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What makes two plans different to a reader."""
+        """Key by which two plans look different to a reader."""
         return self.rollout_gpus, bool(self.cast.sleep), self.cast.offload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlFindings:
-    """The answer: the best, or what lacks least; others; what would make it fit."""
+    """The best plan, or the one closest to fitting; alternatives; and remedies that make it fit."""
 
     shape: ModelShape
     cluster: Cluster
@@ -167,19 +168,19 @@ class RlFindings:
 
     @property
     def fits(self) -> bool:
-        """Whether anything does."""
+        """Whether any plan fits."""
         return self.best.fits
 
 
 def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindings:
-    """Look at every way that the request leaves open."""
+    """Search every option that the request leaves open."""
     check(request, shape, cluster)
     ranked = _ranked(shape, cluster, request)
     seen = {ranked[0].kind}
     others = []
     best = ranked[0]
     for plan in ranked[1:]:
-        # One that moves more about than the best and gains nothing by it is left out.
+        # Skip plans that move more data than the best without gaining from it.
         alike = plan.rollout_gpus == best.rollout_gpus and bool(plan.cast.sleep) == bool(best.cast.sleep)
         gains = plan.step_s < best.step_s or plan.peak.total_bytes < (1 - _AS_QUICK) * best.peak.total_bytes
         outdone = alike and plan.cast.offload > best.cast.offload and not gains
@@ -194,7 +195,7 @@ def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindin
 
 
 def _ranked(shape: ModelShape, cluster: Cluster, request: RlRequest) -> list[RlPlan]:
-    """The fastest that fits first, then what lacks least."""
+    """Return the plans, the fastest fitting one first, then by missing memory."""
     bench = _Bench(shape, cluster, request)
     found = list(bench.plans())
     if not found:
@@ -205,7 +206,7 @@ def _ranked(shape: ModelShape, cluster: Cluster, request: RlRequest) -> list[RlP
     quickest = min((plan.step_s for plan in found if plan.fits), default=0.0)
 
     def rank(plan: RlPlan) -> tuple[object, ...]:
-        # Of those that are about as quick, the one that moves least about.
+        # Among plans of about the same speed, prefer the one that moves least.
         as_quick = plan.fits and plan.step_s <= (1 + _AS_QUICK) * quickest
         moves = (len(plan.cast.offload), plan.engine.configuration.tp) if as_quick else (0, 0)
         return not plan.fits, plan.missing_bytes // _GIB, not as_quick, *moves, plan.step_s
@@ -214,7 +215,7 @@ def _ranked(shape: ModelShape, cluster: Cluster, request: RlRequest) -> list[RlP
 
 
 def check(request: RlRequest, shape: ModelShape, cluster: Cluster) -> None:
-    """Refuse what cannot be: what was asked, what was found, what to write instead."""
+    """Raise RequestError for an impossible request."""
     for name, most in _LARGEST.items():
         number = getattr(request, name)
         if not 1 <= number <= most:
@@ -277,7 +278,7 @@ def _misfits(request: RlRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _without(cluster: Cluster, gpus: int) -> Cluster | None:
-    """The hosts that are left when so many cards are taken away; None where they would not be alike."""
+    """Return the hosts left after taking away `gpus` GPUs; None if they would differ in size."""
     if gpus % cluster.gpus_per_host == 0 and gpus < cluster.gpus:
         return replace(cluster, hosts=cluster.hosts - gpus // cluster.gpus_per_host)
     if cluster.hosts == 1:
@@ -286,13 +287,14 @@ def _without(cluster: Cluster, gpus: int) -> Cluster | None:
 
 
 class _Bench:
-    """One request, and what its ways have in common: trainers that were found before."""
+    """One request, with a cache of the trainers that its plans share."""
 
     def __init__(self, shape: ModelShape, cluster: Cluster, request: RlRequest) -> None:
         self.shape, self.cluster, self.request = shape, cluster, request
         training, share = request.training, request.completion / request.seq
         crowded = request.critic is not None or request.reward is not None or request.reference == "copy"
-        # Beside other models everything is sharded, as verl and OpenRLHF do: how much waits then does not depend on the trainer.
+        # Beside other models everything is sharded, as in verl and OpenRLHF, so what waits does not depend on the
+        # trainer.
         several = cluster.gpus - (request.rollout_gpus or 0) > 1
         zero = 3 if training.zero is None and crowded and several else training.zero
         self._training = replace(
@@ -303,7 +305,7 @@ class _Bench:
         self.problem: TonnageError | None = None
 
     def plans(self) -> Iterator[RlPlan]:
-        """Every way that is left open and has a trainer."""
+        """Yield a plan for every open option with a trainer."""
         for apart in self._placements():
             cluster = _without(self.cluster, apart) if apart else self.cluster
             assert cluster is not None
@@ -327,9 +329,9 @@ class _Bench:
         return apart if request.overlap else [0, *apart]
 
     def _offloads(self, sleep: int) -> list[frozenset[Movable]]:
-        """Nothing, then what costs least time to move, then more.
+        """Return the offload options: nothing, then what is cheapest to move, then more.
 
-        The actor's own states make room for an engine that comes and goes, not for its training: only others' help it.
+        Offloading the actor's own states makes room for the engine, not for its training: only that of others does.
         """
         if self.request.offload is not None:
             return [self.request.offload]
@@ -349,7 +351,7 @@ class _Bench:
         return [1 if self.request.engine == "tonnage" else 2, 0]
 
     def _degrees(self, apart: int) -> list[int]:
-        """Tensor parallelism of the engine: as asked, or the quickest of what divides a host's cards and the heads."""
+        """Return the engine's tensor parallelism: as asked, or the fastest that divides GPUs and heads."""
         request, cards = self.request, apart or self.cluster.gpus
         if request.engine == "tonnage":
             return [1]
@@ -363,14 +365,14 @@ class _Bench:
             made = rollout(self.shape, self.cluster, engine, request, apart) if engine else None
             if made is not None:
                 seconds[tp] = made.seconds
-        # The degree that is about the quickest, and the largest, which needs least of a card.
+        # The smallest degree of about the best speed, and the largest, which needs the least memory per GPU.
         quick = [tp for tp in seconds if seconds[tp] <= (1 + _AS_QUICK) * min(seconds.values())]
         return sorted({quick[0], max(seconds)}) if quick else tried[-1:]
 
     def _plan(
         self, cluster: Cluster, apart: int, sleep: int, offload: frozenset[Movable], tp: int, pool: float
     ) -> RlPlan | None:
-        """A trainer beside all that waits on its card, then the largest engine that there is room for."""
+        """Find a trainer beside all that waits on its card, then the largest engine that fits."""
         engine = self._engine(tp, apart, share=self._share_wanted(tp, apart, pool))
         found = self._beside(cluster, engine, apart, sleep, offload) if engine else None
         if engine is None or found is None:
@@ -390,7 +392,7 @@ class _Bench:
     def _beside(
         self, cluster: Cluster, engine: ServingBudget, apart: int, sleep: int, offload: frozenset[Movable]
     ) -> tuple[Plan, Cast] | None:
-        """A trainer on a card that is smaller by what else is there; how much that is depends on how the trainer shards."""
+        """Find a trainer on a card reduced by everything else on it, which in turn depends on how the trainer shards."""
         card = self.cluster.gpu.memory_bytes
         left, found = card, None
         for _ in range(_MOST_TRIES):
@@ -431,7 +433,7 @@ class _Bench:
             return None
 
     def _share_wanted(self, tp: int, apart: int, pool: float) -> float:
-        """The engine's share of the card that holds so much of all samples at once, in hundredths; or as asked."""
+        """Return the engine's share, in hundredths, that holds `pool` of all samples at once, or the share asked for."""
         if self.request.utilization is not None:
             return self.request.utilization
         engine = self._engine(tp, apart, _LARGEST_SHARE)
@@ -445,7 +447,7 @@ class _Bench:
         return min(-(-wanted * 100 // engine.capacity_bytes) / 100, _LARGEST_SHARE)
 
     def _fitted(self, cast: Cast, engine: ServingBudget, tp: int) -> ServingBudget | None:
-        """The engine with what the rollout and the other phases leave of the card, and no more than it wants."""
+        """Return the engine with what all phases leave of the card, at most what it wants."""
         card, most = self.cluster.gpu.memory_bytes, engine.configuration.utilization
         over = max(phase.total_bytes for phase in phases(cast, engine)) - (1 - HEADROOM) * card
         if over <= 0:
@@ -456,8 +458,8 @@ class _Bench:
     # The trainer.
 
     def _trainer(self, cluster: Cluster, left_bytes: int) -> Plan | None:
-        """The fastest that fits what is left, or what lacks least."""
-        # To a hundredth of the card: ways that differ by less have the same trainer.
+        """Return the fastest trainer that fits, or the one closest to fitting."""
+        # To a hundredth of the card: options that differ by less share a trainer.
         grain = self.cluster.gpu.memory_bytes // 100
         left = left_bytes // grain
         if left * grain < _LEAST_BYTES:
@@ -473,7 +475,7 @@ class _Bench:
         return found.closest if found else None
 
     def clock(self, shape: ModelShape, cluster: Cluster) -> StepClock:
-        """Of a model on these cards."""
+        """Return the clock of a model on these GPUs."""
         key = id(shape), cluster.gpus
         if key not in self._clocks:
             self._clocks[key] = StepClock(shape, cluster)
@@ -481,17 +483,17 @@ class _Bench:
 
     @cached_property
     def valued_reward(self) -> ModelShape | None:
-        """The reward model, with one output."""
+        """The reward model with one output."""
         return valued(self.request.reward) if self.request.reward else None
 
     @cached_property
     def valued_critic(self) -> ModelShape | None:
-        """The critic, with one output."""
+        """The critic with one output."""
         return valued(self.request.critic) if self.request.critic else None
 
 
 def _host_bytes(cast: Cast, shown: tuple[Phase, ...], engine: ServingBudget) -> int:
-    """What lies on the host at most: all that is away from a card at any time, and weights of an engine that sleeps lightly."""
+    """Return the most bytes on the host: everything offloaded, and an engine's weights at sleep level 1."""
     every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
     size = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
     if cast.sleep == 1 and engine.configuration.engine == "vllm":
@@ -500,7 +502,7 @@ def _host_bytes(cast: Cast, shown: tuple[Phase, ...], engine: ServingBudget) -> 
 
 
 def away(one: Held) -> str:
-    """The name by which it is offloaded, or nothing."""
+    """Return the name under which it is offloaded, or ""."""
     if one.term.category is Category.OPTIMIZER_STATES:
         return "optimizer"
     if one.term.category is not Category.PARAMETERS or one.owner == "engine" or one.term.name == "gathered parameters":
@@ -510,22 +512,20 @@ def away(one: Held) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Seconds of the phases of one plan."""
-
     bench: _Bench
     cluster: Cluster  # the trainer's
     cast: Cast
     trainer: Plan
 
     def seconds(self, phase: Phase, made: Rollout | None, engine: ServingBudget) -> float:
-        """Of one phase, with what it moves between card and host."""
+        """Return the seconds of one phase, with its transfers between GPU and host."""
         bench, cast = self.bench, self.cast
         if phase.name == "rollout":
             return made.seconds if made else 0.0
         if phase.name == "sync":
             return self._sync_s(phase, engine)
-        # States come before they are trained and go after it; weights that are not written only come. Of who is not at work,
-        # nothing that lies on the host is here.
+        # States are loaded before training and offloaded after; read-only weights are only loaded. Idle models have
+        # nothing offloaded on the card.
         size = sum(one.size_bytes for one in phase.held if away(one) in cast.offload)
         link = self.cluster.host_link_bytes_per_s * calibration().host_link_ceiling
         moved = size * (2 if phase.name.startswith("train") else 1) / link
@@ -541,14 +541,14 @@ class _Clock:
         return once * bench.request.iterations + moved
 
     def _forward_s(self, shape: ModelShape) -> float:
-        """A pass over all samples; sharded parameters are gathered once in it, of the three times they are sent in a step."""
+        """Return a pass over all samples; sharded parameters are gathered once, of three times in a step."""
         parts = self.bench.clock(shape, self.cluster).step(self.cast.training).parts
         return float(parts["forward"]) + float(parts["collectives"]) / 3
 
     def _sync_s(self, phase: Phase, engine: ServingBudget) -> float:
-        """Weights are gathered over the links, or sent over them to cards of their own, and written once.
+        """Return the seconds to gather weights, or send them to the engine's GPUs, and to write them once.
 
-        A light sleep first brings the old ones back from the host.
+        Waking from sleep level 1 first loads the old ones from the host.
         """
         shape, cast, shares = self.bench.shape, self.cast, calibration()
         weights = shape.parameters * cast.training.compute_bytes
@@ -567,7 +567,7 @@ class _Clock:
 
 
 def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterator[tuple[str, RlPlan]]:
-    """Single flags that make it fit, the mildest first."""
+    """Yield single flags that make it fit, the mildest first."""
     training = request.training
     trials: list[tuple[str, RlRequest, Cluster]] = []
 

@@ -1,7 +1,7 @@
-"""A plan of reinforcement learning in the words of TRL and verl: the settings that decide memory, for those who write the rest.
+"""The settings of TRL and verl that determine the memory of a reinforcement learning plan.
 
-Names are those of TRL 1.x (`GRPOConfig`, `RLOOConfig`) and of verl's `main_ppo`. A loop that cannot say what was planned
-is left out: TRL moves nothing to the host between phases and has no critic there; verl trains under FSDP.
+Names are those of TRL 1.x (`GRPOConfig`, `RLOOConfig`) and of verl's `main_ppo`. A trainer that cannot express the plan
+is left out: TRL offloads nothing between phases and has no critic there; verl trains under FSDP.
 """
 
 from tonnage.planner.rl import RlPlan
@@ -10,7 +10,7 @@ _ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "dapo": "grpo", "rloo": "rloo", "re
 
 
 def trl_settings(plan: RlPlan) -> dict[str, object]:
-    """Of `GRPOConfig` or `RLOOConfig`; nothing where TRL cannot say it."""
+    """Return settings of `GRPOConfig` or `RLOOConfig`; empty if TRL cannot express the plan."""
     asked, cast, chosen = plan.request, plan.cast, plan.trainer.configuration
     plain = chosen.checkpoint in ("none", "full") and chosen.loss != "chunked" and not chosen.quantized_base
     if asked.algorithm not in ("grpo", "dapo", "rloo") or asked.engine != "vllm" or cast.offload or not plain:
@@ -38,7 +38,7 @@ def trl_settings(plan: RlPlan) -> dict[str, object]:
 
 
 def verl_settings(plan: RlPlan) -> dict[str, object]:
-    """Overrides of `verl.trainer.main_ppo`; nothing where verl cannot say it."""
+    """Return overrides of `verl.trainer.main_ppo`; empty if verl cannot express the plan."""
     asked, cast, chosen = plan.request, plan.cast, plan.trainer.configuration
     plain = chosen.checkpoint in ("none", "full") and not chosen.quantized_base
     if asked.engine != "vllm" or plan.rollout_gpus or not plain or (chosen.data > 1 and chosen.zero != 3):

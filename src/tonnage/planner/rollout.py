@@ -1,8 +1,8 @@
 """How long an engine takes to generate the completions of one step.
 
-Sequences run in waves of as many as the KV cache holds, each as long as asked: a step of decoding reads the weights, or computes
-with them for longer, and the cache at half its growth; prompts are computed once for each group. The shares of the card's
-peaks that are reached are measured (`budget/data/rollout.toml`).
+Sequences run in waves of as many as the KV cache holds, each of the full length: a decode step reads or computes with
+the weights, whichever takes longer, and reads the cache at half its growth; prompts are prefilled once per group. The
+attained shares of the GPU's peaks are measured (`budget/data/rollout.toml`).
 """
 
 import tomllib
@@ -27,7 +27,7 @@ _DATA = Path(tonnage.budget.__file__).parent / "data" / "rollout.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """Of one engine among `copies`, all at once. `batch` sequences decode together, `waves` times."""
+    """The rollout of one engine among `copies` concurrent ones: `batch` sequences decode together, in `waves` waves."""
 
     copies: int
     samples: int
@@ -39,12 +39,12 @@ class Rollout:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of prefill and decode."""
         return self.prefill_s + self.decode_s
 
     @staticmethod
     def blocks(engine: ServingBudget, request: "RlRequest") -> float:
-        """Of the cache, for one sequence at its end, with its part of the prompt that a group shares."""
+        """Return cache blocks per finished sequence, with its share of the group's common prompt."""
         layout = engine.kv.layout
         shared = layout.shared_blocks(request.prompt)
         own = layout.sequence_blocks(request.seq, engine.kv.batched_tokens) - shared
@@ -59,7 +59,7 @@ def _shares() -> dict[str, float]:
 def rollout(
     shape: ModelShape, cluster: Cluster, engine: ServingBudget, request: "RlRequest", apart: int
 ) -> Rollout | None:
-    """Predict it; None where not even one group's sequence finds room."""
+    """Predict the rollout; None if not even one sequence fits."""
     asked, kv = engine.configuration, engine.kv
     copies = (apart or cluster.gpus) // asked.tp
     samples = -(-request.samples // copies)
@@ -80,7 +80,7 @@ def rollout(
 
 
 def _step_s(shape: ModelShape, cluster: Cluster, engine: ServingBudget, request: "RlRequest", batch: int) -> float:
-    """One token for each of so many sequences, at the middle of their growth."""
+    """Return one decode step of `batch` sequences, at half their growth."""
     asked, layout, gpu = engine.configuration, engine.kv.layout, cluster.gpu
     bandwidth = gpu.bandwidth_bytes_per_s * _shares()["bandwidth_share"]
     weights_s = engine.ledger[Category.PARAMETERS] * share_read(shape, batch) / bandwidth

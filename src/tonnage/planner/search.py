@@ -1,7 +1,7 @@
-"""The fastest configuration that fits, or a simpler one that is as good as equal; the next best; the front of time and memory.
+"""Find the fastest configuration that fits, or a simpler one of about equal speed; alternatives; the Pareto front.
 
-Every family is one array of configurations through the same formulas that answer for one. Offload is looked at where memory is
-short without it: the link to the host is a hundredth as fast as the card's own memory. This module does not know words.
+Every family is one array of configurations evaluated at once. Offload is searched only if memory is short without it:
+the host link is a hundredth as fast as the GPU's own memory.
 """
 
 from dataclasses import dataclass, field, replace
@@ -38,11 +38,11 @@ from tonnage.planner.space import (
 
 # A configuration that needs this much less is worth showing beside a faster one.
 _AS_SMALL = 0.05
-# A layout that needs this much of the card in its leanest form is not tried in others, nor one that has at best this share
+# A layout that needs this much of the card in its leanest form is not tried in others, nor one with at best this share
 # of the speed of what fits.
 _HOPELESS = 1.1
 _WORTH_TRYING = 0.9
-# A plan leaves this share of the card free where any can: what reserved memory is predicted to within, more or less.
+# Share of the card that plans leave free if any can: about the error of predicted reserved memory.
 HEADROOM = 0.05
 _ALTERNATIVES = 4
 _FRONT = 8
@@ -51,7 +51,7 @@ Timed = Literal["all", "what fits", "what leaves headroom"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One configuration in plain numbers, with what it needs of one GPU and how long a step takes."""
+    """One configuration with plain numbers, the memory it needs on one GPU and its step time."""
 
     configuration: Configuration
     offload: Offload
@@ -68,103 +68,101 @@ class Plan:
     parts_s: dict[str, float]
     hidden_s: float
     tokens_per_s: float  # of samples, without padding
-    sample_tokens: float  # in the mean
-    stages: dict[str, dict[str, int]] = field(default_factory=dict)  # the sizes of both ends of a pipeline
+    sample_tokens: float  # mean
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)  # sizes of both ends of a pipeline
 
     @property
     def sequences_per_s(self) -> float:
-        """Samples of all GPUs together."""
+        """Samples per second of all GPUs together."""
         return self.tokens_per_s / self.sample_tokens
 
     @property
     def step_s(self) -> float:
-        """Of one optimizer step."""
+        """Seconds of one optimizer step."""
         return sum(self.parts_s.values())
 
     @property
     def samples(self) -> int:
-        """In a step: sequences, or pairs of them where those are compared."""
+        """Samples per step: sequences, or pairs if they are compared."""
         return round(self.tokens / self.sample_tokens) // self.configuration.objective.sequences
 
     @property
     def tokens(self) -> int:
-        """In a step."""
+        """Tokens per step."""
         return round(self.tokens_per_s * self.step_s)
 
     @property
     def fits(self) -> bool:
-        """On the card and in the host."""
+        """Whether it fits on the card and on the host."""
         return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
 
     @property
     def range_bytes(self) -> tuple[int, int]:
-        """Between which nine of ten such runs would be."""
+        """Range in which nine of ten such runs lie."""
         low, high = peak_factors(self.configuration)
         return round(low * self.total_bytes), round(high * self.total_bytes)
 
     @property
     def tight(self) -> bool:
-        """It fits, but would not at the high end of its range."""
+        """Whether it fits, but would not at the high end of its range."""
         return self.fits and self.range_bytes[1] > self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A family with what came out: one number for each configuration. The speed of what was not timed is 0."""
+    """A family and its results, one number per configuration. Configurations not timed have speed 0."""
 
     family: Family
     total_bytes: NDArray[np.float64]
     fits: NDArray[np.bool_]
     tokens_per_s: NDArray[np.float64]
     leaves_headroom: NDArray[np.bool_]  # and fits
-    ruled_out: int = (
-        0  # configurations that were not looked at: one of these is leaner and too large, or lighter and fits
-    )
+    ruled_out: int = 0  # skipped configurations: a leaner one is too large, or one with less recomputation fits
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that was searched."""
+    """Everything that was searched."""
 
     shape: ModelShape
     cluster: Cluster
     request: TrainingRequest
     clock: StepClock
     judged: list[Judged]
-    pool: list[Judged]  # the same, in which only what leaves headroom fits: what plans are chosen from
+    pool: list[Judged]  # the same, counting only what leaves headroom as fitting: plans are chosen from it
     best: Plan | None
-    closest: Plan  # the best where one fits, else what needs least
+    closest: Plan  # the best if one fits, else the one that needs least
     alternatives: list[Plan] = field(default_factory=list)
     fastest: Plan | None = None  # of the pool: the best itself, or one that is faster by less than the clock's error
 
     @property
     def fits(self) -> bool:
-        """Whether anything does."""
+        """Whether anything fits."""
         return self.best is not None
 
     @property
     def gain_of_fastest(self) -> float:
-        """The share by which the fastest is faster than the best."""
+        """Relative speedup of the fastest over the best."""
         return self.fastest.tokens_per_s / self.closest.tokens_per_s - 1 if self.fastest else 0.0
 
     @property
     def searched(self) -> int:
-        """How many configurations there are: looked at, or ruled out by another."""
+        """Number of configurations, evaluated or ruled out by another."""
         return sum(one.family.size + one.ruled_out for one in self.judged)
 
     @property
     def looked_at(self) -> int:
-        """How many were looked at one by one."""
+        """Number of configurations evaluated one by one."""
         return sum(one.family.size for one in self.judged)
 
     @property
     def fitting(self) -> int:
-        """How many of those fit."""
+        """Number of evaluated configurations that fit."""
         return sum(int(one.fits.sum()) for one in self.judged)
 
     @cached_property
     def front(self) -> list[Plan]:
-        """Pareto: nothing that fits is both faster and smaller. From the fastest to the smallest, thinned."""
+        """Return the thinned Pareto front of speed and memory, from the fastest to the smallest."""
         timed = [one.fits & (one.tokens_per_s > 0) for one in self.judged]
         owner = np.concatenate([np.full(int(rows.sum()), number) for number, rows in enumerate(timed)])
         index = np.concatenate([np.flatnonzero(rows) for rows in timed])
@@ -181,7 +179,7 @@ class Findings:
 
 
 def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock | None = None) -> Findings:
-    """Look at every configuration that the request leaves open; a clock of these cards knows what it timed before."""
+    """Search every configuration that the request leaves open. A clock of the same cluster reuses its cached times."""
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
     rows = layouts(shape, cluster, request)
@@ -201,7 +199,7 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock:
 
 
 def _short_of_memory(request: TrainingRequest, judged: list[Judged]) -> bool:
-    """Whether the fastest that fits recomputes, or spreads the model, unasked; and nothing was offloaded yet."""
+    """Say whether the fastest fitting plan recomputes or splits the model unasked, with nothing offloaded yet."""
     one, index = fastest(judged)
     plan = one.family.configuration.at(index)
     recomputes = plan.checkpoint != "none" and request.checkpoint is None
@@ -210,18 +208,18 @@ def _short_of_memory(request: TrainingRequest, judged: list[Judged]) -> bool:
 
 
 class _Ends(NamedTuple):
-    """A sharding in the way that needs least and in the one that takes least time, and the ways between them."""
+    """A sharding with the leanest and the fastest of its recomputation options, and those between them."""
 
-    sharding: Sharding  # with the layouts that are not far too large
+    sharding: Sharding  # without layouts that are far too large
     judged: list[Judged]
     between: list[tuple[str, Loss]]
     lightest: tuple[str, Loss]
-    least: NDArray[np.float64]  # tokens per second of each layout, if all is recomputed
-    most: NDArray[np.float64]  # and if nothing is
-    roomy: NDArray[np.bool_]  # the leanest way leaves headroom
+    least: NDArray[np.float64]  # tokens per second of each layout with full recomputation
+    most: NDArray[np.float64]  # and without any
+    roomy: NDArray[np.bool_]  # the leanest option leaves headroom
 
     def quick(self, way: tuple[str, Loss], tokens_per_s: float) -> NDArray[np.bool_]:
-        """Layouts that are about as fast as that in this way: seconds grow with the share of blocks that are recomputed."""
+        """Return the layouts that reach about that speed: seconds grow with the share of recomputed blocks."""
         share = recomputed_share(way[0])
         return (1 - share) / self.most + share / self.least <= 1 / max(tokens_per_s, 1e-9)
 
@@ -234,10 +232,10 @@ def explore(
     found: list[Sharding],
     worth_trying: float = _WORTH_TRYING,
 ) -> list[Judged]:
-    """All shardings with all ways of recomputation and loss, but for what cannot win.
+    """Evaluate all shardings with all options of recomputation and loss, except those that cannot win.
 
-    Without recomputation a layout is as fast as it can be, with all of it as slow: where what is between would be far slower than
-    what fits already, it is not looked at. Nor is anything recomputed that a layout need not recompute to fit.
+    A layout is fastest without recomputation and slowest with all of it: options between are skipped if they would be
+    far slower than what already fits, and so is recomputation that a layout does not need in order to fit.
     """
     ends = [_ends(shape, cluster, clock, request, sharding) for sharding in found]
     top = _top_speed([one for each in ends for one in each.judged])
@@ -248,14 +246,14 @@ def explore(
         fitting = {each.lightest: others[0].leaves_headroom} if others else {}
         near, near_rows = each.sharding, np.ones(each.most.size, dtype=bool)
         for way in reversed(each.between):
-            # Where activations cross to the host, to recompute them may save time, and not to, memory.
+            # If activations are offloaded, recomputing them may save time, and not recomputing may save memory.
             crosses = each.sharding.offload.activations != "gpu"
             fits_already = [fits for other, fits in fitting.items() if recomputes_less(other, way) and not crosses]
             rows = each.quick(way, worth_trying * top) & ~np.logical_or.reduce(fits_already)
             rows = rows & each.roomy if top and not crosses else rows
             if not rows.any():
                 continue
-            if (rows != near_rows).any():  # the clock knows the traffic of the same arrays
+            if (rows != near_rows).any():  # the clock caches traffic by array identity
                 near, near_rows = each.sharding.where(rows), rows
             timed: Timed = "what leaves headroom" if top else "what fits"
             one = judge(shape, cluster, clock, family(request, near, *way), timed=timed)
@@ -269,13 +267,13 @@ def explore(
 
 
 def _top_speed(judged: list[Judged]) -> float:
-    """Of all that fit and leave headroom."""
+    """Return the highest speed among those that fit and leave headroom."""
     speeds = (float(one.tokens_per_s[one.leaves_headroom].max()) for one in judged if one.leaves_headroom.any())
     return max(speeds, default=0.0)
 
 
 def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, request: TrainingRequest, sharding: Sharding) -> _Ends:
-    """Layouts that are far too large in the leanest way are not tried in the others."""
+    """Evaluate both ends, dropping layouts that are far too large in the leanest option."""
     leanest, *between = passes(request, sharding.offload)
     lean = judge(shape, cluster, clock, family(request, sharding, *leanest))
     hopeful = lean.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes
@@ -287,7 +285,7 @@ def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, request: Traini
     light = judge(shape, cluster, clock, family(request, near, *lightest), timed="all")
     least, most = lean.tokens_per_s[hopeful], light.tokens_per_s
     if sharding.offload.activations != "gpu":
-        # What is recomputed need not cross to the host: no way is quicker than one in which nothing does.
+        # Recomputed activations are not offloaded: no option is faster than one that offloads nothing.
         here = replace(light.family.configuration, activation_place="gpu")
         most = _full(clock.step(here).tokens_per_s, light.family.size)
         least = most
@@ -298,7 +296,7 @@ def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, request: Traini
 def judge(
     shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, *, timed: Timed = "what fits"
 ) -> Judged:
-    """What the configurations of one family need, and how fast they are; not how fast where none is of the kind to be timed."""
+    """Evaluate memory and speed of a family; speed only for the kind of configurations that `timed` names."""
     total_bytes, host_bytes = (
         _full(size, asked.size) for size in needed_bytes(shape, asked.configuration, cluster.gpu)
     )
@@ -321,7 +319,7 @@ def _findings(
         smallest = min(judged, key=lambda one: one.total_bytes.min())
         closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
         return Findings(*known, judged, None, closest)
-    # With headroom, where anything has it.
+    # With headroom, if any configuration has it.
     roomy = any(one.leaves_headroom.any() for one in judged)
     pool = [replace(one, fits=one.leaves_headroom) for one in judged] if roomy else judged
     chosen = simplest(pool, cluster)
@@ -331,11 +329,13 @@ def _findings(
 
 
 def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) -> list[tuple[Judged, int]]:
-    """The best, then the best of other kinds, fastest first; nothing that asks for more and gives no more."""
+    """Return the best, then the best of other kinds by speed, without those that need more and give no more."""
     top = max(float(one.tokens_per_s[one.fits].max()) for one in judged if one.fits.any())
     found: list[tuple[float, float, Judged, int]] = []
     for one in judged:
-        steps = np.round(one.tokens_per_s / top, 2)  # to a hundredth of the fastest: less is no difference
+        steps = np.round(
+            one.tokens_per_s / top, 2
+        )  # to a hundredth of the fastest, below which differences do not count
         found += [(-steps[index], one.total_bytes[index], one, index) for index in _leaders(one, steps)]
     chosen = [best]
     for *_, one, index in sorted(found, key=itemgetter(0, 1)):
@@ -348,7 +348,7 @@ def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) ->
 
 
 def _outdone(item: tuple[Judged, int], other: tuple[Judged, int], cluster: Cluster) -> bool:
-    """The other is as simple, needs about as little, and is about as fast or faster."""
+    """Say whether the other is as simple, needs about as little memory, and is about as fast or faster."""
     (one, index), (than, place) = item, other
     less = than.total_bytes[place] <= (1 + _AS_SMALL) * one.total_bytes[index]
     slower = than.tokens_per_s[place] < (1 - _AS_SMALL / 5) * one.tokens_per_s[index]
@@ -360,7 +360,7 @@ def _burden(one: Judged, index: int, cluster: Cluster) -> Number:
 
 
 def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
-    """The best that fits of every layout of a family: the fastest, among them the one that needs least."""
+    """Return, for every layout of a family, the fastest that fits, ties going to the one that needs least."""
     numbers = one.family.configuration
     chosen = np.flatnonzero(one.fits)
     degrees = np.stack([numbers.tp, numbers.pp, numbers.cp, numbers.ep])[:, chosen]
@@ -371,13 +371,13 @@ def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
 
 
 def _kind(one: Judged, index: int) -> tuple[object, ...]:
-    """What makes two plans different to a reader: how the model is spread, and what is recomputed or offloaded."""
+    """Return the key by which plans look different to a reader: parallelism, recomputation and offload."""
     numbers = one.family.configuration.at(index)
     return numbers.zero, numbers.tp, numbers.pp, numbers.cp, numbers.ep, numbers.checkpoint, one.family.offload
 
 
 def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, index: int) -> Plan:
-    """One configuration of a family, in plain numbers."""
+    """Return one configuration of a family with plain numbers."""
     configuration = one.family.configuration.at(index)
     budget = training_budget(shape, configuration, cluster.gpu)
     time = clock.step(configuration)
@@ -399,7 +399,6 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
 
 
 def _stages(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> dict[str, dict[str, int]]:
-    """The sizes of the first and of the last stage of a pipeline."""
     ends: dict[str, Literal["first", "last"]] = {"first stage": "first", "last stage": "last"}
     return {name: _sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for name, end in ends.items()}
 

@@ -1,11 +1,11 @@
-"""Lay a model out on the GPUs at hand for serving: what is given stays, what is left open is searched.
+"""Lay out a model for serving on the available GPUs: given settings are kept, open ones are searched.
 
-Searched are tensor and pipeline parallelism, where layers are cut into stages, and how many copies of the model share the
-users; what vLLM would not start is left out (`planner.splitting`). Of the layouts that hold all users the one with the highest
-ceiling of decoded tokens a second wins: weights and cache read once a step at the memory's speed, and two all-reduces a layer.
-The ceiling ranks layouts; it is no promise. An engine's share of the card that was not given is its default, or less where the
-card would not hold what lies outside of it. Where nothing fits, changes are tried one at a time, and those that help are
-offered with what they give; where it fits, those that leave more room.
+Searched are tensor and pipeline parallelism, the split of layers into stages, and the number of replicas; layouts that
+vLLM would not start are left out (`planner.splitting`). Of the layouts that hold all users, the one with the highest
+upper bound of decoded tokens per second wins: weights and cache read once a step at memory bandwidth, and two
+all-reduces per layer. The bound ranks layouts; it is no prediction. An engine's share of the card defaults to its own,
+or less if the card would not hold what lies outside it. If nothing fits, changes are tried one at a time and those that
+help are offered; if it fits, those that leave more room.
 """
 
 from collections.abc import Iterator
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from tonnage.planner.beside import Neighbour
     from tonnage.planner.export import ServingLaunch
 
-# A small all-reduce over NVLink takes about this long, whatever its size.
+# Latency of a small all-reduce over NVLink, whatever its size.
 _ALL_REDUCE_S = 10e-6
 _MOST_TIMES_GPUS = 64
-# Changes of formats to offer, and how much more a pool must hold to be worth a line.
+# How many format changes to offer, and how much more a KV cache must hold to be worth a line.
 _MOST_TRIALS = 2
-# Layouts that nearly fit, and whose layers are cut anew.
+# How many layouts that nearly fit get their layers split anew.
 _MOST_CUT = 3
 _WORTH_SAYING = 1.01
-# What vLLM takes beside its share may be more than is counted: so much outside of torch, so many times its CUDA graphs.
+# vLLM may use more beside its share than is counted: this much outside torch, and this many times its CUDA graphs.
 _UNSURE_BYTES = 3 * GIB // 2
 _UNSURE_GRAPHS = 2
-# What SGLang's own guide has people leave beside weights, pool and graphs, activations among it.
+# What SGLang's guide recommends to leave beside weights, KV cache and graphs, including activations.
 _SGLANG_LEFT_BYTES = 5 * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to lay the model out: `replicas` copies, each as `budget` says; users are spread over them."""
+    """One layout: `replicas` copies as in `budget`, with users spread over them."""
 
     budget: ServingBudget
     replicas: int
@@ -55,22 +55,22 @@ class Layout:
 
     @property
     def configuration(self) -> ServingConfiguration:
-        """Of one copy, for its share of the users."""
+        """Configuration of one replica, for its share of the users."""
         return self.budget.configuration
 
     @property
     def fits(self) -> bool:
-        """Whether every user finds room at once."""
+        """Whether all users fit at once."""
         return self.budget.fits
 
     @property
     def missing_bytes(self) -> int:
-        """What one GPU lacks."""
+        """Bytes that one GPU lacks."""
         return max(self.budget.needed_bytes - self.budget.available_bytes, 0)
 
     @property
     def on_host(self) -> str:
-        """ "40 of 81 layers on the host": what does not lie on the cards; empty where all does."""
+        """What is not on the GPUs, like "40 of 81 layers on the host"; empty if all is."""
         budget = self.budget
         if not isinstance(budget, LlamaBudget):
             return ""
@@ -84,25 +84,25 @@ class Layout:
 
     @property
     def most_users(self) -> int:
-        """At this context, over all copies."""
+        """Users that fit at this context, over all replicas."""
         asked = self.configuration
         return self.replicas * self.budget.kv.most_users(asked.context, asked.shared_prefix)
 
     @property
     def longest_context(self) -> int:
-        """For these users."""
+        """Longest context for these users."""
         asked = self.configuration
         return self.budget.kv.longest_context(asked.users, asked.shared_prefix)
 
     @property
     def tokens_per_s(self) -> float:
-        """The ceiling of decoding, over all copies."""
+        """Upper bound of decoded tokens per second, over all replicas."""
         return self.replicas * self.configuration.users / self.decode_step_s
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One flag that would make it fit, or leave more room where it does, and what it gives."""
+    """One flag that would make it fit or leave more room, and its effect."""
 
     flag: str
     words: str
@@ -112,7 +112,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan:
-    """The answer. `users` is what was asked of all copies together."""
+    """The resulting plan. `users` is the total over all replicas."""
 
     shape: ModelShape
     model: str
@@ -121,16 +121,16 @@ class ServingPlan:
     best: Layout
     others: tuple[Layout, ...]
     changes: tuple[Change, ...]
-    neighbours: "tuple[Neighbour, ...]" = ()  # what else lies on the cards
+    neighbours: "tuple[Neighbour, ...]" = ()  # other processes on the cards
 
     @property
     def fits(self) -> bool:
-        """Whether the best layout does."""
+        """Whether the best layout fits."""
         return self.best.fits
 
     @property
     def launch(self) -> "ServingLaunch":
-        """The best layout, as files and flags are made from it."""
+        """The best layout in the form that exports use."""
         from tonnage.planner.export import ServingLaunch
 
         asked, budget = self.best.configuration, self.best.budget
@@ -158,7 +158,7 @@ class ServingPlan:
 
     @property
     def _llama(self) -> dict[str, Any]:
-        """Of llama.cpp alone: all cards of the host serve one copy."""
+        """Return llama.cpp's settings: all GPUs of the host serve one replica."""
         budget = self.best.budget
         return (
             {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
@@ -168,7 +168,7 @@ class ServingPlan:
 
     @property
     def _free_block(self) -> bool:
-        """The fast kernels of latent attention want larger blocks than the usual one: vLLM knows which."""
+        """Say whether vLLM should choose the block size: fast latent-attention kernels need larger blocks."""
         latent = any(
             layer.attention and layer.attention.kind is AttentionKind.LATENT for layer in self.shape.decoder.layers
         )
@@ -178,7 +178,7 @@ class ServingPlan:
 def plan_serving(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, model: str = "", tp: int = 0, pp: int = 0
 ) -> ServingPlan:
-    """The best layout, the others, and what to change where none fits. `tp` and `pp` 0 are searched."""
+    """Return the best layout, the others, and what to change if none fits. `tp` and `pp` 0 are searched."""
     ranked = _ranked(shape, cluster, asked, tp, pp)
     changes = (_roomier if ranked[0].fits else _changes)(shape, cluster, asked, tp, pp, ranked[0])
     return ServingPlan(
@@ -195,7 +195,7 @@ def plan_serving(
 def best_layout(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0
 ) -> Layout | None:
-    """The best layout that holds all users, without the rest of the plan; None where none does."""
+    """Return only the best layout that holds all users; None if there is none."""
     weights = WEIGHT_FORMATS[resolved(shape, asked, cluster.gpu).weights]
     hosted = weights.experts_only or asked.engine == "llama.cpp"
     if not hosted and weights.matrix_bytes(shape.parameters) > cluster.gpus * cluster.gpu.memory_bytes:
@@ -208,7 +208,7 @@ def best_layout(
 
 
 def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[Layout]:
-    """Fastest that fits first; where none fits, the one that lacks least, to a tenth of the card."""
+    """Return layouts, the fastest fitting one first; if none fits, by missing memory to a tenth of the card."""
     step = cluster.gpu.memory_bytes // 10
 
     def rank(layout: Layout) -> tuple[bool, int, float]:
@@ -219,10 +219,10 @@ def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp
         return [Layout(budget, cluster.hosts, llama_cpp.decode_step_s(shape, budget, cluster))]
     ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
     layouts = sorted((_layout(shape, cluster, asked, *each) for each in ways), key=rank)
-    # Of another cut only vLLM is told.
+    # Only vLLM can be given another split.
     if asked.engine != "vllm":
         return layouts
-    # The layers of the closest are cut where that leaves more room.
+    # The layers of the closest are split anew if that leaves more room.
     close = layouts[: 1 if layouts[0].fits else _MOST_CUT]
     for number, each in enumerate(close):
         if each.missing_bytes < step:
@@ -241,7 +241,7 @@ def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp
 
 
 def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) -> float:
-    """One token for every user, at the full context: weights once for each micro-batch, the cache once."""
+    """Return one decode step for every user at full context: weights read once per micro-batch, the cache once."""
     asked, kv = budget.configuration, budget.kv.layout
     batch = -(-asked.users // asked.pp)
     weights = budget.ledger[Category.PARAMETERS] * share_read(shape, batch) * asked.pp
@@ -251,7 +251,7 @@ def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) ->
 
 
 def share_read(shape: ModelShape, tokens: int) -> float:
-    """The share of the weights that so many tokens touch: of a mixture, the experts that at least one of them picks."""
+    """Return the share of weights that `tokens` tokens touch: in a mixture, experts picked by at least one of them."""
     idle = 0.0
     for layer in shape.decoder.layers:
         mlp = layer.feed_forward
@@ -262,7 +262,7 @@ def share_read(shape: ModelShape, tokens: int) -> float:
 
 
 def all_reduces_s(shape: ModelShape, asked: ServingConfiguration, cluster: Cluster, batch: int) -> float:
-    """Of one step: two in every layer."""
+    """Return the all-reduces of one step: two per layer."""
     if asked.tp == 1:
         return 0.0
     layers = len(shape.decoder.layers)
@@ -273,7 +273,7 @@ def all_reduces_s(shape: ModelShape, asked: ServingConfiguration, cluster: Clust
 def _changes(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: Layout
 ) -> Iterator[Change]:
-    """What would make it fit, the mildest first."""
+    """Yield changes that would make it fit, the mildest first."""
     if best.budget.overflows and best.budget.outside_bytes:
         share = best.budget.largest_utilization
         found = _ranked(shape, cluster, replace(asked, utilization=share), tp, pp)[0]
@@ -296,7 +296,7 @@ def _changes(
 
 
 def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
-    """Flags that change no answer, then those that cost a little accuracy, then more."""
+    """Yield flags that change no output, then those that cost increasing accuracy."""
     known = best.configuration
     fewer = 1 << (max(known.users, best.most_users // best.replicas) - 1).bit_length()
     if not asked.max_seqs and fewer < known.max_seqs:
@@ -307,7 +307,7 @@ def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, Se
     cache = [] if known.kv in ("fp8", "int4", *GGML_CACHES) else ["q8_0" if llama else "fp8"]
     for kv in cache:
         yield f"--kv {kv}", replace(asked, kv=kv)
-    # Formats that save a quarter of the bits at least.
+    # Formats that save at least a quarter of the bits.
     formats = ("q8_0", "q4_k_m", "iq3_xxs") if llama else ("bf16", "fp8", "int4")
     bits = 0.75 * WEIGHT_FORMATS[known.weights].bits
     served = [name for name in formats if asked.engine != "tonnage" or name in OWN_WEIGHTS]
@@ -322,7 +322,7 @@ def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, Se
 def _roomier(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: Layout
 ) -> Iterator[Change]:
-    """It fits: what would leave room for more."""
+    """Yield changes that leave more room in a layout that fits."""
     if asked.engine == "llama.cpp":
         yield from _faster(shape, cluster, asked, best)
         return
@@ -341,7 +341,7 @@ def _roomier(
 
 
 def _faster(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, best: Layout) -> Iterator[Change]:
-    """What llama.cpp would decode faster with, of what leaves layers on the host now."""
+    """Yield changes with which llama.cpp would decode faster, if layers are on the host."""
     trials = list(_trials(best, asked)) if best.on_host else []
     mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
     fewest = llama_cpp.fewest_experts(shape, cluster, asked) if best.on_host and any(mixed) else 0
@@ -359,9 +359,9 @@ def _faster(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, be
 
 
 def _surest_utilization(budget: ServingBudget) -> float:
-    """The share, in hundredths, that still leaves room where the counts outside of it are as wrong as they were seen to be.
+    """Return the utilization, in hundredths, that leaves room even if counts outside it are off by as much as observed.
 
-    vLLM's is of the card, SGLang's of what is free when the model begins to load.
+    vLLM's is a share of the card, SGLang's of the memory free before loading.
     """
     known = budget.configuration
     graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
@@ -374,7 +374,7 @@ def _surest_utilization(budget: ServingBudget) -> float:
 
 
 def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
-    """What a flag gives; the layout is named where it is another than `beside`."""
+    """Return the effect of a flag, naming the layout if it differs from `beside`."""
     most = min(found.most_users, found.replicas * found.configuration.max_seqs)
     words = f"{_users(most)} at {found.configuration.context:,} tokens"
     if beside is not None and found.replicas != beside.replicas:
@@ -385,7 +385,7 @@ def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
 def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Iterator[Change]:
     times = 2
     while times <= _MOST_TIMES_GPUS:
-        # Hosts are filled before more are taken.
+        # Fill a host before adding another.
         room = max(cluster.host.gpus, cluster.gpus_per_host)
         per_host = min(cluster.gpus_per_host * times, room // cluster.gpus_per_host * cluster.gpus_per_host)
         larger = replace(cluster, gpus_per_host=per_host, hosts=cluster.gpus * times // per_host)
@@ -399,7 +399,7 @@ def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration,
 def _other_cards(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
 ) -> Iterator[Change]:
-    """The least of the common cards that would do."""
+    """Yield the smallest common GPU on which it fits."""
     for other in common_clusters(cluster.gpu.maker):
         found = best_layout(shape, other, asked, tp=tp, pp=pp)
         if found is not None:
@@ -409,7 +409,7 @@ def _other_cards(
 
 
 def _less(best: Layout, users: int) -> Iterator[Change]:
-    """A shorter context or fewer users, where any fit at all."""
+    """Yield a shorter context or fewer users, if any fit at all."""
     asked = best.configuration
     if best.longest_context >= asked.block:
         context = best.longest_context // asked.block * asked.block

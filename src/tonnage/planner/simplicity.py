@@ -1,7 +1,7 @@
-"""Which of two plans is simpler, and the simplest among those that are as fast as the clock can tell.
+"""Compare the simplicity of plans, and pick the simplest among those the clock cannot tell apart.
 
-The clock compares plans of one model on the same GPUs with an error (`clock.ranges.comparison_error`): a gain below it is as
-likely a loss. Within it, the plan that asks less of whoever runs it is the better answer.
+The clock compares plans of one model on the same GPUs with an error (`clock.ranges.comparison_error`): a smaller gain
+may as well be a loss. Within the error, the plan that is easier to run is the better answer.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ def _degrees(plan: Configuration) -> list[NDArray[np.int64]]:
 
 
 def _crossing(plan: Configuration, cluster: Cluster) -> Number:
-    """Tensor-parallel ranks are neighbours, then those of a ring of context parallelism; experts lie across both."""
+    """Count parallelism that crosses hosts: tensor-parallel ranks are innermost, then context; experts span both."""
     tp, _, cp, ep = _degrees(plan)
     spans = (tp, tp * cp * (cp > 1), ep)
     return sum((span > cluster.gpus_per_host).astype(int) for span in spans)
@@ -35,7 +35,7 @@ def _changes(plan: Configuration, cluster: Cluster) -> Number:
     return int(plan.zero > 0) + int(plan.loss == "chunked") + hybrid.astype(int)
 
 
-# What makes a plan less simple, the gravest first; a later one counts where all before it are equal.
+# What makes a plan less simple, the most important first; later ones only break ties.
 BURDENS: tuple[tuple[str, Callable[[Configuration, Cluster], Number]], ...] = (
     ("kinds of parallelism beside data parallelism", lambda plan, _: sum(degree > 1 for degree in _degrees(plan))),
     ("those of them that cross hosts, but for a pipeline", _crossing),
@@ -48,7 +48,7 @@ _MOST = 10  # more than any burden counts
 
 
 def burden(plan: Configuration, cluster: Cluster) -> Number:
-    """One number to compare by, or one for each of many plans: the less, the simpler."""
+    """Return one number per plan: the lower, the simpler."""
     whole: Number = 0
     for _, count in BURDENS:
         whole = whole * _MOST + count(plan, cluster)
@@ -56,7 +56,7 @@ def burden(plan: Configuration, cluster: Cluster) -> Number:
 
 
 def fastest(judged: Iterable["Judged"]) -> tuple["Judged", int]:
-    """What fits and takes the least time; among equals, what needs least."""
+    """Return the fastest that fits; among equals, the one that needs least memory."""
     found: list[tuple[float, float, int, Judged, int]] = []
     for one in judged:
         if one.fits.any():
@@ -68,9 +68,10 @@ def fastest(judged: Iterable["Judged"]) -> tuple["Judged", int]:
 
 
 def comparable(judged: Iterable["Judged"], cluster: Cluster) -> list["Judged"]:
-    """Those whose speeds the clock compares: all that fit, or those of them that offload nothing.
+    """Return those whose speeds the clock can compare: all that fit, or only those that offload nothing.
 
-    An offloaded plan rests on the host and its link, which share no error with the card: it must gain more than the card's range.
+    An offloaded plan depends on the host and its link, whose error is independent of the GPU's, so it must gain more
+    than the GPU's range.
     """
     judged = [one for one in judged if one.fits.any()]
     stay = [one for one in judged if not offloads(one.family.configuration)]
@@ -79,7 +80,7 @@ def comparable(judged: Iterable["Judged"], cluster: Cluster) -> list["Judged"]:
 
 
 def simplest(judged: Iterable["Judged"], cluster: Cluster) -> tuple["Judged", int]:
-    """The simplest plan that fits and is slower than the fastest by no more than the error; of those the fastest."""
+    """Return the simplest plan within the clock's error of the fastest; among equals, the fastest."""
     judged = comparable(judged, cluster)
     least_speed = _speed(fastest(judged)) / (1 + comparison_error())
     found: list[tuple[int, float, float, int, Judged, int]] = []

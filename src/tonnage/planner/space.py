@@ -1,17 +1,17 @@
-"""The space that is searched: families of configurations that differ in kind, each with arrays of layouts and batches.
+"""The search space: families of configurations that differ in kind, each with arrays of layouts and batches.
 
-| choice               | searched where it is left out                                                       |
+| choice               | searched if left open                                                               |
 |----------------------|-------------------------------------------------------------------------------------|
 | tp, pp, cp, ep       | every divisor of the GPUs that the model allows                                      |
 | micro-batch          | every divisor of a rank's share of the step, up to 64; images up to 512              |
-| ZeRO                 | 0 to 3, and hybrid sharding within hosts where there are several                     |
-| framework            | `RUNNERS`: those that train a model as transformers writes it                        |
+| ZeRO                 | 0 to 3, and hybrid sharding within hosts if there are several                        |
+| framework            | `RUNNERS`: those that train transformers models as they are                          |
 | checkpoint           | none, selective, every K-th block, full                                              |
 | loss                 | full, chunked                                                                        |
-| optimizer's kernel   | fused where there is one (it is quicker and needs no temporaries), else foreach      |
-| offload              | nothing; where memory is short, to the host; where nothing fits so either, to drives |
+| optimizer's kernel   | fused if there is one (it is faster and needs no temporaries), else foreach          |
+| offload              | nothing; if memory is short, to the host; if nothing fits even so, to drives         |
 
-This module does not know memory or time.
+This module computes neither memory nor time.
 """
 
 from collections.abc import Iterator
@@ -37,27 +37,28 @@ from tonnage.planner.request import (
 )
 
 CHECKPOINTS = ("none", "selective", "every-8", "every-4", "every-3", "every-2", "full")
-# What is recomputed need not cross to the host: a few ways to share the work are enough.
+# Recomputed activations need not be offloaded: a few ways to share the work are enough.
 OFFLOADED_CHECKPOINTS = ("none", "selective", "full")
 _HOST: tuple[Place, ...] = ("gpu", "host")
-# Tried in turn: the second where memory is short, the third where nothing fits.
+# Tried in turn: the second if memory is short, the third if nothing fits.
 OFFLOADS: tuple[tuple[Offload, ...], ...] = (
     (NO_OFFLOAD,),
     tuple(Offload(*places) for places in product(_HOST, repeat=3) if "host" in places),
     tuple(Offload("nvme", *places) for places in product((*_HOST, "nvme"), _HOST)),
 )
-# Who trains a model as transformers writes it, stage by stage, where no framework is asked for. Others have blocks of their own.
+# Frameworks per ZeRO stage that train transformers models as they are, if none is asked for. Others have their own
+# blocks.
 RUNNERS: dict[int, tuple[FrameworkName, ...]] = {
     0: ("torch",),
     1: ("deepspeed", "torch"),
     2: ("deepspeed", "fsdp2"),
     3: ("fsdp2", "deepspeed"),
 }
-# Micro-batches that fill a pipeline where only the micro-batch was asked for.
+# Micro-batches that fill a pipeline if only the micro-batch was asked for.
 PIPELINE_FILL = 4
 _LARGEST_MICRO_BATCH = 64
-_MOST_IMAGES = 512  # the same of vision models, whose samples are short
-# Pairs of a contrastive batch on one GPU: what is tried where none was asked for.
+_MOST_IMAGES = 512  # the same for vision models, whose samples are short
+# Pairs of a contrastive batch per GPU that are tried if none was asked for.
 _CONTRASTED = sorted(factor << power for factor in (1, 3) for power in range(15))
 _FUSED = ("sgd", "momentum", "adam", "adamw", "adamw-8bit")
 
@@ -76,12 +77,12 @@ class Layouts:
     accumulate: NDArray[np.int64]
 
     def where(self, chosen: NDArray[Any]) -> "Layouts":
-        """Those rows, by number or by whether they are wanted."""
+        """Return a subset of rows, by index or mask."""
         return Layouts(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     @property
     def splits_model(self) -> NDArray[np.bool_]:
-        """Rows in which one copy of the model is spread over GPUs."""
+        """Rows in which one copy of the model is split over GPUs."""
         return self.tp * self.pp * self.cp * self.ep > 1
 
     @property
@@ -91,7 +92,7 @@ class Layouts:
 
 
 def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Layouts:
-    """Every way to lay the GPUs out, with every micro-batch."""
+    """Return every layout of the GPUs with every micro-batch."""
     most = _MOST_IMAGES if shape.fixed_tokens else _LARGEST_MICRO_BATCH
     rows = [
         (*degrees, data, shard, *batch)
@@ -100,14 +101,14 @@ def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> La
         for batch in _batches(degrees[1], data, cluster.gpus, request, most)
     ]
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
-    # Batches count samples so far; a pass takes all sequences of each, or one after the other.
+    # Batches count samples so far; a pass takes all sequences of each, or one after another.
     table[:, 6] *= request.objective.in_pass
     table[:, 7] *= request.objective.sequences // request.objective.in_pass
     return Layouts(*table.T)
 
 
 def _degrees(shape: ModelShape, gpus: int, request: TrainingRequest) -> Iterator[tuple[tuple[int, int, int, int], int]]:
-    """Tensor, pipeline, context and expert parallelism, and the data parallelism that is left."""
+    """Yield tensor, pipeline, context and expert parallelism, and the remaining data parallelism."""
     heads, layers, experts = head_counts(shape), layer_count(shape), expert_count(shape)
     for tp in _choices(request.tp, gpus):
         if any(count % tp for count in heads) or (tp > 1 and not request.objective.plain):
@@ -130,7 +131,7 @@ def _choices(asked: int | None, number: int) -> list[int]:
 
 
 def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, request: TrainingRequest) -> set[int]:
-    """All data-parallel ranks, or those of one host; or as many as asked."""
+    """Return the shard group sizes: all data-parallel ranks, those of one host, or as asked."""
     tp, _, cp, _ = degrees
     if request.shard is not None:
         return {request.shard} if data % request.shard == 0 else set()
@@ -140,7 +141,7 @@ def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, req
 
 
 def _batches(pp: int, data: int, gpus: int, request: TrainingRequest, most: int) -> Iterator[tuple[int, int]]:
-    """Micro-batch and how many of them make a step."""
+    """Yield micro-batch sizes and how many of them make a step."""
     if request.step_in_backward:
         # One pass is a step.
         whole = request.global_batch // data if request.global_batch else None
@@ -160,7 +161,9 @@ def _batches(pp: int, data: int, gpus: int, request: TrainingRequest, most: int)
         return
     share = sequences // data
     for micro_batch in _choices(request.micro_batch, share):
-        rounds = request.pp_chunks == 1 or share // micro_batch % pp == 0  # interleaved stages go through them by `pp`
+        rounds = (
+            request.pp_chunks == 1 or share // micro_batch % pp == 0
+        )  # interleaved stages run them in groups of `pp`
         if rounds and (micro_batch <= most or request.micro_batch):
             yield micro_batch, share // micro_batch
 
@@ -174,13 +177,13 @@ class Family:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Number of configurations."""
         return int(np.size(self.configuration.tp))
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A ZeRO stage, who runs it, what leaves the GPU, and the layouts that go with it: families that differ in their passes."""
+    """A ZeRO stage, its framework, its offload and layouts, before recomputation and loss are chosen."""
 
     zero: int
     framework: FrameworkName
@@ -188,12 +191,12 @@ class Sharding:
     rows: Layouts
 
     def where(self, chosen: NDArray[Any]) -> "Sharding":
-        """With those layouts alone."""
+        """Return it with a subset of layouts."""
         return replace(self, rows=self.rows.where(chosen))
 
 
 def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: Loss) -> Family:
-    """One kind, with all layouts of the sharding."""
+    """Return the family of one kind with all layouts of the sharding."""
     numbers = {name: getattr(sharding.rows, name) for name in Layouts.__slots__}
     configuration = Configuration(
         precision=request.precision,
@@ -232,19 +235,19 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
 
 
 def kernel(request: TrainingRequest) -> OptimizerKernel:
-    """As asked, or the quickest that the optimizer has."""
+    """Return the optimizer kernel asked for, or the fastest it has."""
     return request.optimizer_kernel or ("fused" if request.optimizer in _FUSED else "foreach")
 
 
 def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
-    """What is looked at first, then what only where memory is short, then what only where nothing of that fits."""
+    """Return the offloads to try first, if memory is short, and if nothing fits."""
     if request.offload is not None:
         return ((request.offload,),)
     return tuple(some for some in OFFLOADS if request.drives or not some[0].on_drives)
 
 
 def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]:
-    """What is recomputed, and how the loss is taken: what needs least first."""
+    """Return options of recomputation and loss, the leanest first."""
     searched = CHECKPOINTS if offload.activations == "gpu" else OFFLOADED_CHECKPOINTS
     checkpoints = searched if request.checkpoint is None else (request.checkpoint,)
     losses: tuple[Loss, ...] = ("chunked", "full") if request.loss is None else (request.loss,)
@@ -252,35 +255,35 @@ def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]
 
 
 def recomputed_share(checkpoint: str) -> float:
-    """Of the blocks, those that are recomputed whole."""
+    """Return the share of blocks that are recomputed whole."""
     return (
         1 / int(checkpoint.removeprefix("every-")) if checkpoint.startswith("every-") else float(checkpoint == "full")
     )
 
 
 def recomputes_less(way: tuple[str, Loss], other: tuple[str, Loss]) -> bool:
-    """Whether a way of recomputation and loss does no more twice than another does."""
+    """Say whether one option recomputes no more than another."""
     (checkpoint, loss), (than, other_loss) = way, other
     if loss == "chunked" and other_loss == "full":
         return False
     if checkpoint == than or checkpoint == "none" or than == "full":
         return True
-    # A part of every block, and all of some blocks: these do not compare.
+    # Part of every block and all of some blocks do not compare.
     return "selective" not in (checkpoint, than) and recomputed_share(checkpoint) <= recomputed_share(than)
 
 
 def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iterator[Sharding]:
-    """ZeRO stages with who runs them, and the layouts that they go with; those that make no sense are left out."""
+    """Yield ZeRO stages with their frameworks and layouts, except pointless ones."""
     stages = (0, 1, 2, 3) if request.zero is None else (request.zero,)
     for zero in stages:
-        # States leave the GPU as shards do; parameters only where they are sharded.
+        # Offloaded states are sharded ones; parameters can be offloaded only if they are sharded.
         least = 3 if offload.parameters != "gpu" else 2 if offload.optimizer != "gpu" else 0
         if request.zero is None and zero < least:
             continue
         moved = (offload.optimizer, offload.parameters) != ("gpu", "gpu")
         anyway = zero == 0 or request.zero is not None or moved
         useful = rows if anyway else rows.where(rows.replicated)
-        # Hybrid sharding is of everything, or of nothing, unless it was asked for.
+        # Hybrid sharding applies to everything or nothing, unless it was asked for.
         useful = useful if zero == 3 or request.shard else useful.where(useful.shard == useful.data)
         useful = useful if zero else replace(useful, shard=np.ones_like(useful.shard))
         for framework in _runners(request, zero):
@@ -294,19 +297,19 @@ def _runners(request: TrainingRequest, zero: int) -> tuple[FrameworkName, ...]:
         return (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
     if not request.objective.plain:
         return RUNNERS[zero]
-    # The one that shards states alone where a copy of the model is spread over GPUs.
+    # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
     return (*RUNNERS[zero], "megatron") if request.zero == 1 else RUNNERS[zero]
 
 
 def _runs(
     framework: FrameworkName, zero: int, request: TrainingRequest, offload: Offload, rows: Layouts
 ) -> NDArray[np.bool_]:
-    """Layouts that a framework is taken for."""
+    """Return the layouts for which a framework is tried."""
     if framework == "deepspeed":
         return ~rows.splits_model & (bool(request.shard) | np.equal(rows.shard, rows.data))
     if framework == "torch" and zero:
         return ~rows.splits_model
-    # FSDP2 moves parameters to the host together with their states, or neither.
+    # FSDP2 offloads parameters together with their states, or neither.
     together = "nvme" not in (offload.optimizer, offload.parameters) and offload.optimizer == offload.parameters
     if framework == "fsdp2" and not (together or request.offload):
         return np.zeros(rows.tp.shape, dtype=bool)

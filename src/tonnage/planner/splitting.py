@@ -1,9 +1,9 @@
-"""Which ways to split a model over GPUs vLLM accepts, and where to cut its layers into pipeline stages.
+"""Which splits of a model over GPUs vLLM accepts, and where to cut its layers into pipeline stages.
 
-The rules are those of vLLM's source (0.27): heads over ranks, or ranks over KV heads; the width of every MLP and the padded
-vocabulary over ranks; whole hosts, or equal parts of one, for a copy of the model. Layers are cut anew where that leaves a
-larger pool than vLLM's own equal cut: the first stage holds the embedding, the last the head and the sampler. This module does
-not know the groups of quantised checkpoints (some are padded so that they split), nor time, nor which layout is best.
+The rules are from vLLM's source (0.27): heads divide over ranks, or ranks over KV heads; ranks divide the width of
+every MLP and the padded vocabulary; a replica takes whole hosts or equal parts of one. Layers are cut differently from
+vLLM's equal split if that gives a larger KV cache: the first stage holds the embedding, the last the head and the
+sampler. The groups of quantized checkpoints (some are padded so that they split) are not checked.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from tonnage.models.shape import ModelShape
 
 # Architectures that vLLM serves without pipeline stages.
 _NO_STAGES = ("mamba2", "whisper")
-# How much larger the pool must get for a cut of our own: equal stages are what people expect.
+# Minimum growth of the KV cache for an unequal split: equal stages are what people expect.
 _WORTH_CUTTING = 1.01
 
 
 def splits(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[tuple[int, int]]:
-    """Tensor and pipeline parallelism that can be started; 0 is searched. What was asked for and cannot be is refused."""
+    """Return tensor and pipeline degrees that can start; 0 is searched. Raises RequestError for impossible given ones."""
     _check_given(shape, cluster, asked, tp, pp)
     found = [
         (each_tp, each_pp)
@@ -58,13 +58,13 @@ def _check_given(shape: ModelShape, cluster: Cluster, asked: ServingConfiguratio
 
 
 def obstacles(shape: ModelShape, tp: int, pp: int) -> Iterator[str]:
-    """Why vLLM would not start it so; nothing where it would. Heads are `budget.serving`'s to refuse."""
+    """Yield why vLLM would not start with this split. `budget.serving` checks the heads."""
     if pp > 1 and shape.architecture in _NO_STAGES:
         yield f"vLLM cuts no model of {shape.architecture}'s kind into pipeline stages: --pp {pp} does not start."
     padded = -(-shape.vocab // VOCAB_PADDING) * VOCAB_PADDING
     if padded % tp:
         yield f"--tp {tp} does not divide the vocabulary of {shape.name}: {padded:,} words when padded to {VOCAB_PADDING}."
-    # Of every different MLP, dense, expert or shared.
+    # Every distinct MLP: dense, expert or shared.
     layers = {id(layer): layer for layer in shape.decoder.layers}.values()
     both = ((mlp.intermediate, mlp.shared_intermediate) for layer in layers if (mlp := layer.feed_forward) is not None)
     for width in sorted({width for pair in both for width in pair if width}):
@@ -73,25 +73,26 @@ def obstacles(shape: ModelShape, tp: int, pp: int) -> Iterator[str]:
 
 
 def accepts(shape: ModelShape, tp: int, pp: int) -> bool:
-    """Whether vLLM would start it so."""
+    """Say whether vLLM would start with this split."""
     return pp <= len(shape.decoder.layers) and divides(shape, tp) and not any(obstacles(shape, tp, pp))
 
 
 def _fills(cluster: Cluster, gpus: int) -> bool:
-    """Whether copies of so many GPUs lie within hosts, or on whole ones."""
+    """Say whether replicas of `gpus` GPUs fit within hosts, or on whole ones."""
     inside = cluster.gpus_per_host % gpus == 0 or gpus % cluster.gpus_per_host == 0
     return cluster.gpus % gpus == 0 and inside
 
 
 def divisors(number: int) -> list[int]:
-    """From 1 on."""
+    """Return all divisors in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def cut(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
-    """The budget with stages cut for the largest pool; with equal stages where that gains next to nothing.
+    """Return the budget with stages cut for the largest KV cache, or with equal stages if that gains little.
 
-    Layers that keep different tokens (windows, states) stay cut as they are: blocks of their stages do not compare.
+    Models whose layers keep different tokens (windows, states) keep the equal split: blocks of their stages do not
+    compare.
     """
     even = serving_budget(shape, asked, gpu)
     kinds = {(mixer.kind, mixer.window) for layer in shape.decoder.layers if (mixer := layer.attention) is not None}
@@ -104,12 +105,12 @@ def cut(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingBudg
 
 
 def _room(budget: ServingBudget) -> int:
-    """Tokens of the pool; what is taken, below 0, where there is no room for any."""
+    """Return the tokens of the KV cache, or minus the bytes used if it has room for none."""
     return budget.kv.tokens or -budget.total_bytes
 
 
 class _Cutter:
-    """Cuts the layers so that the stage with the least room has as much as can be."""
+    """Splits the layers so that the stage with the least room has as much as possible."""
 
     def __init__(self, shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> None:
         self._shape, self._asked, self._gpu = shape, asked, gpu
@@ -117,7 +118,7 @@ class _Cutter:
         self._rooms: dict[tuple[int, int], int] = {}
 
     def best(self, known: int) -> tuple[int, ...]:
-        """The counts of layers; `known` is room that an equal cut has."""
+        """Return the layers per stage; `known` is the room of an equal split."""
         low, high = known, self._room(1, 1)
         while low < high:
             middle = -(-(low + high) // 2)
@@ -132,7 +133,7 @@ class _Cutter:
         return self._rooms[start, count]
 
     def _filled(self, least: int) -> list[int]:
-        """Every stage in turn takes what leaves it `least` room, and leaves a layer to each after it."""
+        """Fill stages in turn while each keeps `least` room, leaving at least a layer for each later stage."""
         counts: list[int] = []
         for behind in range(self._pp - 1, -1, -1):
             start = sum(counts)
@@ -144,7 +145,7 @@ class _Cutter:
         return counts
 
     def _spread(self, counts: list[int], least: int) -> tuple[int, ...]:
-        """The last stages got what was left over: evened out as far as that costs no room."""
+        """Even out the counts, which favour the first stages, as far as that costs no room."""
         while True:
             giver, taker = counts.index(max(counts)), len(counts) - 1 - counts[::-1].index(min(counts))
             moved = [count - (n == giver) + (n == taker) for n, count in enumerate(counts)]

@@ -1,4 +1,4 @@
-"""Which cards hold a run: a row for cards of about the same memory, for people and for programs. It computes nothing."""
+"""Which GPUs hold a run, as text and as JSON: one row for GPUs of about the same memory. It only formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from tonnage.units import GIB, format_bytes
 
 
 def all_cards_sections(cards: AllCards) -> list[Iterator[Text]]:
-    """What it needs, the cards that hold it with what they have left, and the others with the line that dies there."""
+    """Return what the run needs, the GPUs that hold it, and the line that fails on others."""
     rows = list(cards.rows())
     holding = [row for row in rows if row[0].oom is None]
     others = [row for row in rows if row[0].oom is not None]
@@ -44,7 +44,7 @@ def _table(
 
 
 def _names(row: list[CardAnswer], of_80: int) -> str:
-    """As many names as there is room for, and how many more there are."""
+    """Return as many names as fit, and how many more there are."""
     names = [answer.gpu.key for answer in row]
     room = of_80 * report_width() // 80 - 4
     shown = names[:1]
@@ -61,7 +61,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def place_words(answer: CardAnswer) -> str:
-    """ "in step 2, forward, at train.py:10"; nothing of a card that holds it."""
+    """Describe where it fails, like "in step 2, forward, at train.py:10"; empty for a GPU that holds it."""
     oom = answer.oom
     if oom is None:
         return ""
@@ -70,7 +70,7 @@ def place_words(answer: CardAnswer) -> str:
 
 
 def all_cards_figures(cards: AllCards) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same as JSON values."""
     smallest = cards.smallest
     return {
         "needed_bytes": cards.needed_bytes,

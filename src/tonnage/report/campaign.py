@@ -1,4 +1,4 @@
-"""The whole training that somebody plans: how long it takes, and what it costs. In words for people, in figures for programs."""
+"""The duration and cost of a whole training run, as text and as JSON values."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """How much is trained on, and what an hour of one card costs."""
+    """How much is trained on, and the price of a GPU hour."""
 
     tokens: float | None = None
     samples: float | None = None
@@ -20,7 +20,7 @@ NONE = Campaign()
 
 
 class Pace(Protocol):
-    """A step: its seconds, and what it trains on, as far as that is known."""
+    """A step: its seconds, and what it trains on if known."""
 
     @property
     def step_s(self) -> float: ...
@@ -33,7 +33,7 @@ class Pace(Protocol):
 
 
 def campaign_words(time: Pace, campaign: Campaign, *, gpus: int = 1) -> list[str]:
-    """How long the whole training takes, and what it costs."""
+    """Say how long the whole training takes and what it costs."""
     steps = _steps(time, campaign)
     if steps is None:
         asked = campaign.tokens or campaign.samples
@@ -52,7 +52,7 @@ def campaign_words(time: Pace, campaign: Campaign, *, gpus: int = 1) -> list[str
 
 
 def campaign_figures(time: Pace, campaign: Campaign, *, gpus: int = 1) -> dict[str, float | None]:
-    """The same for programs; nothing where no training was named, or where its steps are not known."""
+    """Return the same as JSON values; None without a named training or if its steps are unknown."""
     steps = _steps(time, campaign)
     if steps is None:
         return {}
@@ -70,7 +70,7 @@ def _steps(time: Pace, campaign: Campaign) -> float | None:
 
 
 def hours_words(hours: float) -> str:
-    """ "7.0 hours", "3.2 days", "12 minutes"."""
+    """Format a duration: "7.0 hours", "3.2 days", "12 minutes"."""
     if hours >= 72:
         return f"{hours / 24:,.1f} days"
     return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"

@@ -1,7 +1,4 @@
-"""Cards for people: the list of the catalogue, and as many cards side by side as there is room for, level by level.
-
-Nothing is computed here but layout.
-"""
+"""GPU specifications as text: the catalogue's list, and GPUs side by side, level by level. It only formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
@@ -32,17 +29,17 @@ _CARD = 34
 
 
 def print_catalogue(gpus: Sequence[Gpu], *, stream: TextIO) -> None:
-    """Every card, by family."""
+    """Print every GPU, by family."""
     print_sections([_catalogue(gpus)], stream)
 
 
 def print_hosts(hosts: Sequence[Host], *, stream: TextIO) -> None:
-    """Every host."""
+    """Print every host."""
     print_sections([_hosts(hosts)], stream)
 
 
 def print_cards(clusters: Sequence[Cluster], *, stream: TextIO) -> None:
-    """Cards in their hosts, as many side by side as there is room for."""
+    """Print GPUs in their hosts, as many side by side as fit."""
     count = max(1, (report_width() - _LABEL) // _CARD)
     for start in range(0, len(clusters), count):
         print_sections([_comparison(clusters[start : start + count])], stream)
@@ -195,7 +192,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _short(number: float) -> str:
-    """Three digits, or all of them before the point."""
+    """Format with three digits, or with all digits before the point."""
     for limit, digits in ((9.995, 2), (99.95, 1)):
         if number < limit:
             return f"{number:.{digits}f}"
@@ -203,12 +200,12 @@ def _short(number: float) -> str:
 
 
 def cluster_figures(clusters: Sequence[Cluster]) -> dict[str, object]:
-    """Cards in their hosts."""
+    """Return GPUs in their hosts as JSON values."""
     return {"tonnage": __version__, "gpus": [_cluster_figures(cluster) for cluster in clusters]}
 
 
 def catalogue_figures(gpus: Sequence[Gpu], hosts: Sequence[Host]) -> dict[str, object]:
-    """Everything there is."""
+    """Return the whole catalogue as JSON values."""
     return {
         "tonnage": __version__,
         "gpus": [_gpu_figures(gpu) for gpu in gpus],

@@ -1,7 +1,7 @@
-"""A recording as the output of a notebook's cell: the terminal's report as text, and as a small piece of HTML.
+"""A recording as the output of a notebook cell: the terminal's report as text, and a small piece of HTML.
 
-The chart and the colours of categories are the page's. There is no script and no colour of its own for text, so that it is
-at home in a light and in a dark notebook; all that comes from the recording is escaped. Nothing is computed here but layout.
+Chart and category colours are those of the HTML page. There is no script and no text colour, so it suits light and dark
+notebooks; everything from the recording is escaped. It only formats.
 """
 
 import io
@@ -27,14 +27,14 @@ _VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "the cell failed"}
 
 
 def cell_text(recording: Recording) -> str:
-    """The report of the terminal."""
+    """Return the terminal's report."""
     stream = io.StringIO()
     print_report([recording], recording, _advice(recording), stream=stream, verbose=False)
     return stream.getvalue().rstrip()
 
 
 def cell_html(recording: Recording) -> str:
-    """Headline, timeline, ledger, the largest tensors and what would save memory."""
+    """Return headline, timeline, ledger, the largest tensors and memory-saving changes as HTML."""
     advice = _advice(recording) if recording.allocations else Advice()
     parts = [_headline(recording, advice.outlook)]
     if recording.allocations:
@@ -43,7 +43,7 @@ def cell_html(recording: Recording) -> str:
 
 
 def _advice(recording: Recording) -> Advice:
-    """Of a cell that died, without the cause: the traceback stands above it."""
+    """Return the advice of a failed cell, without the cause: the traceback is shown above it."""
     return advise(recording) if recording.oom else advice_for(recording)
 
 
@@ -66,7 +66,7 @@ def _headline(recording: Recording, ahead: Outlook) -> str:
 
 
 def _timeline(recording: Recording) -> str:
-    """As the page draws it: allocated bytes stacked by category, reserved ones as a line, the steps below."""
+    """Draw the timeline as the page does: allocated bytes stacked by category, reserved bytes as a line, steps below."""
     series = series_of(until_failure(recording), _COLUMNS)
     reserved = list(accumulate(series["reserved"]))
     stacked = [(c["key"], list(accumulate(c["levels"]))) for c in series["categories"]]
@@ -88,7 +88,7 @@ def _timeline(recording: Recording) -> str:
 
 
 def _columns(events: list[int], length: int, allocated: list[int]) -> list[tuple[float, int]]:
-    """(x, point): of the points that fall into one column, the highest."""
+    """Return (x, point) pairs, keeping the highest point of each column."""
     best: dict[int, int] = {}
     for at, event in enumerate(events):
         column = event * _COLUMNS // max(length, 1)
@@ -98,7 +98,7 @@ def _columns(events: list[int], length: int, allocated: list[int]) -> list[tuple
 
 
 def _steps(places: list[tuple[float, int]], levels: list[int], full: int) -> list[str]:
-    """A level stays until the next event: a staircase to the right edge."""
+    """Return a staircase path: each level stays until the next event."""
     ends = [*(x for x, _ in places[1:]), float(_WIDTH)]
     found = []
     for (x, _), end, level in zip(places, ends, levels, strict=True):
@@ -108,7 +108,7 @@ def _steps(places: list[tuple[float, int]], levels: list[int], full: int) -> lis
 
 
 def _strip(steps: list[tuple[int, int, str]], length: int) -> Iterator[str]:
-    """A box for each step, with its name where there is room."""
+    """Yield a box for each step, with its name if it fits."""
     for number, (start, end, name) in enumerate(steps[:_COLUMNS]):
         left, width = _WIDTH * start / length, _WIDTH * (end - start) / length
         if name == "0":
@@ -163,7 +163,7 @@ def _fixes(advice: Advice) -> str:
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
-    """Lay out cells that are HTML already: sizes stay on one line, names may be broken (at a `wbr`)."""
+    """Lay out cells that are already HTML: sizes stay on one line, names may break at a `wbr`."""
 
     def cell_html(cell: str) -> str:
         style = "min-width:7em" if "<wbr>" in cell else "white-space:nowrap"

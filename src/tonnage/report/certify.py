@@ -1,4 +1,4 @@
-"""A certificate in the terminal and as figures. It computes nothing."""
+"""A certificate as terminal text and JSON values. It only formats."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ _WIPE = "\r\x1b[2K"
 
 
 def certificate_lines(certificate: "Certificate", training: "Training", larger_card: str) -> Iterator[str]:
-    """The verdict, the parts that need most, and what would make it safe."""
+    """Yield the verdict, the parts that need most, and what would make it safe."""
     gpu = certificate.gpu
     verdict = certificate.verdict
     title = f"  {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB · torch {training.torch} · virtual"
@@ -70,7 +70,7 @@ def _change_lines(certificate: "Certificate") -> Iterator[str]:
 
 
 def verdict_words(certificate: "Certificate") -> str:
-    """ "safe, at most 22.10 GiB in step 8,113 (a batch of 8 × 3,981)", or where it dies and how much is missing."""
+    """Return "safe, at most 22.10 GiB in step 8,113 (a batch of 8 × 3,981)", or where it fails and how much is missing."""
     lived, part, failure = certificate.lived, certificate.part, certificate.lived.failure
     batch = f" (a batch of {_batch(part)})" if part.shape else ""
     if failure is None:
@@ -113,7 +113,7 @@ def _counts(training: "Training") -> str:
 
 
 def certificate_figures(certificate: "Certificate", training: "Training", larger_card: str) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same as JSON values."""
     lived, failure = certificate.lived, certificate.lived.failure
     return {
         "version": __version__,
@@ -159,7 +159,7 @@ def _part_figures(part: "Part") -> dict[str, Any]:
 
 
 class StepProgress:
-    """A line on the terminal while steps are walked through: drawn twice a second at most, and only on a terminal."""
+    """A progress line for terminals only, drawn at most twice a second."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream, self._began = stream, time.monotonic()
@@ -167,7 +167,7 @@ class StepProgress:
         self._drawn = False
 
     def __call__(self, memo: "Memo") -> None:
-        """Show how far it is."""
+        """Show the progress."""
         now = time.monotonic()
         if now >= self._next:
             self._next, self._drawn = now + 0.5, True
@@ -176,7 +176,7 @@ class StepProgress:
             self._stream.flush()
 
     def wipe(self) -> None:
-        """Leave the terminal as it was."""
+        """Clear the line."""
         if self._drawn:
             self._stream.write(_WIPE)
             self._stream.flush()

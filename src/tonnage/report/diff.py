@@ -1,4 +1,4 @@
-"""What grew from one run to another, for people and for programs. Nothing is computed here but layout."""
+"""What grew from one run to another, as text and as JSON values. It only formats."""
 
 from collections.abc import Iterator, Sequence
 from typing import TextIO
@@ -28,7 +28,7 @@ def print_difference(
     stream: TextIO,
     rows: int,
 ) -> None:
-    """The peaks, then what changed in each table."""
+    """Print the peaks, then what changed in each table."""
     unit = table_unit(max(growth.after_bytes for growth in difference.peaks))
     phases = [growth for growth in difference.phases if growth.name not in _BESIDE]
     sections = [
@@ -55,7 +55,7 @@ def _headline(names: _Names, runs: _Runs, difference: Difference) -> Iterator[Te
 
 
 def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Iterator[Text]:
-    """Entries that changed, and how many did not; nothing where there is nothing to tell apart."""
+    """Yield entries that changed, and how many did not; nothing if there is nothing to distinguish."""
     if [growth.name for growth in growths] in ([], [""]):
         return
     longest = max(len(growth.name) + 1 for growth in growths[:rows])
@@ -72,7 +72,7 @@ def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Itera
 
 
 def labelled(growths: Sequence[Growth]) -> list[Growth]:
-    """Categories by the names that people read."""
+    """Replace category keys by their labels."""
     return [Growth(Category(g.name).label, g.before_bytes, g.after_bytes) for g in growths]
 
 
@@ -91,7 +91,7 @@ def _verdict(difference: Difference, limit: GrowthLimit | None, failed: bool) ->
 
 
 def signed(size_bytes: int, unit: str | None = None) -> str:
-    """A change of size: "+1.50 GiB", "-1.50 GiB", or a dash."""
+    """Format a change of size: "+1.50 GiB", "-1.50 GiB", or a dash."""
     words = format_bytes(size_bytes, unit)
     if unit and size_bytes and words.lstrip("-").startswith("0.00"):
         words = format_bytes(size_bytes)
@@ -99,7 +99,7 @@ def signed(size_bytes: int, unit: str | None = None) -> str:
 
 
 def growth_percent(growth: Growth) -> str:
-    """A change of size in percent of what was there before."""
+    """Format a change of size as a percentage of the size before."""
     if not growth.before_bytes:
         return "from nothing"
     return f"{'+' * (growth.grew_bytes >= 0)}{percent(growth.grew_bytes / growth.before_bytes)}"
@@ -112,7 +112,7 @@ def _style(grew_bytes: int) -> str:
 def diff_figures(
     names: _Names, runs: _Runs, difference: Difference, limit: GrowthLimit | None, failed: bool
 ) -> dict[str, object]:
-    """The keys that scripts rely on; every size is in bytes."""
+    """Return the JSON values; the keys are stable and every size is in bytes."""
     return {
         "a": _run_figures(names[0], runs[0]),
         "b": _run_figures(names[1], runs[1]),

@@ -1,6 +1,6 @@
-"""A difference between two runs as Markdown, for a comment on a pull request. Nothing is computed here but layout.
+"""A difference between two runs as Markdown, for a comment on a pull request. It only formats.
 
-Names come from whoever wrote the script: they stand in code, where nothing of them is Markdown, HTML or a mention.
+Names come from untrusted scripts: they are shown as code, so that they cannot form Markdown, HTML or mentions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def markdown_difference(
     *,
     rows: int,
 ) -> str:
-    """The peaks as a table, and the rest folded up."""
+    """Return the peaks as a table, and the rest collapsed."""
     names = (names[0].removesuffix(".tonnage"), names[1].removesuffix(".tonnage"))
     grew, after = difference.peaks[0], runs[1].header
     words = f"{signed(grew.grew_bytes)} ({growth_percent(grew)})" if grew.grew_bytes else "No change"
@@ -48,7 +48,7 @@ def markdown_difference(
 
 
 def code(name: str) -> str:
-    """A name as code."""
+    """Format a name as inline code."""
     plain = printable(name).replace("`", "'").replace("|", "\\|") or "elsewhere"
     return f"`{plain if len(plain) <= _LONGEST_NAME else plain[:_LONGEST_NAME] + '…'}`"
 

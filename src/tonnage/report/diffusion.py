@@ -1,4 +1,4 @@
-"""A diffusion plan for people and for programs: the bytes of its parts, where its seconds go, and why not otherwise."""
+"""A diffusion plan as text and as JSON values: the bytes of its parts, its seconds, and why alternatives lost."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,12 +17,12 @@ from tonnage.report.plan import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
 
 _BAR = 22
-_PLAIN = ("off", "bf16", "cached", "none", "1")  # values of choices that need no word
+_PLAIN = ("off", "bf16", "cached", "none", "1")  # values of choices that are not mentioned
 _NAME = 32
 
 
 def plan_lines(findings: Findings, *, explain: bool = False) -> Iterator[Text | str]:
-    """The report."""
+    """Yield the lines of the report."""
     yield ""
     yield from _headline(findings)
     yield ""
@@ -82,12 +82,12 @@ def _pace(findings: Findings) -> str:
 
 
 def rate_words(rate: float) -> str:
-    """ "12.3", "0.041": three digits."""
+    """Format a rate with three digits: "12.3", "0.041"."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def flags(findings: Findings) -> list[str]:
-    """The choices as flags without their dashes."""
+    """Return the choices as flags without their dashes."""
     return [f"{name} {value}" for name, value in findings.plan.choices.items()]
 
 
@@ -130,7 +130,7 @@ def _why_not(findings: Findings) -> Iterator[Text | str]:
 
 
 def reason(plan: Plan, best: Plan) -> str:
-    """Why another plan is not the answer."""
+    """Say why another plan is not the answer."""
     capacity = plan.cluster.gpu.memory_bytes
     needs = f"{plan.total_bytes / GIB:,.1f} GiB"
     if plan.total_bytes > capacity:
@@ -159,7 +159,7 @@ def _arithmetic(plan: Plan) -> Iterator[Text | str]:
 
 
 def holder_lines(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None]]", what: str) -> Iterator[Text | str]:
-    """Which cards hold it."""
+    """Yield the lines that say which GPUs hold it."""
     yield ""
     yield from wrapped(f"{pipeline.name} · {what} · which cards hold it")
     yield ""
@@ -181,7 +181,7 @@ def holder_lines(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None
 
 
 def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None]]") -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same as JSON values."""
     cards = [
         {"gpus": cluster.name, "memory_bytes": cluster.gpu.memory_bytes, "fits": each is not None and each.fits}
         | ({"plan": one_figures(each.plan)} if each is not None else {})
@@ -191,7 +191,7 @@ def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | No
 
 
 def plan_figures(findings: Findings) -> dict[str, Any]:
-    """Everything that the report says."""
+    """Return everything in the report as JSON values."""
     return {
         "tonnage": __version__,
         "fits": findings.fits,
@@ -206,7 +206,7 @@ def plan_figures(findings: Findings) -> dict[str, Any]:
 
 
 def one_figures(plan: Plan) -> dict[str, Any]:
-    """One plan."""
+    """Return one plan as JSON values."""
     terms = [
         {
             "category": str(term.category),

@@ -1,4 +1,4 @@
-"""Why a run ran out of memory, for people and for programs. Nothing is computed here but layout."""
+"""Why a run ran out of memory, as text and as JSON values. It only formats."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,12 +20,12 @@ _STYLES = {"none": "bold green"}
 
 
 def print_diagnosis(recording: Recording, diagnosis: Diagnosis, *, stream: TextIO, verbose: bool = False) -> None:
-    """The cause, the evidence, what to do."""
+    """Print the cause, the evidence and what to do."""
     print_sections(diagnosis_sections(recording, diagnosis, verbose=verbose), stream)
 
 
 def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: bool) -> list[Iterator[Text]]:
-    """The sections of the report, in order."""
+    """Return the sections of the report, in order."""
     total = Advice(larger_card=diagnosis.larger_card, total=diagnosis.total)
     return [
         _cause(recording, diagnosis),
@@ -50,7 +50,7 @@ def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
     yield heading("evidence")
     shown = diagnosis.evidence if verbose else diagnosis.evidence[:_FINDINGS]
     for finding in shown:
-        # The cause's own sentence stands above already.
+        # The cause's own sentence is already printed above.
         is_said = finding.sentence in diagnosis.sentence
         yield from _finding(finding, finding.rule if is_said else finding.sentence, verbose)
     if len(shown) < len(diagnosis.evidence):
@@ -77,8 +77,8 @@ def _what_to_do(recording: Recording, diagnosis: Diagnosis, verbose: bool) -> It
 
 
 def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:
-    """The keys that scripts rely on; every size is in bytes."""
-    # `change` is the whole of it: what the report calls it, and exactly how.
+    """Return the JSON values; the keys are stable and every size is in bytes."""
+    # `change` is complete: the name in the report and how exactly to do it.
     return {
         "cause": diagnosis.cause,
         "sentence": diagnosis.sentence,

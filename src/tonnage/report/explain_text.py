@@ -1,4 +1,4 @@
-"""Why memory ran out, by the text of an error, for people and for programs. Nothing is computed here but layout."""
+"""Why memory ran out, judged by an error's text, as text and as JSON values. It only formats."""
 
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -26,7 +26,7 @@ _STYLES = {"certain": "bold red", "likely": "bold red", "possible": "bold yellow
 
 
 def print_text_diagnosis(name: str, found: TextDiagnosis, *, stream: TextIO, verbose: bool = False) -> None:
-    """The cause, the numbers, what they prove and what not, what to do."""
+    """Print the cause, the numbers, what they do and do not prove, and what to do."""
     sections = [_cause(name, found), _numbers(found), _sentences("proved", found.proves)]
     sections += [_others(found, verbose), _sentences("not proved", found.unproved), _steps(found)]
     print_sections(sections, stream)
@@ -95,7 +95,7 @@ def _steps(found: TextDiagnosis) -> Iterator[Text]:
 
 
 def text_figures(found: TextDiagnosis) -> dict[str, object]:
-    """The keys that scripts rely on; every size is in bytes."""
+    """Return the JSON values; the keys are stable and every size is in bytes."""
     frame, numbers = found.place.own_frame, found.numbers
     sizes: dict[str, Any] | None = None
     if numbers:

@@ -1,4 +1,4 @@
-"""A recording as figures for programs: the keys that scripts rely on. Every size is in bytes, and its key says so."""
+"""A recording as JSON values with stable keys. Every size is in bytes, and its key says so."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,13 +16,13 @@ LARGEST = 20
 
 
 def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign: Campaign = NONE) -> dict[str, object]:
-    """The figures of the first card; of several cards, each one's in `cards`."""
+    """Return the values of the first GPU; with several GPUs, each one's are in `cards`."""
     each = [card_figures(answer, found, campaign) for answer, found in zip(answers, advice, strict=True)]
     return each[0] | {"cards": each} if len(each) > 1 else each[0]
 
 
 def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE) -> dict[str, Any]:
-    """What one card would see."""
+    """Return what one GPU would see."""
     at = recording.peak_allocation
     keys = ("step", "phase", "line", "stack", "module", "operator")
     return {

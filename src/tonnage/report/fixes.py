@@ -1,4 +1,4 @@
-"""Changes that save memory as a table: what, how much it saves, what it costs, and below it how. It ranks nothing."""
+"""Memory-saving changes as a table: what, how much it saves, what it costs, and how to do it. They come ranked."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -15,13 +15,13 @@ _COSTS = 15
 
 
 def fix_lines(title: str, fixes: Sequence[Fix], *, how_below: bool = False) -> Iterator[Text]:
-    """A heading, then the changes; nothing where there are none. "✓": a run that died fits with it.
+    """Yield a heading, then the changes; nothing if there are none. "✓": a run that failed fits with it.
 
-    How to make a change stands behind it where there is room and `how_below` does not say otherwise.
+    How to make a change follows on the same line if it fits, unless `how_below`.
     """
     if not fixes:
         return
-    # As wide as the longest name needs, as long as there is room for what it costs.
+    # As wide as the longest name needs, if there is room for the cost.
     width = min(max(_CHANGE, *(len(fix.change) + 1 for fix in fixes)), report_width() - 3 - _SAVES - 3 - _COSTS)
     before_how = 3 + width + _SAVES + 3 + max(_COSTS, *(len(fix.costs) for fix in fixes))
     yield Text(f"  {title:<{width + 1}}{'saves':>{_SAVES}}   costs", style="bold")

@@ -1,4 +1,4 @@
-"""Which cards hold a model, for people and for programs: a row for each, by memory, the smallest that holds it marked."""
+"""Which GPUs hold a model, as text and as JSON values: one row each, by memory, the smallest that holds it marked."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from tonnage.units import GIB
 
 
 def holder_lines(shape: ModelShape, holders: list[Holder], *, what: str, most: str) -> Iterator[str]:
-    """`what` is asked of the cards, "training at 4,096 tokens"; `most` heads the column of what fits at most."""
+    """Yield the table. `what` is planned, like "training at 4,096 tokens"; `most` is the heading of the last column."""
     yield ""
     yield from wrapped(f"{shape.name}, {shape.parameters / 1e9:,.2f} B · {what} · which cards hold it")
     yield ""
@@ -50,7 +50,7 @@ def _cells(holder: Holder, marked: bool) -> tuple[str, ...]:
 
 
 def holder_figures(shape: ModelShape, holders: list[Holder], *, most: str) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same as JSON values."""
     least = smallest(holders)
     return {
         "version": __version__,

@@ -1,4 +1,4 @@
-"""What a run needs of the host's memory, in words and as figures."""
+"""The host memory that a run needs, as text and as JSON values."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,12 +19,12 @@ _LABELS = {
     "rounding": "rounded up by the allocator",
     "other": "other tensors",
 }
-# Less than this beside Python and its libraries is not worth a word.
+# Less than this beside Python and its libraries is not mentioned.
 _WORTH_BYTES = 2 * GIB
 
 
 def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]:
-    """What the host must have, where and for what; only where that is much."""
+    """Yield what the host must have, where and for what, if it is large."""
     host = recording.host
     if host is None or not (verbose or is_much(host)):
         return
@@ -44,18 +44,18 @@ def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]
 
 
 def when_words(moment: HostMoment) -> str:
-    """When in the run it was."""
+    """Say when in the run it was."""
     return f"in step {moment.step}, {moment.phase}" if moment.step else "before any step"
 
 
 def is_much(host: HostMemory) -> bool:
-    """Whether tensors, workers or files take so much of the host that people should know."""
+    """Say whether tensors, workers or files use enough host memory to mention."""
     own = sum(host.peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES, CUDA))
     return max(host.needed_bytes - own, host.mapped_peak_bytes) >= _WORTH_BYTES
 
 
 def ranks_host_lines(summary: ClusterSummary) -> Iterator[Text]:
-    """The ranks of a host added up, where that is much."""
+    """Yield the sum of a host's ranks, if it is large."""
     ranks = summary.host_ranks
     mapped = max((rank.host_mapped_bytes for rank in ranks), default=0)
     if max(sum(rank.host_bytes for rank in ranks), mapped) >= _WORTH_BYTES:
@@ -64,7 +64,7 @@ def ranks_host_lines(summary: ClusterSummary) -> Iterator[Text]:
 
 
 def ranks_host_words(summary: ClusterSummary) -> tuple[list[str], bool]:
-    """The ranks of a host added up, pages of files, which they share, once; and whether the host has less than that."""
+    """Return the sum of a host's ranks, counting shared file pages once, and whether the host has less."""
     ranks = summary.host_ranks
     needed, most = sum(rank.host_bytes for rank in ranks), max((rank.host_bytes for rank in ranks), default=0)
     mapped = max((rank.host_mapped_bytes for rank in ranks), default=0)
@@ -86,17 +86,17 @@ def ranks_host_words(summary: ClusterSummary) -> tuple[list[str], bool]:
 
 
 def mapped_words(size: int) -> str:
-    """Pages of files, in words."""
+    """Describe pages of mapped files."""
     return f"file cache for {format_bytes(size)} of mapped files, which the host may drop"
 
 
 def part_label(part: str) -> str:
-    """The words for a part of the ledger."""
+    """Return the label of a part of the ledger."""
     return _LABELS.get(part, part.replace("_", " "))
 
 
 def host_figures(host: HostMemory | None) -> dict[str, Any] | None:
-    """For programs. `needed_bytes` leaves out pages of mapped files, `resident_peak_bytes` has them."""
+    """Return JSON values. `needed_bytes` excludes pages of mapped files, `resident_peak_bytes` includes them."""
     if host is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""What samples of many lengths do to a plan: its worst micro-batch, its padding, and other ways to put them together."""
+"""What samples of many lengths do to a plan: its worst micro-batch, its padding, and other ways to batch them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from tonnage.planner.lengths import Choice, Lengths
     from tonnage.planner.search import Findings
 
-# Another way is worth a word where it gains this share.
+# Another way is mentioned if it gains this share.
 _WORTH_A_WORD = 0.05
 
 
 def length_words(findings: Findings) -> Iterator[str]:
-    """The lengths, the worst micro-batch and how often it comes, and what is padding."""
+    """Yield the lengths, the worst micro-batch and its frequency, and the padding."""
     lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
     if lengths is None:
         return
@@ -38,7 +38,7 @@ def length_words(findings: Findings) -> Iterator[str]:
 
 
 def length_lines(findings: Findings, choices: list[Choice]) -> Iterator[tuple[str, str]]:
-    """The same as a section, with a table of every way; each line with its style."""
+    """Yield the same as a section, with a table of all ways; each line with its style."""
     lengths = findings.request.lengths
     if lengths is None:
         return
@@ -62,7 +62,7 @@ def _of(lengths: Lengths, batching: Any) -> Lengths:
 
 
 def _advice(findings: Findings, choices: list[Choice]) -> str:
-    """The quickest way, where it is another."""
+    """Recommend the fastest way, if it is another."""
     known = [(plan.sequences_per_s, batching) for batching, plan in choices if plan is not None]
     if not known or findings.request.lengths is None:
         return ""
@@ -76,7 +76,7 @@ def _advice(findings: Findings, choices: list[Choice]) -> str:
 
 
 def length_figures(findings: Findings, choices: list[Choice]) -> dict[str, Any]:
-    """The same for programs; nothing where all samples are as long."""
+    """Return the same as JSON values; empty if all samples have one length."""
     lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
     if lengths is None:
         return {}

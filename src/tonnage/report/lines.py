@@ -1,7 +1,7 @@
-"""Pieces of a report in the terminal's columns: bars, cut names, wrapped sentences, tables. They know no recording.
+"""Building blocks of terminal reports: bars, shortened names, wrapped sentences, tables.
 
-A report is as wide as the terminal, and 80 columns where there is none; COLUMNS overrides both. Sentences and hints are
-wrapped (`wrapped`, `beside`); only names and paths are cut, in the middle (`cut`), so that their ends stay.
+A report is as wide as the terminal, or 80 columns without one; COLUMNS overrides both. Sentences and hints are wrapped
+(`wrapped`, `beside`); only names and paths are shortened, in the middle (`cut`), so that their ends remain.
 """
 
 import shutil
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 from tonnage.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    # Loaded where it is used: it takes longer than a plan.
+    # Imported where it is used: importing it takes longer than a plan.
     from rich.text import Text
 
 _USUAL = 80
-# Nothing is laid out for less; a narrower terminal breaks lines itself.
+# Minimum width of a layout; a narrower terminal wraps lines itself.
 _NARROWEST = 60
 _NARROWEST_NAME = 10
 _NARROWEST_BAR, _WIDEST_BAR = 8, 60
@@ -23,12 +23,12 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def report_width() -> int:
-    """How wide a report is."""
+    """Return the width of a report in columns."""
     return max(_NARROWEST, shutil.get_terminal_size((_USUAL, 24)).columns)
 
 
 def print_sections(sections: "Iterable[Iterable[Text | str]]", stream: TextIO) -> None:
-    """One below the other, an empty line around each; one without lines is left out."""
+    """Print sections with blank lines around them, skipping empty ones."""
     print_lines([""], stream)
     for section in sections:
         lines = list(section)
@@ -36,7 +36,7 @@ def print_sections(sections: "Iterable[Iterable[Text | str]]", stream: TextIO) -
 
 
 def print_lines(lines: "Iterable[Text | str]", stream: TextIO) -> None:
-    """As they are: they are laid out already."""
+    """Print lines that are already laid out."""
     from rich.console import Console
 
     console = Console(file=stream, width=report_width(), highlight=False, emoji=False, markup=False)
@@ -45,14 +45,14 @@ def print_lines(lines: "Iterable[Text | str]", stream: TextIO) -> None:
 
 
 def bar(share: float, cells_of_80: int) -> str:
-    """A bar of up to so many cells (more or fewer where the report is not 80 wide), to an eighth of a cell."""
+    """Return a bar of up to `cells_of_80` cells (scaled to the report's width), to an eighth of a cell."""
     cells = max(min(cells_of_80, _NARROWEST_BAR), min(cells_of_80 + report_width() - _USUAL, _WIDEST_BAR))
     eighths = round(max(0.0, min(share, 1.0)) * cells * 8)
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
 def cut(name: str, width: int) -> str:
-    """A name or a path in at most `width` columns: "base_model.mo…ers.11.mlp". The end, which tells most, loses least."""
+    """Shorten a name or path to `width` columns: "base_model.mo…ers.11.mlp". The end, which says most, loses least."""
     if len(name) <= width:
         return name
     start = (width - 1) // 3
@@ -60,10 +60,10 @@ def cut(name: str, width: int) -> str:
 
 
 def wrapped(sentence: str, *, first: str = "  ", rest: str | None = None, width: int = 0) -> list[str]:
-    """A sentence in lines as wide as the report, behind `first` and then `rest` (spaces, where it is not given).
+    """Wrap a sentence to the report's width, with `first` and then `rest` (spaces by default) before its lines.
 
-    No word is broken, least of all a flag at its hyphens; one wider than a line is a list, and broken behind its commas, or
-    a path, and cut.
+    Words and flags are not broken; a word wider than a line is broken after commas if it is a list, or shortened if it
+    is a path.
     """
     from textwrap import wrap
 
@@ -78,15 +78,15 @@ def wrapped(sentence: str, *, first: str = "  ", rest: str | None = None, width:
 
 
 def packed(entries: Iterable[str], *, first: str = "  ", gap: str = "   ") -> list[str]:
-    """Entries beside each other, as many to a line as there is room for; none is broken."""
+    """Put as many entries on a line as fit, without breaking any."""
     held = (entry.replace(" ", "\xa0") for entry in entries if entry)
-    # One space of a gap is where a line may end; the others hang on the entry before it.
+    # Lines may end at one space of a gap; the others are non-breaking.
     lines = wrapped(("\xa0" * (len(gap) - 1) + " ").join(held), first=first)
     return [line.replace("\xa0", " ").rstrip() for line in lines]
 
 
 def beside(words: str, width: int, figures: str, *, first: str = "  ", rest: str | None = None) -> list[str]:
-    """A row of a table: words in a column of so many cells, in as many lines as they need, and figures behind the first."""
+    """Return a table row: wrapped words in a column of `width` cells, and figures after the first line."""
     rest = " " * len(first) if rest is None else rest
     lines = wrapped(words, first=first, rest=rest, width=len(first) + width) or [first]
     lines[0] = f"{lines[0]:<{len(first) + width}}{figures}"
@@ -94,12 +94,12 @@ def beside(words: str, width: int, figures: str, *, first: str = "  ", rest: str
 
 
 def table_unit(largest_bytes: int) -> str:
-    """The unit of a whole table: GiB, or MiB where the largest entry is small."""
+    """Return the unit of a whole table: GiB, or MiB if the largest entry is small."""
     return "GiB" if largest_bytes >= GIB // 4 else "MiB"
 
 
 def column(size_bytes: int, unit: str) -> str:
-    """A size for an aligned column; what would round to nothing has a unit of its own."""
+    """Format a size for an aligned column; sizes that would round to 0 use a smaller unit."""
     words = format_bytes(size_bytes, unit)
     return f"{format_bytes(size_bytes) if words.startswith('0.00') else words:>11}"
 
@@ -113,10 +113,10 @@ def table(
     first: str = "  ",
     gap: str = "  ",
 ) -> list[str]:
-    """Rows of cells in columns behind `first`, with `gap` between them; the first row may be a heading.
+    """Format rows in columns after `first`, with `gap` between them; the first row may be a heading.
 
-    `align` has a "<" or a ">" for each column. Where they are too wide, columns of `spare` are left out, the first of them
-    first, and then those of `names` are cut, the widest first.
+    `align` has a "<" or ">" per column. If the table is too wide, `spare` columns are dropped in order, then `names`
+    columns are shortened, the widest first.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     shown = [number for number in range(len(align)) if widths[number]]
@@ -124,11 +124,11 @@ def table(
     def excess() -> int:
         return len(first) + sum(widths[number] + len(gap) for number in shown) - len(gap) - report_width()
 
-    # Leave columns out until what can be cut is enough.
+    # Drop columns until shortening the rest is enough.
     for number in spare:
         if excess() > sum(max(0, widths[name] - _NARROWEST_NAME) for name in names if name in shown):
             shown.remove(number)
-    # Cut the widest name until all is narrow enough.
+    # Shorten the widest name until everything fits.
     cuttable = [number for number in names if number in shown]
     while excess() > 0 and any(widths[number] > _NARROWEST_NAME for number in cuttable):
         widths[max(cuttable, key=widths.__getitem__)] -= 1
@@ -140,7 +140,7 @@ def table(
 
 
 def spread(left: "Text", right: "Text") -> "Iterator[Text]":
-    """Something at either end of a line; of two lines where one is too short."""
+    """Put text at both ends of a line, or on two lines if it does not fit."""
     from rich.text import Text
 
     room = report_width() - 2 - left.cell_len - right.cell_len
@@ -152,7 +152,7 @@ def spread(left: "Text", right: "Text") -> "Iterator[Text]":
 
 
 def heading(text: str) -> "Text":
-    """The name of a section."""
+    """Return a section heading."""
     from rich.text import Text
 
     return Text(f"  {text}", style="bold")

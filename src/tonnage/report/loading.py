@@ -1,4 +1,4 @@
-"""What loading takes, in words and as figures: the same for training and serving."""
+"""What loading takes, as text and as JSON values, for training and serving."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ _REMEDIES: dict[Way, str] = {
 
 
 def loading_words(loading: Loading, cluster: "Cluster") -> Iterator[str]:
-    """One line; a second one where a host or a card has not as much, with what to do."""
+    """Yield one line, and a second with a remedy if a host or GPU has too little memory."""
     memory = cluster.host_memory_bytes
     of = f" of a host's {memory / GIB:,.0f}" if memory else " of the memory that the host shares with it"
     host = f"{loading.host_bytes / GIB:,.1f} GiB{of}"
@@ -38,7 +38,7 @@ def loading_words(loading: Loading, cluster: "Cluster") -> Iterator[str]:
 
 
 def loading_figures(loading: Loading, cluster: "Cluster") -> dict[str, Any]:
-    """For programs; by rank of one host."""
+    """Return JSON values, by rank of one host."""
     return {
         "way": loading.way,
         "fits": not loading.too_large_for(cluster),

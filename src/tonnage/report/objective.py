@@ -1,6 +1,6 @@
-"""What a plan says of an objective beyond next tokens, and of a model of several parts.
+"""Notes on a plan whose objective is not next-token prediction, or whose model has several parts.
 
-Of an objective: its samples, its frozen model, the batch that one pass can see. Of parts: the images, what is frozen.
+For an objective: its samples, its frozen model, the batch that one pass can see. For parts: images, and what is frozen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WITHOUT_COPY = {
 
 
 def objective_notes(findings: Findings) -> Iterator[str]:
-    """Samples of a step and in a second; what is frozen; for pairs that are each other's negatives, how many fit."""
+    """Yield samples per step and second, what is frozen, and for in-batch negatives how many pairs fit."""
     plan = findings.closest
     objective = plan.configuration.objective
     words = [f"{objective.name}: {plan.samples:,} {objective.sample} a step"]
@@ -49,7 +49,7 @@ def objective_notes(findings: Findings) -> Iterator[str]:
 
 
 def frozen_bytes(plan: Plan) -> int:
-    """Weights of a reference or a teacher on one GPU."""
+    """Return the weights of a reference or teacher on one GPU."""
     objective = plan.configuration.objective
     if not objective.holds_frozen:
         return 0
@@ -58,7 +58,7 @@ def frozen_bytes(plan: Plan) -> int:
 
 
 def objective_figures(plan: Plan) -> dict[str, Any]:
-    """The same for programs, among the choices of a plan: batches count samples there, as the flags do."""
+    """Return JSON values for a plan's choices; batches count samples, as the flags do."""
     objective = plan.configuration.objective
     teacher = objective.teacher.name if objective.teacher else None
     rounds = plan.configuration.accumulate * objective.in_pass // objective.sequences
@@ -68,7 +68,7 @@ def objective_figures(plan: Plan) -> dict[str, Any]:
 
 
 def part_words(shape: ModelShape, configuration: Configuration) -> Iterator[str]:
-    """Notes below the headline; none of a model that is trained whole and sees text alone."""
+    """Yield notes below the headline; none for a text model that is trained whole."""
     tower = next((stack for stack in shape.stacks[:-1] if stack.picture), None)
     if tower is not None and shape.projector is not None and shape.projector.tokens:
         seen = f"{tower.sequences} × {tower.tokens:,}" if tower.sequences > 1 else f"{tower.tokens:,}"

@@ -1,10 +1,10 @@
-"""Ranks with the same figures as one kind, what is typical of a cluster, and which kinds are the odd ones out.
+"""Group ranks with the same figures into kinds, and find the typical kind and the outliers of a cluster.
 
-What counts is what a rank's process holds at most. A kind is odd where that is farther from the median of all ranks than
-two and a half times what is usual (the median distance from that median, scaled as for a normal distribution), and than a
-twentieth of the median. A kind counts as often as it has ranks, so fewer than half of the ranks are ever odd: of two
-ranks none is, and of stages that need less and less none is either. Ranks that failed or that another rank stopped hold
-less than they would have, and are not compared; nor are the others where they are but half. It knows no layout.
+Ranks are compared by their process's peak memory. A kind is an outlier if it is farther from the median of all ranks
+than 2.5 times the usual distance (the median absolute deviation, scaled as for a normal distribution) and than a
+twentieth of the median. Kinds are weighted by their ranks, so fewer than half of the ranks are ever outliers: of two
+ranks none is, nor of pipeline stages that need less and less. Ranks that failed or were stopped hold less than they
+would have and are not compared; if only half of the ranks remain, none are.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from tonnage.recording import ClusterSummary, RankSummary
 from tonnage.report.lines import table_unit
 from tonnage.units import format_bytes
 
-# Beside the ledger's categories: what else a process holds.
+# What a process holds beside the ledger's categories.
 BEYOND, OUTSIDE = "beyond", "outside"
 LABELS = {str(category): category.label for category in Category} | {
     BEYOND: "reserved beyond tensors",
@@ -30,24 +30,24 @@ _VERDICTS = {"ok": "", "oom": "out of memory", "error": "failed"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """Ranks with the same figures: those of `first`, the lowest of them that ran."""
+    """Ranks with the same figures: those of `first`, the lowest rank that ran."""
 
     first: RankSummary
     ranks: tuple[int, ...]
 
     @property
     def verdict(self) -> str:
-        """How it ended, where that is worth a word."""
+        """How it ended, if that is worth mentioning."""
         return "stopped" if self.first.stopped else _VERDICTS[self.first.outcome]
 
     @property
     def process_bytes(self) -> int:
-        """All that it holds."""
+        """Peak memory of the process."""
         return self.first.peak_process_bytes
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by category at the peak and, beside them, what makes the sum what the process holds."""
+        """Bytes by category at the peak, and the remainder of the process's memory."""
         rank = self.first
         beyond, outside = (
             rank.peak_reserved_bytes - rank.peak_allocated_bytes,
@@ -58,30 +58,30 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The kinds of a cluster by their first rank, the typical one (None: nothing to compare), and the odd ones."""
+    """The kinds of a cluster by first rank, the typical one (None if there is nothing to compare), and the outliers."""
 
     kinds: tuple[Kind, ...]
     typical: Kind | None
     odd: tuple[Kind, ...]
 
     def over_typical(self, kind: Kind) -> dict[str, int]:
-        """What each part of a kind has more than the typical kind's, or less."""
+        """Return the difference of each part from the typical kind's."""
         usual = self.typical.parts if self.typical else {}
         own = kind.parts
         return {part: own.get(part, 0) - usual.get(part, 0) for part in LABELS if part in own or part in usual}
 
     def over_bytes(self, kind: Kind) -> int:
-        """The sum of that."""
+        """Return the total difference from the typical kind."""
         return kind.process_bytes - (self.typical.process_bytes if self.typical else 0)
 
     @property
     def most(self) -> str:
-        """Who the typical kind is: "most ranks" where it is more than half of them, else "the median rank"."""
+        """Name of the typical kind: "most ranks" if it has more than half of them, else "the median rank"."""
         is_majority = self.typical is not None and 2 * len(self.typical.ranks) > _count(self.kinds)
         return "most ranks" if is_majority else "the median rank"
 
     def words_of(self, kind: Kind) -> str:
-        """ "rank 7 holds 3.10 GiB more than most ranks: gradients +2.00 GiB, activations +1.10 GiB"."""
+        """Return "rank 7 holds 3.10 GiB more than most ranks: gradients +2.00 GiB, activations +1.10 GiB"."""
         over = self.over_bytes(kind)
         direction = "more" if over >= 0 else "less"
         verb = "holds" if len(kind.ranks) == 1 else "hold"
@@ -90,7 +90,7 @@ class Comparison:
         return f"{name_of(kind.ranks)} {verb} {format_bytes(abs(over), unit)} {direction} than {self.most}: {why}"
 
     def _why(self, kind: Kind) -> list[tuple[str, int]]:
-        """The parts that make the difference, and the rest where it is worth a word; they sum to it exactly then."""
+        """Return the parts that make the difference, and the rest if it is large; then they sum to it exactly."""
         ranked = sorted(self.over_typical(kind).items(), key=lambda entry: -abs(entry[1]))
         least = _WORTH_NAMING * abs(ranked[0][1])
         named = [(LABELS[part], size) for part, size in ranked[:_PARTS_NAMED] if abs(size) >= least]
@@ -99,7 +99,7 @@ class Comparison:
 
 
 def compare_ranks(summary: ClusterSummary) -> Comparison:
-    """Which ranks are alike, and which stand out."""
+    """Find ranks that are alike, and outliers."""
     kinds = _kinds(summary.ranks)
     compared = [kind for kind in kinds if not kind.first.stopped and kind.first.outcome != "error"]
     if 2 * _count(compared) <= _count(kinds):
@@ -112,17 +112,17 @@ def compare_ranks(summary: ClusterSummary) -> Comparison:
 
 
 def signed(size_bytes: int, unit: str) -> str:
-    """ "+2.00 GiB"."""
+    """Format a difference: "+2.00 GiB"."""
     return f"{'+' if size_bytes >= 0 else '−'}{format_bytes(abs(size_bytes), unit)}"
 
 
 def name_of(ranks: Sequence[int]) -> str:
-    """ "rank 7", "ranks 0–3, 8"."""
+    """Format rank numbers: "rank 7", "ranks 0–3, 8"."""
     return f"rank{'s' * (len(ranks) > 1)} {spans_of(ranks)}"
 
 
 def spans_of(ranks: Iterable[int], width: int = 40) -> str:
-    """ "0–3, 8": neighbours as one, and the first and the last of them where all would be too wide."""
+    """Format number ranges: "0–3, 8"; only the first and last if all would be too wide."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][-1] + 1:
@@ -153,7 +153,7 @@ def _count(kinds: Iterable[Kind]) -> int:
 
 
 def _median(levels: Mapping[Kind, int], *, upper: bool = False) -> Kind:
-    """The kind in the middle, each counted as often as it has ranks; of two in the middle the lower or the upper."""
+    """Return the median kind, weighted by ranks; of two, the lower or upper."""
     half, before = _count(levels) / 2, 0
     ordered = sorted(levels, key=lambda kind: (levels[kind], kind.ranks[:1]))
     for kind in ordered:

@@ -1,4 +1,4 @@
-"""Where answers go: words to the terminal, data to a file or to standard output. It does not know their contents."""
+"""Where answers go: text to the terminal, data to a file or to standard output."""
 
 import json
 import sys
@@ -27,8 +27,7 @@ def publish(
     campaign: "Campaign | None" = None,
     cards: "AllCards | None" = None,
 ) -> None:
-    """One run's answers, a card each: a report for people, or what was asked for instead of it; before it, of which `cards`
-    hold it."""
+    """Publish one run's answers, one per GPU, as a report or the requested output; `cards` says which hold it."""
     from tonnage.explain import Advice, advice_for
     from tonnage.report.all_cards import all_cards_figures
     from tonnage.report.campaign import NONE
@@ -38,7 +37,7 @@ def publish(
     planned = campaign or NONE
 
     ran = max(answers, key=lambda answer: answer.header.capacity_bytes)
-    # A card that holds the run needs no advice of its own: it is that of the card that ran.
+    # A GPU that holds the run needs no advice of its own, except the one it ran on.
     advice = [advice_for(answer) if answer is ran or answer.oom else Advice() for answer in answers]
     if json_target:
         write_json(json_target, figures_of(answers, advice, planned) | (all_cards_figures(cards) if cards else {}))
@@ -55,12 +54,12 @@ def publish(
 
 
 def wants_report(json_target: str, page: Path | None) -> bool:
-    """Whether the report for people is printed: who asks for data on standard output or for a page wants just that."""
+    """Say whether to print the report: not if JSON on standard output or a page was asked for."""
     return json_target != STANDARD_OUTPUT and page is None
 
 
 def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:
-    """The file for a page, checked before any work is done: the one named, or for `--open` alone a temporary one."""
+    """Return the page's file, checked before any work is done: the one named, or a temporary one for `--open`."""
     if html is not None:
         check_free(html, force=force)
         return html
@@ -68,7 +67,7 @@ def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:
 
 
 def write_page(path: Path, text: str, *, opens: bool = False, json_target: str = "") -> None:
-    """A page to its file, one line that says so and, where asked for, the browser."""
+    """Write a page, print where, and optionally open a browser."""
     write_text(path, text)
     stream = sys.stderr if json_target == STANDARD_OUTPUT else sys.stdout
     stream.write(f"wrote {path}\n")
@@ -80,7 +79,7 @@ def write_page(path: Path, text: str, *, opens: bool = False, json_target: str =
 
 
 def write_json(target: str, figures: dict[str, object]) -> None:
-    """Figures to a file, or to standard output where the target is "-"."""
+    """Write JSON to a file, or to standard output if the target is "-"."""
     text = json.dumps(figures, indent=1) + "\n"
     if target == STANDARD_OUTPUT:
         sys.stdout.write(text)
@@ -90,7 +89,7 @@ def write_json(target: str, figures: dict[str, object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text to a file. What no encoding has a place for (half a character, from a broken recording) becomes "?"."""
+    """Write text to a file. Unencodable characters (lone surrogates from a broken recording) become "?"."""
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:

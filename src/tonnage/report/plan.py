@@ -1,7 +1,7 @@
-"""The report of a training plan for people: the plan, its ledger, its step, the next best, why not, what to do.
+"""The report of a training plan as text: the plan, its ledger, its step, alternatives, reasons, what to do.
 
-One function a section; each turns findings into lines. Nothing is computed here but layout. Styles are plain terminal codes:
-a plan is made in less time than a library for them takes to load.
+One function per section turns findings into lines; it only formats. Styles are plain terminal codes: importing rich
+would take longer than making a plan.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def print_plan(
     campaign: Campaign = NONE,
     batchings: Sequence[Choice] = (),
 ) -> None:
-    """All sections, with a blank line between them."""
+    """Print all sections, with a blank line between them."""
     sections = [
         headline(findings, campaign),
         does_not_fit(findings),
@@ -78,7 +78,7 @@ def print_plan(
 
 
 def headline(findings: Findings, campaign: Campaign = NONE) -> Iterator[Line]:
-    """The model, the cards, the verdict; speed and size; the whole training; the flags."""
+    """Yield the model, the GPUs and the verdict; speed and size; the whole training; the flags."""
     shape, plan = findings.shape, findings.closest
     verdict = ("fits", "good") if findings.fits else ("does not fit", "bad")
     room = report_width() - 4 - len(verdict[0])
@@ -99,7 +99,7 @@ def headline(findings: Findings, campaign: Campaign = NONE) -> Iterator[Line]:
 
 
 def pace(plan: Plan, shape: ModelShape) -> tuple[float, int, str]:
-    """How many are trained on in a second, how many in a step, and of what: tokens, or images."""
+    """Return how many tokens or images are trained on per second and per step, and which."""
     batch = int(plan.configuration.global_batch)
     if shape.fixed_tokens:
         return plan.sequences_per_s, batch, "images"
@@ -111,7 +111,7 @@ def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
 
 
 def flags(plan: Plan) -> list[str]:
-    """The choices of a plan, as its flags without their dashes; degrees of one are left out."""
+    """Return a plan's choices as flags without their dashes, omitting degrees of one."""
     chosen = plan.configuration
     batch = f"micro-batch {chosen.samples}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
     loss = [f"loss {chosen.loss}"] if chosen.objective.has_logits else []
@@ -121,7 +121,7 @@ def flags(plan: Plan) -> list[str]:
 
 
 def brief(plan: Plan, beside: Plan | None = None) -> str:
-    """The same for a row of a table: only what was chosen against the plainest way, and who trains if it is another."""
+    """Return the same for a table row: only non-default choices, and the framework if it differs from `beside`."""
     chosen = plan.configuration
     words: list[str] = [chosen.framework] if beside and beside.configuration.framework != chosen.framework else []
     words += [*_spread(plan), f"{chosen.samples}×{chosen.accumulate}"]
@@ -142,7 +142,7 @@ def _offload(plan: Plan) -> list[str]:
 
 
 def notes(findings: Findings) -> Iterator[str]:
-    """What a reader should know of the figures above."""
+    """Yield notes on the figures above."""
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
     optimizer = f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})"
@@ -183,7 +183,7 @@ def notes(findings: Findings) -> Iterator[str]:
 
 
 def does_not_fit(findings: Findings) -> Iterator[Line]:
-    """How far the closest configuration is from fitting, and its largest terms."""
+    """Yield how far the closest configuration is from fitting, and its largest terms."""
     plan = findings.closest
     if findings.fits:
         return
@@ -199,7 +199,7 @@ def does_not_fit(findings: Findings) -> Iterator[Line]:
 
 
 def ledger(plan: Plan) -> Iterator[Line]:
-    """Bytes by category at the peak, and what is left."""
+    """Yield bytes by category at the peak, and what is left."""
     unit = table_unit(plan.capacity_bytes)
     whole = max(plan.capacity_bytes, plan.total_bytes)
     for category, size in plan.ledger.ranked():
@@ -217,7 +217,7 @@ def ledger(plan: Plan) -> Iterator[Line]:
 
 
 def step(plan: Plan) -> Iterator[Line]:
-    """Where the time of a step goes; parts that take none are left out."""
+    """Yield the parts of a step's time, omitting empty ones."""
     total = plan.step_s
     yield [("  where a step goes", "bold")]
     for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1]):
@@ -232,7 +232,7 @@ def step(plan: Plan) -> Iterator[Line]:
 
 
 def next_best(findings: Findings) -> Iterator[Line]:
-    """Other kinds of plans that fit."""
+    """Yield other kinds of plans that fit."""
     best = findings.best
     if best is None or not findings.alternatives:
         return
@@ -241,7 +241,7 @@ def next_best(findings: Findings) -> Iterator[Line]:
 
 
 def one_more_flag(findings: Findings, offers: list[Offer]) -> Iterator[Line]:
-    """The best plans of other frameworks, and other changes that gain."""
+    """Yield the best plans of other frameworks, and other changes that gain."""
     if not offers:
         return
     rows = [(f"{offer.flag}: {brief(offer.plan)}", offer.plan, offer.gain) for offer in offers]
@@ -254,7 +254,7 @@ def one_more_flag(findings: Findings, offers: list[Offer]) -> Iterator[Line]:
 
 
 def _table(title: str, shape: ModelShape, rows: list[tuple[str, Plan, float]]) -> Iterator[Line]:
-    """Plans by their words, with speed, what that gains, and size."""
+    """Yield plans by description, with speed, gain and size."""
     width = min(report_width() - 3 - 25, max(52, *(len(words) + 1 for words, *_ in rows)))
     yield [(f"  {title:<{width + 2}}{f'{pace(rows[0][1], shape)[2]}/s':>9}{'GiB':>15}", "bold")]
     for words, plan, gain in rows:
@@ -263,7 +263,7 @@ def _table(title: str, shape: ModelShape, rows: list[tuple[str, Plan, float]]) -
 
 
 def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
-    """Values of single choices that lost."""
+    """Yield values of single choices that lost."""
     if not reasons:
         return
     yield [("  why not", "bold")]
@@ -279,7 +279,7 @@ def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
 
 
 def _telling(reasons: list[Reason]) -> list[Reason]:
-    """Those that do not fit first, then the slowest; in their own order, at most two of a choice."""
+    """Select those that do not fit, then the slowest, at most two per choice, in their original order."""
     ranked = sorted(reasons, key=lambda reason: -(reason.slower if reason.slower is not None else 2.0))
     kept: list[Reason] = []
     for reason in ranked:
@@ -289,7 +289,7 @@ def _telling(reasons: list[Reason]) -> list[Reason]:
 
 
 def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
-    """Changes that make it fit."""
+    """Yield changes that make it fit."""
     if not remedies:
         return
     yield [("  what would fit", "bold")]
@@ -304,7 +304,7 @@ def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
 
 
 def arithmetic(plan: Plan) -> Iterator[Line]:
-    """Every term: its bytes, where the figure comes from, the formula and what was put into it."""
+    """Yield every term: its bytes, source, formula and inputs."""
     yield [("  term by term, at the peak", "bold")]
     for category in Category:
         for term in plan.terms:
@@ -320,7 +320,7 @@ def arithmetic(plan: Plan) -> Iterator[Line]:
 
 
 def number_words(value: object) -> str:
-    """A number that was put into a formula."""
+    """Format a formula's input."""
     if isinstance(value, bool | str):
         return str(value)
     number = float(value)  # type: ignore[arg-type]
@@ -328,7 +328,7 @@ def number_words(value: object) -> str:
 
 
 def clock(findings: Findings) -> Iterator[Line]:
-    """What the seconds rest on: kernels and their host, the power limit, and the share of links' peaks that is reached."""
+    """Yield what the times are based on: kernels and host, the power limit, and attained shares of link bandwidth."""
     shares, cluster, plan = findings.clock.shares, findings.cluster, findings.closest
     time, rate = findings.clock.step(plan.configuration), peak_rate(cluster.gpu, plan.configuration.precision)
     busy = time.busy
@@ -361,7 +361,7 @@ def _share(name: str, share: float, peak: float, unit: str) -> Iterator[Line]:
 
 
 def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
-    """What was looked at, and what to do next."""
+    """Yield what was searched, and what to do next."""
     looked = [f"{findings.looked_at:,} looked at", f"{findings.fitting:,} fit"]
     yield from _lines(packed([f"{findings.searched:,} configurations in {seconds:.2f} s", *looked]), "dim")
     if findings.fits:
@@ -370,7 +370,7 @@ def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
 
 
 def time_words(seconds: float) -> str:
-    """ "2.31 s", "41.0 ms"."""
+    """Format a time: "2.31 s", "41.0 ms"."""
     if seconds >= 100:
         return f"{seconds:,.0f} s"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -1,4 +1,4 @@
-"""A training plan as figures for programs: the keys that scripts rely on. Sizes are in bytes, times in seconds."""
+"""A training plan as JSON values with stable keys. Sizes are in bytes, times in seconds."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -34,7 +34,7 @@ def plan_figures(
     seconds: float,
     campaign: Campaign = NONE,
 ) -> dict[str, object]:
-    """Everything that the report says. `best` is the closest plan where none fits."""
+    """Return everything in the report. `best` is the closest plan if none fits."""
     cluster = findings.cluster
     return {
         "tonnage": __version__,
@@ -78,7 +78,7 @@ def plan_figures(
 
 
 def one_figures(plan: Plan) -> dict[str, Any]:
-    """One plan."""
+    """Return one plan."""
     plain = replace(plan.configuration, objective=NEXT_TOKEN)
     return {
         "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
@@ -105,7 +105,7 @@ def one_figures(plan: Plan) -> dict[str, Any]:
 
 
 def ledger_figures(ledger: Ledger, total_bytes: int) -> dict[str, int]:
-    """By category; what has no key of its own is workspace."""
+    """Return bytes by category; categories without a key count as workspace."""
     figures = dict.fromkeys((f"{key}_bytes" for key in _KEYS.values()), 0)
     for category, size in ledger.bytes_by_category.items():
         figures[f"{_KEYS.get(category, 'workspace')}_bytes"] += size

@@ -1,10 +1,10 @@
-"""A live line on the terminal while a script runs: step, phase, module, peak, a bar, the time.
+"""A live progress line on the terminal while a script runs: step, phase, module, peak, a bar, the time.
 
     step 3  backward  layers.17.mlp   peak 92.4 GiB  ━━━━━━━━━━━━━━━━━━╸         0:04
 
-It writes to standard error, and only to a terminal; or, where the environment names a file for it, its words to that file,
-for a program that waits. Whatever the script prints goes first: the line is wiped before it
-and stays away while the script is in the middle of a line of its own (a progress bar, say). It knows no recordings.
+It writes to standard error if that is a terminal, or to a file that the environment names, for a waiting program. The
+script's own output takes precedence: the line is cleared before it, and stays away while the script is in the middle of
+a line (such as a progress bar).
 """
 
 import os
@@ -24,7 +24,7 @@ _WIPE = "\r\x1b[2K"
 
 
 class Progress:
-    """The line. `update` is cheap enough to be called at every operator: it draws ten times a second at most."""
+    """The progress line. `update` is cheap enough to call at every operator: it draws at most ten times a second."""
 
     def __init__(self, stream: TextIO, capacity_bytes: int) -> None:
         self._stream = stream
@@ -35,19 +35,19 @@ class Progress:
         self.script_mid_line = False
 
     def update(self, *, step: int, phase: str, module: str, peak_bytes: int) -> None:
-        """Show where the script is, if it is time to."""
+        """Show where the script is, if it is time to redraw."""
         now_s = time.monotonic()
         if now_s < self._next_s or self.script_mid_line:
             return
         self._next_s = now_s + _INTERVAL_S
         text = line(step, phase, module, peak_bytes, self._capacity_bytes, now_s - self._start_s)
-        # A report may be wider than a very narrow terminal, but a line that wraps cannot be wiped.
+        # A line that wraps on a very narrow terminal cannot be cleared.
         self._stream.write(f"{_WIPE}{text[: shutil.get_terminal_size().columns - 1]}")
         self._stream.flush()
         self._drawn = True
 
     def wipe(self) -> None:
-        """Leave the terminal as it was."""
+        """Clear the line."""
         if self._drawn:
             self._stream.write(_WIPE)
             self._stream.flush()
@@ -55,12 +55,12 @@ class Progress:
 
 
 def line(step: int, phase: str, module: str, peak_bytes: int, capacity_bytes: int, elapsed_s: float) -> str:
-    """The words of the line, one column less than the terminal has: in the last one it would wrap."""
+    """Return the line's text, one column narrower than the terminal, so that it does not wrap."""
     where = f"  step {step}  {phase:<9}" if step else f"  {phase or 'starting':<17}"
     minutes, seconds = divmod(int(elapsed_s), 60)
     peak = f"peak {peak_bytes / 2**30:.1f} GiB"
     width = report_width() - 1
-    # Of a wider line the module and the bar share what is more.
+    # On a wider line the module and the bar share the extra room.
     cells = max(6, 16 + (width - 79) // 2)
     left, right = f"{where}  {cut(module, cells):<{cells}}  {peak:<14}  ", f"  {minutes}:{seconds:02d}"
     room = width - len(left) - len(right)
@@ -69,14 +69,14 @@ def line(step: int, phase: str, module: str, peak_bytes: int, capacity_bytes: in
 
 
 class ProgressFile:
-    """The same for a program: one sentence, in a file that is written anew twice a second at most."""
+    """The same for a program: one sentence in a file, rewritten at most twice a second."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._next_s = 0.0
 
     def update(self, *, step: int, phase: str, module: str, peak_bytes: int) -> None:
-        """Say where the script is, if it is time to."""
+        """Write where the script is, if it is time to."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -87,7 +87,7 @@ class ProgressFile:
 
 
 class _Watched:
-    """A text stream that gives the script's words precedence over the line; otherwise the stream itself."""
+    """A text stream wrapper that clears the line before the script writes."""
 
     def __init__(self, stream: TextIO, progress: Progress) -> None:
         self._stream = stream
@@ -105,7 +105,7 @@ class _Watched:
 
 @contextmanager
 def live_progress(capacity_bytes: int) -> Iterator[Progress | ProgressFile | None]:
-    """A line while the block runs; None where standard error is no terminal."""
+    """Show a progress line while the block runs; yields None if standard error is not a terminal."""
     stdout, stderr = sys.stdout, sys.stderr
     if os.environ.get(PROGRESS_FILE):
         yield ProgressFile(Path(os.environ[PROGRESS_FILE]))

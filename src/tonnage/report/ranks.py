@@ -1,7 +1,7 @@
-"""The report of a cluster's ranks: a table with one line for ranks alike, the odd ones marked, then one rank in full.
+"""The report of a cluster's ranks: a table with one line per kind, outliers marked, then one rank in full.
 
-Figures for programs are those of the rank that needs most, their times those of the slowest, with every rank that ran in
-`ranks`. Nothing is computed here but layout.
+JSON values are those of the rank that needs most, with times of the slowest, and every rank that ran in `ranks`. It
+only formats.
 """
 
 import sys
@@ -41,7 +41,7 @@ def publish_ranks(
     opens: bool = False,
     verbose: bool = False,
 ) -> None:
-    """A report for people, or what was asked for instead of it."""
+    """Publish a report, or the requested output instead."""
     worst = cluster.summary.worst
     advice = advice_for(cluster.recording_of(worst)) if worst is not None else Advice()
     if json_target:
@@ -55,24 +55,24 @@ def publish_ranks(
 
 
 def tell_round(words: str) -> None:
-    """What runs now, where somebody watches."""
+    """Say what is running now, if standard error is a terminal."""
     if sys.stderr.isatty():
         print(f"  {words} ...", file=sys.stderr)
 
 
 def tell_rank(summary: ClusterSummary, rank: int | None) -> None:
-    """Which rank a report of one is of (None: the worst)."""
+    """Say which rank a report is about (None: the worst)."""
     asked = summary.worst if rank is None else rank
     ran = None if asked is None else summary.ran_for(asked)
     stands_in = f", for which rank {ran.rank} ran," if ran and ran.rank != asked else ""
     print(f"tonnage: rank {asked}{stands_in} of {summary.words}", file=sys.stderr)
 
 
-# For programs
+# JSON values
 
 
 def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, object]:
-    """The figures of the rank that needs most, and all ranks."""
+    """Return the values of the rank that needs most, and of all ranks."""
     summary, worst = cluster.summary, cluster.summary.worst
     base: dict[str, Any] = {"gpu_key": summary.gpu}
     if worst is not None:
@@ -99,17 +99,17 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
 
 
 def rank_figures(rank: RankSummary) -> dict[str, object]:
-    """One rank that ran."""
+    """Return the values of one rank that ran."""
     figures = asdict(rank) | {"outcome": "stopped" if rank.stopped else rank.outcome}
     del figures["stopped"], figures["stands_for"]
     return {"rank": figures.pop("rank"), "ranks_alike": len(rank.stands_for), **figures}
 
 
-# For people
+# Text
 
 
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
-    """The cluster, its ranks, what went wrong between them, and one rank in full."""
+    """Print the cluster, its ranks, what went wrong between them, and one rank in full."""
     summary, found = cluster.summary, compare_ranks(cluster.summary)
     sections = [
         _headline(summary, climbs=bool(advice.outlook.climb)),
@@ -134,7 +134,7 @@ def _headline(summary: ClusterSummary, *, climbs: bool = False) -> Iterator[Text
 
 
 def _table(found: Comparison) -> Iterator[Text]:
-    """Ranks with the same figures in one line; then in words what the odd ones have that most do not."""
+    """Yield one line per group of equal ranks, then how the outliers differ from most."""
     if not found.kinds:
         return
     heads = "".join(f"{head:>13}" for head in _shown(("allocated", "reserved", "process")))
@@ -153,7 +153,7 @@ def _row(kind: Kind, unit: str, *, is_odd: bool) -> Text:
     sizes = _shown((rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes))
     cells = "  ".join(column(size, unit) for size in sizes)
     style = {"out of memory": "red", "failed": "yellow"}.get(kind.verdict, "")
-    # "0–3, 8 (5)": as many spans as there is room for.
+    # "0–3, 8 (5)": as many ranges as fit.
     count = f" ({len(kind.ranks)})" if len(kind.ranks) > 1 else ""
     names = spans_of(kind.ranks, _names_width() - 1 - len(count)) + count
     row = Text(f"  {names:<{_names_width()}}{cells}  ") + Text(kind.verdict, style=style)
@@ -164,7 +164,7 @@ def _row(kind: Kind, unit: str, *, is_odd: bool) -> Text:
 
 
 def _shown(sizes: Sequence[T]) -> Sequence[T]:
-    """A narrow report has no room for what is allocated: what the process holds decides."""
+    """Omit allocated bytes in a narrow report: what the process holds matters more."""
     return sizes[int(report_width() < _WIDE) :]
 
 

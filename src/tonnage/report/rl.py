@@ -1,6 +1,6 @@
-"""A step of reinforcement learning for people and for programs: its phases, the fullest of them, other ways, what to change.
+"""A step of reinforcement learning as text and as JSON values: its phases, the fullest one, alternatives, changes.
 
-It computes nothing but shares and sums for display.
+It computes only shares and sums for display.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _OFFLOADED = {"frozen": "reference", "optimizer": "optimizer", "weights": "weigh
 
 
 def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str]:
-    """The report."""
+    """Yield the lines of the report."""
     yield ""
     yield from _headline(found)
     yield ""
@@ -63,7 +63,7 @@ def _headline(found: RlFindings) -> Iterator[Text | str]:
 
 
 def engine_words(plan: RlPlan) -> list[str]:
-    """What is decided about the engine, and who lies on the host."""
+    """Return the engine's settings, and what is offloaded."""
     asked, cast = plan.engine.configuration, plan.cast
     where = f"on {plan.rollout_gpus} GPUs of its own" if plan.rollout_gpus else "on the same GPUs"
     words = [f"{asked.engine} {where}", f"utilization {asked.utilization:g}"]
@@ -78,7 +78,7 @@ def engine_words(plan: RlPlan) -> list[str]:
 
 
 def _timeline(plan: RlPlan) -> Iterator[Text | str]:
-    """A row for each phase: its seconds, what is on the card, and a bar of the card."""
+    """Yield a row for each phase: its seconds, its memory, and a bar of the card."""
     capacity = plan.cluster.gpu.memory_bytes
     yield heading(f"{'phase':<16}{'seconds':>9}{'':9}{'on the card':>12}")
     for phase in plan.phases:
@@ -102,7 +102,7 @@ def _bound(plan: RlPlan) -> str:
 
 
 def label(one: Held) -> str:
-    """What a person calls it."""
+    """Return a readable name."""
     if one.term.category in (Category.CONTEXT, Category.FRAGMENTATION):
         return one.term.category.label
     if one.owner == "actor" and one.term.category is not Category.PARAMETERS:
@@ -112,7 +112,7 @@ def label(one: Held) -> str:
 
 
 def grouped(phase: Phase) -> dict[str, int]:
-    """Bytes by these labels, the largest first."""
+    """Return bytes by these labels, the largest first."""
     sums: dict[str, int] = {}
     for one in phase.held:
         sums[label(one)] = sums.get(label(one), 0) + one.size_bytes
@@ -176,7 +176,7 @@ def _remedies(found: RlFindings) -> Iterator[Text | str]:
 
 
 def _settings(found: RlFindings) -> Iterator[Text | str]:
-    """The plan in the words of the loop that can say it."""
+    """Yield the plan as settings of TRL or verl."""
     trl, verl = trl_settings(found.best), verl_settings(found.best)
     if not trl and not verl:
         return
@@ -189,7 +189,7 @@ def _settings(found: RlFindings) -> Iterator[Text | str]:
 
 
 def rl_figures(found: RlFindings) -> dict[str, Any]:
-    """The keys that scripts rely on. Sizes are of one GPU."""
+    """Return JSON values with stable keys. Sizes are per GPU."""
     asked = found.request
     names = (
         "algorithm", "prompts", "group", "prompt", "completion", "iterations", "reference", "samples", "seq",

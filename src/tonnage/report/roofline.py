@@ -1,4 +1,4 @@
-"""A roofline for people, and as figures for programs. It computes nothing but shares and sums for display."""
+"""A roofline as text and as JSON values. It computes only shares and sums for display."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,12 +26,12 @@ _COLOURS = {
 
 
 def print_roofline(analysis: Analysis, *, stream: TextIO, rows: int = ROWS) -> None:
-    """The report."""
+    """Print the report."""
     print_sections([roofline_lines(analysis, rows=rows)], stream)
 
 
 def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | str]:
-    """Ceilings, sums, rows, what to do."""
+    """Yield ceilings, sums, rows and advice."""
     yield from _headline(analysis)
     yield ""
     if analysis.profile.timeline is not None:
@@ -49,7 +49,7 @@ def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | s
 
 
 def seconds_words(seconds: float) -> str:
-    """ "3.54 ms": three digits in the unit that suits."""
+    """Format a time with three digits in a suitable unit, like "3.54 ms"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{_three(seconds / size)} {unit}"
@@ -130,7 +130,7 @@ def _is_clocked(analysis: Analysis) -> bool:
 
 
 def _slow(analysis: Analysis) -> Iterator[Text | str]:
-    """What took longer than such kernels do on this card."""
+    """Yield what took longer than such kernels do on this GPU."""
     measured_s, expected_s = analysis.expected
     if not expected_s:
         return
@@ -147,7 +147,7 @@ def _slow(analysis: Analysis) -> Iterator[Text | str]:
 
 
 def _table_row(analysis: Analysis, row: Row) -> Iterator[Text]:
-    """The name whole where it can be: what does not fit beside it stands below, and a kernel's name is cut."""
+    """Yield a row with its full name if possible: what does not fit goes below, and kernel names are shortened."""
     item, verdict = row.item, row.verdict
     line = Text(f"  {seconds_words(row.seconds):>8} {percent(analysis.part(row.seconds)):>7} {item.calls:>6,}  ")
     line.append(f"{verdict.bound.removesuffix('-bound'):<8}", style=_COLOURS[verdict.bound])
@@ -170,7 +170,7 @@ def _percent(share: float | None) -> str:
 
 
 def intensity_words(intensity: float | None) -> str:
-    """Operations on each byte; nothing where there are none, or they are not known."""
+    """Format operations per byte; empty if there are none or they are unknown."""
     if intensity is None:
         return ""
     return f"{intensity:,.0f}" if intensity >= 10 else f"{intensity:.1f}"
@@ -187,13 +187,13 @@ def _fixes(analysis: Analysis) -> Iterator[Text | str]:
 
 
 def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:
-    """Seconds at stake, whose, and what to try; what is alike is one."""
+    """Return seconds at stake, their owner, and what to try, merging equal advice."""
     alike: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in analysis.rows:
         alike[row.item.name if analysis.measured else "", row.advice].append(row)
     found = []
     for (_, advice), rows in alike.items():
-        # Of a measured row what its bound does not explain; of a predicted or an unjudged one all of it.
+        # For a measured row, what its bound does not explain; for a predicted or unclassified one, all of it.
         judged = [analysis.measured and row.verdict.bound is not Bound.UNKNOWN for row in rows]
         at_stake_s = sum(row.lost_s if known else row.seconds for row, known in zip(rows, judged, strict=True))
         found.append((at_stake_s, _named(rows), advice))
@@ -208,11 +208,11 @@ def _named(rows: Sequence[Row]) -> str:
     return f"{name}, {len(rows)} kinds" if len(rows) > 1 else f"{name}  {rows[0].item.detail}".strip()
 
 
-# ── for programs ──
+# ── JSON values ──
 
 
 def roofline_figures(analysis: Analysis) -> dict[str, object]:
-    """The keys that scripts rely on. Times are in seconds, sizes in bytes; what is not known is null."""
+    """Return JSON values with stable keys. Times are in seconds, sizes in bytes; unknown values are null."""
     profile, timeline = analysis.profile, analysis.profile.timeline
     return {
         "tonnage": __version__,
@@ -234,7 +234,7 @@ def roofline_figures(analysis: Analysis) -> dict[str, object]:
 
 
 def ceiling_figures(ceilings: Ceilings) -> dict[str, Any]:
-    """Ceilings, and which of them a probe measured."""
+    """Return the ceilings, and which of them a probe measured."""
     return {
         "memory_bytes_per_s": ceilings.memory_bytes_per_s,
         "rates": dict(ceilings.rates),

@@ -1,4 +1,4 @@
-"""A roofline as one page that opens offline: the plot, what the classes mean, every row. Nothing to fetch."""
+"""A roofline as one HTML page that works offline: the plot, what the classes mean, every row."""
 
 from collections.abc import Iterator
 from html import escape
@@ -11,7 +11,7 @@ from tonnage.units import percent
 
 
 def roofline_page(analysis: Analysis) -> str:
-    """The page."""
+    """Return the page."""
     title = escape(f"{analysis.profile.source} · {analysis.ceilings.gpu}")
     body = [f"<h1>{title}</h1>", *_body(analysis), '<div id="tip" class="tip" role="status" hidden></div>']
     return simple_page(title, *body, styles=("roofline.css",), scripts=("tips.js",))
@@ -43,7 +43,7 @@ def _body(analysis: Analysis) -> Iterator[str]:
 
 
 def describe(row: Row) -> str:
-    """What is said of a mark on hover."""
+    """Return the hover text of a mark."""
     item, verdict = row.item, row.verdict
     parts = [f"{item.name} {item.detail}".strip(), f"{seconds_words(row.seconds)} in {item.calls:,} calls"]
     if item.work.intensity is not None:

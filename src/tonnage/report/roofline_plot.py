@@ -1,8 +1,7 @@
-"""The plot of a roofline as SVG, made here: log-log axes, roofs, a mark a row with its figures on hover.
+"""The plot of a roofline as SVG: log-log axes, roofs, and one mark per row with its figures on hover.
 
-Where operations are counted the axes are FLOP a byte and FLOP a second, and each precision has its roof. Where they are not
-(a profile that knows how busy the pipes were, and no more) both axes are shares of the ceilings, and there is one roof.
-Colours are the page's. It judges nothing.
+If operations are counted, the axes are FLOP per byte and FLOP per second, with a roof per precision. Otherwise (a
+profile with only pipe utilization) both axes are shares of the ceilings, with a single roof. Colours are the page's.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +13,12 @@ from tonnage.report.lines import cut
 from tonnage.roofline import Analysis, Bound, Row
 
 WIDTH, HEIGHT = 960, 560
-NARROW_WIDTH, NARROW_HEIGHT = 400, 420  # for a phone: the same letters on a smaller sheet
+NARROW_WIDTH, NARROW_HEIGHT = 400, 420  # for a phone: the same font size on a smaller plot
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 16, 20, 56
 _SMALLEST, _LARGEST = 4.0, 18.0
-# Decades that an axis shows at most: what lies beyond is drawn at its edge.
+# Maximum decades per axis: points beyond are drawn at its edge.
 _DECADES = 9
-_LETTER = 7.6  # pixels that a letter takes, a bold one too
+_LETTER = 7.6  # pixel width of a letter, even bold
 _NAMED = 10
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -35,7 +34,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """A rate, and the intensity from which on it holds."""
+    """A rate, and the intensity from which it applies."""
 
     name: str
     rate: float
@@ -55,7 +54,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Whole decades onto pixels."""
+    """Maps whole decades to pixels."""
 
     first: int
     last: int
@@ -67,12 +66,12 @@ class Axis:
         return self.start + (decade - self.first) / (self.last - self.first) * (self.end - self.start)
 
     def ticks(self) -> range:
-        """Decades."""
+        """The decades of the axis."""
         return range(self.first, self.last + 1)
 
 
 def plane_of(analysis: Analysis) -> Plane | None:
-    """Rows that have a place; None where none has."""
+    """Return the rows that can be placed; None if there are none."""
     works = [(row, row.item.work.intensity, row.item.work.operations) for row in analysis.rows if row.seconds]
     counted = tuple(Point(intensity, done / row.seconds, row) for row, intensity, done in works if intensity and done)
     if counted:
@@ -102,16 +101,16 @@ def plane_of(analysis: Analysis) -> Plane | None:
 
 
 def svg(plane: Plane, describe: Callable[[Row], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """The whole picture."""
+    """Return the whole picture."""
     x, y = _axes(plane, width, height)
-    # Areas are times; the smallest come last, on top.
+    # Areas are proportional to times; the smallest come last, on top.
     longest = max(point.row.seconds for point in plane.points)
     marks = [
         Mark(x(point.x), y(point.y), max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest)), point.row)
         for point in sorted(plane.points, key=lambda point: -point.row.seconds)
     ]
     labels = Labels(x.end, [(m.x - m.size, m.y - m.size, m.x + m.size, m.y + m.size) for m in marks])
-    # One slope for the memory; each roof from its ridge on.
+    # One slope for memory; each roof starts at its ridge.
     roofs = [(x(roof.ridge), y(roof.rate), x.end, y(roof.rate)) for roof in plane.roofs]
     lines = [*_grid(plane, x, y), *(_line(*ends) for ends in (_slope(plane, x, y), *roofs))]
     words = [*_roof_names(plane, x, y, labels), *_names(marks, labels)]
@@ -161,13 +160,13 @@ def _power(decade: int) -> str:
 
 @dataclass(slots=True)
 class Labels:
-    """Finds room for words: none lies over a mark, over other words or beyond the edge."""
+    """Places labels so that none overlaps a mark, another label or the edge."""
 
     edge: float
     taken: list[tuple[float, float, float, float]]
 
     def place(self, spots: Iterable[tuple[float, float]], words: str, *, always: bool = False) -> str:
-        """The words, from the first of the spots (their start, on the baseline) where they are free; else nothing."""
+        """Return the label at the first free spot (start of its baseline); else ""."""
         boxes = [(x, y - 11, x + _LETTER * len(words), y + 4) for x, y in spots]
         free = [box for box in boxes if self._crossed(box) == 0]
         if not free and not always:
@@ -183,10 +182,10 @@ class Labels:
 
 
 def _slope(plane: Plane, x: Axis, y: Axis) -> tuple[float, float, float, float]:
-    """From where the memory's slope enters the plot as far as the highest roof."""
+    """Return the memory slope from where it enters the plot to the highest roof."""
     highest = max(plane.roofs, key=lambda roof: roof.rate)
     slope = highest.rate / highest.ridge
-    # The slope enters at the left edge, or at the bottom where that comes first.
+    # It enters at the left edge, or at the bottom if that comes first.
     start = max(10.0**x.first, 10.0**y.first / slope)
     return x(start), y(start * slope), x(highest.ridge), y(highest.rate)
 
@@ -201,7 +200,7 @@ def _roof_names(plane: Plane, x: Axis, y: Axis, labels: Labels) -> Iterator[str]
         left, top = x(roof.ridge), y(roof.rate)
         wide = _LETTER * len(roof.name)
         starts = (left + 6, x.end - wide, left - wide - 6)
-        # Above a lower roof goes the memory's slope.
+        # The memory slope passes above a lower roof.
         heights = (-6, 15, -22) if top <= y2 else (15, -6, -22)
         yield labels.place([(at, top + up) for up in heights for at in starts], roof.name, always=True)
 
@@ -212,7 +211,7 @@ def _line(x1: float, y1: float, x2: float, y2: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A row on the sheet."""
+    """A row's position and size on the plot."""
 
     x: float
     y: float
@@ -229,7 +228,7 @@ def _mark(mark: Mark, describe: Callable[[Row], str]) -> str:
 
 
 def _names(marks: Sequence[Mark], labels: Labels) -> Iterator[str]:
-    """The names of those that take longest, each where there is room beside its mark."""
+    """Yield the names of the longest rows, if there is room beside their marks."""
     for mark in marks[:_NAMED]:
         words = cut(mark.row.item.name, 26)
         wide, reach = _LETTER * len(words), mark.size + 4
@@ -240,7 +239,7 @@ def _names(marks: Sequence[Mark], labels: Labels) -> Iterator[str]:
 
 
 def _shape(bound: Bound, x: float, y: float, size: float) -> str:
-    """Classes differ in form too, for those who do not see colours."""
+    """Return the mark's shape, which differs by class for colour-blind readers."""
     if bound is Bound.COMPUTE:
         return f'<rect x="{x - size * 0.9:.1f}" y="{y - size * 0.9:.1f}" width="{size * 1.8:.1f}" height="{size * 1.8:.1f}"/>'
     if bound is Bound.LATENCY:

@@ -1,4 +1,4 @@
-"""The engine's memory for people: the ledger of the card before it starts, and the KV cache while it serves.
+"""The engine's memory as text: the ledger of the GPU before it starts, and the KV cache while it serves.
 
     12 running · 3 waiting · 4,812 tokens/s                     pool 34.17 GiB
     used        21.40 GiB  62.6 %  █████████████████████▎
@@ -27,7 +27,7 @@ _STYLES = {"used": "green", "shared": "cyan", "cached": "blue", "slack": "yellow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the engine does at this moment. `hit_rate`: of prompt tokens in the prefix cache; None: none was asked for."""
+    """The engine's load. `hit_rate` is the prefix cache's share of prompt tokens; None without requests."""
 
     running: int = 0
     waiting: int = 0
@@ -37,18 +37,18 @@ class Load:
 
     @property
     def pace(self) -> str:
-        """Who is served, and how fast."""
+        """Requests and throughput."""
         return f"{self.running:,} running · {self.waiting:,} waiting · {self.tokens_per_s:,.0f} tokens/s"
 
     @property
     def more(self) -> str:
-        """What is worth saying only where it happened."""
+        """What is mentioned only if it happened."""
         parts = [] if self.hit_rate is None else [f"{percent(self.hit_rate, 0)} prefix hits"]
         return " · ".join(parts + ([f"{self.preemptions:,} preempted"] if self.preemptions else []))
 
 
 def card_rows(card: OwnCard) -> list[tuple[str, int]]:
-    """What the card holds, in the order that people ask for it; they sum to the card."""
+    """Return what the card holds, in reading order; the rows sum to the card."""
     graphs = card.reserved_for(Category.WORKSPACE, GRAPHS)
     return [
         ("weights", card.weight_bytes),
@@ -62,7 +62,7 @@ def card_rows(card: OwnCard) -> list[tuple[str, int]]:
 
 
 def card_lines(card: OwnCard, *, model: str) -> Iterator[Text | str]:
-    """The ledger of the whole card."""
+    """Yield the ledger of the whole card."""
     limits, pool, unit = card.limits, card.pool, table_unit(card.capacity_bytes)
     budget = f"budget {format_bytes(card.limit_bytes, unit)} of {format_bytes(card.capacity_bytes, unit)}"
     yield from spread(Text(f"  {model} · {card.name}", style="bold"), Text(budget))
@@ -87,7 +87,7 @@ def _row(word: str, size: int, whole: int, unit: str) -> str:
 
 
 def _measured(card: OwnCard) -> Iterator[Text | str]:
-    """How the plan turned out."""
+    """Yield how the measured memory compares with the plan."""
     if card.measured_bytes is None:
         return
     planned, unit = card.total_bytes, table_unit(card.capacity_bytes)
@@ -98,12 +98,12 @@ def _measured(card: OwnCard) -> Iterator[Text | str]:
 
 
 def kv_rows(ledger: "KvLedger") -> list[tuple[str, int]]:
-    """The parts of the pool, those that work first."""
+    """Return the parts of the pool, those in use first."""
     return [(word, getattr(ledger, f"{word}_bytes")) for word in _STYLES]
 
 
 def kv_frame(ledger: "KvLedger", load: Load) -> Iterator[Text]:
-    """The pool at this moment, to be drawn again and again."""
+    """Yield the current pool, for repeated drawing."""
     rows = kv_rows(ledger)
     whole = sum(size for _, size in rows)
     yield from spread(Text(f"  {load.pace}", style="bold"), Text(f"pool {format_bytes(whole)}"))
@@ -114,7 +114,7 @@ def kv_frame(ledger: "KvLedger", load: Load) -> Iterator[Text]:
 
 
 def kv_line(ledger: "KvLedger", load: Load) -> str:
-    """The same as one plain line, for logs."""
+    """Return the same as one plain line, for logs."""
     rows = kv_rows(ledger)
     whole = sum(size for _, size in rows) or 1
     parts = ", ".join(f"{word} {percent(size / whole)}" for word, size in rows if size)
@@ -122,7 +122,7 @@ def kv_line(ledger: "KvLedger", load: Load) -> str:
 
 
 def card_figures(card: OwnCard) -> dict[str, Any]:
-    """The card's ledger for programs; sizes are in bytes, and their keys say so."""
+    """Return the card's ledger as JSON values; keys say that sizes are in bytes."""
     keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context", "left")
     return {
         "gpu": card.name,
@@ -138,6 +138,6 @@ def card_figures(card: OwnCard) -> dict[str, Any]:
 
 
 def kv_figures(ledger: "KvLedger") -> dict[str, int]:
-    """The pool for programs; the parts sum to `total_bytes`."""
+    """Return the pool as JSON values; the parts sum to `total_bytes`."""
     rows = kv_rows(ledger)
     return {f"{word}_bytes": size for word, size in rows} | {"total_bytes": sum(size for _, size in rows)}

@@ -1,6 +1,6 @@
-"""A serving plan for people and for programs: the ledger of one GPU, the KV cache, who fits, and how to launch it.
+"""A serving plan as text and as JSON values: the ledger of one GPU, the KV cache, who fits, and how to launch it.
 
-It computes nothing but shares and sums for display.
+It computes only shares and sums for display.
 """
 
 import shlex
@@ -39,7 +39,7 @@ from tonnage.report.loading import loading_figures, loading_words
 from tonnage.units import format_bytes, percent
 
 OTHERS = 4
-# What an engine calls its share.
+# Each engine's flag for its share of the card.
 SHARE_FLAGS = {
     "vllm": "--gpu-memory-utilization",
     "sglang": "--mem-fraction-static",
@@ -50,7 +50,7 @@ _BAR = 34
 
 
 def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
-    """The report."""
+    """Yield the lines of the report."""
     yield from _headline(plan)
     yield ""
     yield from _ledger(plan.best.budget)
@@ -96,13 +96,13 @@ def _headline(plan: ServingPlan) -> Iterator[Text | str]:
 
 
 def engine_words(asked: ServingConfiguration) -> str:
-    """ "SGLang 0.5.18"."""
+    """Return the engine and its version, like "SGLang 0.5.18"."""
     name = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}.get(asked.engine, asked.engine)
     return f"{name} {asked.engine_version}".rstrip()
 
 
 def _placement(plan: ServingPlan, budget: LlamaBudget) -> Iterator[Text | str]:
-    """Which layers lie where, and what the host holds."""
+    """Yield which layers are where, and what the host holds."""
     yield heading("where it lies")
     cards = f" on {len(budget.cards)} GPUs" if len(budget.cards) > 1 else " on the GPU"
     counts = ", ".join(str(card.layers) for card in budget.cards)
@@ -123,7 +123,7 @@ def _placement(plan: ServingPlan, budget: LlamaBudget) -> Iterator[Text | str]:
 
 
 def _beside(plan: ServingPlan) -> Iterator[Text | str]:
-    """What else lies on the cards, and the share of each engine."""
+    """Yield what else is on the cards, and the share of each engine."""
     yield heading("beside it, started before it and one after the other")
     for each in plan.neighbours:
         words = [each.words, format_bytes(each.claimed_bytes, "GiB")]
@@ -143,7 +143,7 @@ def _users(number: int) -> str:
 
 
 def ledger_rows(budget: ServingBudget) -> list[tuple[str, int]]:
-    """What one GPU holds, in the order that people ask for it."""
+    """Return what one GPU holds, in reading order."""
     graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
     ledger = budget.ledger
     return [
@@ -190,12 +190,12 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
 
 
 def _row(words: str, number: int, more: str = "") -> list[str]:
-    """A number behind its words, and behind it what there is to say of it: what lacks room stands below."""
+    """Return a number after its label, followed by a remark, on the next line if it does not fit."""
     return packed([f"{words:<40}{number:>12,}", more], gap="  ")
 
 
 def _waste(plan: ServingPlan) -> Iterator[str]:
-    """Sequences that are half grown on average."""
+    """Yield the waste for sequences that are half grown on average."""
     best, asked = plan.best, plan.best.configuration
     half = -(-asked.context // 2)
     found = average_waste(asked.users, half, asked.context, best.budget.kv.layout.block)
@@ -232,7 +232,7 @@ def _offers(plan: ServingPlan) -> Iterator[Text | str]:
 
 
 def offers_title(plan: ServingPlan) -> str:
-    """What the changes are good for."""
+    """Return the heading for the changes."""
     if not plan.fits:
         return "what would fit"
     return "what decodes faster" if plan.best.configuration.engine == "llama.cpp" else "what leaves more room"
@@ -277,8 +277,8 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
 
 
 def _command(words: list[str]) -> Iterator[str]:
-    """A line that starts an engine, broken before a flag where it is long."""
-    # The program and, where no flag names it, the model.
+    """Yield the command line, broken before flags if it is long."""
+    # The program and, if no flag names it, the model.
     first = {"python": 3, "trtllm-serve": 2, "llama-server": 1}.get(words[0]) or words.index("serve") + 2
     line = "   " + shlex.join(words[:first])
     for flag in _pairs(words[first:]):
@@ -290,7 +290,7 @@ def _command(words: list[str]) -> Iterator[str]:
 
 
 def _pairs(words: Sequence[str]) -> Iterator[str]:
-    """Flags with their values."""
+    """Yield flags with their values."""
     held: list[str] = []
     for word in words:
         if word.startswith("-") and not word[1:].isdecimal() and held:
@@ -302,7 +302,7 @@ def _pairs(words: Sequence[str]) -> Iterator[str]:
 
 
 def launch_words(plan: ServingPlan) -> list[str]:
-    """The command that starts it."""
+    """Return the command that starts it."""
     asked = plan.best.configuration
     if asked.engine == "tonnage":
         return ["tonnage", "serve", hub_id(plan.model), *_own_flags(asked, plan.shape.dtype)]
@@ -323,7 +323,7 @@ def launch_words(plan: ServingPlan) -> list[str]:
 
 
 def _own_flags(asked: ServingConfiguration, dtype: str) -> Iterator[str]:
-    """Those that differ from the defaults; share and context always, so that the same blocks come out."""
+    """Yield non-default flags, and always share and context, so that the same blocks result."""
     yield from ("--budget", f"{asked.utilization:g}", "--context", str(asked.context))
     usual = ServingConfiguration(max_seqs=MAX_SEQS, batched_tokens=BATCHED_TOKENS)
     for flag, name in (("--max-seqs", "max_seqs"), ("--batched-tokens", "batched_tokens"), ("--block", "block")):
@@ -335,7 +335,7 @@ def _own_flags(asked: ServingConfiguration, dtype: str) -> Iterator[str]:
 
 
 def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
-    """The arithmetic, term by term."""
+    """Yield the arithmetic, term by term."""
     yield heading("the arithmetic")
     share = budget.configuration.utilization
     if budget.configuration.engine in ("vllm", "tonnage"):
@@ -372,7 +372,7 @@ def _explained(term: Term) -> Iterator[str]:
 
 
 def serving_figures(plan: ServingPlan) -> dict[str, Any]:
-    """The keys that scripts rely on. Sizes are of one GPU, the fullest."""
+    """Return JSON values with stable keys. Sizes are those of the fullest GPU."""
     best, budget = plan.best, plan.best.budget
     asked = best.configuration
     keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context")
@@ -416,7 +416,6 @@ def _neighbour_figures(neighbour: Neighbour) -> dict[str, Any]:
 
 
 def _host_figures(budget: ServingBudget) -> dict[str, Any]:
-    """Of llama.cpp: what lies on the host."""
     if not isinstance(budget, LlamaBudget):
         return {}
     host = budget.host

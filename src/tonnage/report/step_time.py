@@ -1,4 +1,4 @@
-"""How long a step takes, and a whole training: lines for people, figures for programs."""
+"""The duration of a step and of a whole training, as text and as JSON values."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,11 +13,11 @@ from tonnage.units import percent
 
 _WORTH_SAYING = 0.02  # of a step's time
 _ALIKE = 0.01  # of it, between ranks
-_LEAST_PEAK = 0.005  # of the card's rate
+_LEAST_PEAK = 0.005  # of the GPU's rate
 
 
 def time_lines(recording: Recording, campaign: Campaign = NONE) -> Iterator[Text]:
-    """The step, what it is spent on, and the whole training where one was named."""
+    """Yield the step, its breakdown, and the whole training if one was named."""
     time = recording.step_time
     if time is None:
         return
@@ -27,7 +27,7 @@ def time_lines(recording: Recording, campaign: Campaign = NONE) -> Iterator[Text
 
 
 def rank_time_lines(cluster: ClusterRecording) -> Iterator[Text]:
-    """The step of the rank that all others wait for, and what that is spent on."""
+    """Yield the step of the rank that all others wait for, and its breakdown."""
     slowest = cluster.summary.slowest
     time = cluster.recording_of(slowest.rank).step_time if slowest else None
     if slowest is None or time is None:
@@ -37,7 +37,7 @@ def rank_time_lines(cluster: ClusterRecording) -> Iterator[Text]:
 
 
 def rank_words(summary: ClusterSummary) -> str:
-    """ "every rank", or "rank 7, the slowest"."""
+    """Return "every rank", or "rank 7, the slowest"."""
     times = [rank.step_time_s or 0.0 for rank in summary.ranks]
     alike = max(times, default=0.0) <= (1 + _ALIKE) * min(times, default=0.0)
     return "every rank" if alike or summary.slowest is None else f"rank {summary.slowest.rank}, the slowest"
@@ -49,10 +49,10 @@ def _kind_lines(time: StepTime) -> Iterator[Text]:
 
 
 def step_words(time: StepTime, where: str = "") -> list[str]:
-    """ "a step takes about 412 ms on the h200 (388 to 440 ms)", "39,700 tokens/s", "41 % of its peak"."""
+    """Return "a step takes about 412 ms on the h200 (388 to 440 ms)", "39,700 tokens/s", "41 % of its peak"."""
     on = where or f"the {time.gpu.key}"
     words = [f"a step takes about {time_words(time.step_s)} on {on} ({range_words(time)})"]
-    # Tokens a second, or samples where there are none.
+    # Tokens per second, or samples if there are none.
     count, what = (time.tokens, "tokens") if time.tokens else (time.samples, "samples")
     if count:
         pace = count / time.step_s
@@ -64,7 +64,7 @@ def step_words(time: StepTime, where: str = "") -> list[str]:
 
 
 def shares(time: StepTime) -> dict[str, float]:
-    """Of the step's time by kind, most first. Streams that overlap, and gaps between kernels, are not told apart."""
+    """Return the shares of the step's time by kind, most first, ignoring overlap of streams and gaps."""
     by_kind = time.time_by_kind
     whole = max(sum(by_kind.values()), 1e-12)
     ranked = sorted(by_kind.items(), key=lambda kind: -kind[1])
@@ -72,7 +72,7 @@ def shares(time: StepTime) -> dict[str, float]:
 
 
 def time_words(seconds: float) -> str:
-    """ "2.31 s", "412 ms", "4.1 ms", "12 µs"."""
+    """Format a time: "2.31 s", "412 ms", "4.1 ms", "12 µs"."""
     if seconds >= 1:
         return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.2f} s"
     if seconds < 1e-4:
@@ -81,14 +81,14 @@ def time_words(seconds: float) -> str:
 
 
 def range_words(time: StepTime) -> str:
-    """ "388 to 440 ms"."""
+    """Format the range: "388 to 440 ms"."""
     low, high = time_words(time.low_s), time_words(time.high_s)
     amount, _, unit = low.partition(" ")
     return f"{amount if high.endswith(' ' + unit) else low} to {high}"
 
 
 def time_figures(recording: Recording, campaign: Campaign = NONE) -> dict[str, Any]:
-    """The same for programs; nothing where no step was captured."""
+    """Return the same as JSON values; None if no step was captured."""
     time = recording.step_time
     if time is None:
         return {}

@@ -1,4 +1,4 @@
-"""Who may write to standard output, and how it is spelled where an encoding lacks a sign. It does not know what is said."""
+"""Control of standard output: who may write to it, and substitutes for characters that its encoding lacks."""
 
 import codecs
 import os
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unicodedata import normalize
 
-# One sign for one, wherever that is possible, so that columns stay columns.
+# One character for one wherever possible, to keep columns aligned.
 _LOOK_ALIKES = dict(zip("█▉▊▋▌▍▎▏", "#####...", strict=True)) | {
     **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
     **dict(zip("━╸─│┌┐└┘├┤", "=--|++++++", strict=True)),
@@ -24,13 +24,13 @@ _LOOK_ALIKES = dict(zip("█▉▊▋▌▍▎▏", "#####...", strict=True)) | 
     "\xa0": " ",
 }
 
-# What Python does with such signs where nobody told it: on output, on standard error, and in the C locale.
+# Python's default error handlers: on output, on standard error, and in the C locale.
 _NOT_CHOSEN = ("strict", "backslashreplace", "surrogateescape")
 
 
 @contextmanager
 def data_on_stdout(wanted: bool) -> Iterator[None]:
-    """While the block runs, what anyone prints goes to standard error, so that standard output is data alone."""
+    """Redirect prints to standard error while the block runs, so that standard output has only data."""
     if not wanted:
         yield
         return
@@ -46,9 +46,9 @@ def data_on_stdout(wanted: bool) -> Iterator[None]:
 
 
 def use_look_alikes(*streams: Any) -> None:
-    """Let streams write "#" for "█" and the like where their encoding (ASCII, cp1252) has no place for it.
+    """Let streams write "#" for "█" and the like if their encoding (ASCII, cp1252) lacks it.
 
-    A stream that was told what to do with such signs (`PYTHONIOENCODING=ascii:replace`) goes on doing it.
+    A stream with a configured error handler (`PYTHONIOENCODING=ascii:replace`) keeps it.
     """
     codecs.register_error("tonnage.look_alike", _look_alike)
     for stream in streams:

@@ -1,6 +1,6 @@
-"""The report of a run for people: what it takes, where it went, and what to do.
+"""The report of a run as text: the memory it takes, what it is used for, and what to do.
 
-One function a section; each turns a recording into lines. Nothing is computed here but layout.
+One function per section turns a recording into lines; it only formats.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ _BAR_CELLS = 28
 _STEPS = 6
 _LONGEST_REASON = 320  # characters
 _WORTH_SAYING = 0.01
-# Phases that are not worth a word beside the others.
+# Phases that are not mentioned beside the others.
 _BESIDE = ("setup", "other", "data")
 _STYLES = {"ok": "bold green", "oom": "bold red", "error": "bold yellow"}
 
@@ -59,7 +59,7 @@ def print_report(
     campaign: Campaign = NONE,
     cards: AllCards | None = None,
 ) -> None:
-    """All cards in a table where there are several, then the card that ran in full."""
+    """Print a table of all GPUs if there are several, then the GPU that ran in full."""
     sections = [cards_table(answers, climbs=bool(advice.outlook.climb))] if len(answers) > 1 else []
     sections += all_cards_sections(cards) if cards else []
     sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
@@ -69,7 +69,7 @@ def print_report(
 def report_sections(
     recording: Recording, advice: Advice, *, verbose: bool, campaign: Campaign | None = None
 ) -> list[Iterator[Text]]:
-    """The sections of one card's report, in order; without a campaign, nothing is said of time."""
+    """Return the sections of one GPU's report, in order; without a campaign, times are omitted."""
     return [
         headline(recording, advice.outlook),
         iter(()) if campaign is None else time_lines(recording, campaign),
@@ -86,9 +86,9 @@ def report_sections(
 
 
 def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
-    """The card, the verdict, the peaks, where the peak is, and what lies ahead."""
+    """Yield the GPU, the verdict, the peaks, where the peak is, and the outlook."""
     header = recording.header
-    # The card, the version and the source, as far as a recording knows them: a snapshot does not say all.
+    # GPU, version and source as far as they are known: a snapshot does not have all.
     size = f", {header.capacity_bytes / GIB:.1f} GiB" if header.capacity_bytes else ""
     torch = header.torch_modelled.partition("+")[0]
     card = " · ".join(filter(None, [f"{header.gpu_name}{size}", f"torch {torch}" if torch else "", header.source]))
@@ -114,7 +114,7 @@ def _verdict(recording: Recording, climbs: bool) -> tuple[str, str]:
 
 
 def failure(recording: Recording) -> Iterator[Text]:
-    """Why the script failed, where that was for reasons of its own."""
+    """Yield why the script failed, if not for lack of memory."""
     header = recording.header
     if header.outcome == "error" and header.error:
         words = header.error.splitlines()[0]
@@ -123,7 +123,7 @@ def failure(recording: Recording) -> Iterator[Text]:
 
 
 def out_of_memory(recording: Recording) -> Iterator[Text]:
-    """The line that dies, what it asked for and what there was."""
+    """Yield the line that failed, what it requested and what was free."""
     oom = recording.oom
     if oom is None:
         return
@@ -139,7 +139,7 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
 
 
 def ledger(recording: Recording) -> Iterator[Text]:
-    """Bytes by category at the peak."""
+    """Yield bytes by category at the peak."""
     found = recording.ledger()
     total = found.total_bytes
     if not total:
@@ -154,7 +154,7 @@ def ledger(recording: Recording) -> Iterator[Text]:
 
 
 def course(recording: Recording, verbose: bool) -> Iterator[Text]:
-    """The peak of each phase and step, and what lay unused when most was reserved."""
+    """Yield the peak of each phase and step, and what was unused when most was reserved."""
     if not recording.peak_allocated_bytes:
         return
     unit = table_unit(recording.peak_allocated_bytes)
@@ -172,7 +172,7 @@ def course(recording: Recording, verbose: bool) -> Iterator[Text]:
 
 
 def _unused(recording: Recording, unit: str) -> str:
-    """What was reserved and not allocated when most was reserved, which need not be when most was allocated."""
+    """Describe what was reserved but not allocated at the reserved peak, which may differ from the allocated peak."""
     unused, reserved = recording.unused_at_peak_bytes, recording.peak_reserved_bytes
     moment = recording.reserved_peak_sequence or 0
     step, phase = (name_at(recording.marks, kind, moment) for kind in ("step", "phase"))
@@ -184,7 +184,7 @@ def _unused(recording: Recording, unit: str) -> str:
 
 
 def _alike_steps(recording: Recording, unit: str) -> Iterator[str]:
-    """ "steps 2–20 1.34 GiB": neighbours whose peaks read the same are one entry."""
+    """Yield entries like "steps 2–20 1.34 GiB", merging neighbours with equal peaks."""
     steps = [(step.step, format_bytes(step.peak_allocated_bytes, unit)) for step in recording.steps if step.step]
     for peak, alike in groupby(steps, key=lambda step: step[1]):
         numbers = [number for number, _ in alike]
@@ -193,7 +193,7 @@ def _alike_steps(recording: Recording, unit: str) -> Iterator[str]:
 
 
 def largest(recording: Recording) -> Iterator[Text]:
-    """The tensors that hold most at the peak, alike ones together."""
+    """Yield the largest tensors at the peak, merging similar ones."""
     groups = recording.largest(_LARGEST)
     if not groups:
         return
@@ -210,7 +210,7 @@ def largest(recording: Recording) -> Iterator[Text]:
 
 
 def _in_two_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """What it is in one, where it was made in the next: for rows that one line has no room for."""
+    """Yield rows too long for one line as two: what it is, then where it was made."""
     sizes = max(len(size) for size, *_ in rows)
     for size, what, operator, module, line in rows:
         yield f"  {size:>{sizes}} {cut(f'{what}  {operator}', report_width() - sizes - 3)}"
@@ -219,7 +219,7 @@ def _in_two_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
-    """The changes that save most; of a run that died, whether the whole of it fits with each."""
+    """Yield the changes that save most; for a failed run, whether all of it fits with each."""
     died = recording.header.outcome == "oom"
     yield from map(Text, wrapped(advice.why))
     yield from fix_lines("what would save it" if died else "to save memory", advice.fixes[:_FIXES])
@@ -228,7 +228,7 @@ def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
 
 
 def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
-    """What the figures rest on: values that stood in, assumptions, and what is not modelled."""
+    """Yield what the figures are based on: substituted values, assumptions, and what is not modelled."""
     yield from _stand_ins(recording, verbose)
     for note in recording.notes:
         kind = "not modelled" if note.kind == "not_modelled" else "assumed"
@@ -263,7 +263,7 @@ def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
 
 
 def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterator[Text]:
-    """One run on several cards."""
+    """Yield one run on several GPUs."""
     cells: list[tuple[str, ...]] = [("card", "memory", "allocated", "reserved", "process", "step", "verdict")]
     for answer in answers:
         peaks = (answer.peak_allocated_bytes, answer.peak_reserved_bytes, answer.peak_process_bytes)
@@ -288,9 +288,9 @@ def _where(step: int, phase: str) -> str:
 
 
 def _place_lines(recording: Recording, what: str, at: Allocation | OutOfMemory, style: str = "") -> Iterator[Text]:
-    """ "peak in step 2, backward, at train.py:88  loss.backward()": with its source where the script is at hand.
+    """Yield "peak in step 2, backward, at train.py:88  loss.backward()", with source if the script is available.
 
-    Below it, the library's line that the script's own line led to, where it led into one.
+    Below it is the library's line that the script's own line led to, if any.
     """
     words = f"{what} {_where(at.step, at.phase)}" + (f", at {at.line}" if at.line else "")
     *lines, last = wrapped(words)

@@ -1,4 +1,4 @@
-"""How a run ended, and what one that ran out of memory needs in all, in words. It computes nothing."""
+"""How a run ended, and the total that a run out of memory needs, as text. It only formats."""
 
 from collections.abc import Iterator
 
@@ -24,9 +24,9 @@ CLIMBS = "fits so far, but climbs"
 
 
 def total_lines(recording: Recording, advice: Advice, *, alone: bool = False) -> Iterator[Text]:
-    """ "needs 33.70 GiB in all; the a100-40 holds it; batch 5 of 8 fits here", and how far that was seen.
+    """Yield "needs 33.70 GiB in all; the a100-40 holds it; batch 5 of 8 fits here", and how far the run was observed.
 
-    Of a run that was `alone` on its card, where to learn it if it is not known.
+    For a run that was `alone` on its card and whose total is unknown, say how to find it.
     """
     total = advice.total
     if total is None:
@@ -42,7 +42,7 @@ def total_lines(recording: Recording, advice: Advice, *, alone: bool = False) ->
 
 
 def total_words(recording: Recording, advice: Advice) -> str:
-    """The one sentence of it."""
+    """Return it in one sentence."""
     total = advice.total
     assert total
     least = "at least " if total.ending not in (TO_ITS_END, REPEATS) else ""
@@ -56,21 +56,21 @@ def total_words(recording: Recording, advice: Advice) -> str:
 
 
 def caveat_words(total: Total) -> str:
-    """What of the run is not in its total; nothing where it went on to its end."""
+    """Say what part of the run is not in its total; empty if it ran to its end."""
     if total.ending == TO_ITS_END:
         return ""
     return _STOPPED.get(total.ending) or f"without the limit it failed later: {clipped(total.ending, _LONGEST_REASON)}"
 
 
 def larger_card_words(recording: Recording, card: str | None) -> str:
-    """What is said of the next larger card: that it holds all of the run, or as much of it as is known."""
+    """Say whether the next larger GPU holds all of the run, or as much of it as is known."""
     if card is None:
         return "a larger card: no known card is large enough"
     return f"a larger card: the {card} " + ("holds the whole run" if recording.whole else "gets past that line")
 
 
 def _unknown(recording: Recording, alone: bool) -> str:
-    """What to say where nobody knows what comes after the line that died."""
+    """Return what to say if nothing is known after the line that failed."""
     oom = recording.oom
     if oom is None or recording.whole:
         return ""
@@ -81,5 +81,5 @@ def _unknown(recording: Recording, alone: bool) -> str:
 
 
 def verdict_words(outcome: str, climbs: bool = False) -> str:
-    """The verdict; one that went on, but whose steps climb, has not shown that it fits."""
+    """Return the verdict; a run that completed but whose memory climbs has not shown that it fits."""
     return CLIMBS if climbs and outcome == "ok" else _WORDS[outcome]

@@ -1,9 +1,9 @@
-"""Live memory for people: a frame that is drawn again and again on a terminal, plain lines elsewhere; figures for programs.
+"""Live memory: a frame that is redrawn on a terminal, plain lines elsewhere, and JSON values.
 
     GPU 0  NVIDIA H200                                  92.41 of 139.80 GiB  66 %
     ▁▁▂▅▇█▇█▇█▇█                                        peak 97.02 GiB   98 % busy
 
-A sparkline's full height is all that the GPU has, so it shows how much is left. Nothing is sampled here.
+A sparkline's full height is the GPU's memory, so it shows how much is left. Nothing is sampled here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,14 +28,14 @@ _USUAL = 80  # columns that the figures above are for
 
 
 def sparkline(values: Iterable[int], full: int, cells: int) -> str:
-    """The last values, one a cell; the full height is `full`. What is more than nothing is more than the lowest mark."""
+    """Draw the last values, one per cell; the full height is `full`. Non-zero values are above the lowest mark."""
     shown = list(values)[-cells:]
     steps = len(_HEIGHTS) - 1
     return "".join(_HEIGHTS[min(steps, -(-max(0, value) * steps // full))] if full else " " for value in shown)
 
 
 def frame(history: History) -> Iterator[Text]:
-    """Every GPU and process now, with its timeline."""
+    """Yield every GPU and process now, with its timeline."""
     moment = history.latest
     if moment is None:
         return
@@ -81,7 +81,6 @@ def _used(process: ProcessMemory) -> str:
 
 
 def _advice(gpu: GpuMemory) -> Iterator[Text]:
-    """What to do where little is left."""
     if gpu.used_bytes < _NEARLY_FULL * gpu.total_bytes:
         return
     left = f"GPU {gpu.index} has {format_bytes(gpu.free_bytes)} left"
@@ -94,7 +93,7 @@ def _advice(gpu: GpuMemory) -> Iterator[Text]:
 
 
 def footer(history: History, interval_s: float, served: str) -> Iterator[Text]:
-    """How long it has run, and how to stop it."""
+    """Yield how long it has run, and how to stop it."""
     latest_s = history.latest.time_s if history.latest else 0.0
     minutes, seconds = divmod(int(latest_s - history.first_s), 60)
     words = [f"every {interval_s:g} s for {minutes}:{seconds:02d}", served, "Ctrl-C stops"]
@@ -102,7 +101,7 @@ def footer(history: History, interval_s: float, served: str) -> Iterator[Text]:
 
 
 def plain_lines(moment: Moment) -> Iterator[str]:
-    """One line a GPU: for logs."""
+    """Yield one line per GPU, for logs."""
     clock = datetime.fromtimestamp(moment.time_s).strftime("%H:%M:%S")
     for gpu in moment.gpus:
         busy = "" if gpu.busy_percent is None else f"  {gpu.busy_percent:>3} % busy"
@@ -111,6 +110,6 @@ def plain_lines(moment: Moment) -> Iterator[str]:
 
 
 def moment_figures(moment: Moment) -> dict[str, Any]:
-    """One moment for programs; every size is in bytes, and its key says so."""
+    """Return one moment as JSON values; keys say that sizes are in bytes."""
     gpus = [asdict(gpu) | {"free_bytes": gpu.free_bytes, "unseen_bytes": gpu.unseen_bytes} for gpu in moment.gpus]
     return {"time_s": moment.time_s, "gpus": gpus}

@@ -1,4 +1,6 @@
-"""Is a kernel or a layer bound by memory, arithmetic or latency: items from profiles or models, against a card's ceilings."""
+"""Whether a kernel or layer is bound by memory, arithmetic or latency: items from profiles or models against a GPU's
+ceilings.
+"""
 
 from tonnage.clock.work import Work
 from tonnage.roofline.analysis import Analysis, Row, analyse

@@ -1,15 +1,15 @@
-"""What a verdict suggests, in one line of words. It computes shares and rates for those words, and nothing else."""
+"""What a verdict suggests, in one line of text."""
 
 from tonnage.roofline.ceilings import Ceilings
 from tonnage.roofline.classes import Bound, Verdict
 from tonnage.roofline.items import Item
 
-# From this share on there is little left to gain by a better kernel.
+# Above this share a better kernel gains little.
 AT_THE_CEILING = 0.7
 
 
 def advice_for(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
-    """The one thing to try first."""
+    """Return the one thing to try first."""
     match verdict.bound:
         case Bound.MEMORY:
             return _memory(item, verdict, ceilings)

@@ -1,4 +1,4 @@
-"""A profile against ceilings: every item with its verdict, what to do about it, and sums. It lays nothing out."""
+"""A profile against ceilings: every item with its verdict and advice, and sums."""
 
 from dataclasses import dataclass, replace
 
@@ -8,15 +8,16 @@ from tonnage.roofline.classes import Bound, Verdict, judge
 from tonnage.roofline.items import Item
 from tonnage.roofline.profile import Profile
 
-SLOW = 1.25  # times what the clock expects; it is itself off by about a tenth
+SLOW = 1.25  # times what the clock expects, which is itself off by about a tenth
 _WORTH = 0.002  # of all time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An item judged. `seconds` is measured, or what the ceilings allow at best; `lost_s` is what its bound does not explain.
+    """A judged item. `seconds` is measured, or the least that the ceilings allow; `lost_s` is what its bound does not
+    explain.
 
-    `expected_s` is what the clock expects of such kernels on this card, None where it does not know.
+    `expected_s` is what the clock expects of such kernels on this GPU, None if unknown.
     """
 
     item: Item
@@ -27,12 +28,12 @@ class Row:
 
     @property
     def slower(self) -> float | None:
-        """How many times as long as expected it took."""
+        """Measured over expected time."""
         return self.seconds / self.expected_s if self.expected_s else None
 
     @property
     def lost_s(self) -> float:
-        """Time beyond the least that its bound needs; of what is not known, nothing is known to be lost."""
+        """Time beyond the least that its bound needs; 0 if that is unknown."""
         return 0.0 if self.verdict.bound is Bound.UNKNOWN else max(0.0, self.seconds - self.verdict.bound_s)
 
 
@@ -46,31 +47,31 @@ class Analysis:
 
     @property
     def measured(self) -> bool:
-        """Whether times are a profiler's, not a prediction's."""
+        """Whether times are measured, not predicted."""
         return self.profile.kind != "model"
 
     @property
     def seconds(self) -> float:
-        """Of all rows."""
+        """Seconds of all rows."""
         return sum(row.seconds for row in self.rows)
 
     def part(self, seconds: float) -> float:
-        """As a share of all rows."""
+        """Return the share of all rows' time."""
         return seconds / self.seconds if self.seconds else 0.0
 
     def seconds_by_bound(self) -> dict[Bound, float]:
-        """Every class, most time first; those without any are left out."""
+        """Return the seconds of every class, most first, omitting empty ones."""
         sums = {bound: sum(row.seconds for row in self.rows if row.verdict.bound is bound) for bound in Bound}
         return {bound: sums[bound] for bound in sorted(sums, key=lambda bound: -sums[bound]) if sums[bound]}
 
     @property
     def expected(self) -> tuple[float, float]:
-        """Seconds of the rows that the clock knows: as measured, and as it expects."""
+        """Return measured and expected seconds of the rows that the clock knows."""
         known = [row for row in self.rows if row.expected_s is not None]
         return sum(row.seconds for row in known), sum(row.expected_s or 0.0 for row in known)
 
     def slow_rows(self, least: float = SLOW) -> list[Row]:
-        """Rows that took longer than the clock expects, the most time beyond it first."""
+        """Return rows slower than the clock expects, the largest excess first."""
         worth_s = _WORTH * self.seconds
         slow = [
             row
@@ -81,7 +82,7 @@ class Analysis:
 
     @property
     def host_s(self) -> float:
-        """What the host takes to launch its kernels one by one."""
+        """Host time to launch the kernels one by one."""
         return sum(row.item.launches for row in self.rows) * self.ceilings.launch_s
 
 
@@ -106,13 +107,13 @@ def _row(item: Item, ceilings: Ceilings) -> Row:
 def _expected_s(item: Item, ceilings: Ceilings) -> float | None:
     if item.seconds is None or ceilings.card is None or not (item.made or item.link):
         return None
-    from tonnage.roofline.expected import expected_s  # with numpy behind it
+    from tonnage.roofline.expected import expected_s  # it imports numpy
 
     return expected_s(item, ceilings.card)
 
 
 def _proven(item: Item, ceilings: Ceilings) -> Item:
-    """FP32 faster than the card's FP32 was TF32."""
+    """Correct the precision: FP32 faster than the GPU's FP32 rate was TF32."""
     work, seconds = item.work, item.seconds
     if work.precision != "fp32" or not work.operations or not seconds or "tf32" not in ceilings.rates:
         return item

@@ -1,14 +1,14 @@
-"""What a card can do at most: bytes and operations a second, and the least time that a kernel takes.
+"""The limits of a GPU: bytes and operations per second, and the least time of a kernel.
 
-| figure                  | from a probe of the card (`--ceilings FILE`)     | else                                         |
+| figure                  | from a probe of the GPU (`--ceilings FILE`)      | else                                         |
 |-------------------------|--------------------------------------------------|----------------------------------------------|
-| memory_bytes_per_s      | a large copy on the device, read and written     | the catalogue: what its maker states         |
+| memory_bytes_per_s      | a large copy on the device, read and written     | the catalogue: what its vendor states        |
 | rates                   | large matrix products, by precision              | the catalogue: dense peaks                   |
 | host_link_bytes_per_s   | a copy from pinned memory                        | the catalogue: PCIe, in one direction        |
 | kernel_floor_s, launch_s| an empty kernel                                  | the clock, beside an H200                    |
 
-A measured ceiling is what programs reach, a stated one what nobody does: shares of the two differ by 10 to 25 %. A file may
-leave figures out. What kernels of a kind take is the clock's business.
+Programs reach a measured ceiling, but never a stated one: shares of the two differ by 10 to 25 %. A file may omit
+figures. Times by kind of kernel are up to the clock.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 FORMAT = 1
 _MOST_BYTES = 2**20
-_LARGEST = 1e30  # no card comes near it
+_LARGEST = 1e30  # no GPU comes near it
 _NUMBERS = ("memory_bytes_per_s", "host_link_bytes_per_s", "kernel_floor_s", "launch_s")
-# What a card computes in where it lacks the type.
+# What a GPU computes in if it lacks the dtype.
 _NEXT_BEST = {"fp4": "fp8", "fp8": "bf16", "int8": "fp8", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """One card's. `measured` names the figures that a probe found; the others are the catalogue's."""
+    """The ceilings of one GPU. `measured` names the figures from a probe; the others are the catalogue's."""
 
     gpu: str
     memory_bytes_per_s: float
@@ -44,27 +44,27 @@ class Ceilings:
     kernel_floor_s: float
     launch_s: float
     sm_count: int
-    precision: str  # what models are computed in on this card
+    precision: str  # the usual precision of models on this GPU
     card: Gpu | None = None  # whose kernels the clock knows
     measured: tuple[str, ...] = ()
 
     def rate(self, precision: str) -> float:
-        """Operations a second in that precision, or in the next one that the card has."""
+        """Return operations per second in that precision, or in the next one that the GPU supports."""
         return self.rates[self.has(precision)]
 
     def has(self, precision: str) -> str:
-        """The precision, or the next one that the card has."""
+        """Return the precision, or the next one that the GPU supports."""
         while precision not in self.rates and precision in _NEXT_BEST:
             precision = _NEXT_BEST[precision]
         return precision if precision in self.rates else "fp32"
 
     def ridge(self, precision: str) -> float:
-        """Operations on each byte from which on memory is not what limits."""
+        """Return the operations per byte above which memory is not the limit."""
         return self.rate(precision) / self.memory_bytes_per_s
 
 
 def catalogue_ceilings(gpu: Gpu) -> Ceilings:
-    """What its maker states."""
+    """Return the vendor's figures."""
     return Ceilings(
         gpu=gpu.name,
         memory_bytes_per_s=gpu.bandwidth_bytes_per_s,
@@ -79,7 +79,7 @@ def catalogue_ceilings(gpu: Gpu) -> Ceilings:
 
 
 def read_ceilings(path: Path, gpu: Gpu | None = None) -> Ceilings:
-    """What a probe wrote, over the catalogue's row of the card that it names (or of `gpu`)."""
+    """Read a probe's results over the catalogue's row of the GPU that it names (or of `gpu`)."""
     found = _read(path)
     named = found.get("gpu")
     if gpu is None and not isinstance(named, str):

@@ -2,20 +2,19 @@
 
 | class         | means                                                                                      |
 |---------------|--------------------------------------------------------------------------------------------|
-| memory-bound  | moving its bytes at the memory's full speed takes a third of its time or more, and more    |
+| memory-bound  | moving its bytes at full memory bandwidth takes a third of its time or more, and more      |
 |               | than its arithmetic would                                                                  |
-| compute-bound | the same for its operations at the full rate of their precision; where a profile counts no |
-|               | operations, the busiest pipe of the SMs stands for them                                    |
-| latency-bound | neither explains a third of its time: it waits — for its launch, for a card that it does   |
+| compute-bound | the same for its operations at the full rate of their precision; if a profile counts no    |
+|               | operations, the busiest pipe of the SMs is used instead                                    |
+| latency-bound | neither explains a third of its time: it waits for its launch, for a GPU that it does      |
 |               | not fill, or for its own loads                                                             |
-| link-bound    | a copy between host and card                                                               |
+| link-bound    | a copy between host and GPU                                                                |
 | unknown       | the source does not say enough to tell                                                     |
 
-Memory means the card's own (DRAM), by bytes. How busy "the memory pipe" is says little: it counts caches and shared memory
-too, and a large matrix product keeps those as busy as its tensor cores while DRAM idles. Only where neither DRAM nor the
-SMs are near their ceilings is it asked, for kernels that live in the caches.
-An item that was not measured (a part of a model) is bound by whichever takes longer; latency-bound where both take less
-than the shortest kernel. This module does not know where items come from.
+Memory means the GPU's DRAM, by bytes. The utilization of "the memory pipe" says little: it includes caches and shared memory, and
+a large matrix product keeps those as busy as its tensor cores while DRAM idles. It is used only if neither DRAM nor the SMs are
+near their ceilings, for kernels that live in the caches. An item that was not measured (a part of a model) is bound by whichever
+takes longer; latency-bound if both take less than the shortest kernel.
 """
 
 from dataclasses import dataclass
@@ -24,16 +23,16 @@ from enum import StrEnum
 from tonnage.roofline.ceilings import Ceilings
 from tonnage.roofline.items import Item
 
-# Below this share of both ceilings, neither is what an item waits for.
+# Below this share of both ceilings, neither is the limit.
 NEAR = 1 / 3
-# A share from which on a ceiling is what limits, whatever is not known of the others.
+# Above this share a ceiling is the limit, even if others are unknown.
 _SURE = 0.6
-# A kernel within this many of the shortest one's times is mostly launch and drain.
+# A kernel shorter than this many times the shortest one is mostly launch and drain.
 _FLOORS = 2.0
 
 
 class Bound(StrEnum):
-    """The words that scripts rely on."""
+    """The stable class names."""
 
     MEMORY = "memory-bound"
     COMPUTE = "compute-bound"
@@ -53,10 +52,10 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A class, and how near its ceiling the item came. Shares are of one ceiling each; None where not known.
+    """A class, and how near its ceiling the item came. Shares are of one ceiling each; None if unknown.
 
-    `because` says which kind of the class it is: "bytes", "caches", "operations", "pipes", "launch", "blocks", "stalls",
-    "pageable", "pinned" or "unknown". `bound_s` is the least time of all calls by what is known; 0 where nothing is.
+    `because` is the reason within the class: "bytes", "caches", "operations", "pipes", "launch", "blocks", "stalls",
+    "pageable", "pinned" or "unknown". `bound_s` is the least time of all calls by what is known, else 0.
     """
 
     bound: Bound
@@ -68,14 +67,14 @@ class Verdict:
 
 
 def judge(item: Item, ceilings: Ceilings) -> Verdict:
-    """Which ceiling, and how near."""
+    """Determine the ceiling, and how near it is."""
     if item.link:
         return _link(item, ceilings)
     return _predicted(item, ceilings) if item.seconds is None else _measured(item, ceilings, item.seconds)
 
 
 def least_seconds(item: Item, ceilings: Ceilings) -> tuple[float | None, float | None]:
-    """Of its bytes and of its operations, each at the ceiling."""
+    """Return the least seconds of its bytes and of its operations, each at the ceiling."""
     work = item.work
     memory_s = None if work.moved_bytes is None else work.moved_bytes / ceilings.memory_bytes_per_s
     compute_s = None if work.operations is None else work.operations / ceilings.rate(work.precision)

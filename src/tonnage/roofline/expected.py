@@ -1,4 +1,4 @@
-"""What the clock expects of an item on the card: the time of its kernels where they are as quick as this card runs such."""
+"""The time that the clock expects for an item's kernels on this GPU."""
 
 from math import isfinite
 from typing import get_args
@@ -11,7 +11,7 @@ from tonnage.roofline.items import Item
 
 
 def expected_s(item: Item, gpu: Gpu) -> float | None:
-    """Seconds of all calls; None where the source does not say what was called, or the clock does not know it."""
+    """Return the seconds of all calls; None if the calls are not recorded or the clock does not know them."""
     try:
         found = _copied_s(item, gpu) if item.link else _called_s(item, gpu)
     except (ArithmeticError, LookupError, TypeError, ValueError):
@@ -22,7 +22,7 @@ def expected_s(item: Item, gpu: Gpu) -> float | None:
 def _called_s(item: Item, gpu: Gpu) -> float | None:
     total_s = 0.0
     for call, count in item.made:
-        # Kernels say in their names what they compute in.
+        # Kernel names tell what they compute in.
         settings = Settings(tf32_matmul=any("tf32" in kernel for kernel in call.kernels))
         launch = kernels.launch_of(call, settings)
         if launch is None:

@@ -1,4 +1,4 @@
-"""One row of a roofline: a kernel, an operator or a part of a model, with what is known of its work. It judges nothing.
+"""One row of a roofline: a kernel, an operator or a part of a model, with what is known of its work.
 
 What a source does not say is None, and stays None.
 """
@@ -15,11 +15,11 @@ from tonnage.clock.work import Work
 class Item:
     """Figures are sums over `calls`; shares are the profiler's own, weighted by time.
 
-    `dram_share` is of the peak bandwidth, for where bytes are not counted; `sm_share` is how busy the busiest pipe of the
-    SMs was, `on_chip_share` the busiest part of the way to memory, caches and shared memory included. `blocks` is of one
-    launch: that of the longest kernel. `link` says which way a copy between host and card went. `kind` is that of a part of
-    a model: "product", "attention", "elementwise" or "optimizer". `unknown` says why the work is not known. `made` are the
-    calls themselves, each with how often it was made, where the source has them.
+    `dram_share` is of the peak bandwidth, if bytes are not counted; `sm_share` is the utilization of the SMs' busiest
+    pipe, `on_chip_share` that of the busiest part of the memory path, including caches and shared memory. `blocks` is
+    of one launch of the longest kernel. `link` is the direction of a copy between host and GPU. `kind` is that of a
+    part of a model: "product", "attention", "elementwise" or "optimizer". `unknown` says why the work is unknown.
+    `made` has the calls themselves with their counts, if the source has them.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Item:
 
     @property
     def key(self) -> tuple[str, str, str, str, tuple[str, ...]]:
-        """What makes two items the same kind of thing."""
+        """What two items of the same kind share."""
         return self.group, self.name, self.detail, self.link, self.kernels
 
 
 def gathered(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Like items as one, in the order of their first."""
+    """Merge equal items, in the order of their first occurrence."""
     sums: dict[tuple[object, ...], Item] = {}
     for item in items:
         key = (item.key, item.blocks)
@@ -55,7 +55,7 @@ def gathered(items: Iterable[Item]) -> tuple[Item, ...]:
 
 
 def _sum(one: Item, other: Item) -> Item:
-    # What was called is known where it is known of both.
+    # The calls are known only if both items have them.
     calls = Counter(dict(one.made))
     for call, count in other.made:
         calls[call] += count

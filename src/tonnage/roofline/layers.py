@@ -1,4 +1,4 @@
-"""A model as items, from its shape alone: what each kind of layer must compute and move in one pass on one card.
+"""A model as items, from its shape alone: what each kind of layer must compute and move in one pass on one GPU.
 
 | phase   | tokens in a pass | attention reads                       | and then                                   |
 |---------|------------------|---------------------------------------|--------------------------------------------|
@@ -7,10 +7,9 @@
 | train   | batch × seq      | as prefill                            | a backward of two products for each one,   |
 |         |                  |                                       | and an AdamW step on FP32 states           |
 
-Every operator reads its inputs and writes its outputs once, norms with their residuals fused, attention fused, gate and
-up as one product: the best that kernels do today. What is bound by what follows from that; how long it takes on a real card
-is longer, and the planner's business (`tonnage plan`). One card, no sharding. Mixtures read the experts that their tokens
-are expected to reach, routed evenly. This module does not know ceilings.
+Every operator reads its inputs and writes its outputs once, with norms fused with residuals, fused attention, and gate and up as
+one product: the best that kernels do today. That determines the bounds; real times are longer and are predicted by the planner
+(`tonnage plan`). One GPU, no sharding. Mixtures read the experts that their tokens are expected to reach, routed evenly.
 """
 
 from collections.abc import Iterator
@@ -27,11 +26,11 @@ from tonnage.roofline.profile import Profile
 Phase = Literal["prefill", "decode", "train"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "train")
 _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-# A fused backward of attention recomputes the scores: five products for the forward's two.
+# Fused attention's backward recomputes the scores: five products for the forward's two.
 _ATTENTION_BACKWARD = 2.5
-# One multiply-add and one decay for each number of a recurrent state and token.
+# One multiply-add and one decay per state element and token.
 _RECURRENT_OPERATIONS = 6
-# AdamW: parameter, gradient and both moments read, all but the gradient written; operations a parameter.
+# AdamW: parameter, gradient and both moments read, all but the gradient written; operations per parameter.
 _ADAM_PASSES, _ADAM_OPERATIONS, _FP32_BYTES = 7, 12, 4
 _NORM_OPERATIONS, _ACTIVATION_OPERATIONS, _LOSS_OPERATIONS = 6, 10, 6
 
@@ -47,23 +46,23 @@ class ModelPass:
 
     @property
     def precision(self) -> str:
-        """What products are computed in: the type of the published weights, or bf16 where that is packed narrower."""
+        """Precision of products: the dtype of the published weights, or bf16 if they are quantized."""
         return self.shape.dtype if self.shape.dtype in _ELEMENT_BYTES else "bf16"
 
     @property
     def element_bytes(self) -> int:
-        """Of weights and activations."""
+        """Bytes per element of weights and activations."""
         return _ELEMENT_BYTES[self.precision]
 
     def tokens(self, stack: Stack) -> int:
-        """That pass a stack: a decoder that generates passes one a sequence."""
+        """Return the tokens that pass a stack: one per sequence for a generating decoder."""
         if self.phase == "decode" and stack is self.shape.decoder:
             return self.batch
         return self.batch * (stack.tokens or self.seq)
 
 
 def model_profile(shape: ModelShape, phase: Phase, *, batch: int, seq: int) -> Profile:
-    """Every part of a model, in the order of the pass."""
+    """Return every part of a model, in the order of the pass."""
     for name, number in (("--batch", batch), ("--seq", seq)):
         if number < 1:
             raise RequestError(f"{name} {number} makes no sense.", hint=f"Give {name} 1 or more.")
@@ -78,7 +77,7 @@ def _items(at: ModelPass) -> Iterator[Item]:
     forward = list(_forward(at))
     yield from forward
     if at.phase == "train":
-        # Gradients of inputs and of weights: twice the work; fused attention has a factor of its own.
+        # Gradients of inputs and of weights: twice the work; fused attention has its own factor.
         for item in reversed(forward):
             work = _times(item.work, _ATTENTION_BACKWARD if item.kind == "attention" else 2.0)
             yield replace(item, name=f"{item.name}, backward", launches=2 * item.launches, work=work)
@@ -130,7 +129,7 @@ def _layer(at: ModelPass, stack: Stack, layer: Layer) -> Iterator[Item]:
 
 
 def _product(at: ModelPass, name: str, rows: float, n: float, k: float, count: float = 1.0) -> Item:
-    """`count` products of [rows, k] × [k, n]."""
+    """Return `count` products of [rows, k] × [k, n]."""
     moved = count * (rows * k + k * n + rows * n) * at.element_bytes
     detail = f"{_words(rows)}×{_words(k)} · {_words(k)}×{_words(n)}" + (
         f", {_words(count)} of them" if count > 1 else ""
@@ -145,7 +144,7 @@ def _words(number: float) -> str:
 def _attention(at: ModelPass, stack: Stack, layer: Layer, mixer: Attention) -> Iterator[Item]:
     tokens, hidden = at.tokens(stack), stack.hidden
     if mixer.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
-        # Many small projections: counted as one in and one out with as many weights.
+        # Many small projections, modelled as one in and one out with the same number of weights.
         width = layer.attention_parameters / (2 * hidden)
         yield _product(at, "projections in", tokens, width, hidden)
         yield _mixing(at, stack, mixer)
@@ -179,7 +178,7 @@ def _mixing(at: ModelPass, stack: Stack, mixer: Attention) -> Item:
 
 
 def _decoding(at: ModelPass, mixer: Attention, name: str, length: int) -> Item:
-    """One query a sequence against all that is kept; latent attention works on the compressed vectors themselves."""
+    """Return one query per sequence against the cache; latent attention works on the compressed vectors."""
     seen = min(mixer.window, length) if mixer.window else length
     keys, values = mixer.head_dim, mixer.value_head_dim
     if mixer.kind is AttentionKind.LATENT:
@@ -234,7 +233,7 @@ def _head(at: ModelPass) -> Iterator[Item]:
     shape = at.shape
     if not (shape.logits and shape.vocab):
         return
-    # Of a prompt, only the last token's scores are wanted.
+    # Of a prompt, only the last token's scores are needed.
     rows = at.tokens(shape.decoder) if at.phase == "train" or not shape.decoder.causal else at.batch
     yield replace(_product(at, "logits", rows, shape.vocab, shape.hidden), group="head")
     if at.phase == "train":

@@ -1,7 +1,7 @@
-"""What a source of items says of itself, and how busy the card was while it was watched. It judges nothing.
+"""A source of items, and how busy the GPU was while it was profiled.
 
-A gap between kernels ends with a kernel. The part of it before the host had launched that kernel is the host's; the rest is the
-launch's own latency, or a wait for another stream.
+A gap between kernels ends with a kernel. The part of it before the host launched that kernel is the host's; the rest is
+launch latency, or a wait for another stream.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from tonnage.roofline.items import Item
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The time of one card from its first kernel to the end of its last, all streams together.
+    """The time of one GPU from its first kernel to the end of its last, over all streams.
 
-    `host_s` is idle time before the next kernel was launched: the host was late. `queue_s` is idle time after that: launch
-    latency, or a wait for another stream.
+    `host_s` is idle time before the next kernel was launched: the host was late. `queue_s` is idle time after that:
+    launch latency, or a wait for another stream.
     """
 
     span_s: float
@@ -27,7 +27,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A kernel or copy on the card, in seconds; `launched_s` is when the host's call returned, None where not recorded."""
+    """A kernel or copy on the GPU, in seconds; `launched_s` is when the host's call returned, None if not recorded."""
 
     start_s: float
     end_s: float
@@ -35,7 +35,7 @@ class Activity:
 
 
 def timeline_of(activities: Iterable[Activity]) -> Timeline | None:
-    """Busy and idle time of one card; None where nothing ran."""
+    """Return the busy and idle time of one GPU; None if nothing ran."""
     ordered = sorted(activities, key=lambda activity: activity.start_s)
     if not ordered:
         return None
@@ -52,7 +52,7 @@ def timeline_of(activities: Iterable[Activity]) -> Timeline | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Items of one kind of source: "torch-profiler", "nsight-compute" or "model"; `gpu` is the card's name where it says."""
+    """Items of one kind of source: "torch-profiler", "nsight-compute" or "model"; `gpu` is the GPU's name if known."""
 
     kind: str
     source: str

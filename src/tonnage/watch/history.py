@@ -1,4 +1,4 @@
-"""The last samples of every GPU and process, and their peaks since the watch began. It does not know who samples."""
+"""The latest samples of every GPU and process, and their peaks since the watch began."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -20,20 +20,20 @@ class Moment:
 
 
 class Track:
-    """The bytes of one thing over time."""
+    """The bytes of one GPU or process over time."""
 
     def __init__(self, kept: int) -> None:
         self.used_bytes: deque[int] = deque(maxlen=kept)
         self.peak_bytes = 0
 
     def add(self, used_bytes: int) -> None:
-        """One more sample."""
+        """Add a sample."""
         self.used_bytes.append(used_bytes)
         self.peak_bytes = max(self.peak_bytes, used_bytes)
 
 
 class History:
-    """Bounded: the last `kept` moments of what is there now. What has gone is forgotten, but for its GPU's peak."""
+    """The last `kept` moments of current GPUs and processes. Ended processes are dropped; the GPU's peak remains."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -43,7 +43,7 @@ class History:
         self.latest: Moment | None = None
 
     def add(self, moment: Moment) -> None:
-        """One more moment."""
+        """Add a moment."""
         if self.latest is None:
             self.first_s = moment.time_s
         self.latest = moment
@@ -58,9 +58,9 @@ class History:
             tracks.setdefault(key, Track(self._kept)).add(used_bytes)
 
     def gpu(self, index: int) -> Track:
-        """A GPU's track."""
+        """Return a GPU's track."""
         return self._gpus[index]
 
     def process(self, index: int, pid: int) -> Track:
-        """The track of a process on a GPU."""
+        """Return the track of a process on a GPU."""
         return self._processes[index, pid]

@@ -1,6 +1,6 @@
-"""The latest moment for Prometheus: `http://…:PORT/metrics`.
+"""The latest moment as Prometheus metrics at `http://…:PORT/metrics`.
 
-A scrape answers from the sample that the watch took last; it does not ask the driver. The metrics of a process end with it.
+A scrape returns the last sample and does not query the driver. A process's metrics end with it.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _PROCESS = ("gpu", "pid", "process")
 
 @contextmanager
 def serve(history: History, port: int) -> Iterator[int]:
-    """Serve a history while the block runs; the port, which is a free one where 0 was asked for."""
+    """Serve a history while the block runs. Yields the port, a free one if 0 was given."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
@@ -46,7 +46,7 @@ class _Collector:
         self._history = history
 
     def collect(self) -> "Iterator[Metric]":
-        """Every metric now."""
+        """Yield every current metric."""
         from prometheus_client.core import GaugeMetricFamily
 
         gpus = self._history.latest.gpus if self._history.latest else ()

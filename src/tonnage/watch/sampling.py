@@ -1,4 +1,4 @@
-"""Samples at an interval, until somebody stops asking."""
+"""Samples at an interval, until the caller stops iterating."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ def moments(
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Moment]:
-    """One moment after the other, an interval apart: what sampling and showing take is taken off the wait."""
+    """Yield moments at an interval, from which the time for sampling and display is subtracted."""
     while True:
         start_s = now()
         yield Moment(start_s, reader.sample())

@@ -1,4 +1,4 @@
-"""The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a card."""
+"""The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a GPU."""
 
 from collections.abc import Callable, Collection
 from functools import lru_cache
@@ -30,7 +30,7 @@ from tonnage.hardware import Gpu
 _MODULES = (
     matmul, attention, convolution, recurrent, elementwise, reductions, rows, indexing, optimizers, copies,
 )  # fmt: skip
-# Operators that call one which has their kernel, and count where nothing inside them was recorded.
+# Operators that call the one with their kernel; they count only if nothing inside them was recorded.
 _WHEN_ALONE = elementwise.WHEN_ALONE | indexing.WHEN_ALONE
 _READERS: dict[str, Callable[[Call, Settings], Launch | None]] = {
     name: read for module in _MODULES for name, read in module.OPERATORS.items()
@@ -41,12 +41,12 @@ _BY_KIND = {
     "loss": rows, "indexing": indexing, "sorting": indexing,
 }  # fmt: skip
 
-# Kinds whose time is not a formula: where sizes are arrays, each is looked at alone.
+# Kinds whose time is not a formula: array sizes are evaluated one by one.
 _ONE_BY_ONE = frozenset(("attention", "reduction", "norm", "loss", "indexing"))
 
 
 def is_done_within(name: str, inner: Collection[str]) -> bool:
-    """Whether an operator launches nothing itself, because of what those that it called launch."""
+    """Say whether an operator launches nothing itself, because the operators it called do."""
     if name in inner:
         return True  # autocast calls it again
     if name in attention.OPERATORS:
@@ -56,7 +56,7 @@ def is_done_within(name: str, inner: Collection[str]) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def launch_of(call: Call, settings: Settings) -> Launch | None:
-    """What a call launches on the card; None where that is left to the operators that it calls, or nothing."""
+    """Return what a call launches on the GPU; None if nothing, or if the operators it calls do."""
     if call.name.startswith(fused.PREFIX):
         return fused.fused(call, settings)
     try:
@@ -66,7 +66,7 @@ def launch_of(call: Call, settings: Settings) -> Launch | None:
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """How long it runs on the card alone; of a launch whose sizes are arrays, for each of them."""
+    """Return the seconds it runs on an otherwise idle GPU; an array if its sizes are arrays."""
     module = _BY_KIND.get(launch.kind, memory)
     if launch.kind in _ONE_BY_ONE and any(isinstance(size, np.ndarray) for size in (*launch.shape, launch.moved_bytes)):
         return _each_once(launch, gpu)
@@ -74,7 +74,7 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 
 
 def _each_once(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
-    """Of kinds that take one launch at a time: like ones once."""
+    """Evaluate kinds that take one launch at a time, each distinct one once."""
     columns = np.broadcast_arrays(*launch.shape, launch.moved_bytes, launch.operations, launch.kernels)
     first, places = distinct(columns)
     rows = np.stack(columns, axis=-1)[first]

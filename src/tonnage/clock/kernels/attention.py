@@ -1,10 +1,10 @@
 """The time of fused attention: blocks of scores over the SMs, forward and backward.
 
-An SM takes a block of rows of one head and goes through blocks of columns: two products a block in the forward, five in the
-backward, with an exponential for each score between them. A causal mask leaves out the blocks above the diagonal. A launch has
-the shape (batch, heads, key heads, rows, columns, width, value width); its variant lists the library, the direction and what
-is on: "cudnn forward causal bias dropout". Heads are padded to the next power of two. What packed sequences hold is taken
-as sequences of the same length.
+An SM takes a block of rows of one head and loops over blocks of columns: two products per block in the forward, five in
+the backward, with an exponential per score between them. A causal mask skips the blocks above the diagonal. A launch
+has the shape (batch, heads, key heads, rows, columns, width, value width); its variant lists the library, the direction
+and options: "cudnn forward causal bias dropout". Head widths are padded to the next power of two. Packed sequences are
+modelled as sequences of equal length.
 """
 
 from functools import lru_cache
@@ -20,7 +20,7 @@ from tonnage.hardware.gpu import Gpu
 _CAUSAL = ("True", "1", "2")
 _EXPONENTIALS_PER_CLOCK = 16  # of an SM's special function units
 _LEAST_WIDTH, _MOST_WIDTH = 64, 128
-_SUM_BYTES = 4  # of an element while gradients of the query are summed
+_SUM_BYTES = 4  # per element while gradients of the query are summed
 _PRODUCTS = {"forward": 2, "backward": 5}
 
 
@@ -58,7 +58,7 @@ def _reading(name: str) -> Read:
 
 
 def _sizes(call: Call, table: dict[str, Any]) -> tuple[int, ...] | None:
-    """Batch, heads, key heads, rows, columns, widths of the key and of the value."""
+    """Return batch, heads, key heads, rows, columns, widths of the key and of the value."""
     query, key, value = (call.shapes[table["query"] + offset] for offset in range(3))
     starts = call.shapes[table["lengths"]] if table.get("lengths", len(call.shapes)) < len(call.shapes) else ()
     if starts:  # packed: one long sequence, whose heads come before the width
@@ -78,12 +78,12 @@ OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["attent
 
 @lru_cache(maxsize=1 << 16)
 def seconds(launch: Launch, gpu: Gpu) -> float:
-    """Of the kernel and of the small ones around it."""
+    """Return the seconds of the kernel and of the small ones around it."""
     return modelled(launch, gpu)
 
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
-    """The same, computed anew."""
+    """Compute the same without the cache."""
     family = figures()["attention"][family_of(launch)]
     batch, heads, key_heads, rows, columns, width, value_width = launch.shape
     element_bytes: int = figures()["element_bytes"][launch.precision]
@@ -95,7 +95,7 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
     whole_s: float = family["start_s"] + (_busy_s(launch, gpu, family) ** 4 + memory_s**4) ** 0.25
     if not backward:
         return whole_s
-    # Around the backward: row sums of the output, gradients of the query to their type, those of shared heads summed.
+    # Around the backward: row sums of the output, casts of the query's gradients, sums over shared heads.
     side: float = query * (3 * element_bytes + 2 * _SUM_BYTES)
     if heads != key_heads:
         side += keys * element_bytes * (1 + key_heads / heads)
@@ -103,7 +103,7 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
 
 
 def _busy_s(launch: Launch, gpu: Gpu, family: dict[str, Any]) -> float:
-    """Until the last SM is through its blocks."""
+    """Return the seconds until the last SM is done."""
     _, direction, *options = launch.variant.split()
     batch, heads, _, rows, columns, width, value_width = launch.shape
     # One block of scores on one SM.
@@ -125,7 +125,7 @@ def _busy_s(launch: Launch, gpu: Gpu, family: dict[str, Any]) -> float:
 
 
 def family_of(launch: Launch) -> str:
-    """Which figures are meant."""
+    """Return the name of the fitted figures."""
     library, direction, *_ = launch.variant.split()
     wide = "-fp32" if launch.precision == "fp32" and library == "efficient" else ""
     return f"{library}{wide}-{direction}"
@@ -137,7 +137,7 @@ def _padded(width: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _blocks(rows: int, columns: int, high: int, wide: int, causal: bool) -> tuple[int, int]:
-    """Blocks of scores that must be computed for one head, and the most that one block of rows has."""
+    """Return the score blocks to compute for one head, and the most that one block of rows has."""
     count = ceil(rows / high)
     if not causal:
         return count * ceil(columns / wide), ceil(columns / wide)

@@ -1,9 +1,9 @@
-"""The time of convolutions: products whose factors are gathered on the way, forward and backward.
+"""The time of convolutions: implicit matrix products, forward and backward.
 
-A launch has the shape (batch, in channels, out channels, groups, pixels in, pixels out, pixels of the kernel) of the plain
-convolution; its variant names the layout and the passes: "nhwc forward", "nchw input weight". A transposed convolution is the
-plain one's gradient of the input. In NCHW the tensors are turned to NHWC and back around each pass that runs on tensor
-cores. With as many groups as channels, each channel by itself, the FP32 lanes do the work.
+A launch has the shape (batch, in channels, out channels, groups, pixels in, pixels out, pixels of the kernel) of the
+plain convolution; its variant names the layout and the passes: "nhwc forward", "nchw input weight". A transposed
+convolution is the plain one's gradient of the input. NCHW tensors are converted to NHWC and back around each pass on
+tensor cores. Depthwise convolutions run on the FP32 lanes.
 """
 
 from dataclasses import replace
@@ -58,7 +58,7 @@ def _reading(name: str) -> Read:
 
 
 def _result(call: Call, table: dict[str, Any], transposed: bool) -> tuple[int, ...]:
-    """The shape of a forward's result, from the options that the trace holds as text."""
+    """Return the shape of a forward's result, from the options that the trace holds as text."""
     image, weight = call.shapes[table["input"]], call.shapes[table["input"] + 1]
     space = len(image) - 2
     padding, stride, dilation = (_numbers(call.value(table[word]), space) for word in ("padding", "stride", "dilation"))
@@ -103,12 +103,12 @@ OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["convol
 
 @lru_cache(maxsize=1 << 16)
 def seconds(launch: Launch, gpu: Gpu) -> float:
-    """Of all passes, with what turns the layout around them."""
+    """Return the seconds of all passes, with the layout conversions around them."""
     return modelled(launch, gpu)
 
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
-    """The same, computed anew."""
+    """Compute the same without the cache."""
     launch = on_card(launch, gpu)
     layout, *passes = launch.variant.split()
     one = {"depthwise": _depthwise, "pointwise": _pointwise}.get(_sort(launch), _gathered)
@@ -124,7 +124,7 @@ def _sort(launch: Launch) -> str:
 
 
 def families_of(launch: Launch) -> list[str]:
-    """Which figures are meant, one for each pass."""
+    """Return the names of the fitted figures, one per pass."""
     layout, *passes = launch.variant.split()
     sort = _sort(launch)
     first = f"depthwise-{layout}" if sort == "depthwise" else figures()["family"][launch.precision]
@@ -139,7 +139,7 @@ def _depthwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     lanes_s = 2 * _macs(launch.shape) / (peak(gpu, "fp32") * family["taps"])
     if launch.precision in ("bf16", "fp16"):
         lanes_s *= family["half"]
-    # A gradient of the weight has a block of threads for each of its elements.
+    # The weight's gradient has a thread block for each of its elements.
     blocks_s = channels * kernel_pixels / gpu.sm_count * family.get("block_s", 0.0)
     return float(family["start_s"] + blocks_s + (memory_s**4 + lanes_s**4) ** 0.25)
 
@@ -148,13 +148,13 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     family = figures()["convolution"][f"{figures()['family'][launch.precision]}-{name}"]
     element_bytes: int = figures()["element_bytes"][launch.precision]
     batch, channels, out_channels, groups, pixels, out_pixels, kernel_pixels = launch.shape
-    # Channels are padded to what a load holds.
+    # Channels are padded to the width of a load.
     unit = _ALIGNED_BYTES // element_bytes
     slower = family["odd_in"] if channels % unit else 1.0
     slower *= family["odd_out"] if out_channels % unit else 1.0
     slower *= family["strided"] if kernel_pixels > _SMALL_KERNEL and pixels > out_pixels else 1.0
     whole_s = inf
-    # Small groups share a tile, with zeros between them, where that is faster.
+    # Small groups share a tile, padded with zeros, if that is faster.
     for together in (count for count in _TOGETHER if groups % count == 0):
         apart = groups // together
         into, out = (ceil(count / apart / unit) * unit for count in (channels, out_channels))
@@ -174,9 +174,9 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
 
 
 def _pointwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
-    """A kernel of one pixel is a plain product on tensor cores, in NCHW one for each image with its pixels as rows."""
+    """Time a 1×1 kernel, a plain product on tensor cores; in NCHW one per image with its pixels as rows."""
     batch, channels, out_channels, _, pixels, _, _ = launch.shape
-    last = layout == "nhwc" or pixels == 1  # channels are
+    last = layout == "nhwc" or pixels == 1  # channels are last
     rows, inner = (channels, out_channels) if name == "input" else (out_channels, channels)
     if name == "weight":
         shape, letters, row = (1, out_channels, channels, batch * pixels), "nt", min(channels, out_channels)

@@ -1,7 +1,7 @@
-"""Copies between host and card, and within the card.
+"""Copies between host and GPU, and within the GPU.
 
-A call does not say on which side its tensors are. A trace names the copy ("Memcpy HtoD (Pinned -> Device)"); whoever knows the
-sides otherwise makes the launch by `transfer`.
+A call does not say on which side its tensors are. A trace names the copy ("Memcpy HtoD (Pinned -> Device)"); other
+callers build the launch with `transfer`.
 """
 
 from math import prod
@@ -18,7 +18,7 @@ Direction = Literal["to_device", "to_host"]
 
 
 def transfer(size_bytes: float, direction: Direction, *, pinned: bool) -> Launch:
-    """A copy over the link between host and card. From pageable memory it goes through a buffer, a piece at a time."""
+    """Return a copy over the host link. Pageable memory is staged through a buffer, piece by piece."""
     return Launch(
         kind="copy",
         name="copy_",
@@ -28,12 +28,12 @@ def transfer(size_bytes: float, direction: Direction, *, pinned: bool) -> Launch
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Device time of a copy: over the link at a share of its rate, or on the card."""
+    """Return the device time of a copy: over the link at a share of its rate, or on the GPU."""
     link = figures()["link"].get(launch.variant)
     if link is None:
         return elementwise.seconds(launch, gpu)
     rate = max(gpu.pcie_bytes_per_s, gpu.c2c_bytes_per_s) if launch.variant.endswith("pinned") else gpu.pcie_bytes_per_s
-    most = link.get("most_bytes_per_s", float("inf"))  # what the host copies into its buffer
+    most = link.get("most_bytes_per_s", float("inf"))  # limit of the host's copy into its staging buffer
     return float(link["floor_s"] + launch.moved_bytes / min(link["share"] * rate, most))
 
 

@@ -1,7 +1,8 @@
-"""One thread an element: arithmetic, activations, casts, copies on the card, fills, random numbers, dropout, concatenation.
+"""Elementwise kernels: arithmetic, activations, casts, copies on the GPU, fills, random numbers, dropout,
+concatenation.
 
-PyTorch has a fast kernel where all tensors lie alike and have one type, a slower one where types differ, another where strides
-do, and one that is slow in both ways. A trace that names the kernel settles it; otherwise types and strides do.
+PyTorch has a fast kernel for tensors of one layout and dtype, a slower one for mixed dtypes, another for different
+strides, and one that is slow in both ways. The kernel's name in a trace decides; otherwise dtypes and strides do.
 """
 
 from collections.abc import Sequence
@@ -28,12 +29,12 @@ from tonnage.hardware.gpu import Gpu
 
 _HALVES = ("c10::BFloat16", "c10::Half")
 _FLAG = "bool"
-_COMPUTING = ("vector", "random")  # forms whose arithmetic is not hidden behind their addresses
+_COMPUTING = ("vector", "random")  # forms whose arithmetic is not hidden behind address computation
 _WITH_RESULT = {"mse_loss_backward": 3}  # the result is the last argument, and not read
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Device time: bytes, or the instructions for each element, of which some operators need many."""
+    """Return the device time: bytes, or instructions per element, which some operators need many of."""
     elements, kernels = launch.shape[0], launch.kernels
     form = figures()[launch.variant]
     width = "narrow" if launch.precision in ("bf16", "fp16") else "wide"
@@ -64,14 +65,14 @@ def _elementwise(call: Call, settings: Settings) -> Launch | None:
 
 
 def copy_on_card(call: Call, settings: Settings) -> Launch | None:
-    """Of copy_(to, from); `copies` knows those between host and card."""
+    """Return the launch of copy_(to, from); `copies` handles those between host and GPU."""
     shape = call.shapes[0]
     moved = prod(shape) * call.element_bytes(0) + call.tensor_bytes(1)
     return _launch(call, [0, 1], shape, moved, accesses=2)
 
 
 def _write(call: Call, settings: Settings) -> Launch | None:
-    """A tensor that is only written; how long a range is that has no shape yet is not known, and few are long."""
+    """Return the launch of a tensor that is only written. Ranges without a recorded shape are assumed to be short."""
     at = next(call.tensors(), None)
     elements = prod(call.shapes[at]) if at is not None else 1
     moved = float(elements * (call.element_bytes(at) if at is not None else 8))
@@ -93,7 +94,7 @@ def _random(call: Call, settings: Settings) -> Launch | None:
 
 
 def _dropout(call: Call, settings: Settings) -> Launch | None:
-    """Reads and writes a tensor, and writes a flag an element."""
+    """Return a launch that reads and writes a tensor, and writes one flag per element."""
     elements = prod(call.shapes[0])
     moved = elements * (2.0 * call.element_bytes(0) + 1)
     return launch("elementwise", call, moved=moved, elements=elements, accesses=3.0 * elements, variant="random")
@@ -111,7 +112,7 @@ def _cat(call: Call, settings: Settings) -> Launch | None:
 
 
 def list_bytes(call: Call, at: int) -> int:
-    """Of an element of a list of tensors: by its type where that was recorded, by a kernel's name, else four."""
+    """Return the element size of a tensor list: by its recorded type, by a kernel's name, else four."""
     table = {"OpaqueType<2": 2, "OpaqueType<4": 4, "OpaqueType<8": 8, "OpaqueType<1": 1, "BFloat16": 2, "Half": 2}
     words = (call.types[at] if at < len(call.types) else "", *call.kernels)
     return next((size for word in words for mark, size in table.items() if mark in word), 4)
@@ -146,7 +147,7 @@ def _variant(call: Call, tensors: Sequence[int]) -> str:
     for kernel in call.kernels:
         if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
             return _variant_of_kernel(kernel) or _strided(call, tensors)
-    # Elements are converted one by one where types differ. Flags never are, and narrowing a float has a fast kernel.
+    # Elements are converted one by one if dtypes differ. Flags never are, and narrowing a float has a fast kernel.
     types = [call.types[at] for at in tensors if call.types[at] != _FLAG]
     narrows = call.name == "copy_" and types[0] in _HALVES and types[1:] == ["float"]
     mixed = len(set(types)) > 1 and not narrows
@@ -190,7 +191,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _crosses(call: Call, tensors: Sequence[int]) -> bool:
-    """Whether neighbours of one whole tensor lie apart in another, so that every element costs a sector."""
+    """Say whether neighbours in one tensor are far apart in another, so that every element costs a sector."""
     shape = broadcast([call.shapes[at] for at in tensors])
     whole = [at for at in tensors if tuple(call.shapes[at]) == shape and at < len(call.strides) and call.strides[at]]
     if len(whole) < 2:
@@ -201,7 +202,7 @@ def _crosses(call: Call, tensors: Sequence[int]) -> bool:
 
 
 def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
-    """Axes that are left when those that lie one behind the other in every tensor are taken as one: each costs a division."""
+    """Return the dimensions left after merging those contiguous in every tensor: each costs a division."""
     strides = [_strides(call, at, shape) for at in tensors]
     axes = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -strides[0][axis])
     merged = sum(all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in pairwise(axes))
@@ -209,7 +210,7 @@ def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
 
 
 def _strides(call: Call, at: int, shape: tuple[int, ...]) -> list[int]:
-    """Of a tensor as it is broadcast to a shape; contiguous where they were not recorded."""
+    """Return the strides of a tensor broadcast to a shape; contiguous if not recorded."""
     own = call.shapes[at]
     known = call.strides[at] if at < len(call.strides) and call.strides[at] else None
     if known is None:
@@ -240,7 +241,7 @@ OPERATORS = careful(
         "roll": _rolled,
     }
 )
-# These call one of the above, which a real card's trace has inside them. A capture that has nothing inside asks here.
+# These call one of the above, which a real GPU's trace has inside them. Used for captures without inner operators.
 WHEN_ALONE = {name: OPERATORS.pop(name) for name in ("relu", "relu_", "square", "rsub", "clone", "copy")} | careful(
     {"zero_": _write}
 )

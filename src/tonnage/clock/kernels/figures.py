@@ -1,7 +1,8 @@
-"""What the models of compute kernels share: their fitted figures, and how a call is read.
+"""What the models of compute kernels share: their fitted figures, and how to read a call.
 
-The figures are in `data/compute.toml`; `tools/fit_clock_compute.py` fits them to times measured on a card. Times are those of
-kernels in a full queue: they hold the half microsecond or so until the next one begins, which a profiler does not count.
+`tools/fit_clock_compute.py` fits the figures in `data/compute.toml` to times measured on a GPU. Times are those of
+kernels in a full queue: they include the half microsecond or so until the next one begins, which a profiler does not
+count.
 """
 
 import tomllib
@@ -24,7 +25,7 @@ Read = Callable[[Call, Settings], Launch | None]
 
 @cache
 def figures() -> dict[str, Any]:
-    """All of them, as the file has them."""
+    """Return all figures of the data file."""
     return tomllib.loads(_DATA.read_text("utf-8"))
 
 
@@ -34,9 +35,9 @@ def _reached() -> dict[str, float]:
 
 
 def peak(gpu: Gpu, precision: str) -> float:
-    """Operations a second; a precision that the card lacks runs as the next wider one that it has.
+    """Return FLOP/s; a precision that the GPU lacks runs as the next wider one.
 
-    Less where libraries reach less of what the maker states than they do on the cards that the figures come from.
+    It is reduced if libraries reach less of the vendor's figure than on the GPUs that were measured.
     """
     wider = {"fp8": "bf16", "int8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32", "fp64": "fp32"}
     while precision not in gpu.rates and precision in wider:
@@ -47,15 +48,15 @@ def peak(gpu: Gpu, precision: str) -> float:
 
 @cache
 def measured() -> Gpu:
-    """The card that the figures come from."""
+    """Return the GPU that the figures were measured on."""
     return find_gpu(figures()["measured"])
 
 
 def share_of_peak(gpu: Gpu, precision: str, share: float) -> float:
-    """Of a card's rate, what a kernel reaches that reaches a share on the card that was measured.
+    """Convert a kernel's share of the peak on the measured GPU to this one's.
 
-    What keeps it from more (loads, addresses, waits) takes an SM's cycles, and where tensor cores do less in a cycle it hides
-    behind them. Cards whose tensor cores do more have kernels of their own.
+    What limits it (loads, addresses, waits) takes SM cycles, and is better hidden if tensor cores do less per cycle.
+    GPUs with faster tensor cores have kernels of their own.
     """
     most: float = figures()["most_of_peak"]
     return max(share, min(most, share * _per_cycle(measured(), precision) / _per_cycle(gpu, precision)))
@@ -66,25 +67,25 @@ def _per_cycle(gpu: Gpu, precision: str) -> float:
 
 
 def l2_bytes_per_s(gpu: Gpu) -> float:
-    """What the L2 cache gives one SM; where nobody has measured it, as much for its tensor cores' rate as Hopper's gives."""
+    """Return the L2 bandwidth per SM; if not measured, Hopper's ratio to the tensor cores' rate."""
     if gpu.l2_bytes_per_clock_per_sm:
         return gpu.l2_bytes_per_clock_per_sm * gpu.clock_mhz * 1e6
     return peak(gpu, "fp16") / gpu.sm_count / float(figures()["operations_per_l2_byte"])
 
 
 def older_share(gpu: Gpu) -> float:
-    """Of the peak, what kernels written for Ampere reach: from Hopper on only products of whole warp groups are faster."""
+    """Return the share of the peak that kernels written for Ampere reach; Hopper's are faster."""
     share: float = figures()["older_share"]
     return share if gpu.maker == "NVIDIA" and gpu.compute_capability[0] in (9, 10) else 1.0
 
 
 def on_card(launch: Launch, gpu: Gpu) -> Launch:
-    """The launch as that card runs it: without TF32 there, in FP32."""
+    """Return the launch as that GPU runs it: FP32 if it lacks TF32."""
     return replace(launch, precision="fp32") if launch.precision == "tf32" and "tf32" not in gpu.rates else launch
 
 
 def reader(read: Read) -> Read:
-    """A reading that gives None for the arguments of another version's operator."""
+    """Wrap a reader to return None for the arguments of another version's operator."""
 
     @wraps(read)
     def safe(call: Call, settings: Settings) -> Launch | None:
@@ -97,6 +98,6 @@ def reader(read: Read) -> Read:
 
 
 def arithmetic(call: Call, at: int, tf32: bool) -> str | None:
-    """What the products of that tensor's type are done in."""
+    """Return the precision in which products of that tensor's type are computed."""
     name: str | None = figures()["precision"].get(call.types[at])
     return "tf32" if name == "fp32" and tf32 else name

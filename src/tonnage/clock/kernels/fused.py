@@ -1,7 +1,7 @@
 """Kernels that torch.compile made: their arguments are what they read and write.
 
-Their names say what they are (`triton_poi_…` pointwise, `triton_red_…` and `triton_per_…` reductions) and which operators they
-were fused from, so that expensive ones cost what they cost alone.
+Their names tell their form (`triton_poi_…` pointwise, `triton_red_…` and `triton_per_…` reductions) and the operators
+they were fused from, so that expensive ones cost what they cost alone.
 """
 
 from math import prod
@@ -17,7 +17,7 @@ PREFIX = "triton_"
 
 
 def fused(call: Call, settings: Settings) -> Launch | None:
-    """A launch for a call named as the kernel is; tensors larger than what comes of them are tables, read in part."""
+    """Return a launch for a kernel call; tensors larger than the results are tables, read in part."""
     tensors = [at for at in call.tensors() if call.shapes[at]]
     if not call.name.startswith(PREFIX) or not tensors:
         return None
@@ -37,7 +37,7 @@ def fused(call: Call, settings: Settings) -> Launch | None:
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Device time: bytes, or the arithmetic of the operators in its name."""
+    """Return the device time: bytes, or the arithmetic of the operators in its name."""
     form, costs = figures()[launch.variant], figures()["arithmetic"]["fused"]
     words = set(launch.name.split("_"))
     cycles = (
@@ -48,5 +48,5 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     return form["floor_s"] + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
 
 
-# Names differ from program to program: whoever looks an operator up tries `fused` for those with the prefix.
+# Names differ by program: lookups try `fused` for those with the prefix.
 OPERATORS: dict[str, Reader] = {}

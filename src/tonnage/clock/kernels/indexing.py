@@ -1,6 +1,6 @@
-"""Rows or elements by their numbers, sorting and scans, pooling and resizing.
+"""Indexing, sorting and scans, pooling and resizing.
 
-What the numbers are is not known: rows are taken to be spread evenly over a table, and none to come up far more often.
+Index values are unknown: rows are assumed to be spread evenly over a table, without strong repetition.
 """
 
 import json
@@ -15,12 +15,12 @@ from tonnage.clock.settings import Settings
 seconds = memory.seconds
 
 _INTEGERS = ("long int", "long", "int", "bool", "unsigned char")
-_FEW_INDICES = 3072  # up to here, an embedding's gradient is made without sorting
-_SORTING_KERNELS = 26  # that a radix sort of long numbers and the bookkeeping around it launch
+_FEW_INDICES = 3072  # up to here, an embedding's gradient is computed without sorting
+_SORTING_KERNELS = 26  # launched by a radix sort of long integers and its bookkeeping
 
 
 def _taken(call: Call, settings: Settings) -> Launch | None:
-    """Rows out of a table: embedding(table, indices), index_select(table, axis, indices), index(table, [indices])."""
+    """Read rows of a table: embedding(table, indices), index_select(table, axis, indices), index(table, [indices])."""
     table, each = call.shapes[0], call.element_bytes(0)
     count = _index_count(call)
     text = call.value(1) if call.name in ("index_select", "gather", "index_add", "index_add_") else ""
@@ -30,7 +30,7 @@ def _taken(call: Call, settings: Settings) -> Launch | None:
 
 
 def _index_count(call: Call) -> int:
-    """How many numbers there are; those of a list that was not recorded are taken to be as many as the table has rows."""
+    """Return the number of indices; an unrecorded list is assumed to have one per row of the table."""
     for at in range(1, len(call.shapes)):
         shape = call.shapes[at]
         if shape and isinstance(shape[0], tuple):
@@ -41,7 +41,7 @@ def _index_count(call: Call) -> int:
 
 
 def _gather(call: Call, settings: Settings) -> Launch | None:
-    """Elements by their numbers; with a place for the result it is index_select's way to take rows, by repeated numbers."""
+    """Read elements by index; with an `out` argument it is index_select's way to take rows, by repeated indices."""
     index = call.shapes[2]
     strides: Shape = call.strides[2] if len(call.strides) > 2 else ()
     repeats = len(strides) > 1 and strides[-1] == 0 and index[-1] > 1
@@ -61,7 +61,7 @@ def _rows(call: Call, rows: int, width: int, table: int, each: int, variant: str
 
 
 def _added(at: int) -> Reader:
-    """Elements added, or written, to where numbers say."""
+    """Return a reader for elements added or written at indices."""
 
     def made(call: Call, settings: Settings) -> Launch | None:
         source = call.shapes[at] if len(call.shapes) > at and call.shapes[at] else call.shapes[2]
@@ -74,7 +74,7 @@ def _added(at: int) -> Reader:
 
 
 def _index_put(call: Call, settings: Settings) -> Launch | None:
-    """Of _index_put_impl_(table, indices, values, accumulate): with accumulation, numbers are sorted first."""
+    """Read _index_put_impl_(table, indices, values, accumulate): with accumulation, indices are sorted first."""
     values, each = call.shapes[2], call.element_bytes(0)
     if call.value(3) == "False":
         return _added(2)(call, settings)
@@ -87,7 +87,7 @@ def _index_put(call: Call, settings: Settings) -> Launch | None:
 
 
 def _embedding_backward(call: Call, settings: Settings) -> Launch | None:
-    """Of embedding_dense_backward(gradient, indices, …); the table's zeros are written by another operator."""
+    """Read embedding_dense_backward(gradient, indices, …); another operator zeroes the table."""
     elements, count, each = prod(call.shapes[0]), prod(call.shapes[1]), call.element_bytes(0)
     moved = 3.0 * elements * each
     if count <= _FEW_INDICES:
@@ -119,7 +119,7 @@ def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Reader:
 
 
 def _windows(variant: str) -> Reader:
-    """Every tensor is read, and one of the first one's size written at most."""
+    """Return a reader for pooling: every tensor is read, and at most one of the first one's size written."""
 
     def made(call: Call, settings: Settings) -> Launch | None:
         tensors = list(call.tensors())
@@ -131,13 +131,13 @@ def _windows(variant: str) -> Reader:
 
 
 def _averaged(variant: str, sizes_at: int) -> Reader:
-    """A thread for each number that is written finds its windows, which takes longer than to read them."""
+    """Return a reader for averages: each output's thread computes its windows, which takes longer than reading them."""
 
     def made(call: Call, settings: Settings) -> Launch | None:
         window, step = (json.loads(call.value(at) or "[]") for at in (sizes_at, sizes_at + 1))
         moved = sum(map(call.tensor_bytes, call.tensors()))
         elements = prod(call.shapes[sizes_at - 1])
-        covering = prod(window) / prod(step or window)  # windows that a number is in
+        covering = prod(window) / prod(step or window)  # windows that an element is in
         written = elements if sizes_at > 1 else elements // prod(step or window)
         return launch(
             "indexing", call, moved=2.0 * moved, elements=written, accesses=elements * covering, variant=variant
@@ -177,5 +177,5 @@ OPERATORS = careful(
         **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), _windows("pooled_backward")),
     }
 )
-# These call gather, which a real card's trace has inside them. A capture that has nothing inside asks here.
+# These call gather, which a real GPU's trace has inside them. Used for captures without inner operators.
 WHEN_ALONE = careful(dict.fromkeys(("embedding", "index_select"), _taken))

@@ -1,10 +1,10 @@
 """The time of matrix products: tiles over the SMs in waves, as cuBLAS would choose them.
 
-A tile of the result belongs to one SM, which streams two panels of the factors through its tensor cores. What takes longest
-sets the pace: the tensor cores, the panels' way from the L2 cache, or for all SMs together the way from memory. Of a few tiles
-and ways to split the inner dimension the fastest is taken. Rows that do not begin at multiples of 16 bytes keep the library
-from its best kernels: they have figures of their own. A launch has the shape (batch, m, n, k); its variant says which factors
-are transposed, as BLAS would ("tn": both are read along k), and how rows are aligned. This module does not know throttling.
+A tile of the result belongs to one SM, which streams two panels of the factors through its tensor cores. The slowest of
+tensor cores, L2 bandwidth and, over all SMs, memory bandwidth sets the pace. The fastest of several tiles and split-K
+factors is taken. Rows not aligned to 16 bytes rule out the best kernels and have their own figures. A launch has the
+shape (batch, m, n, k); its variant gives the transposed factors in BLAS notation ("tn": both are read along k) and the
+row alignment. Throttling is not modelled here.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _PANEL_BYTES = 128  # of each row, streamed at a time
-_SUM_BYTES = 4  # of an element while parts of the inner dimension are summed
+_SUM_BYTES = 4  # per element while split-K parts are summed
 _ALIGNED_BYTES = 16
-_LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from so many on, nobody splits the inner dimension
+_LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from this many on, split-K is not used
 
 
 # From calls -----------------------------------------------------------------------------------------------------------
@@ -60,9 +60,9 @@ def _factors_at(at: int) -> Read:
 
 
 def _variant(call: Call, at: int, out_row_bytes: int) -> str:
-    """Which factors are transposed, and the bytes at whose multiples all rows begin."""
+    """Return the transposed factors, and the byte alignment of all rows."""
     letters, aligned = "", [out_row_bytes]
-    for place in (at + 1, at):  # BLAS counts in columns: there the right factor is the first
+    for place in (at + 1, at):  # BLAS is column-major, so the right factor comes first
         shape = call.shapes[place]
         strides = call.strides[place] if place < len(call.strides) and call.strides[place] else (shape[-1], 1)
         across, along = strides[-2:]
@@ -76,7 +76,7 @@ def _variant(call: Call, at: int, out_row_bytes: int) -> str:
 
 @reader
 def _grouped(call: Call, settings: Settings) -> Launch | None:
-    """Groups of rows, or of the inner dimension where both factors are matrices, taken as groups of the same size."""
+    """Read a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
     (rows, inner), right = call.shapes[:2]
     precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
     shape = (
@@ -95,7 +95,7 @@ def _grouped(call: Call, settings: Settings) -> Launch | None:
 
 
 def goes_one_by_one(call: Call) -> bool:
-    """Whether groups are multiplied one after the other: but for BF16, PyTorch reads their ends back and loops over them."""
+    """Say whether groups are multiplied one by one: except for BF16, PyTorch reads their ends back and loops."""
     return call.name == "_grouped_mm" and call.types[0] != "c10::BFloat16"
 
 
@@ -116,7 +116,7 @@ OPERATORS: dict[str, Read] = {
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Of the kernel, and of the one that sums its parts where the inner dimension is split."""
+    """Return the seconds of the kernel, and of the one that sums split-K parts."""
     if any(isinstance(extent, np.ndarray) for extent in launch.shape):
         return _seconds_of_many(launch, gpu)
     return _remembered(launch, gpu)
@@ -131,7 +131,7 @@ def _remembered(launch: Launch, gpu: Gpu) -> float:
 
 
 def _seconds_of_many(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
-    """Of each shape: like ones once, and those with many tiles, for which there is less to choose from, apart."""
+    """Time each distinct shape once, and those with many tiles, which have fewer options, separately."""
     first, places = distinct(launch.shape)
     shapes = np.stack(np.broadcast_arrays(*launch.shape))[:, first].astype(np.float64)
     found = np.empty(len(first))
@@ -144,7 +144,7 @@ def _seconds_of_many(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
 
 
 def modelled(launch: Launch, gpu: Gpu) -> Any:
-    """The same, computed anew; of shapes that are columns, all of them have many tiles, or none."""
+    """Compute the same without the cache; of array shapes, either all have many tiles or none."""
     launch = on_card(launch, gpu)
     family = figures()["matmul"][family_of(launch)]
     if launch.name.startswith("addmm") and "biased_tiles" in family:
@@ -160,7 +160,7 @@ def modelled(launch: Launch, gpu: Gpu) -> Any:
 
 
 def family_of(launch: Launch) -> str:
-    """Which figures are meant: by precision, and by alignment where rows begin off the mark."""
+    """Return the name of the fitted figures: by precision, and by alignment for misaligned rows."""
     aligned = int(launch.variant.split("-")[1])
     families = figures()["matmul"]
     name: str = figures()["family"][launch.precision]
@@ -175,7 +175,7 @@ def tiled(
     family: Mapping[str, Any], shape: tuple[Any, ...], gpu: Gpu, precision: str, element_bytes: int, out_bytes: int,
     slower: float = 1.0,
 ) -> Any:  # fmt: skip
-    """The fastest of the family's tiles, in seconds."""
+    """Return the seconds of the family's fastest tile."""
     batch, m, n, k = shape
     tile_m, tile_n, parts = _candidates(family["tiles"], bool(np.all(_has_many_tiles(shape, gpu))))
     l2_rate = l2_bytes_per_s(gpu)
@@ -188,7 +188,7 @@ def tiled(
     stored = tile_m * tile_n * np.where(parts > 1, _SUM_BYTES, out_bytes)
     inner_s = _limit(arithmetic_s, slower * loads_s)
     store_s = stored / (l2_rate * family["store"])
-    # All of them, in waves. A kernel that stays on its SM stores a tile while it computes the next one.
+    # All of them, in waves. A persistent kernel stores a tile while it computes the next one.
     waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)
     if figures()["tiles"][family["tiles"]]["persistent"]:
         tiles_s = waves * (_limit(inner_s, store_s) + family["tile_s"]) + np.minimum(inner_s, store_s)
@@ -196,11 +196,11 @@ def tiled(
         tiles_s = waves * (inner_s + store_s + family["tile_s"])
     # What does not fit the cache comes from memory.
     moved = _moved(shape, element_bytes, out_bytes)
-    # Of the bytes that it touches, those that the kernel before it left in the cache.
+    # Bytes that the previous kernel left in the cache.
     kept = moved / (1 + (moved / (gpu.l2_bytes * family["cache"])) ** 4)
     memory_s = (moved - kept) / (gpu.bandwidth_bytes_per_s * family["dram"])
     whole_s = family["start_s"] + _limit(tiles_s, np.asarray(memory_s))
-    # Parts are summed by a kernel of its own.
+    # A separate kernel sums the parts.
     summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
     joined_s = family["join_s"] + summed / (gpu.bandwidth_bytes_per_s * family["join"])
     return np.min(np.where(parts > 1, whole_s + joined_s, whole_s), axis=-1)
@@ -217,7 +217,7 @@ def _moved(shape: tuple[Any, ...], element_bytes: int, out_bytes: int) -> Any:
 
 
 def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The larger, with a smooth step where they meet: a norm of the eighth power, by squares and roots as those are quick."""
+    """Return a smooth maximum: the 8-norm, by squares and roots for speed."""
     high = np.maximum(one, other)
     square = (np.minimum(one, other) / high) ** 2
     fourth = square * square
@@ -227,7 +227,7 @@ def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.f
 
 @cache
 def _candidates(name: str, whole: bool) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Rows, columns and parts of the inner dimension; where tiles are many, nobody splits it."""
+    """Return rows, columns and split-K factors of the candidates; no split-K with many tiles."""
     table = figures()["tiles"][name]
     found = [(m, n, parts) for m, n in table["shapes"] for parts in ([1] if whole else table["parts"])]
     rows, columns, parts = (np.array(column, dtype=np.float64) for column in zip(*found, strict=True))

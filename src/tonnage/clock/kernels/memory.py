@@ -1,7 +1,7 @@
-"""The form that kernels share whose time goes into moving bytes, and what becomes of operators that nobody knows.
+"""The model of memory-bound kernels, and the fallback for unknown operators.
 
-A kernel starts, then does three things at once: it moves bytes (from memory, or from the L2 cache where they fit), issues
-instructions on every SM, and waits for its longest block. The slowest of them decides. A form's figures are in
+A kernel starts, then does three things at once: it moves bytes (from memory, or from the L2 cache if they fit), issues
+instructions on every SM, and waits for its longest block. The slowest decides. A form's figures are in
 `data/memory.toml`, fitted by `tools/fit_clock_memory.py`; a launch names its forms in `variant`, several joined by "+".
 """
 
@@ -22,27 +22,27 @@ from tonnage.clock.silent import silent
 from tonnage.hardware.gpu import Gpu
 
 _DATA = Path(__file__).parents[1] / "data" / "memory.toml"
-_INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is worked on in halves
-SECTOR_BYTES = 32  # the least that a card reads
-_REMEMBERED = 1024  # calls of a family
-_SHARPNESS = 6.0  # of the maximum of what goes on at once
+_INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is processed in halves
+SECTOR_BYTES = 32  # smallest read of a GPU
+_REMEMBERED = 1024  # calls cached per family
+_SHARPNESS = 6.0  # exponent of the smooth maximum
 
 
 @cache
 def figures() -> dict[str, Any]:
-    """Every form's figures: seconds, shares of peak rates, and cycles of one SM."""
+    """Return every form's figures: seconds, shares of peak rates, and cycles of one SM."""
     return tomllib.loads(_DATA.read_text("utf-8"))
 
 
 @cache
 def families() -> dict[str, Any]:
-    """Operators by family, as `operators` has them."""
+    """Return operators by family, as in `operators`."""
     return tomllib.loads((_DATA.parent / "operators.toml").read_text("utf-8"))
 
 
 @cache
 def precision_of(type_name: str) -> str:
-    """Of an element's type, as a launch spells it."""
+    """Return the precision of an element type, as a launch spells it."""
     return {"c10::BFloat16": "bf16", "c10::Half": "fp16", "double": "fp64"}.get(type_name, "fp32")
 
 
@@ -57,7 +57,7 @@ def launch(
     accesses: float = 0.0,
     kernels: int = 0,
 ) -> Launch:
-    """A launch of this module's form: `shape` is (elements, blocks), `operations` the elements read or written by threads."""
+    """Return a launch with `shape` (elements, blocks) and the elements that threads access as `operations`."""
     return Launch(
         kind=kind,
         name=call.name,
@@ -71,12 +71,12 @@ def launch(
 
 
 def pieces(largest_bytes: float) -> int:
-    """Kernels that one call is split into, so that offsets fit 32 bits."""
+    """Return how many kernels one call is split into, so that offsets fit 32 bits."""
     return 1 if largest_bytes <= _INDEXED_BYTES else 2 ** ceil(log2(largest_bytes / _INDEXED_BYTES))
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Device time of a launch whose variant names forms of the data file."""
+    """Return the device time of a launch whose variant names forms of the data file."""
     forms = launch.variant.split("+")
     total = sum(_form_seconds(figures()[form], launch, gpu) for form in forms)
     return total + max(0, launch.kernels - len(forms)) * figures()["common"]["kernel_s"]
@@ -101,9 +101,9 @@ def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> Any:
 
 
 def memory_seconds(moved: Any, share: float, gpu: Gpu) -> Any:
-    """Seconds to move bytes at a share of what memory can do; the part that the L2 cache still holds goes at its pace."""
+    """Return the seconds to move bytes at a share of memory bandwidth; the part still in L2 moves at its rate."""
     l2_rate = figures()["common"]["l2_share"] * gpu.sm_count * gpu.clock_mhz * 1e6 * gpu.l2_bytes_per_clock_per_sm
-    # An SM has as many bytes under way as on the card that was measured.
+    # An SM has as many bytes in flight as on the measured GPU.
     card = measured()
     under_way = card.bandwidth_bytes_per_s / card.sm_count * gpu.sm_count / gpu.bandwidth_bytes_per_s
     most: float = figures()["common"]["most_of_bandwidth"]
@@ -115,19 +115,19 @@ def memory_seconds(moved: Any, share: float, gpu: Gpu) -> Any:
 
 
 def held_share(moved: Any, gpu: Gpu) -> Any:
-    """How much of its bytes a kernel finds in the L2 cache: others have been there since they were written."""
+    """Return the share of its bytes that a kernel finds in L2: other kernels may have evicted them."""
     common = figures()["common"]
     full = moved / (common["resident"] * gpu.l2_bytes) if gpu.l2_bytes else inf
     return common["kept"] / (1.0 + full**3)
 
 
 def cycle_seconds(cycles: Any, gpu: Gpu) -> Any:
-    """Seconds of an SM's cycles."""
+    """Convert SM cycles to seconds."""
     return cycles / (gpu.clock_mhz * 1e6)
 
 
 def slowest(*parts: Any) -> Any:
-    """A maximum without a corner: two parts that take as long hinder each other a little."""
+    """Return a smooth maximum: parts of equal length slow each other down a little."""
     return sum(part**_SHARPNESS for part in parts) ** (1.0 / _SHARPNESS)
 
 
@@ -137,7 +137,7 @@ Reader = Callable[[Call, Settings], Launch | None]
 
 
 def careful(readers: Mapping[str, Reader]) -> dict[str, Reader]:
-    """The same, but arguments of another version's operator, or ones that were not recorded, give no launch."""
+    """Wrap readers to return None for arguments of another version's operator, or ones not recorded."""
     return {name: _careful(reader) for name, reader in readers.items()}
 
 
@@ -155,7 +155,7 @@ def _careful(reader: Reader) -> Reader:
 
 
 def fallback(call: Call, settings: Settings) -> Launch | None:
-    """Counts an unknown operator with tensors as elementwise; None for those that launch nothing of their own."""
+    """Count an unknown operator with tensors as elementwise; None for those that launch nothing themselves."""
     if call.name in silent():
         return None
     tensors = [at for at in call.tensors() if call.shapes[at]]

@@ -1,7 +1,7 @@
-"""Updates of lists of tensors: fused and foreach optimizers, and the check of scaled gradients.
+"""Updates of tensor lists: fused and foreach optimizers, and the inf check of scaled gradients.
 
-PyTorch cuts tensors into chunks, a block each, and packs a few hundred of them into one kernel. A kernel lasts as long as its
-longest block, so that a list of many middling tensors takes longer than its bytes say.
+PyTorch cuts tensors into chunks, a block each, and packs a few hundred of them into one kernel. A kernel lasts as long
+as its longest block, so a list of many medium tensors takes longer than its bytes suggest.
 """
 
 import re
@@ -26,14 +26,14 @@ from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
-_DIVIDES = re.compile("div|sqrt|reciprocal|pow")  # a division or a root for each element
+_DIVIDES = re.compile("div|sqrt|reciprocal|pow")  # a division or root per element
 _CHUNK = 65536
 _MOST_BLOCKS = 320
-_MOST_TENSORS = (110, 64, 48, 36, 30)  # in a kernel, by how many lists it walks along
+_MOST_TENSORS = (110, 64, 48, 36, 30)  # per kernel, by the number of lists it walks
 
 
 def packed(sizes: list[int], lists: int) -> tuple[int, int]:
-    """Kernels and chunks that tensors of so many elements take."""
+    """Return kernels and chunks for tensors of these sizes."""
     most_tensors = _MOST_TENSORS[min(lists, len(_MOST_TENSORS)) - 1]
     kernels = blocks = tensors = chunks = 0
     for size in sizes:
@@ -50,7 +50,7 @@ def packed(sizes: list[int], lists: int) -> tuple[int, int]:
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Device time of all kernels of one call: `shape` is (elements, chunks, the longest chunk)."""
+    """Return the device time of all kernels of one call: `shape` is (elements, chunks, the longest chunk)."""
     if launch.variant == "vector":
         return memory.seconds(launch, gpu)
     elements, chunks, longest = launch.shape
@@ -68,7 +68,7 @@ def _lists(call: Call, settings: Settings) -> Launch | None:
     elements = sum(sizes)
     if not elements:
         return None
-    # Steps are a list of their own, of single numbers, which a kernel does not walk along.
+    # Steps are a separate list of scalars, which a kernel does not walk.
     lists = sum(shapes == call.shapes[0] for shapes in call.shapes)
     each, passes = list_bytes(call, 0), families()["lists_moved"].get(call.name, lists + 1)
     kernels, chunks = packed(sizes, lists)
@@ -86,7 +86,7 @@ def _lists(call: Call, settings: Settings) -> Launch | None:
 
 
 def _scale(call: Call, settings: Settings) -> Launch | None:
-    """Of _amp_update_scale_: a few numbers."""
+    """Read _amp_update_scale_: a few numbers."""
     return launch("optimizer", call, moved=16.0, elements=1, variant="vector")
 
 

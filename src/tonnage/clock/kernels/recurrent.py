@@ -1,7 +1,8 @@
-"""The time of cuDNN's recurrent layers: a large product for all inputs of a layer, then a small one for each moment.
+"""The time of cuDNN's recurrent layers: a large product for all inputs of a layer, then a small one per time step.
 
-The small products wait for each other, so that their latency counts more than their arithmetic. A launch has the shape (layers,
-length, batch, input width, hidden width, gates); directions count as layers. Products are modelled as `matmul` does.
+The small products depend on each other, so their latency matters more than their arithmetic. A launch has the shape
+(layers, length, batch, input width, hidden width, gates); directions count as layers. Products are modelled as in
+`matmul`.
 """
 
 from functools import lru_cache
@@ -17,7 +18,7 @@ from tonnage.hardware.gpu import Gpu
 
 _GATES = {"0": 1, "1": 1, "2": 4, "3": 3}  # by cuDNN's mode: two plain ones, LSTM, GRU
 _PASSES = {"forward": 1, "backward": 2}
-_KERNELS = {"forward": 2, "backward": 3}  # of a layer at each moment
+_KERNELS = {"forward": 2, "backward": 3}  # per layer and time step
 
 
 # From calls -----------------------------------------------------------------------------------------------------------
@@ -54,22 +55,22 @@ OPERATORS: dict[str, Read] = {
 
 @lru_cache(maxsize=1 << 16)
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Of all the kernels of all layers."""
+    """Return the seconds of all kernels of all layers."""
     return modelled(launch, gpu)
 
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
-    """The same, computed anew."""
+    """Compute the same without the cache."""
     launch = on_card(launch, gpu)
     layers, length, batch, width, hidden, gates = launch.shape
     family = figures()["recurrent"][family_of(launch)]
     backward = launch.variant == "backward"
-    # Each moment: a product with the hidden state, then the gates.
+    # Each time step: a product with the hidden state, then the gates.
     moment = (1, batch, hidden, gates * hidden) if backward else (1, batch, gates * hidden, hidden)
     moment_s = family["moment"] * _product_s(launch, gpu, moment) + family["gates_s"]
-    at_once = 1 + family["overlap"] * (layers - 1)  # layers run ahead of each other
+    at_once = 1 + family["overlap"] * (layers - 1)  # layers overlap
     whole_s = family["start_s"] + layers / at_once * length * moment_s
-    # For all moments at once: what comes in, and backward the gradients of it and of the weights.
+    # For all time steps at once: the inputs, and backward the gradients of inputs and weights.
     rows = batch * length
     for inner in [width] + [hidden] * (layers - 1):
         products = [(1, rows, gates * hidden, inner)]
@@ -84,7 +85,7 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
 
 
 def family_of(launch: Launch) -> str:
-    """Which figures are meant."""
+    """Return the name of the fitted figures."""
     small = launch.shape[4] <= figures()["recurrent"]["small_width"]
     return f"small-{launch.variant}" if small else launch.variant
 

@@ -1,7 +1,7 @@
 """Sums, means, extremes and norms over some axes, with the grid that PyTorch's reduction kernel chooses.
 
-The grid decides: a few blocks with long loops wait for memory, and where many blocks share an output, the last one adds up
-what the others left, one load after the other. So a sum over the rows of a narrow matrix takes many times its bytes.
+The grid decides: few blocks with long loops wait for memory, and if many blocks share an output, the last one sums the
+partial results load by load. So a sum over the rows of a narrow matrix takes far longer than its bytes suggest.
 """
 
 import re
@@ -23,15 +23,15 @@ from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _MOST_THREADS, _WARP = 512, 32
-_LEAST_VALUES, _MOST_VALUES = 16, 256  # for each thread
+_LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread
 _UNROLLED = 4
 _VECTOR = 4
 
-WHOLE, LAST, INNER, FIRST = range(4)  # what is reduced: all; the last axis; several, among them the last; not the last
+WHOLE, LAST, INNER, FIRST = range(4)  # what is reduced: all; the last axis; several including the last; not the last
 
 
 class Grid(NamedTuple):
-    """How a reduction is laid out: threads of a block, blocks, loads of a thread, and of the last block at the end."""
+    """The layout of a reduction: threads per block, blocks, loads per thread, and final loads of the last block."""
 
     threads: int
     blocks: int
@@ -40,7 +40,7 @@ class Grid(NamedTuple):
 
 
 def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> Grid:
-    """PyTorch's rule (`setReduceConfig`): lanes along what is contiguous, warps and then blocks where loops would be long."""
+    """Apply PyTorch's `setReduceConfig`: lanes along contiguous data, then warps and blocks for long loops."""
     across, along = (inputs, outputs) if axes != FIRST else (outputs, inputs)
     vector = 1
     if axes == FIRST:
@@ -53,7 +53,7 @@ def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> Grid:
     width = min(across_most, most // height)
     threads = width * height
 
-    # Lanes go over inputs where those are contiguous, over outputs otherwise; then warps, then blocks.
+    # Lanes cover inputs if those are contiguous, else outputs; then warps, then blocks.
     split_inputs, split_outputs = (1, width) if axes == FIRST else (width, 1)
     loads = ceil(inputs / split_inputs)
     over_warps = loads >= min(16 * height, _MOST_VALUES)
@@ -74,12 +74,12 @@ def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> Grid:
 
 
 def _power(extent: int, most: int) -> int:
-    """The last power of two that is no larger."""
+    """Return the largest power of two not above `extent`, at most `most`."""
     return min(most, 1 << max(0, extent.bit_length() - 1)) if extent > 0 else 1
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
-    """Device time of a reduction: `shape` is (outputs, inputs of each, which axes)."""
+    """Return the device time of a reduction: `shape` is (outputs, inputs of each, which axes)."""
     outputs, inputs, axes = launch.shape
     form = figures()["reduction"][launch.variant]
     grid = grid_of(outputs, inputs, axes, gpu)
@@ -126,7 +126,7 @@ def _reduction(call: Call, settings: Settings) -> Launch | None:
 
 
 def _reduced(call: Call, shape: tuple[int, ...]) -> list[int]:
-    """The axes: as recorded; where they were not, a mean or an extreme is of the last one, a sum of all but the last."""
+    """Return the axes as recorded; by default the last one for a mean or extreme, all but the last for a sum."""
     text = call.value(2 if call.name == "linalg_vector_norm" else 1)
     if "[" in text or text.lstrip("-").isdigit():
         axes = {int(axis) % max(1, len(shape)) for axis in re.findall(r"-?\d+", text)}

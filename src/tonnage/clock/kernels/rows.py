@@ -1,6 +1,6 @@
-"""Kernels with a block for each row or channel: norms, softmax and losses, forward and backward.
+"""Kernels with a block per row or channel: norms, softmax and losses, forward and backward.
 
-Their forms are those of `memory`, with rows (or channels) as blocks. Which kernel PyTorch takes depends on how long a row is.
+Their forms are those of `memory`, with rows (or channels) as blocks. PyTorch selects the kernel by the length of a row.
 """
 
 from dataclasses import replace
@@ -14,15 +14,15 @@ from tonnage.clock.operators import Call, Shape
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
-# Rows of a softmax that a warp, the registers or the shared memory of a block hold.
+# Softmax rows that fit a warp, the registers or the shared memory of a block.
 _WARP_COLUMNS, _REGISTER_COLUMNS, _SHARED_BYTES = 1024, 9216, 46 << 10
-_MANY_ROWS = 64 << 10  # from there on, gradients of a norm's weight are summed in parts
+_MANY_ROWS = 64 << 10  # from here on, gradients of a norm's weight are summed in parts
 _WEIGHT = "norm_weight"
-_WEIGHT_COLUMNS = 32  # of a block that sums gradients of a norm's weight
+_WEIGHT_COLUMNS = 32  # per block that sums gradients of a norm's weight
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
-    """Device time of a launch of this module."""
+    """Return the device time of a launch of this module."""
     if not launch.variant.endswith(_WEIGHT):
         return memory.seconds(launch, gpu)
     rest = launch.variant.removesuffix(_WEIGHT).removesuffix("+")
@@ -31,9 +31,9 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 
 
 def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
-    """Gradients of a norm's weight: blocks of columns go down all rows, unless rows are many and columns few."""
+    """Time a norm's weight gradient: blocks of columns loop over all rows, unless rows are many and columns few."""
     elements, rows = launch.shape
-    columns, form = elements // max(rows, 1), figures()[_WEIGHT]  # a rank's part of a short sequence may be none
+    columns, form = elements // max(rows, 1), figures()[_WEIGHT]  # a rank's part of a short sequence may be empty
     moved_s = memory_seconds(launch.moved_bytes * form["passes"], form["share"], gpu)
     if rows > _MANY_ROWS and columns / _WEIGHT_COLUMNS < gpu.sm_count / 2:
         return float(form["floor_s"] + moved_s)
@@ -72,7 +72,7 @@ def _layer_norm_backward(call: Call, settings: Settings) -> Launch | None:
 
 
 def _normalized(call: Call, at: int) -> int:
-    """Columns: what the weight has, else the last axis."""
+    """Return the columns: the weight's size, else the last axis."""
     weights = [shape for shape in call.shapes[at + 1 :] if len(shape) == 1 and shape == call.shapes[0][-1:]]
     return int(weights[0][0]) if weights else int(call.shapes[0][-1])
 
@@ -81,10 +81,10 @@ def _batch_norm(at: int, passes: float, name: str) -> Reader:
     def made(call: Call, settings: Settings) -> Launch | None:
         shape = call.shapes[at]
         elements, channels = prod(shape), shape[1]
-        if "backward" not in name and call.value(5) == "False":  # by the statistics that it has: one pass
+        if "backward" not in name and call.value(5) == "False":  # with running statistics: one pass
             moved, accesses = 2.0 * elements * call.element_bytes(at), 2.0 * elements
             return launch("norm", call, moved=moved, elements=elements, accesses=accesses, variant="vector", kernels=1)
-        # Kernels for channels that come last: PyTorch's own are for rows of channels alone, too.
+        # Kernels for channels-last: PyTorch's own are for rows of channels only.
         strides: Shape = call.strides[at] if at < len(call.strides) else ()
         rows = prod(shape[2:]) == 1
         last = not name.startswith("cudnn") if rows else bool(strides) and strides[1] == 1
@@ -92,7 +92,7 @@ def _batch_norm(at: int, passes: float, name: str) -> Reader:
         moved = passes * elements * call.element_bytes(at)
         variant = "+".join(f"{form}_last" if last else form for form in name.split("+"))
         kernels = 3 if "+" in name else 1
-        planes = float(shape[0] * channels)  # each begins anew, which tells where they are small
+        planes = float(shape[0] * channels)  # each starts anew, which matters if they are small
         return launch(
             "norm", call, moved=moved, elements=elements, blocks=channels, accesses=planes, variant=variant,
             kernels=kernels,
@@ -102,7 +102,7 @@ def _batch_norm(at: int, passes: float, name: str) -> Reader:
 
 
 def _group_norm(call: Call, settings: Settings) -> Launch | None:
-    """Of native_group_norm(input, weight, bias, …, groups, eps): moments of groups, then an elementwise kernel."""
+    """Read native_group_norm(input, weight, bias, …, groups, eps): moments of groups, then an elementwise kernel."""
     elements, groups = prod(call.shapes[0]), int(call.value(6) or 32)
     moved = elements * call.element_bytes(0) * 2.0
     blocks = call.shapes[0][0] * groups
@@ -135,7 +135,7 @@ def _softmax_backward(call: Call, settings: Settings) -> Launch | None:
 
 
 def softmax_form(columns: int, each: int, *, backward: bool = False) -> str:
-    """Which kernel PyTorch takes: by where a row of elements of so many bytes fits."""
+    """Return PyTorch's softmax kernel, by where a row of elements of that size fits."""
     name, shared = (
         "softmax_backward" if backward else "softmax",
         columns * each <= _SHARED_BYTES and columns * each % 16 == 0,
@@ -161,7 +161,7 @@ def _width(each: int) -> str:
 
 
 def _nll_loss(call: Call, settings: Settings) -> Launch | None:
-    """One block goes over all rows, and each row costs a sector."""
+    """Read nll_loss: one block loops over all rows, and each row costs a sector."""
     rows = call.shapes[0][0] if len(call.shapes[0]) > 1 else 1
     return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant="nll_loss")
 

@@ -1,4 +1,4 @@
-"""The rules: each is a function that looks at a case and answers with a finding or None."""
+"""The rules: each is a function that takes a case and returns a finding or None."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ from tonnage.explain.findings import Finding
 
 __all__ = ["RULES"]
 
-# Those that may name a cause come first, then what is evidence beside it.
+# Rules that may name a cause come first, then those that only add evidence.
 RULES: tuple[Callable[[Case], Finding | None], ...] = (
     capacity,
     fragmentation,

@@ -1,4 +1,4 @@
-"""Masks and attention matrices of N²: tensors whose last two dimensions are the same long length."""
+"""Quadratic masks and attention matrices: tensors whose last two dimensions are the same long length."""
 
 from collections.abc import Callable
 from math import prod
@@ -18,7 +18,7 @@ _MEANT = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
 
 
 def attention_matrices(case: Case) -> Finding | None:
-    """Their bytes, and what a fused attention, which makes none, saves."""
+    """Return their bytes, and what fused attention, which does not create them, would save."""
     is_square = _square_test(case.needed.allocations)
     square = [a for a in case.live if is_square(a)]
     size = sum(a.block_bytes for a in square)
@@ -27,7 +27,7 @@ def attention_matrices(case: Case) -> Finding | None:
     lines = guilty_lines(square)
     length = max(a.shape[-1] for a in square if a.shape)
     sentence = f"attention matrices and masks of {length} × {length} hold {format_bytes(size)}{lines_words(lines)}"
-    if any(map(is_of_sdpa, square)):  # it is asked for already, and has no fused kernel in this type
+    if any(map(is_of_sdpa, square)):  # SDPA is already used, but has no fused kernel for this dtype
         return Finding(
             "attention-matrices", f"{sentence}: in 32 bits there is no fused kernel for it", size, lines=lines
         )
@@ -38,10 +38,10 @@ def attention_matrices(case: Case) -> Finding | None:
 
 
 def _square_test(allocations: list[Allocation]) -> Callable[[Allocation], bool]:
-    """Whether a block is a mask or a matrix of attention.
+    """Return a test for masks and matrices of attention.
 
-    A softmax over a square is attention's, and says how many heads there are: without that, images and hidden states
-    that happen to be as wide as they are long would count.
+    A softmax over a square belongs to attention and gives the number of heads: without it, images and hidden states
+    that happen to be square would count.
     """
     softmaxes = {_matrices(a.shape) for a in allocations if "softmax" in a.operator and _is_long(a.shape)}
 
@@ -60,6 +60,6 @@ def _is_long(shape: tuple[int, ...] | None) -> bool:
 
 
 def _matrices(shape: tuple[int, ...] | None) -> tuple[int, int]:
-    """How many there are, and how long: heads may be a dimension of their own or part of the first."""
+    """Return count and length of the matrices: heads may be their own dimension or part of the first."""
     assert shape
     return prod(shape[:-2]), shape[-1]

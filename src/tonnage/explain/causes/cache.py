@@ -1,6 +1,7 @@
-"""A KV cache without a bound: what is cached is longer at every turn and is never cut.
+"""An unbounded KV cache: it is longer at every iteration and never cut.
 
-Caches that grow by concatenation make a longer block and free the last one, so nothing is kept twice; the sizes tell.
+Caches that grow by concatenation allocate a longer block and free the previous one, so nothing is kept twice; the sizes
+show it.
 """
 
 from bisect import bisect_right
@@ -22,13 +23,13 @@ _HOW = "a static or sliding-window cache of half the length reached"
 
 
 def unbounded_cache(case: Case) -> Finding | None:
-    """The cache at the moment that matters, if it has grown at every turn and is much."""
+    """Return the cache at the decisive moment, if it is large and has grown at every iteration."""
     cached = [a for a in case.live if is_cached(a)]
     size = sum(a.block_bytes for a in cached)
     if size < (_FATAL_SHARE if case.death else _MUCH_SHARE) * case.peak_bytes:
         return None
     if sum(a.block_bytes for a in cached if a.phase == "generation") > size / 2:
-        return None  # it ends with max_new_tokens
+        return None  # it is bounded by max_new_tokens
     levels = _levels(case)
     if not _always_grew(levels):
         return None
@@ -41,13 +42,13 @@ def unbounded_cache(case: Case) -> Finding | None:
 
 
 def is_cached(a: Allocation) -> bool:
-    """Of a KV cache, or joined to what was there as one is."""
+    """Say whether a block belongs to a KV cache, or is concatenated like one."""
     joined = a.operator.removeprefix("aten::") == "cat" and a.phase in ("forward", "generation")
     return a.category is Category.KV_CACHE or (joined and a.category is Category.ACTIVATIONS)
 
 
 def _levels(case: Case) -> list[int]:
-    """Cached bytes at the start of each turn."""
+    """Return the cached bytes at the start of each iteration."""
     starts = [start for start in case.turns if start <= case.moment]
     changes = [0] * (len(starts) + 1)
     for a in case.recording.allocations:
@@ -59,7 +60,7 @@ def _levels(case: Case) -> list[int]:
 
 
 def _always_grew(levels: list[int]) -> bool:
-    """More at the end of each quarter, and never less: blocks are rounded, so neighbours may be equal."""
+    """Say whether levels rise in each quarter and never fall; rounding may make neighbours equal."""
     if len(levels) < _TURNS or any(after < before for before, after in pairwise(levels)):
         return False
     quarters = [levels[(len(levels) - 1) * part // _TURNS] for part in range(_TURNS + 1)]
@@ -67,7 +68,7 @@ def _always_grew(levels: list[int]) -> bool:
 
 
 def bounded(case: Case, change: str, costs: str, how: str) -> Rewrite:
-    """The run with a cache of half the length that it reached."""
+    """Return the run with a cache of half the length it reached."""
     longest = max((a.block_bytes for a in case.needed.allocations if is_cached(a)), default=0)
     bound = int(_BOUND_SHARE * longest)
     smaller = resized(case.needed, lambda a: min(1.0, bound / a.block_bytes) if is_cached(a) and bound else 1.0)

@@ -1,6 +1,7 @@
-"""What was there when it died, or at the peak: the largest terms, whatever the cause is.
+"""The largest memory users at the failure or the peak, whatever the cause.
 
-And a limit of the process's own (`set_per_process_memory_fraction`), which refused what the card still had.
+Also a limit set by the process itself (`set_per_process_memory_fraction`), which refused memory that the card still
+had.
 """
 
 from tonnage.explain.case import OWN_LIMIT, Case, is_limited_by_itself
@@ -11,7 +12,7 @@ from tonnage.units import format_bytes
 
 
 def capacity(case: Case) -> Finding | None:
-    """The largest categories and lines at the moment that matters."""
+    """Return the largest categories and lines at the decisive moment."""
     if not case.live:
         return None
     ledger = Ledger.of((a.category, a.block_bytes) for a in case.live)
@@ -19,7 +20,7 @@ def capacity(case: Case) -> Finding | None:
     lines = guilty_lines(case.live)
     when = "were needed when it died" if case.death else "at the peak"
     category, size_bytes = next(ledger.ranked())
-    # Older blocks have no lines: where they are most of it, no line is.
+    # Older blocks have no lines: if they dominate, no line is named.
     known = [a for a in case.live if a.line and category in (a.category, Category.EARLIER)]
     is_most = category is Category.EARLIER or 2 * sum(a.block_bytes for a in known) > size_bytes
     where = lines_words(guilty_lines(known)) if is_most else ""
@@ -30,7 +31,7 @@ def capacity(case: Case) -> Finding | None:
 
 
 def _largest_words(category: Category, size_bytes: int, where: str) -> str:
-    """What most of it is for, and where most was made."""
+    """Describe the largest category, and where most of it was allocated."""
     size, most = format_bytes(size_bytes), "most"
     if category is Category.EARLIER:
         words, most = f"{size} of it are older than the recording", "most of the rest"
@@ -42,7 +43,7 @@ def _largest_words(category: Category, size_bytes: int, where: str) -> str:
 
 
 def own_limit(case: Case) -> Finding | None:
-    """The limit, where the request that failed met it before it met the card's."""
+    """Return the process's own limit, if the failed request met it before the card's."""
     death = case.death
     if death is None or not is_limited_by_itself(case.recording):
         return None

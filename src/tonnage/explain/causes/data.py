@@ -1,7 +1,8 @@
-"""Batches on their way: those that wait on the GPU beside the one at work.
+"""Batches waiting on the GPU beside the one in use.
 
-A loader fetches ahead, or a name still holds the last one. What waits when a run ends was never used, and so is no input; it is
-known by the line that made it. And data that is on the GPU for the whole run, of which a step needs a part.
+A loader prefetches, or a name still holds the last batch. What waits when a run ends was never used and is not
+classified as an input; it is recognized by the line that made it. Also data sets kept on the GPU for the whole run, of
+which a step needs a part.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _BATCH = (Category.INPUTS, Category.OTHER)
 
 
 def waiting_batches(case: Case) -> Finding | None:
-    """Inputs of one line at the moment that matters: all but the latest of each line wait, or are held."""
+    """Return inputs that one line made at the decisive moment: all but the latest of each line wait or are held."""
     batches = _batches(case.needed.allocations)
     there = {a.index for a in case.live}
     at_once = [[a for a in members if a.index in there] for members in batches]
@@ -42,7 +43,7 @@ def waiting_batches(case: Case) -> Finding | None:
 
 
 def _batches(blocks: list[Allocation]) -> list[list[Allocation]]:
-    """Inputs that came from the host, in order of birth, by what asked for them; not a data set that stays."""
+    """Return inputs copied from the host, in order of allocation, by what requested them, without resident data sets."""
     places = {(a.stack, a.line, a.operator) for a in blocks if is_copied_batch(a)}
     found: dict[tuple[tuple[str, ...], str, str], list[Allocation]] = {place: [] for place in places}
     for a in blocks:
@@ -52,7 +53,7 @@ def _batches(blocks: list[Allocation]) -> list[list[Allocation]]:
 
 
 def _in_turn(members: list[Allocation], end: int) -> Iterator[Allocation]:
-    """Each from when the one before it is gone."""
+    """Yield each batch, starting only after the previous one is freed."""
     free_from = 0
     for a in members:
         dies = end if a.died is None else a.died
@@ -61,10 +62,10 @@ def _in_turn(members: list[Allocation], end: int) -> Iterator[Allocation]:
 
 
 def resident_data(case: Case) -> Finding | None:
-    """The bytes that are there from before the first turn until after the last."""
+    """Return data alive from before the first iteration until after the last."""
     if not case.turns:
         return None
-    begins = case.recording.begins_at  # what is older may be anything: a model, most likely
+    begins = case.recording.begins_at  # older blocks may be anything, most likely a model
     first, last = case.turns[0], case.turns[-1]
     early = [a for a in case.live if a.category in _BATCH and begins <= a.born < first and a.phase in ("", "setup")]
     stays = [a for a in early if a.died is None or a.died > last]

@@ -1,7 +1,7 @@
 """Gradients accumulated under DistributedDataParallel without `no_sync`: every backward reduces them all.
 
-Whether the script wraps its model, and whether it says `no_sync`, only its text tells; how often backward runs in a step,
-the recording does.
+The script's text tells whether it wraps its model and uses `no_sync`; the recording tells how often backward runs in a
+step.
 """
 
 from tonnage.explain.case import Case
@@ -15,7 +15,7 @@ _WRAPPERS = ("DistributedDataParallel", "DDP")
 
 
 def ddp_accumulation(case: Case) -> Finding | None:
-    """Backwards a step, where more than one, with the line that wraps the model."""
+    """Return the backward passes per step, if more than one, with the line that wraps the model."""
     length = len(case.recording.timeline.allocated_bytes)
     turns = [name for name, _, _ in spans(case.recording.marks, "phase", length)]
     optimizers = turns.count("optimizer")

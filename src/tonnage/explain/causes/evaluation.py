@@ -1,8 +1,8 @@
-"""Evaluation that needs more than one batch does: what it keeps of every batch, of a backward that never comes, and what
-training left behind.
+"""Evaluation that needs more than one batch does: outputs kept, graphs without a backward, and training leftovers.
 
-Outputs are kept in a list (blocks of one line, alive together) or in one tensor that is longer after every batch, as the
-transformers Trainer does without `eval_accumulation_steps`. Without `no_grad` the outputs of most modules are alive at once.
+Outputs are kept in a list (blocks of one line, alive together) or in one tensor that grows with every batch, as in the
+transformers Trainer without `eval_accumulation_steps`. Without `no_grad`, the outputs of most modules are alive at
+once.
 """
 
 from bisect import bisect_right
@@ -24,11 +24,11 @@ _BATCHES = 3
 _GRAPH_MODULES = 4
 _GRAPH_SHARE = 0.5
 _TRAINER = "transformers/trainer"
-_Place = tuple[int, str, tuple[str, ...], str]  # number of the evaluation, module, stack, operator
+_Place = tuple[int, str, tuple[str, ...], str]  # evaluation number, module, stack, operator
 
 
 def kept_predictions(case: Case) -> Finding | None:
-    """What evaluation keeps of every batch, and what keeping it on the host saves."""
+    """Return what evaluation keeps of every batch, and what moving it to the host saves."""
     alive, made = {a.index for a in live_in(case, _EVALUATION)}, _kept(case)
     kept = [a for a in made if a.index in alive]
     size = sum(a.block_bytes for a in kept)
@@ -51,14 +51,14 @@ def kept_predictions(case: Case) -> Finding | None:
 
 
 def _kept(case: Case) -> list[Allocation]:
-    """Of blocks that one place made in an evaluation: several that were alive together, or ever longer ones."""
+    """Return blocks that one place made in an evaluation: several alive together, or ever longer ones."""
     starts = [start for start, _ in spans_of(case, _EVALUATION)]
     by_place: dict[_Place, list[Allocation]] = {}
     for a in case.needed.allocations:
         if a.phase in _EVALUATION and a.category is not Category.PARAMETERS:
             which = bisect_right(starts, a.born)
             by_place.setdefault((which, a.module, a.stack or (a.line,), a.operator), []).append(a)
-    batches: dict[int, list[int]] = {}  # of each evaluation, when each begins: what a module does first comes again
+    batches: dict[int, list[int]] = {}  # start of each batch by evaluation: what a module does first recurs
     for (which, module, *_), members in by_place.items():
         if module and which not in batches:
             batches[which] = [a.born for a in members]
@@ -67,7 +67,7 @@ def _kept(case: Case) -> list[Allocation]:
 
 
 def _is_kept(members: list[Allocation], batches: list[int]) -> bool:
-    """Made in several batches, and all there when the last was made; or joined to what was there, ever longer."""
+    """Say whether blocks of several batches were all alive at the last one, or were concatenated ever longer."""
     if len({bisect_right(batches, a.born) for a in members}) < _BATCHES:
         return False
     last = members[-1].born
@@ -78,7 +78,7 @@ def _is_kept(members: list[Allocation], batches: list[int]) -> bool:
 
 
 def graph_in_evaluation(case: Case) -> Finding | None:
-    """The outputs of modules that a backward would use, where none follows: `no_grad` was forgotten."""
+    """Return module outputs saved for a backward that never runs: `no_grad` was forgotten."""
     live = [a for a in live_in(case, _EVALUATION) if a.phase in _EVALUATION and a.category is Category.ACTIVATIONS]
     alive = {a.module for a in live if a.module}
     called = {a.module for a in case.needed.allocations if a.phase in _EVALUATION and a.module}
@@ -95,7 +95,7 @@ def graph_in_evaluation(case: Case) -> Finding | None:
 
 
 def _freed_soon(case: Case) -> Iterator[Allocation]:
-    """What modules make in an evaluation goes once its successor is used: when the block after the next is made."""
+    """Yield all blocks, those of evaluation freed once the block after the next one is allocated."""
     births = sorted(a.born for a in case.needed.allocations if a.phase in _EVALUATION and a.module)
     for a in case.needed.allocations:
         ahead = bisect_right(births, a.born) + 1
@@ -104,7 +104,7 @@ def _freed_soon(case: Case) -> Iterator[Allocation]:
 
 
 def training_in_evaluation(case: Case) -> Finding | None:
-    """Gradients and activations of the last step that are there while it evaluates."""
+    """Return gradients and activations of the last step that are alive during evaluation."""
     held = [a for a in live_in(case, _EVALUATION) if _is_of_training(a)]
     size = sum(a.block_bytes for a in held)
     if not is_worth(case, size):
@@ -129,7 +129,7 @@ def _is_of_training(a: Allocation) -> bool:
 
 
 def _outside(a: Allocation, gaps: list[tuple[int, int]]) -> Iterator[Allocation]:
-    """What training made, in parts outside of evaluations."""
+    """Yield what training made, split into its lifetimes outside evaluations."""
     born = a.born
     if _is_of_training(a):
         for start, end in gaps[bisect_right(gaps, (born, born)) :]:

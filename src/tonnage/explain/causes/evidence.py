@@ -20,11 +20,11 @@ _VOCABULARY_AT_LEAST = 16384
 _STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
 _GRADIENTS_SHARE = 0.02
 _GRAPH_SHARE = 0.1
-_GRAPH_LINES = 4  # one line's blocks may be outputs that are kept on purpose
+_GRAPH_LINES = 4  # blocks of one line may be outputs kept on purpose
 
 
 def surprising_tensor(case: Case) -> Finding | None:
-    """The largest block, if it is a third of the whole and far larger than what else there is."""
+    """Return the largest block, if it is a third of the total and far larger than the others."""
     others = [a for a in case.live if a.category not in _EXPECTED]
     if not others:
         return None
@@ -41,9 +41,9 @@ def surprising_tensor(case: Case) -> Finding | None:
 
 
 def compile_peak(case: Case) -> Finding | None:
-    """The excess of the first step over the largest later one, with what only the first had.
+    """Return the excess of the first step over the largest later one, with what only the first had.
 
-    Compilation, autotuning and algorithm search try their kernels out.
+    Compilation, autotuning and algorithm search try out kernels.
     """
     steps = [step for step in case.recording.steps if step.step]
     if len(steps) < 2 or case.death:
@@ -62,7 +62,7 @@ def compile_peak(case: Case) -> Finding | None:
 
 
 def wide_logits(case: Case) -> Finding | None:
-    """Logits in FP32, as wide as a vocabulary; the chunked loss is among the fixes that are tried on every recording."""
+    """Return FP32 logits as wide as a vocabulary; the chunked loss is among the fixes tried on every recording."""
     wide = [a for a in case.live if _is_wide(a)]
     size = sum(a.block_bytes for a in wide)
     if not is_worth(case, size):
@@ -79,7 +79,7 @@ def _is_wide(a: Allocation) -> bool:
 
 
 def optimizer_temporaries(case: Case) -> Finding | None:
-    """What an optimizer's step makes beside its states; a fused step is among the fixes that are tried on every recording."""
+    """Return temporaries of an optimizer's step; a fused step is among the fixes tried on every recording."""
     temporaries = [a for a in case.live if a.phase == "optimizer" and a.category not in _STATES]
     size = sum(a.block_bytes for a in temporaries)
     if not is_worth(case, size):
@@ -90,11 +90,11 @@ def optimizer_temporaries(case: Case) -> Finding | None:
 
 
 def kept_gradients(case: Case) -> Finding | None:
-    """Gradients in the forward that follows an optimizer's step; freeing them is among the fixes that are tried."""
+    """Return gradients alive in the forward after an optimizer step; freeing them is among the fixes tried."""
     freed = free_gradients(case.needed)
     if freed is None:
         return None
-    # Freeing a gradient for a while makes two lives of one.
+    # Freeing a gradient temporarily splits its lifetime in two.
     lives = Counter(a.index for a in freed.allocations)
     kept = [a for a in case.needed.allocations if lives[a.index] > 1]
     size = sum(a.block_bytes for a in kept)
@@ -106,7 +106,7 @@ def kept_gradients(case: Case) -> Finding | None:
 
 
 def graph_without_backward(case: Case) -> Finding | None:
-    """Activations that are still there at the end of a recording of forwards alone."""
+    """Return activations still alive at the end of a recording with forward passes only."""
     if case.recording.header.source != "snapshot" or case.death or trains(case.recording):
         return None
     kept = [a for a in case.live if a.category is Category.ACTIVATIONS and a.died is None]

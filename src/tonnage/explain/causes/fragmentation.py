@@ -1,7 +1,7 @@
-"""Reserved ≫ allocated: memory that the allocator holds, and that lies in pieces too small for the next request.
+"""Fragmentation: reserved memory far beyond allocated, in pieces too small for the next request.
 
-A run died of it if its request would have fitted, had all that was reserved and unused been one piece. Of a run that went
-on only much is worth a word: measured runs reserve up to 1.58 times what they allocate and are well.
+A run failed of it if its request would have fitted had all reserved, unused memory been one piece. For a run that
+completed, only large amounts are reported: healthy runs reserve up to 1.58 times what they allocate.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ _CONFIGURATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Holes:
-    """A segment that is not full: its free room, the largest piece of it, and the blocks that answer for it."""
+    """A segment that is not full: its free bytes, the largest hole, and the blocks that pin it."""
 
     free_bytes: int
     largest_bytes: int
@@ -39,7 +39,7 @@ class Holes:
 
 
 def fragmentation(case: Case) -> Finding | None:
-    """The unused bytes, the largest hole, the lines whose blocks pin them, and the setting that helps."""
+    """Return the unused bytes, the largest hole, the lines whose blocks pin them, and the setting that helps."""
     moment = case.moment if case.death else _reserved_peak(case)
     unused = None if moment is None else _unused_bytes(case, moment)
     if moment is None or unused is None:
@@ -59,7 +59,7 @@ def fragmentation(case: Case) -> Finding | None:
 
 
 def _unused_bytes(case: Case, moment: int) -> int | None:
-    """What lay in pieces, if that is why it died, or if it is much."""
+    """Return the unused bytes, if they caused the failure or are large."""
     death = case.death
     if death is None:
         timeline = case.recording.timeline
@@ -71,7 +71,7 @@ def _unused_bytes(case: Case, moment: int) -> int | None:
 
 
 def _reserved_peak(case: Case) -> int | None:
-    """Of the moments when most was reserved, the one when most of it was in use; None where it took no memory itself."""
+    """Return the moment of the reserved peak at which most was allocated; None if nothing was reserved."""
     timeline, peak = case.recording.timeline, case.recording.own_peak_reserved_bytes
     since = range(case.recording.begins_at, len(timeline.reserved_bytes))
     moments = [moment for moment in since if peak and timeline.reserved_bytes[moment] == peak]
@@ -89,7 +89,7 @@ def _sentence(case: Case, unused: int, hole: int, lines: tuple[Guilty, ...]) -> 
 
 
 def _guilty_lines(segments: list[Holes]) -> tuple[Guilty, ...]:
-    """The lines whose blocks are in the way; the free room of a segment is the fault of all its blocks, by count."""
+    """Return the lines whose blocks pin segments; a segment's free bytes are shared by all its blocks."""
     room: dict[tuple[str, bool], float] = {}
     count: dict[tuple[str, bool], int] = {}
     for holes in segments:
@@ -103,7 +103,7 @@ def _guilty_lines(segments: list[Holes]) -> tuple[Guilty, ...]:
 
 
 def _fixes(case: Case) -> Iterator[Fix]:
-    """The first setting that helps, tried through the allocator."""
+    """Yield the first allocator setting that helps, tested by replay."""
     present = case.recording.header.settings
     for configuration in _CONFIGURATIONS:
         if configuration.split(":")[0] in present:
@@ -116,7 +116,7 @@ def _fixes(case: Case) -> Iterator[Fix]:
 
 
 def holes_at(recording: Recording, moment: int) -> list[Holes]:
-    """The segments with free room after an event, most room first."""
+    """Return the segments with holes after an event, most free bytes first."""
     segments = segments_at(recording, moment)
     starts = [segment.address for segment in segments]
     inside: dict[int, list[Allocation]] = {start: [] for start in starts}
@@ -139,7 +139,7 @@ def holes_at(recording: Recording, moment: int) -> list[Holes]:
 
 
 def _first_blocks(recording: Recording, starts: set[int], moment: int) -> dict[int, list[Allocation]]:
-    """The largest block that each of these segments had at its start: what it was taken for."""
+    """Return the largest initial block of each segment, for which it was reserved."""
     found: dict[int, list[Allocation]] = {}
     for a in recording.allocations:
         if a.address in starts and a.born <= moment:

@@ -1,4 +1,4 @@
-"""Generation: a KV cache that is longer by a token of every sequence at each step, up to `max_new_tokens`."""
+"""Generation: a KV cache that grows by one token per sequence at each step, up to `max_new_tokens`."""
 
 from tonnage.explain.case import Case
 from tonnage.explain.causes.cache import bounded, is_cached
@@ -10,11 +10,11 @@ from tonnage.ledger import Category
 from tonnage.units import format_bytes
 
 _GENERATION = ("generation",)
-_AT_ONCE = 2  # layers whose cache is on the card while the others' is on the host
+_AT_ONCE = 2  # layers whose cache is on the GPU while the others' is on the host
 
 
 def growing_generation(case: Case) -> Finding | None:
-    """The cache when generation held most, how long it was, and what a token of it takes."""
+    """Return the cache at its largest, its length, and its bytes per token."""
     cached = [a for a in live_in(case, _GENERATION) if a.category is Category.KV_CACHE]
     size = sum(a.block_bytes for a in cached)
     longest = max((a.shape for a in cached if a.shape and len(a.shape) == 4), key=lambda s: s[2], default=None)

@@ -1,6 +1,6 @@
-"""Memory of the host: a model on every rank, a checkpoint beside its model, workers; a host that is too small.
+"""Host memory: a model on every rank, a checkpoint beside its model, workers, a host that is too small.
 
-And pinned memory: pages that the host cannot use otherwise. Where it runs out, the script fails, not the card.
+Also pinned memory, which the host cannot use otherwise: if it runs out, the script fails, not the GPU.
 """
 
 import re
@@ -16,7 +16,7 @@ from tonnage.recording.host import CHECKPOINT, PINNED, WORKERS, HostMoment
 from tonnage.units import GIB, format_bytes
 
 _WORTH_BYTES = GIB
-# Of the weights: a checkpoint that is read tensor by tensor never has as much in memory. FP32 is twice as wide as BF16.
+# Share of the weights: a checkpoint read tensor by tensor never reaches it. FP32 is twice as wide as BF16.
 _MOST_OF_IT = 0.45
 _MAP_IT = "build the model under torch.device('meta'), torch.load(..., mmap=True), load_state_dict(..., assign=True)"
 _HOST_FAILED = re.compile(
@@ -25,7 +25,7 @@ _HOST_FAILED = re.compile(
 
 
 def host_memory(case: Case) -> Finding | None:
-    """What the host needs at its height: a cause where it has not as much, else evidence where something can be spared."""
+    """Return the host's peak: a cause if the host has less, else evidence if something can be saved."""
     host = case.recording.host
     if host is None:
         return None
@@ -50,7 +50,7 @@ def host_memory(case: Case) -> Finding | None:
 
 
 def _copies(case: Case) -> Iterator[tuple[str, Fix]]:
-    """The same model on every rank of a host."""
+    """Yield copies of one model on every rank of a host."""
     copies = model_copies(case.cluster) if case.cluster else None
     if copies is None:
         return
@@ -61,7 +61,7 @@ def _copies(case: Case) -> Iterator[tuple[str, Fix]]:
 
 
 def _spared(peak: HostMoment) -> Iterator[tuple[str, Fix]]:
-    """What lies there that need not, and how to be without it."""
+    """Yield what need not be there, and how to avoid it."""
     read, weights = (peak.parts.get(part, 0) for part in (CHECKPOINT, Category.PARAMETERS))
     if read >= _WORTH_BYTES and peak.step:
         words = f"the checkpoint ({format_bytes(read)}) is still held in step {peak.step}"
@@ -76,7 +76,7 @@ def _spared(peak: HostMoment) -> Iterator[tuple[str, Fix]]:
 
 
 def pinned_host(case: Case) -> Finding | None:
-    """The pinned bytes, where they are many or where the host refused more."""
+    """Return the pinned bytes, if they are large or if the host refused more."""
     header = case.recording.header
     held = header.pinned_host_bytes
     refused = header.outcome == "error" and bool(held) and bool(_HOST_FAILED.search(header.error))

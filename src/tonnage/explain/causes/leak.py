@@ -1,8 +1,8 @@
-"""Growth between equal points of successive turns of the script's loop, and the line that keeps it.
+"""Memory that grows between equal points of successive loop iterations, and the line that keeps it.
 
-What a turn makes and a later turn but one still finds alive was kept. A line that does this turn after turn leaks; one
-whose older blocks die as new ones come (a buffer of fixed length) does not. Blocks that die many turns together wait for
-the garbage collector: they hang in a reference cycle. Parameters and optimizer states are meant to stay.
+What one iteration allocates and is still alive two iterations later was kept. A line that does this repeatedly leaks;
+one whose older blocks are freed as new ones come (a buffer of fixed length) does not. Blocks freed many iterations at
+once wait for the garbage collector in a reference cycle. Parameters and optimizer states are meant to stay.
 """
 
 from bisect import bisect_right
@@ -36,9 +36,9 @@ _Key = tuple[str, str, str, Category]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Blocks that turn after turn left behind, the turns that did, and whether a collector frees them in the end.
+    """Blocks left behind by iterations, the number of these, and whether the garbage collector frees them eventually.
 
-    `overdue` are the numbers of all blocks that lived too long, those that were collected in the meantime too.
+    `overdue` has the indices of all blocks that lived too long, including those collected meanwhile.
     """
 
     blocks: list[Allocation]
@@ -48,12 +48,12 @@ class Kept:
 
     @property
     def size_bytes(self) -> int:
-        """What they hold together."""
+        """Bytes of all these blocks."""
         return sum(a.block_bytes for a in self.blocks)
 
 
 def leak(case: Case) -> Finding | None:
-    """What is kept, by which line, and what dropping it in time saves."""
+    """Return what is kept, by which line, and what freeing it in time saves."""
     kept = kept_blocks(case)
     if kept is None or kept.size_bytes < kept.turns * _PER_TURN_BYTES:
         return None
@@ -70,7 +70,7 @@ def leak(case: Case) -> Finding | None:
 
 
 def kept_blocks(case: Case) -> Kept | None:
-    """The blocks that turns left behind: at the moment that matters, or at the last request if there are more."""
+    """Return the blocks left behind at the decisive moment, or at the last request if there are more."""
     if len(case.turns) < (ENOUGH - 1 if case.death else ENOUGH):
         return None
     last = case.moment if case.death else max(a.born for a in case.recording.allocations)
@@ -85,7 +85,7 @@ def kept_blocks(case: Case) -> Kept | None:
 
 
 def _leaks(members: list[tuple[int, Allocation]], starts: list[int], last: int) -> bool:
-    """They come turn after turn, and stay; or they go, but those of many turns together."""
+    """Say whether blocks accumulate iteration after iteration, or are freed many iterations at once."""
     if len({turn for turn, _ in members}) < _LEAST_TURNS:
         return False
     dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
@@ -102,7 +102,7 @@ def _size(blocks: list[Allocation]) -> int:
 
 
 def _graph_of_last_turn(case: Case) -> Kept | None:
-    """Where it died in the second turn: most of what the first saved for its backward is still there after it."""
+    """Return the first iteration's saved tensors if the run failed in the second while most were still alive."""
     starts = [start for start in case.turns if start <= case.moment]
     if len(starts) < 2:
         return None
@@ -119,20 +119,20 @@ def _graph_of_last_turn(case: Case) -> Kept | None:
 
 
 def _is_saved(a: Allocation, backward: int) -> bool:
-    """Made in forward and there when backward begins."""
+    """Say whether it was made in forward and is alive when backward begins."""
     forward = a.category is Category.ACTIVATIONS and a.phase == "forward"
     return forward and (a.died is None or a.died > backward)
 
 
 def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allocation]]]:
-    """Blocks of the loop that were still there two turns on, with their turn, by what made them."""
+    """Return blocks still alive two iterations later, with their iteration, by what made them."""
     found: dict[_Key, list[tuple[int, Allocation]]] = {}
     for a in case.recording.allocations:
         turn = bisect_right(edges, a.born) - 1
         if not 0 <= turn < len(edges) - 2 or a.category in _MEANT_TO_STAY:
             continue
         if a.died is None or a.died > edges[turn + 2]:
-            # A batch is an input once it is used: those that a loader has fetched ahead are of one kind with it.
+            # A batch counts as an input once it is used: prefetched ones belong to the same kind.
             category = Category.OTHER if a.category is Category.INPUTS else a.category
             found.setdefault((a.line, a.operator, a.module, category), []).append((turn, a))
     return found
@@ -144,14 +144,14 @@ def _is_cache(kept: Kept) -> bool:
 
 
 def _keeps_graph(kept: Kept) -> bool:
-    """Most of it are activations of forward, which backward would have freed."""
+    """Say whether most of it is forward activations, which backward would have freed."""
     graph = [a for a in kept.blocks if a.category is Category.ACTIVATIONS and a.phase == "forward"]
     per_turn = len(graph) / kept.turns
     return per_turn > 2 and sum(a.block_bytes for a in graph) >= _GRAPH_SHARE * kept.size_bytes
 
 
 def _keeper(case: Case, kept: Kept) -> Keeper | None:
-    """The statement that keeps it, where the script's text is at hand."""
+    """Return the statement that keeps it, if the script's source is available."""
     source = None if kept.in_cycle else Source.find(case.recording.header.script)
     if source is None:
         return None
@@ -167,7 +167,7 @@ def _keeper(case: Case, kept: Kept) -> Keeper | None:
 
 
 def _names_to_follow(case: Case, kept: Kept, source: Source) -> Iterator[set[str]]:
-    """Names in the script that hold what is kept: the loss of a kept graph, else what its lines assign."""
+    """Yield names in the script that hold it: the loss of a kept graph, else what its lines assign."""
     if _keeps_graph(kept):
         for number in _numbers((a.line for a in case.recording.allocations if a.phase == "backward"), source):
             yield source.names_backward_runs_on(number)
@@ -182,7 +182,7 @@ def _numbers(lines: Iterator[str], source: Source) -> list[int]:
 
 
 def _lines_of(kept: Kept) -> Iterator[str]:
-    """The lines of the kept blocks and of what called them."""
+    """Yield the lines of the kept blocks and of their callers."""
     return (line for a in kept.blocks for line in (a.line, *a.stack) if line)
 
 
@@ -198,7 +198,7 @@ def _sentence(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> s
 
 
 def kept_words(case: Case, kept: Kept) -> str:
-    """ "train.py:31 keeps a graph that backward would have freed": who keeps what."""
+    """Say which line keeps what, like "train.py:31 keeps a graph that backward would have freed"."""
     return _holder(kept, _keeper(case, kept), guilty_lines(kept.blocks))
 
 
@@ -210,7 +210,7 @@ def _holder(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> str
 
 
 def _common_line(kept: Kept) -> str:
-    """The innermost line that most of the kept bytes were made under, where their stacks are known."""
+    """Return the innermost line under which most kept bytes were allocated, if stacks are known."""
     below, common = kept.blocks, ""
     for depth in range(max((len(a.stack) for a in below), default=0)):
         frames: dict[str, list[Allocation]] = {}
@@ -225,8 +225,8 @@ def _common_line(kept: Kept) -> str:
 
 
 def _fix(case: Case, kept: Kept, keeper: Keeper | None) -> Fix | None:
-    """The same run with each block freed in time: what backward uses, as backward comes to it; else with its turn."""
-    if case.recording.whole is not None:  # what it left behind after it died counts too
+    """Return the fix: each block freed in time, by backward if backward uses it, else with its iteration."""
+    if case.recording.whole is not None:  # what it left behind after the failure counts too
         case = Case(case.needed)
         kept = kept_blocks(case) or kept
     due = _freed_by_backward(case, kept) if _keeps_graph(kept) else _freed_with_turn(case, kept)
@@ -235,13 +235,13 @@ def _fix(case: Case, kept: Kept, keeper: Keeper | None) -> Fix | None:
 
 
 def _freed_with_turn(case: Case, kept: Kept) -> dict[int, int]:
-    """When the turn after its own begins, by block."""
+    """Return when the next iteration begins, by block."""
     ends = {a.index: bisect_right(case.turns, a.born) for a in case.needed.allocations if a.index in kept.overdue}
     return {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
 
 
 def _freed_by_backward(case: Case, kept: Kept) -> dict[int, int]:
-    """Backward meets last what forward made first: a block's end mirrors its birth."""
+    """Return when backward would free each block, in reverse order of allocation."""
     makers = {(a.line, a.operator, a.module) for a in kept.blocks if a.phase == "forward"}
     phases = list(spans(case.recording.marks, "phase", len(case.recording.timeline.allocated_bytes)))
     passes = [(f[1], b[1], b[2]) for f, b in pairwise(phases) if (f[0], b[0]) == ("forward", "backward")]

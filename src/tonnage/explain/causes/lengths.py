@@ -1,4 +1,4 @@
-"""Varying lengths: requests of one line that are of another size at every turn, so that freed blocks do not fit again."""
+"""Varying lengths: a line requests another size at every iteration, so freed blocks do not fit again."""
 
 from bisect import bisect_right
 
@@ -13,7 +13,7 @@ _MIN_BLOCK_BYTES = MIB
 
 
 def varying_lengths(case: Case) -> Finding | None:
-    """The lines whose largest request changes from turn to turn, where much of what is reserved lies unused."""
+    """Return the lines whose largest request varies, if much of the reserved memory is unused."""
     reserved = case.recording.peak_reserved_bytes
     unused = case.death.unused_bytes if case.death else case.recording.unused_at_peak_bytes
     lines = _varying(case)

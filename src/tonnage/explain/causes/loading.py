@@ -1,7 +1,7 @@
-"""Loading that has a checkpoint on the GPU beside the tensors that are loaded from it.
+"""A checkpoint on the GPU beside the tensors loaded from it.
 
-`torch.load(..., map_location="cuda")` puts all of it there; `load_state_dict` copies it into the parameters, and it stays for as
-long as a name holds it. A block counts where a parameter or an optimizer's state is of its shape and type.
+`torch.load(..., map_location="cuda")` puts all of it there; `load_state_dict` copies it into the parameters, and it
+stays as long as a name holds it. A block counts if a parameter or optimizer state has its shape and dtype.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ _LOADED = (Category.PARAMETERS, Category.OPTIMIZER_STATES)
 
 
 def checkpoint_held_twice(case: Case) -> Finding | None:
-    """The checkpoint's blocks at the moment that matters, else when loading held most."""
+    """Return the checkpoint's blocks at the decisive moment, else at the peak of loading."""
     held, still = _twice(case, case.moment), True
     if not is_worth(case, sum(a.block_bytes for a in held)):
         moment = moment_of(case, _LOADING)
@@ -41,7 +41,7 @@ def checkpoint_held_twice(case: Case) -> Finding | None:
 
 
 def _twice(case: Case, moment: int) -> list[Allocation]:
-    """Blocks that loading made and that are neither parameters nor states, as far as there are such of their kind."""
+    """Return blocks made by loading that match parameters or states but are neither."""
     live = live_at(case.needed, moment)
     counts = Counter((a.shape, a.dtype) for a in live if a.category in _LOADED)
     found = []

@@ -1,6 +1,6 @@
-"""Memory on the card that PyTorch's allocator does not hold: this process's own (context, libraries, NCCL), and others'.
+"""Memory on the card outside PyTorch's allocator: this process's (context, libraries, NCCL) and that of others.
 
-What a context and the libraries take is expected and small; the rule is about what goes beyond that.
+A context and libraries are expected and small; the rule is about what exceeds that.
 """
 
 from tonnage.explain.case import Case
@@ -14,7 +14,7 @@ _NCCL_HOW = "fewer process groups; NCCL_MAX_NCHANNELS=8 or NCCL_BUFFSIZE=1048576
 
 
 def outside_pytorch(case: Case) -> Finding | None:
-    """What this process holds beside the allocator, where it is more than a context and its libraries."""
+    """Return what this process holds outside the allocator, if it exceeds a context and its libraries."""
     parts = _own_parts(case)
     held = sum(parts.values())
     if held <= _EXPECTED_BYTES:
@@ -30,7 +30,7 @@ def outside_pytorch(case: Case) -> Finding | None:
 
 
 def _own_parts(case: Case) -> dict[str, int]:
-    """The parts that were recorded; where PyTorch's message says that there is more, the rest as one part."""
+    """Return the recorded parts; if PyTorch's message says that there is more, the rest as one part."""
     header, death = case.recording.header, case.death
     parts = {part: size for part, size in header.overhead_parts.items() if part not in _OTHERS}
     if not parts and header.overhead_bytes:
@@ -43,7 +43,7 @@ def _own_parts(case: Case) -> dict[str, int]:
 
 
 def another_process(case: Case) -> Finding | None:
-    """What other processes hold on the card, by PyTorch's message or as it was recorded."""
+    """Return what other processes hold on the card, from PyTorch's message or as recorded."""
     parts = case.recording.header.overhead_parts
     held = max(case.death.other_process_bytes if case.death else 0, sum(parts.get(name, 0) for name in _OTHERS))
     if held <= _EXPECTED_BYTES:

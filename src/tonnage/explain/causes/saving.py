@@ -1,4 +1,4 @@
-"""Saving that makes tensors on the GPU: a full state dict that is gathered there, or a copy of it in another type."""
+"""Saving that allocates on the GPU: a full state dict gathered there, or a copy of it in another dtype."""
 
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
@@ -12,7 +12,7 @@ _SHARDED = ("all_gather", "allgather", "c10d")
 
 
 def saving_on_gpu(case: Case) -> Finding | None:
-    """What saving made and had at once; the largest tensor of it is on the card in any case."""
+    """Return the tensors that saving held at once; the largest of them is on the GPU in any case."""
     made = [a for a in live_in(case, _SAVING) if a.phase in _SAVING]
     size = sum(a.block_bytes for a in made)
     if not is_worth(case, size):

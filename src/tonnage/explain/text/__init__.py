@@ -1,6 +1,6 @@
-"""Why memory ran out, from the words that are left of it: an error message, a traceback, a log.
+"""Why memory ran out, judged by text: an error message, a traceback, a log.
 
-A text proves less than a recording. Each cause has a certainty and its evidence, and what the words leave open is said.
+Text proves less than a recording, so each cause has a certainty and its evidence, and open questions are stated.
 """
 
 from tonnage.explain.text.diagnosis import TextDiagnosis, explain_text

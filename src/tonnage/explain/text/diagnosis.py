@@ -1,4 +1,4 @@
-"""A text's answer: the likeliest cause, what the numbers prove and leave open, and what to do in the framework's words."""
+"""The diagnosis of a text: the likeliest cause, what the numbers prove and leave open, and framework-specific advice."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _WHERE = "Paste the whole error: the message with its numbers, and the traceback
 
 @dataclass(frozen=True, slots=True)
 class TextDiagnosis:
-    """The causes, the likeliest first, what was read, what it proves, and what to do."""
+    """The causes, likeliest first, what was read, what it proves, and what to do."""
 
     causes: tuple[Suspect, ...]
     numbers: Numbers | None
@@ -37,12 +37,12 @@ class TextDiagnosis:
 
     @property
     def speaker(self) -> str:
-        """Whose words they are."""
+        """The program that wrote the message."""
         return self.numbers.wording if self.numbers else self.said[0].speaker
 
 
 def explain_text(lines: Iterable[str]) -> TextDiagnosis:
-    """Find where memory ran out in a text, and why; `RequestError` where it says nothing of the kind."""
+    """Find where and why memory ran out in a text; raises RequestError if it says nothing of the kind."""
     seen = 0
 
     def counted() -> Iterator[str]:
@@ -79,7 +79,7 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
 
 
 def _proves(numbers: Numbers) -> Iterator[str]:
-    """What follows from the numbers alone, whatever the cause."""
+    """Yield what follows from the numbers alone, whatever the cause."""
     asked, total, free, unused = numbers.asked, numbers.total, numbers.free, numbers.unallocated
     if total is not None and (numbers.own or 0) > total + numbers.slack("total", "process", "allocated", "unallocated"):
         yield "more is held than the card has: Windows lends it the host's memory, slowly"
@@ -117,12 +117,12 @@ def _unproved(causes: list[Suspect], numbers: Numbers | None, place: Place) -> I
 
 
 def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
-    """What to do, in the framework's words: the first cause's, and where that is little, the next one's that is as sure."""
+    """Return advice in the framework's terms: for the first cause, and if short, the next of equal certainty."""
     chosen: dict[str, None] = {}
     for suspect in causes[:1] + [other for other in causes[1:3] if other.certainty == causes[0].certainty]:
         if len(chosen) > 1:
             break
-        # Who serves or draws has no gradients to accumulate.
+        # Serving and image generation have no gradients to accumulate.
         for step in words.get(suspect.cause, suspect.steps):
             filled = step
             for name, value in words.items():

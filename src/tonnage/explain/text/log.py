@@ -1,7 +1,7 @@
-"""Find where memory ran out in a text of any length: a pasted message, or a log of megabytes, read once and line by line.
+"""Find where memory ran out in a text of any length: a pasted message, or megabytes of log, streamed line by line.
 
-Messages that follow each other within a few hundred lines belong together (ranks of one run, an exception and what it
-caused): an episode. A log may hold several; the last one counts, and its first message.
+Messages within a few hundred lines (ranks of one run, an exception and its consequences) form an episode. Of several
+episodes the last one counts, and its first message.
 """
 
 import codecs
@@ -29,7 +29,7 @@ def _events() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The lines around the last place where memory ran out, where they begin, and how many such places there were."""
+    """The lines around the last place where memory ran out, where they begin, and the number of such places."""
 
     lines: tuple[str, ...]
     first_line: int
@@ -37,12 +37,12 @@ class Episode:
 
     @property
     def text(self) -> str:
-        """All of it, each run of white space and of a box's borders one space."""
+        """The whole text, with runs of white space and box borders collapsed to one space."""
         return re.sub(r"[\s│┃|╭╮╰╯─❱]+", " ", " ".join(self.lines))
 
 
 def text_lines(stream: BinaryIO) -> Iterator[str]:
-    """The lines of a stream as text: UTF-8, or what a byte-order mark says; progress bars are lines too."""
+    """Yield the lines of a stream as text: UTF-8, or what a byte-order mark says; carriage returns end lines too."""
     head = stream.readline(_LONGEST_LINE)
     encoding = "utf-8"
     for mark, name in (
@@ -67,7 +67,7 @@ def text_lines(stream: BinaryIO) -> Iterator[str]:
 
 
 def _single(lines: Iterable[str]) -> Iterator[str]:
-    """Lines as they were printed, where a log holds a traceback in one, with its line ends as backslash and n."""
+    """Split log entries that hold a traceback on one line, with escaped newlines."""
     for line in lines:
         if "Traceback" in line and "\\n" in line:
             yield from line.split("\\n")
@@ -76,7 +76,7 @@ def _single(lines: Iterable[str]) -> Iterator[str]:
 
 
 def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -> Episode | None:
-    """The last episode that `is_shortage` takes for one; None where there is none."""
+    """Return the last episode that `is_shortage` accepts; None if there is none."""
     before: deque[str] = deque(maxlen=_BEFORE_LINES)
     kept: list[str] = []
     start = quiet = count = characters = 0
@@ -96,7 +96,7 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
                 at = lower.find(event)
                 break
         is_event = at >= 0
-        # Of a long line, what matters: what a message may have around it, or a frame.
+        # Of a long line, keep the surroundings of a message or frame.
         piece = raw[max(0, at - _AROUND) : at + _AROUND] if is_event else raw[:_LONGEST_FRAME]
         line = (_ANSI.sub("", piece) if "\x1b" in piece else piece).rstrip()
         if not kept and not is_event:

@@ -1,15 +1,14 @@
-"""The numbers of PyTorch's out-of-memory messages, in every wording since 1.0, and of its kin (HIP, XPU, MPS, NPU).
+"""The numbers in PyTorch's out-of-memory messages, in every wording since 1.0, and in those of HIP, XPU, MPS and NPU.
 
 | wording | what is special |
 |---|---|
 | 1.0 to 1.3 | "cached" is what is reserved and not allocated |
 | 1.4 to 2.0 | "reserved in total by PyTorch" includes what is allocated; 1.8 and newer may have "allowed" |
 | 2.1 and newer | other processes are listed; this one is named unless NVML numbers processes differently, as in a container |
-| cudaMallocAsync | "Currently allocated", "Device limit"; its "PyTorch limit" is 2^64 where nobody set one |
+| cudaMallocAsync | "Currently allocated", "Device limit"; its "PyTorch limit" is 2^64 if not set |
 | MPS | units are binary, whatever they are called; "max allowed" is Apple's share for the GPU |
 
-Sizes are printed with two decimals: what is computed from some of them is right to within their `slack`. This module draws
-no conclusions.
+Sizes are printed with two decimals: values computed from them are accurate to within their `slack`.
 """
 
 import re
@@ -33,7 +32,7 @@ _UNITS = {
 _SIZE = r"(-?[0-9]{1,40}(?:\.[0-9]{1,9})?) ?(bytes|B|[KMGT]i?B)\b"
 _MESSAGE = re.compile(r"Tried to allocate|would exceed allowed memory|MPS backend out of memory \(")
 _LONGEST_MESSAGE = 3000
-# No device has more: a counter that was never set, or one that went below zero.
+# No device has more: the counter was never set or has underflowed.
 _MOST_BYTES = 1024 * TIB
 # What a listed process may hold beside PyTorch's memory and still be this one: context, libraries, NCCL.
 _MOST_OUTSIDE_BYTES = 4 * GIB
@@ -57,7 +56,7 @@ _DEVICE = re.compile(r"(?:\((?:GPU|NPU|MLU) |GPU |device )(\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """What one message says, in bytes; None where it does not say it."""
+    """What one message says, in bytes; None for what it does not say."""
 
     wording: str
     asked: int
@@ -75,7 +74,7 @@ class Numbers:
     is_process_inferred: bool = False
 
     def slack(self, *names: str) -> int:
-        """How far what is added up of these sizes may be off: half of the last digit of each."""
+        """Return the error of a sum of these sizes: half of the last digit of each."""
         return sum(self.roundings.get(name, 0) for name in names)
 
     @property
@@ -102,14 +101,14 @@ class Numbers:
 
 
 def read_numbers(text: str) -> Numbers | None:
-    """The numbers of the first message in a text whose white space is single spaces; None where there is none.
+    """Return the numbers of the first message in a text with normalized white space; None without one.
 
-    Numbers that no device can have said are refused.
+    Numbers that no device can report are rejected.
     """
     start = _MESSAGE.search(text)
     if start is None:
         return None
-    # Of MPS and cudaMallocAsync, what is asked for comes after the rest.
+    # MPS and cudaMallocAsync print the request last.
     end = text.find("Tried to allocate", start.end() + 200)
     message = text[max(0, start.start() - 40) : min(start.start() + _LONGEST_MESSAGE, end if end > 0 else len(text))]
     found = {name: _size(pattern.search(message)) for name, pattern in _PATTERNS.items()}
@@ -119,10 +118,10 @@ def read_numbers(text: str) -> Numbers | None:
     numbers = {name: size[0] for name, size in found.items() if size is not None}
     if numbers.get("allowed", 0) > _MOST_BYTES:
         del numbers["allowed"]
-    if numbers.get("process", 0) > _MOST_BYTES:  # below zero: NVML does not know this process
+    if numbers.get("process", 0) > _MOST_BYTES:  # underflow: NVML does not know this process
         del numbers["process"]
-    # Refuse what no device can say: more free than there is, or a device without memory. More may be allocated than there is:
-    # Windows lends a card the host's memory.
+    # Reject what no device can report: more free than there is, or a device without memory. More may be allocated than
+    # there is: Windows lends a card the host's memory.
     total, free = numbers.get("total"), numbers.get("free", 0)
     if max(numbers.values()) > _MOST_BYTES or (total is not None and (total < MIB or free > total + total // 100)):
         problem = "The numbers of the message make no sense: no device has so much, or more free than it has."
@@ -133,7 +132,7 @@ def read_numbers(text: str) -> Numbers | None:
     device = _DEVICE.search(message)
     roundings = {name: size[1] for name, size in found.items() if size is not None}
     roundings["others"] = sum(rounding for _, rounding in others)
-    if "reserved" in roundings:  # what is unallocated was computed
+    if "reserved" in roundings:  # unallocated was computed
         roundings["unallocated"] = roundings["reserved"] + roundings.get("allocated", 0)
     read = Numbers(
         wording=_wording(message, found),
@@ -146,7 +145,7 @@ def read_numbers(text: str) -> Numbers | None:
 
 
 def _size(match: re.Match[str] | None) -> tuple[int, int] | None:
-    """The bytes that a match's size means, and how far they may be off: half of the last digit."""
+    """Return the bytes of a matched size, and their error: half of the last digit."""
     if match is None:
         return None
     number, unit = [group for group in match.groups() if group is not None][:2]
@@ -176,7 +175,7 @@ def _wording(message: str, found: dict[str, tuple[int, int] | None]) -> str:
 
 
 def _with_own_process(read: Numbers) -> Numbers:
-    """Find this process among those listed, where the message does not name it: the one that holds what PyTorch does."""
+    """Find this process among those listed if the message does not name it: the one that holds what PyTorch does."""
     if read.process is not None or read.reserved is None or not read.others:
         return read
     low = read.reserved - read.slack("allocated", "unallocated", "others")

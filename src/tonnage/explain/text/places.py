@@ -1,6 +1,6 @@
-"""Where in a program memory ran out: the frames of its traceback, the phase, the operator, the user's own line.
+"""Where in a program memory ran out: the traceback's frames, the phase, the operator, the user's own line.
 
-It reads Python's tracebacks, rich's boxes and IPython's; of the framework it knows the words that one changes there.
+It reads Python's tracebacks, rich's boxes and IPython's, and knows the settings of common frameworks.
 """
 
 import re
@@ -25,7 +25,7 @@ _TRAINS = re.compile(
     r":train\b|:fit\b|trainer\w*\.py|train\w*\.py|:_?inner_training_loop|:training_step|:run_epoch", re.IGNORECASE
 )
 _STEPS = re.compile(r"(?<!\d)(\d{1,9})/(\d{1,9}) \[\d|\b(?:step|iter(?:ation)?)s?[ =:\[]+(\d{1,9})\b", re.IGNORECASE)
-# Bars that count no steps.
+# Progress bars that do not count steps.
 _OTHER_BARS = re.compile(r"load|fetch|shard|component|^map|filter|token|generating|pulling", re.IGNORECASE)
 
 
@@ -40,13 +40,13 @@ class Frame:
 
     @property
     def words(self) -> str:
-        """What patterns are held against; paths have slashes."""
+        """The text that patterns match; paths use slashes."""
         return f"{self.file}:{self.function} {self.code}"
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What the innermost telling frame was doing, and the cause that this names."""
+    """What the innermost informative frame was doing, and the cause that this implies."""
 
     name: str
     cause: str
@@ -57,7 +57,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it died, as far as the text tells."""
+    """Where it failed, as far as the text says."""
 
     frames: tuple[Frame, ...]
     phase: str
@@ -66,12 +66,12 @@ class Place:
 
     @property
     def is_training(self) -> bool:
-        """A frame of a training loop stands in the traceback."""
+        """Whether a frame of a training loop is in the traceback."""
         return any(_TRAINS.search(frame.words) for frame in self.frames)
 
     @property
     def own_frame(self) -> Frame | None:
-        """The innermost line that is not a library's, else that is not PyTorch's, else the innermost one."""
+        """The innermost frame outside libraries, else outside PyTorch, else the innermost."""
         own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
         outer = [frame for frame in self.frames if "/torch/" not in f"/{frame.file}"]
         return (own or outer or list(self.frames))[-1] if self.frames else None
@@ -81,7 +81,7 @@ def place_of(lines: Sequence[str]) -> Place:
     """Read the last traceback of a text."""
     frames = _frames(lines)
     words = [frame.words for frame in frames]
-    # From the inside out: a softmax tells more than the loop around it.
+    # From the inside out: a softmax says more than the loop around it.
     inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
     operator = (
         Operator(inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]), inner.get("least_share", 0.0))
@@ -95,7 +95,7 @@ def place_of(lines: Sequence[str]) -> Place:
 
 
 def _frames(lines: Sequence[str]) -> list[Frame]:
-    """The frames of the traceback that ends in the first such message, else of the last one; the outermost first."""
+    """Return the frames of the traceback that ends in the first such message, else of the last one, outermost first."""
     frames: list[Frame] = []
     for number, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
@@ -116,14 +116,14 @@ def _frames(lines: Sequence[str]) -> list[Frame]:
 
 
 def framework_words(text: str) -> dict[str, Any]:
-    """The words of the framework that a text names, else PyTorch's own."""
+    """Return the texts for the framework that a text names, else PyTorch's."""
     rows = _table("frameworks")["frameworks"]
     found: dict[str, Any] = next(row for row in rows if not row["mark"] or re.search(row["mark"], text))
     return found
 
 
 def place_steps() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What to do about each cause that a place names."""
+    """Yield the steps for each cause that a place implies."""
     return ((row["cause"], tuple(row["steps"])) for _, row in _rows("operators"))
 
 

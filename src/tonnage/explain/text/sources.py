@@ -1,4 +1,4 @@
-"""Where a text comes from: a file, standard input, the clipboard. It does not know what the text says."""
+"""Where a text comes from: a file, standard input, or the clipboard."""
 
 import shutil
 import subprocess
@@ -23,17 +23,17 @@ _HEAD_BYTES = 4096
 _SQLITE = b"SQLite format 3\0"
 _PICKLE = b"\x80"
 _PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"%PDF")
-# Texts have none of these but tabs, ends of lines, form feeds and colours.
+# Text has no control characters except tabs, line ends, form feeds and escape codes.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\x0c\x1b\x08\x07"))
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is to be read as a text: no recording, no snapshot, and no other kind of data; a picture is refused."""
+    """Say whether a file should be read as text: no recording, snapshot or other binary data. Raises for images."""
     try:
         with open_file(path) as file:
             head = file.read(_HEAD_BYTES)
     except OSError:
-        return False  # whoever opens it says why
+        return False  # opening it later reports why
     if head.startswith(_PICTURES):
         problem = f"{path.name} is a picture, and the words in it are not read."
         raise RequestError(problem, hint="Copy the error as text, and paste it: tonnage explain -, then Ctrl-D.")
@@ -41,7 +41,7 @@ def is_text(path: Path) -> bool:
 
 
 def standard_input() -> BinaryIO:
-    """What is piped in."""
+    """Return what is piped in."""
     if sys.stdin is None:
         raise RequestError(
             "Standard input is closed.", hint="Pipe a log into it: python train.py 2>&1 | tonnage explain -"
@@ -58,7 +58,7 @@ def standard_input() -> BinaryIO:
 
 
 def clipboard() -> BinaryIO:
-    """What was copied, by the first program there is that reads it."""
+    """Return the clipboard, read by the first available program."""
     for command in _readers():
         try:
             done = subprocess.run(command, capture_output=True, timeout=_WAIT_SECONDS, check=False)

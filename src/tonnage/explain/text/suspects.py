@@ -1,7 +1,7 @@
-"""What may have been the cause, by the numbers, the words and the place of an error; each with how sure that is, and why.
+"""Possible causes by the numbers, wording and place of an error, each with its certainty and evidence.
 
-"certain": the text itself proves it. "likely": it explains what was missing, and the text has nothing that speaks against
-it. "possible": the text allows it. Nothing is added up that rounding could overturn.
+"certain": the text itself proves it. "likely": it explains what was missing, and nothing in the text contradicts it.
+"possible": the text allows it. No sum is used that rounding could overturn.
 """
 
 import math
@@ -24,9 +24,9 @@ _DATA = Path(__file__).parent / "data" / "causes.toml"
 _ORDER = {"certain": 0, "likely": 1, "possible": 2}
 # A context and its libraries; a desktop beside them on a small card.
 _CONTEXT_BYTES = GIB
-# Shares of a card, or of what is reserved, from which on something is the point and not beside it.
+# Shares of a card, or of reserved memory, above which something counts as most, much or some.
 _MOST, _MUCH, _SOME = 0.5, 0.25, 0.1
-# Steps leave free blocks behind; less than this share of them is none.
+# Steps leave free blocks behind; below this share there are none.
 _LOADING = 0.005
 _SERIES = (
     re.compile(r"\bmemory: (\d{3,6})\b"),
@@ -39,7 +39,7 @@ _CLIMB, _LEAST_SAMPLES = 1.2, 5
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A cause, how sure it is, the evidence in a sentence, what stays open, and what to do."""
+    """A cause, its certainty, the evidence in a sentence, what remains open, and what to do."""
 
     cause: str
     certainty: Certainty
@@ -55,7 +55,7 @@ class Suspect:
 
 
 def suspects_of(numbers: Numbers | None, said: Sequence[Said], place: Place, lines: Sequence[str]) -> list[Suspect]:
-    """All of them, the likeliest first; one of a cause."""
+    """Return all suspects, likeliest first, one per cause."""
     found = [
         Suspect(entry.cause, entry.certainty, entry.says, entry.unproved, entry.steps)
         for entry in said
@@ -92,7 +92,7 @@ def _of_numbers(numbers: Numbers, place: Place) -> Iterator[Suspect]:
 
 
 def _limit(numbers: Numbers) -> Iterator[Suspect]:
-    """A limit below the card's own size refused it, though the card had room."""
+    """Yield a limit below the card's size that refused the request although the card had room."""
     allowed, own = numbers.allowed, numbers.reserved if numbers.reserved is not None else numbers.allocated
     if allowed is None or own is None:
         return
@@ -121,7 +121,7 @@ def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
     side = math.isqrt(numbers.asked // 2)
     size = f"{format_bytes(numbers.asked)} in one request ({side:,} × {side:,} numbers of 16 bits)"
     if numbers.asked > total + numbers.slack("asked", "total"):
-        # Where the line is known, what it does is the cause, and this its evidence.
+        # If the line is known, its operation is the cause, and this is evidence.
         certainty: Certainty = "likely" if place.operator else "certain"
         sentence = f"{size} is more than all {format_bytes(total)} of the card: it cannot fit, whatever is freed"
     elif numbers.asked > _MOST * total and numbers.asked > (numbers.allocated or 0):
@@ -133,7 +133,7 @@ def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
 
 
 def _one_tensor_on_any_card(numbers: Numbers) -> Iterator[Suspect]:
-    """The same where the message does not say what the card has: by the cards there are."""
+    """Yield the same if the message does not give the card's size, judged by existing cards."""
     cards = [gpu.memory_bytes for gpu in all_gpus()]
     smaller = sum(memory < numbers.asked for memory in cards) / len(cards)
     if smaller > 1 - _SOME:
@@ -143,7 +143,7 @@ def _one_tensor_on_any_card(numbers: Numbers) -> Iterator[Suspect]:
 
 
 def _others(numbers: Numbers) -> Iterator[Suspect]:
-    """What other processes hold: by the message's list, or what is left over."""
+    """Yield what other processes hold, from the message's list or as the remainder."""
     if numbers.total is None or numbers.free is None or numbers.own is None:
         return
     short = numbers.short or 0
@@ -172,7 +172,7 @@ def _others(numbers: Numbers) -> Iterator[Suspect]:
 
 
 def _fragmentation(numbers: Numbers) -> Iterator[Suspect]:
-    """Enough lay unused in what was reserved, and in no piece that was large enough."""
+    """Yield fragmentation: enough reserved memory was unused, but no piece was large enough."""
     unused, reserved = numbers.unallocated, numbers.reserved
     if not unused or not reserved or (numbers.total and numbers.asked > numbers.total):
         return
@@ -202,7 +202,7 @@ def _refused(numbers: Numbers) -> Iterator[Suspect]:
 
 
 def _outside(numbers: Numbers) -> Iterator[Suspect]:
-    """What this process holds on the card beside PyTorch's memory, where it is more than a context."""
+    """Yield what this process holds outside PyTorch, if it exceeds a context."""
     if numbers.process is None or numbers.reserved is None or numbers.total is None or numbers.is_process_inferred:
         return
     outside = numbers.process - numbers.reserved - numbers.slack("process", "allocated", "unallocated")
@@ -214,7 +214,7 @@ def _outside(numbers: Numbers) -> Iterator[Suspect]:
 
 
 def _of_place(numbers: Numbers | None, place: Place) -> Iterator[Suspect]:
-    """What the failing line was doing; evaluation, where training steps had gone well before."""
+    """Yield what the failing line was doing; evaluation, if training steps had succeeded before."""
     operator = place.operator
     frame = place.own_frame
     at = f" ({frame.file.rsplit('/', 1)[-1]}:{frame.line}, {frame.function})" if frame and frame.line else ""
@@ -233,7 +233,7 @@ def _of_place(numbers: Numbers | None, place: Place) -> Iterator[Suspect]:
 
 
 def _of_series(lines: Sequence[str]) -> Iterator[Suspect]:
-    """Memory that a log prints turn after turn, and that only climbs."""
+    """Yield memory that a log prints repeatedly and that only climbs."""
     for pattern in _SERIES:
         values = [float(match[1]) for line in lines if (match := pattern.search(line))]
         if len(values) < _LEAST_SAMPLES or min(values) <= 0:
@@ -247,7 +247,7 @@ def _of_series(lines: Sequence[str]) -> Iterator[Suspect]:
 
 
 def _loading(numbers: Numbers, place: Place) -> Iterator[Suspect]:
-    """Where nothing that was reserved lies free, nothing has been freed yet: no step has run, weights were being loaded."""
+    """Yield loading: if no reserved memory is free, nothing was freed yet, so no step has run."""
     reserved, unused, total = numbers.reserved, numbers.unallocated, numbers.total
     if reserved is None or unused is None or total is None or place.phase not in ("", "loading"):
         return
@@ -261,7 +261,7 @@ def _loading(numbers: Numbers, place: Place) -> Iterator[Suspect]:
 
 
 def _without_numbers(place: Place) -> Iterator[Suspect]:
-    """The driver's own error, in a traceback: PyTorch's allocator would have given numbers."""
+    """Yield the driver's own error in a traceback: PyTorch's allocator would have given numbers."""
     if place.phase in ("forward", "backward", "optimizer", "generation"):
         sentence = f"the driver refused in the middle of the program's work ({place.phase}), not at its start"
         yield _suspect("capacity", "likely", sentence)
@@ -273,7 +273,7 @@ def _without_numbers(place: Place) -> Iterator[Suspect]:
 
 
 def _capacity(numbers: Numbers) -> Iterator[Suspect]:
-    """Nothing else: what this process holds fills the card."""
+    """Yield lack of capacity: this process alone fills the card."""
     own, total = numbers.own, numbers.total
     asked = f"{format_bytes(numbers.asked)} more were asked for"
     if own is None or total is None:

@@ -1,4 +1,4 @@
-"""What programs say in words of their own when memory is short (`data/words.toml`): who speaks, and what it means."""
+"""Out-of-memory messages of other programs (`data/words.toml`): who prints them, and what they mean."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ _DATA = Path(__file__).parent / "data" / "words.toml"
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One entry that a text meets: the entry's words, with the text's own figures in them."""
+    """One entry that matches a text, with the text's own figures filled in."""
 
     id: str
     speaker: str
@@ -29,7 +29,7 @@ class Said:
 
 
 def said_in(episode: Episode) -> list[Said]:
-    """Every entry that an episode meets, in the order of the file: the more telling first."""
+    """Return every entry that matches an episode, in the order of the file: the more specific first."""
     text = episode.text
     found = []
     for pattern, row in _entries():
@@ -66,7 +66,7 @@ def _figure(name: str, value: str) -> str:
 
 
 def _filled(words: str, figures: dict[str, str]) -> str:
-    """A sentence with its figures in it; nothing where one of them is not known."""
+    """Fill figures into a sentence; empty if one of them is unknown."""
     try:
         return words.format_map(figures)
     except KeyError:

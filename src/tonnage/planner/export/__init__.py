@@ -1,7 +1,7 @@
-"""A plan as files that launch it: one module a target, each with `FILE`, `obstacles`, `notes` and `render`.
+"""Export a plan as files that launch it: one module per target, each with `FILE`, `obstacles`, `notes` and `render`.
 
-A target that cannot say what was planned is left out, and README.txt says why; nothing is exported that would train in
-another way without a word. No file is replaced unless that is asked for, and none is written before all are known.
+A target that cannot express the plan is left out, and README.txt says why; nothing is exported that would silently
+train differently. Files are not overwritten unless asked, and all are rendered before any is written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from tonnage.planner.export.launch import Launch, ServingLaunch
 
 __all__ = ["Launch", "ServingLaunch", "export_serving", "export_training", "left_out"]
 
-# Engines that one script starts; vLLM's have Ray and a check beside them.
+# Engines started by a single script; vLLM's also has Ray and a check.
 SERVERS = {"sglang": sglang, "tensorrt-llm": tensorrt_llm, "llama.cpp": llama_cpp}
 _TARGETS = (
     training_arguments,
@@ -44,7 +44,7 @@ _TARGETS = (
 
 
 def export_training(plan: Launch, directory: Path, *, force: bool = False) -> list[Path]:
-    """Write every file that can say what was planned; their paths, `launch.sh` and `README.txt` last."""
+    """Write every file that can express the plan. Returns their paths, `launch.sh` and `README.txt` last."""
     omitted = left_out(plan)
     chosen = [target for target in _TARGETS if target.FILE not in omitted]
     texts = {target.FILE: target.render(plan) for target in chosen}
@@ -55,7 +55,7 @@ def export_training(plan: Launch, directory: Path, *, force: bool = False) -> li
 
 
 def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False) -> list[Path]:
-    """Write the scripts that serve and check; their paths, the server's first and `README.txt` last."""
+    """Write the scripts that serve and check. Returns their paths, the server's first and `README.txt` last."""
     omitted = left_out(plan)
     if plan.engine in SERVERS:
         server = SERVERS[plan.engine]
@@ -75,7 +75,7 @@ def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False)
 
 
 def left_out(plan: Launch | ServingLaunch) -> dict[str, list[str]]:
-    """Files that cannot say what was planned, each with the reasons."""
+    """Return the files that cannot express the plan, each with the reasons."""
     if isinstance(plan, ServingLaunch):
         server = SERVERS.get(plan.engine, vllm)
         found = {server.FILE: server.obstacles(plan)}

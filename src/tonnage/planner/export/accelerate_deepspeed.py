@@ -1,4 +1,4 @@
-"""accelerate's YAML for DeepSpeed: who runs where; all else is in DeepSpeed's own file, which it names."""
+"""accelerate's YAML for DeepSpeed: processes and hosts; the rest is in DeepSpeed's own file, which it names."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ FILE = "accelerate_deepspeed.yaml"
 
 
 def obstacles(launch: Launch) -> list[str]:
-    """Those of DeepSpeed's file."""
+    """Return the obstacles of DeepSpeed's file."""
     return deepspeed.obstacles(launch)
 
 
 def notes(launch: Launch) -> list[str]:
-    """Those of DeepSpeed's file are said there."""
+    """Return nothing: DeepSpeed's file has the notes."""
     return []
 
 
 def render(launch: Launch) -> str:
-    """The file."""
+    """Return the file's text."""
     return to_yaml(settings(launch))
 
 
 def settings(launch: Launch) -> dict[str, Any]:
-    """What the file says. Precision is DeepSpeed's: accelerate refuses it in both."""
+    """Return the file's settings. Precision is in DeepSpeed's file: accelerate refuses it in both."""
     machines = {key: value for key, value in cluster_settings(launch).items() if key != "mixed_precision"}
     return {**machines, "distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(launch)}
 

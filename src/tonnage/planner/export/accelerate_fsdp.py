@@ -10,7 +10,7 @@ MIXED = {"fp16-mixed": "fp16", "bf16-mixed": "bf16", "fp8": "fp8"}
 
 
 def obstacles(launch: Launch) -> list[str]:
-    """What it cannot say."""
+    """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     return [
         *reasons(
@@ -28,7 +28,7 @@ def obstacles(launch: Launch) -> list[str]:
 
 
 def shared_obstacles(launch: Launch) -> list[str]:
-    """What FSDP2 cannot do, whoever sets it up."""
+    """Return what FSDP2 cannot do under any launcher."""
     configuration = launch.configuration
     together = configuration.parameter_place == configuration.optimizer_place
     return reasons(
@@ -44,7 +44,7 @@ def shared_obstacles(launch: Launch) -> list[str]:
 
 
 def notes(launch: Launch) -> list[str]:
-    """How it differs from what was planned."""
+    """Return how the file differs from the plan."""
     configuration = launch.configuration
     return reasons(
         (
@@ -63,12 +63,12 @@ def notes(launch: Launch) -> list[str]:
 
 
 def render(launch: Launch) -> str:
-    """The file."""
+    """Return the file's text."""
     return to_yaml(settings(launch))
 
 
 def settings(launch: Launch) -> dict[str, Any]:
-    """What the file says."""
+    """Return the file's settings."""
     return {
         **cluster_settings(launch),
         "distributed_type": "FSDP",
@@ -78,7 +78,7 @@ def settings(launch: Launch) -> dict[str, Any]:
 
 
 def cluster_settings(launch: Launch) -> dict[str, Any]:
-    """What every accelerate file says of machines and precision. Rank and address are given where it is launched."""
+    """Return the machines and precision of every accelerate file. Rank and address are set at launch."""
     configuration, hosts = launch.configuration, launch.cluster.hosts
     fp8 = {"fp8_config": {"backend": "AO"}} if configuration.precision == "fp8" else {}
     compiled = {"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if configuration.compile else {}

@@ -1,6 +1,6 @@
 """DeepSpeed's JSON: ZeRO stages, offload to the host and to NVMe, precision, optimizer. Written for DeepSpeed 0.19.
 
-Which activations are recomputed is the model's business, not this file's: `train.py` sees to it.
+Activation recomputation is up to the model: `train.py` sets it.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tonnage.planner.export.text import to_json
 FILE = "deepspeed.json"
 NVME_PATH = "/local_nvme"
 _DEVICES = MappingProxyType({"gpu": "none", "host": "cpu", "nvme": "nvme"})
-# Optimizers as DeepSpeed names them; a name that is not its own is looked up in torch.optim.
+# Optimizers as DeepSpeed names them; unknown names are looked up in torch.optim.
 _NAMES = MappingProxyType(
     {"sgd": "SGD", "momentum": "SGD", "adam": "Adam", "adamw": "AdamW", "lion": "Lion", "muon": "Muon"}
 )
@@ -21,7 +21,7 @@ _OWN = ("adam", "adamw", "lion", "muon")
 
 
 def obstacles(launch: Launch) -> list[str]:
-    """What its configuration cannot say."""
+    """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     return [
         *reasons(
@@ -53,7 +53,7 @@ def _offload_obstacles(launch: Launch) -> list[str]:
 
 
 def notes(launch: Launch) -> list[str]:
-    """How it differs from what was planned."""
+    """Return how the file differs from the plan."""
     configuration = launch.configuration
     return reasons(
         (
@@ -68,12 +68,12 @@ def notes(launch: Launch) -> list[str]:
 
 
 def render(launch: Launch) -> str:
-    """The file."""
+    """Return the file's text."""
     return to_json(settings(launch))
 
 
 def settings(launch: Launch) -> dict[str, Any]:
-    """What the file says. Batch sizes are a GPU's: their product with the ranks is the global batch."""
+    """Return the file's settings. Batch sizes are per GPU: their product with the ranks is the global batch."""
     configuration, sizes = launch.configuration, launch.sizes
     return {
         "train_micro_batch_size_per_gpu": sizes.micro_batch,
@@ -96,7 +96,7 @@ def _precision(precision: str) -> dict[str, Any]:
 
 
 def _optimizer(launch: Launch) -> dict[str, Any]:
-    """A section for DeepSpeed's optimizers and torch's; one that the script builds is only let in."""
+    """Return the section for DeepSpeed's and torch's optimizers; one built by the script is only allowed."""
     configuration = launch.configuration
     if configuration.optimizer not in _NAMES:
         return {"zero_allow_untested_optimizer": True}

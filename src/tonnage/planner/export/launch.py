@@ -1,4 +1,4 @@
-"""What an exported file starts: a plan for training or serving, in plain numbers. It does not know any file's format."""
+"""What an exported file starts: a plan for training or serving, in plain numbers, independent of file formats."""
 
 import shlex
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from tonnage.models.presets import hub_id
 from tonnage.models.shape import ModelShape
 
 if TYPE_CHECKING:
-    # NumPy comes with it, and a server is launched without.
+    # It imports NumPy, which launching a server does not need.
     from tonnage.budget.configuration import Configuration
 
-# Nothing in a plan depends on it: a place to start, the same in every file.
+# Nothing in a plan depends on it: a starting point, the same in every file.
 LEARNING_RATE = 1e-4
 CLIP_NORM = 1.0
 
@@ -22,7 +22,7 @@ Engine = Literal["ddp", "fsdp2", "deepspeed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The numbers of a configuration: see there."""
+    """The numbers of a `Configuration`."""
 
     seq: int
     micro_batch: int
@@ -36,7 +36,7 @@ class Sizes:
 
     @property
     def gpus(self) -> int:
-        """How many it takes."""
+        """GPUs that it uses."""
         return self.tp * self.cp * self.pp * self.data
 
     @property
@@ -46,13 +46,13 @@ class Sizes:
 
     @property
     def replicas(self) -> int:
-        """Copies of what sharding shards: more than one in hybrid sharding."""
+        """Copies of what is sharded: more than one in hybrid sharding."""
         return self.data // self.shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A training run: one configuration in plain numbers, on a cluster. `model` is as the user named it."""
+    """A training run: one configuration with plain numbers on a cluster. `model` is as the user named it."""
 
     model: str
     shape: ModelShape
@@ -68,18 +68,18 @@ class Launch:
 
     @property
     def engine(self) -> Engine:
-        """Who splits the work between data-parallel ranks."""
+        """The library that implements data parallelism."""
         configuration = self.configuration
         if configuration.framework == "deepspeed":
             return "deepspeed"
         if configuration.zero == 0 or self.sizes.data * self.sizes.cp == 1:
             return "ddp"
-        # PyTorch alone shards optimizer states by themselves only in code.
+        # Plain PyTorch can shard optimizer states alone only in code.
         return "fsdp2" if configuration.framework == "fsdp2" or configuration.zero > 1 else "deepspeed"
 
     @property
     def recomputed_every(self) -> int:
-        """One block in so many is recomputed whole; 0: none is."""
+        """One block in this many is recomputed whole; 0 if none is."""
         checkpoint = self.configuration.checkpoint
         if checkpoint.startswith("every-"):
             return int(checkpoint.removeprefix("every-"))
@@ -87,18 +87,17 @@ class Launch:
 
     @property
     def offloaded(self) -> bool:
-        """Parameters or optimizer states live outside the GPU."""
+        """Whether parameters or optimizer states are offloaded."""
         return {self.configuration.parameter_place, self.configuration.optimizer_place} != {"gpu"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLaunch:
-    """A server: one copy of the model on `gpus` cards, `copies` times. `context` is tokens of one sequence at most.
+    """A server: `copies` replicas of the model on `gpus` GPUs each. `context` is the maximum sequence length.
 
-    `weights` and `kv` are formats (bf16, fp8, int8, int4), `stored` that of the checkpoint, and `tokenizer` the model whose
-    tokenizer a GGUF file takes; `block` 0 leaves the size of a block to vLLM. `stage_layers` are
-    those of each pipeline stage where they are not equal. `card` to `ledger` are what was planned for, to be read by people;
-    what follows `engine` is llama.cpp's.
+    `weights` and `kv` are formats (bf16, fp8, int8, int4), `stored` is the checkpoint's, and `tokenizer` the model
+    whose tokenizer a GGUF file uses; `block` 0 lets vLLM choose. `stage_layers` are the layers per pipeline stage if
+    unequal. `card` to `ledger` describe the plan for readers; fields after `engine` are llama.cpp's.
     """
 
     model: str
@@ -130,41 +129,41 @@ class ServingLaunch:
 
     @property
     def hosts(self) -> int:
-        """Of one copy."""
+        """Hosts of one replica."""
         return -(-self.gpus // self.gpus_per_host)
 
     @property
     def host_gpus(self) -> int:
-        """Of one copy on one host."""
+        """GPUs of one replica on one host."""
         return min(self.gpus, self.gpus_per_host)
 
     @property
     def copies_on_a_host(self) -> int:
-        """That lie side by side; 1 where a copy fills its hosts."""
+        """Replicas on one host; 1 if a replica fills its hosts."""
         return min(self.copies, max(self.gpus_per_host // self.gpus, 1))
 
 
 def reasons(*claims: tuple[bool, str]) -> list[str]:
-    """The words of the claims that hold."""
+    """Return the text of the claims that hold."""
     return [words for holds, words in claims if holds]
 
 
 def served_model(launch: ServingLaunch) -> str:
-    """A name on the hub, or a folder by its whole path: engines read no lone config.json."""
+    """Return a name on the hub, or a folder's absolute path: engines do not read a lone config.json."""
     path = Path(launch.model)
     return str((path.parent if path.is_file() else path).resolve()) if path.exists() else hub_id(launch.model)
 
 
 def shell_script(name: str, words: list[str], rest: str, *, given: tuple[str, ...] = (), here: bool = False) -> str:
-    """A script that runs these words with `rest` and what its caller adds.
+    """Return a script that runs these words with `rest` and its caller's arguments.
 
-    `given` are variables that it asks for; `here`: it runs in its own folder, where files lie that it reads.
+    `given` are environment variables that it requires; `here`: it changes to its own folder, to read files there.
     """
     usage = " ".join([*(f"{variable}=..." for variable in given), f"bash {name} [FLAG]..."])
     asked = "".join(f': "${{{variable}:?set {variable}}}"\n' for variable in given)
     lines = [shlex.quote(words[0])]
     for word in words[1:]:
-        # A flag begins a line, its value stays beside it.
+        # A flag begins a line, with its value beside it.
         lines[-1:] = [lines[-1], shlex.quote(word)] if word.startswith("-") else [f"{lines[-1]} {shlex.quote(word)}"]
     body = " \\\n  ".join([*lines, rest, '"$@"'])
     folder = 'cd "$(dirname "$0")"\n' if here else ""

@@ -1,6 +1,6 @@
 """llama.cpp's flags, and `llama_cpp.sh`, which serves with them. Written for llama-server of build b10586.
 
-A GGUF file is named by its path; for a model that is no file yet, the script takes the path as `GGUF`.
+A GGUF file is named by its path; if the model is not a file yet, the script takes the path as `GGUF`.
 """
 
 import shlex
@@ -14,26 +14,26 @@ PORT = 8080
 
 
 def obstacles(launch: ServingLaunch) -> list[str]:
-    """Nothing that was planned for it has no flag."""
+    """Return nothing: every plan has flags."""
     return []
 
 
 def notes(launch: ServingLaunch) -> list[str]:
-    """What it needs."""
+    """Return what the script needs."""
     return reasons(
         (Path(launch.model).suffix != ".gguf", f"GGUF=PATH names the file, of type {launch.weights.upper()}")
     )
 
 
 def file_name(launch: ServingLaunch) -> str:
-    """The file, or what it is commonly called."""
+    """Return the file, or its usual name."""
     if Path(launch.model).suffix == ".gguf":
         return str(Path(launch.model).resolve()) if Path(launch.model).exists() else launch.model
     return f"{Path(launch.model).name}-{launch.weights.upper()}.gguf"
 
 
 def command(launch: ServingLaunch) -> list[str]:
-    """The words that start it."""
+    """Return the command line."""
     users = launch.max_seqs
     words = ["llama-server", "-m", file_name(launch), "-c", str(users * launch.context), "-np", str(users)]
     words += ["-ngl", str(launch.gpu_layers)] if launch.gpu_layers else ["-ngl", "0", "--device", "none"]
@@ -44,7 +44,7 @@ def command(launch: ServingLaunch) -> list[str]:
 
 
 def render(launch: ServingLaunch) -> str:
-    """The script; GGUF in its environment names another file."""
+    """Return the script; GGUF in its environment names another file."""
     name = shlex.quote(file_name(launch))
     return shell_script(FILE, command(launch), f"--port {PORT}").replace(
         f"-m {name}", f'-m "${{GGUF:-{file_name(launch)}}}"'

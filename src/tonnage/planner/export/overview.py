@@ -1,4 +1,4 @@
-"""`launch.sh`, which starts what was exported, and `README.txt`, which says what each file is and which are missing."""
+"""`launch.sh`, which starts what was exported, and `README.txt`, which lists each file and those left out."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
@@ -45,7 +45,7 @@ PURPOSES = {
 
 
 def launch_script(launch: Launch, exported: Sequence[str]) -> str:
-    """Starts the first of these that is there: train.py, torchtitan, a script of the user's."""
+    """Return a script that starts the first of these that exists: train.py, torchtitan, a script of the user's."""
     usage, given, start = _start(launch, exported)
     return f"""#!/usr/bin/env bash
 # {usage}
@@ -58,7 +58,7 @@ source ./{environment.FILE}
 
 
 def _start(launch: Launch, exported: Sequence[str]) -> tuple[str, str, str]:
-    """How it is called, what it takes from the line before it changes folders, and what it runs."""
+    """Return its usage, the arguments it reads before changing folders, and the command."""
     if train_script.FILE in exported:
         given = 'tokens=$(realpath "${1:?give a file of tokens}")\n'
         return "bash launch.sh TOKENS: train.py.", given, f'exec bash {torchrun.FILE} {train_script.FILE} "$tokens"'
@@ -92,7 +92,7 @@ def read_me(
     notes: Mapping[str, Sequence[str]],
     omitted: Mapping[str, Sequence[str]],
 ) -> str:
-    """What is here, what differs from the plan, and what is not here and why."""
+    """Return what was exported, what differs from the plan, and what was left out and why."""
     parts = [_wrapped(_headline(launch))]
     parts.append("\n".join(f"{name:<27}{PURPOSES[name]}" for name in exported if name in PURPOSES))
     if isinstance(launch, ServingLaunch) and not omitted:

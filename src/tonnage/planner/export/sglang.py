@@ -1,7 +1,7 @@
 """SGLang's flags, and `sglang.sh`, which serves with them. Written for the command line of SGLang 0.5.18.
 
-Copies that share a host are SGLang's data parallelism: one server spreads requests over them. Several hosts find each other by
-`HEAD` and `RANK`.
+Replicas on one host use SGLang's data parallelism: one server spreads requests over them. Several hosts find each other
+by `HEAD` and `RANK`.
 """
 
 from tonnage.budget.weights import WEIGHT_FORMATS
@@ -15,7 +15,7 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def obstacles(launch: ServingLaunch) -> list[str]:
-    """What its flags cannot say."""
+    """Return what the flags cannot express."""
     return reasons(
         (launch.kv not in _CACHES, f"SGLang keeps no KV cache in {launch.kv}"),
         (
@@ -26,13 +26,13 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 
 
 def notes(launch: ServingLaunch) -> list[str]:
-    """What it needs."""
+    """Return what the script needs."""
     quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
     return reasons((quantized, f"SGLang reads {launch.weights} from the checkpoint: name one that was quantized so"))
 
 
 def command(launch: ServingLaunch) -> list[str]:
-    """The words that start it on one host."""
+    """Return the command line for one host."""
     chosen: dict[str, object] = {
         "--model-path": served_model(launch),
         "--tp-size": launch.tp,
@@ -53,7 +53,7 @@ def command(launch: ServingLaunch) -> list[str]:
 
 
 def render(launch: ServingLaunch) -> str:
-    """The script."""
+    """Return the script."""
     if launch.hosts == 1:
         return shell_script(FILE, command(launch), f"--port {PORT}")
     joined = f'--nnodes {launch.hosts} --node-rank "$RANK" --dist-init-addr "$HEAD:{_RENDEZVOUS_PORT}" --port {PORT}'

@@ -16,7 +16,7 @@ _CACHES = {"fp32": "auto", "fp16": "auto", "bf16": "auto", "fp8": "fp8"}
 
 
 def obstacles(launch: ServingLaunch) -> list[str]:
-    """What its flags cannot say."""
+    """Return what the flags cannot express."""
     container = WEIGHT_FORMATS[launch.weights].container
     return reasons(
         (launch.kv not in _CACHES, f"TensorRT-LLM keeps no KV cache in {launch.kv}"),
@@ -26,7 +26,7 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 
 
 def notes(launch: ServingLaunch) -> list[str]:
-    """What it needs."""
+    """Return what the script needs."""
     quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights != launch.stored
     return reasons(
         (quantized, f"TensorRT-LLM reads {launch.weights} from the checkpoint: name one that was quantized so")
@@ -34,7 +34,7 @@ def notes(launch: ServingLaunch) -> list[str]:
 
 
 def command(launch: ServingLaunch) -> list[str]:
-    """The words that start it."""
+    """Return the command line."""
     chosen: dict[str, object] = {
         "--backend": "pytorch",
         "--tp_size": launch.tp,
@@ -49,7 +49,7 @@ def command(launch: ServingLaunch) -> list[str]:
 
 
 def options(launch: ServingLaunch) -> str:
-    """What has no flag."""
+    """Return the options that have no flag, as YAML."""
     cache: dict[str, Any] = {
         "dtype": _CACHES[launch.kv],
         "tokens_per_block": launch.block or 32,
@@ -59,5 +59,5 @@ def options(launch: ServingLaunch) -> str:
 
 
 def render(launch: ServingLaunch) -> str:
-    """The script."""
+    """Return the script."""
     return shell_script(FILE, command(launch), f"--port {PORT}", here=True)

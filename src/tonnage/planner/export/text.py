@@ -1,7 +1,7 @@
-"""Settings as YAML, TOML and JSON: tables of tables of plain values, which is all that launchers read.
+"""Settings as YAML, TOML and JSON: nested tables of plain values, which is all that launchers read.
 
-The standard library writes neither YAML nor TOML, and the core takes no dependency for forty lines. A string is quoted
-as JSON quotes it, which both formats read.
+The standard library writes neither YAML nor TOML, and forty lines do not justify a dependency. Strings are quoted as in
+JSON, which both formats read.
 """
 
 import json
@@ -12,17 +12,17 @@ Settings = Mapping[str, Any]
 
 
 def to_json(settings: Settings) -> str:
-    """With an indent of two."""
+    """Format as JSON with an indent of two."""
     return json.dumps(settings, indent=2) + "\n"
 
 
 def to_yaml(settings: Settings) -> str:
-    """In blocks; an empty table stays on its line."""
+    """Format as block YAML; an empty table stays on its line."""
     return "".join(f"{line}\n" for line in _yaml_lines(settings, ""))
 
 
 def to_toml(settings: Settings) -> str:
-    """Every table under its full name, values first."""
+    """Format as TOML with every table under its full name, values first."""
     return "\n".join(_toml_tables(settings, ())).lstrip("\n") + "\n"
 
 
@@ -46,7 +46,7 @@ def _toml_tables(settings: Settings, path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _number(value: Any) -> str:
-    """A fraction with a point in it: YAML 1.1 reads 1e-05 as a word."""
+    """Format a float with a decimal point: YAML 1.1 reads 1e-05 as a string."""
     if not isinstance(value, float):
         return ""
     text = f"{value:.12f}".rstrip("0")

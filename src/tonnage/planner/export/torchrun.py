@@ -1,4 +1,4 @@
-"""A torchrun line in a script: on one host by itself, on many with a meeting point that each host is told.
+"""A script around torchrun: standalone on one host, with a rendezvous address on several.
 
 The script runs what follows it: `bash torchrun.sh train.py tokens.pt`, or `bash torchrun.sh -m torchtitan.train ...`.
 """
@@ -10,17 +10,17 @@ PORT = 29500
 
 
 def obstacles(launch: Launch) -> list[str]:
-    """Every plan has one."""
+    """Return nothing: every plan can be expressed."""
     return []
 
 
 def notes(launch: Launch) -> list[str]:
-    """Nothing differs."""
+    """Return nothing: nothing differs."""
     return []
 
 
 def render(launch: Launch) -> str:
-    """The script."""
+    """Return the script."""
     meeting = ': "${HEAD:?set HEAD to the address of the first host, the same on every host}"\n'
     return f"""#!/usr/bin/env bash
 # One process a GPU, running what follows the name of this script.
@@ -30,7 +30,7 @@ set -euo pipefail
 
 
 def words(launch: Launch) -> list[str]:
-    """torchrun's own arguments, as the shell reads them."""
+    """Return torchrun's own arguments, as the shell reads them."""
     hosts = launch.cluster.hosts
     processes = [f"--nproc-per-node={launch.sizes.gpus // hosts}"]
     if hosts == 1:

@@ -1,4 +1,4 @@
-"""torchtitan's TOML: every parallelism at once, for the models that torchtitan carries.
+"""torchtitan's TOML: every parallelism at once, for the models that torchtitan includes.
 
 Written for torchtitan 0.2.2, the last version that reads TOML; later ones are configured in Python.
 """
@@ -19,7 +19,7 @@ _KERNELS = {"foreach": "foreach", "fused": "fused", "loop": "for-loop"}
 
 
 def obstacles(launch: Launch) -> list[str]:
-    """What it cannot say."""
+    """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     return [
         *reasons(
@@ -70,7 +70,7 @@ def _sharding_obstacles(launch: Launch) -> list[str]:
 
 
 def notes(launch: Launch) -> list[str]:
-    """How it differs from what was planned, and what it needs."""
+    """Return how the file differs from the plan, and what it needs."""
     configuration = launch.configuration
     return reasons(
         (
@@ -82,12 +82,12 @@ def notes(launch: Launch) -> list[str]:
 
 
 def render(launch: Launch) -> str:
-    """The file."""
+    """Return the file's text."""
     return to_toml(settings(launch))
 
 
 def settings(launch: Launch) -> dict[str, Any]:
-    """What the file says."""
+    """Return the file's settings."""
     configuration, found = launch.configuration, flavor_of(launch)
     assert found, "rendered in spite of an obstacle"
     name, flavor = found
@@ -115,7 +115,7 @@ def settings(launch: Launch) -> dict[str, Any]:
 
 
 def flavor_of(launch: Launch) -> tuple[str, str] | None:
-    """torchtitan's name and flavor of this model; None where it has none."""
+    """Return torchtitan's name and flavor of this model; None if it has none."""
     return _flavors().get((launch.shape.architecture, launch.shape.parameters))
 
 
@@ -130,7 +130,7 @@ def _flavors() -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def _training(launch: Launch) -> dict[str, Any]:
-    """A pipeline splits its local batch into micro batches; elsewhere accumulation repeats it."""
+    """Return the batch settings. A pipeline splits its local batch; otherwise accumulation repeats it."""
     configuration, sizes = launch.configuration, launch.sizes
     plain = configuration.precision in ("fp32", "tf32")
     return {

@@ -1,6 +1,6 @@
-"""`train.py`: a script that reads `training_arguments.json` and does what that file cannot say.
+"""`train.py`: a script that reads `training_arguments.json` and does what that file cannot express.
 
-That is the type that parameters are loaded in, the attention kernel, adapters, and recomputation of some blocks. It
+That is the dtype in which parameters are loaded, the attention kernel, adapters, and recomputation of some blocks. It
 reads rows of tokens, so it is for models that predict the next one.
 """
 
@@ -79,7 +79,7 @@ Trainer(model=model, args=arguments, train_dataset=rows).train()
 
 
 def obstacles(launch: Launch) -> list[str]:
-    """It needs the arguments, and a model that predicts the next token."""
+    """Return why the script cannot run: it needs the arguments, and a model that predicts the next token."""
     shape = launch.shape
     predicts = len(shape.stacks) == 1 and shape.decoder.causal and shape.vocab > 0
     missing = training_arguments.obstacles(launch)
@@ -95,7 +95,7 @@ def obstacles(launch: Launch) -> list[str]:
 
 
 def notes(launch: Launch) -> list[str]:
-    """What it needs."""
+    """Return what the script needs."""
     configuration = launch.configuration
     return reasons(
         (configuration.lora_rank > 0, "adapters are PEFT's: pip install peft"),
@@ -104,7 +104,7 @@ def notes(launch: Launch) -> list[str]:
 
 
 def render(launch: Launch) -> str:
-    """The script."""
+    """Return the script."""
     head = _HEAD.format(
         model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports=_imports(launch)
     )
@@ -133,7 +133,7 @@ def _imports(launch: Launch) -> str:
 
 
 def _options(launch: Launch) -> list[str]:
-    """Trained parameters are FP32 unless the plan is in BF16 throughout; frozen ones are in 16 bits."""
+    """Return the loading options. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
     configuration = launch.configuration
     halved = configuration.precision == "bf16" or configuration.lora_rank > 0
     dtype = DTYPES.get(configuration.precision, "float32") if halved else "float32"

@@ -1,7 +1,7 @@
-"""Hugging Face `TrainingArguments` as JSON, which `HfArgumentParser.parse_json_file` reads. Written for transformers 5.
+"""Hugging Face `TrainingArguments` as JSON, for `HfArgumentParser.parse_json_file`. Written for transformers 5.
 
-Sharding is in it (`fsdp_config`, or the name of DeepSpeed's file), so that torchrun alone can launch it. Which blocks
-are recomputed is in it where all or none are; `train.py` does the rest.
+It includes sharding (`fsdp_config`, or the name of DeepSpeed's file), so that torchrun alone can launch it, and
+recomputation of all blocks or none; `train.py` does the rest.
 """
 
 from types import MappingProxyType
@@ -15,7 +15,7 @@ FILE = "training_arguments.json"
 _OPTIMIZERS = MappingProxyType(
     {
         "sgd": "sgd",
-        # Without weight decay, which is what is written, the two are one.
+        # They are equal without weight decay, which is what is written.
         "adam": "adamw_torch",
         "adamw": "adamw_torch",
         "adamw-8bit": "adamw_bnb_8bit",
@@ -23,7 +23,6 @@ _OPTIMIZERS = MappingProxyType(
         "lion": "lion_32bit",
     }
 )
-# The loss alone, of all that Liger replaces.
 _PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion": "paged_lion_32bit"}
 _RECOMPUTE = MappingProxyType(
     {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
@@ -34,7 +33,7 @@ _CHUNKED_LOSS = MappingProxyType(
 
 
 def obstacles(launch: Launch) -> list[str]:
-    """What it cannot say."""
+    """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     by_trainer = launch.engine != "deepspeed"
     kernel = configuration.optimizer_kernel
@@ -68,7 +67,7 @@ def _engine_obstacles(launch: Launch) -> list[str]:
 
 
 def notes(launch: Launch) -> list[str]:
-    """How it differs from what was planned, and what it needs."""
+    """Return how the file differs from the plan, and what it needs."""
     configuration = launch.configuration
     return reasons(
         (
@@ -88,12 +87,12 @@ def notes(launch: Launch) -> list[str]:
 
 
 def render(launch: Launch) -> str:
-    """The file."""
+    """Return the file's text."""
     return to_json(settings(launch))
 
 
 def settings(launch: Launch) -> dict[str, Any]:
-    """What the file says."""
+    """Return the file's settings."""
     configuration, sizes = launch.configuration, launch.sizes
     return {
         "output_dir": "output",
@@ -115,7 +114,7 @@ def settings(launch: Launch) -> dict[str, Any]:
 
 
 def _optimizer(launch: Launch) -> dict[str, Any]:
-    """Where DeepSpeed's file names an optimizer, that one is used."""
+    """Return the optimizer settings. An optimizer in DeepSpeed's file takes precedence."""
     configuration = launch.configuration
     name = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
     if configuration.paged:
@@ -125,7 +124,7 @@ def _optimizer(launch: Launch) -> dict[str, Any]:
 
 
 def _precision(launch: Launch) -> dict[str, Any]:
-    """Nothing where parameters are in the type that is computed in: `train.py` loads them so."""
+    """Return the precision settings; none if parameters have the compute dtype, in which `train.py` loads them."""
     precision = launch.configuration.precision
     if precision == "bf16-mixed" or (precision == "bf16" and launch.engine == "deepspeed"):
         return {"bf16": True}
@@ -139,7 +138,7 @@ def _sharding(launch: Launch) -> dict[str, Any]:
         return {"deepspeed": deepspeed.FILE}
     if launch.engine == "ddp":
         return {}
-    # What TrainingArguments takes of the keys of accelerate's file, without their prefix.
+    # The keys of accelerate's file that TrainingArguments accepts, without their prefix.
     fsdp = accelerate_fsdp.settings(launch)["fsdp_config"]
     renamed = {key.removeprefix("fsdp_"): value for key, value in fsdp.items()}
     renamed["cpu_offload"] = renamed.pop("offload_params")
@@ -148,7 +147,6 @@ def _sharding(launch: Launch) -> dict[str, Any]:
 
 
 def _liger(launch: Launch) -> dict[str, bool] | None:
-    """Which of its kernels are used; None where none is."""
     fused = launch.configuration.loss != "full"
     if launch.configuration.liger:
         return dict.fromkeys(_CHUNKED_LOSS, True) | {"cross_entropy": False, "fused_linear_cross_entropy": fused}

@@ -1,7 +1,7 @@
-"""vLLM's flags, and `vllm.sh`, which serves one copy of the model with them. Written for the command line of vLLM 0.32.
+"""vLLM's flags, and `vllm.sh`, which serves one replica with them. Written for the command line of vLLM 0.32.
 
-One GPU needs no executor, several in one host have vLLM's own processes, several hosts have Ray: `vllm_ray` starts it. Copies
-that share a host are told apart by `COPY`, which picks their GPUs and their port.
+One GPU needs no executor, several in one host use vLLM's own processes, several hosts use Ray, which `vllm_ray` starts.
+Replicas on one host are numbered by `COPY`, which picks their GPUs and port.
 """
 
 import shlex
@@ -15,12 +15,12 @@ FILE = "vllm.sh"
 PORT = 8000
 RAY_PORT = 6379
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-# "auto" is what the model computes in.
+# "auto" is the compute dtype.
 _CACHES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "fp8", "int4": "int4_per_token_head"}
 
 
 def obstacles(launch: ServingLaunch) -> list[str]:
-    """What its flags cannot say."""
+    """Return what the flags cannot express."""
     return reasons(
         (launch.kv not in _CACHES, f"vLLM keeps no KV cache in {launch.kv}"),
         (WEIGHT_FORMATS[launch.weights].container == "mlx", "vLLM reads no MLX checkpoint: name another of this model"),
@@ -28,8 +28,8 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 
 
 def notes(launch: ServingLaunch) -> list[str]:
-    """What it needs."""
-    # All but FP8 are made before they are loaded.
+    """Return what the script needs."""
+    # All formats but FP8 are quantized before loading.
     quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
     across = launch.hosts > 1 and launch.gpus_per_host % launch.tp != 0
     return reasons(
@@ -53,7 +53,7 @@ def notes(launch: ServingLaunch) -> list[str]:
 
 
 def render(launch: ServingLaunch) -> str:
-    """The script."""
+    """Return the script."""
     lines = lines_of(launch) + ([f'--port "$(({PORT} + copy))"'] if launch.copies_on_a_host > 1 else [])
     command = " \\\n  ".join(["exec vllm serve", shlex.quote(served_model(launch)), *lines, '"$@"'])
     return f"#!/usr/bin/env bash\n{_usage(launch)}set -euo pipefail\n{_environment(launch)}{command}\n"
@@ -87,7 +87,7 @@ def _environment(launch: ServingLaunch) -> str:
 
 
 def served_model(launch: ServingLaunch) -> str:
-    """A name on the hub, or a folder by its whole path: the scripts change folders, and vLLM reads no lone config.json."""
+    """Return a name on the hub, or a folder's absolute path, as the scripts change folders."""
     path = Path(launch.model)
     if WEIGHT_FORMATS[launch.weights].container == "gguf" and path.suffix != ".gguf":
         return launch.model if ":" in launch.model else f"{launch.model}:{launch.weights.upper()}"
@@ -97,18 +97,18 @@ def served_model(launch: ServingLaunch) -> str:
 
 
 def environment(launch: ServingLaunch) -> list[str]:
-    """Variables that the plan counts on, as `NAME=value`."""
+    """Return the environment variables that the plan relies on, as `NAME=value`."""
     counts = ",".join(map(str, launch.stage_layers))
     return [f"VLLM_PP_LAYER_PARTITION={counts}"] if counts else []
 
 
 def flags(launch: ServingLaunch) -> list[str]:
-    """The words after the model."""
+    """Return the arguments after the model."""
     return [word for line in lines_of(launch) for word in line.split(" ")]
 
 
 def lines_of(launch: ServingLaunch) -> list[str]:
-    """One flag with its value each."""
+    """Return one flag with its value per line."""
     chosen: dict[str, object] = {
         "--tensor-parallel-size": launch.tp,
         "--pipeline-parallel-size": launch.pp,
@@ -125,7 +125,7 @@ def lines_of(launch: ServingLaunch) -> list[str]:
 
 
 def _weights(launch: ServingLaunch) -> dict[str, object]:
-    """FP8 is made as a checkpoint is loaded, where it is not FP8 already; other formats are as the checkpoint has them."""
+    """Return the quantization flags. FP8 may be quantized while loading; other formats are the checkpoint's."""
     if WEIGHT_FORMATS[launch.weights].container == "gguf":
         return {"--tokenizer": hub_id(launch.tokenizer)}
     if launch.weights == "fp8" and launch.stored != "fp8":

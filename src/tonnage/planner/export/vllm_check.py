@@ -169,7 +169,7 @@ _ADDRESS = """    if words == ["address"]:
 
 
 def render(launch: ServingLaunch) -> str:
-    """The script."""
+    """Return the script."""
     many = launch.hosts > 1
     hosts = f"{launch.hosts} hosts with {launch.host_gpus} GPUs each" if many else "one host"
     known = tuple(_USAGE) if many else ("server",)

@@ -1,7 +1,7 @@
-"""The scripts around `vllm.sh`: Ray's head and workers for a copy on several hosts, or all copies of one host.
+"""The scripts around `vllm.sh`: Ray's head and workers for a replica on several hosts, or all replicas of one host.
 
-`start-head.sh` starts Ray, waits for every host and then serves; `start-worker.sh` waits for the head, joins it and stays.
-Ray 2.60 read these flags. Neither script ends Ray: another try needs it, and other work may.
+`start-head.sh` starts Ray, waits for every host and then serves; `start-worker.sh` waits for the head, joins it and
+stays. The flags are those of Ray 2.60. Neither script stops Ray: a retry or other work may need it.
 """
 
 from tonnage.planner.export.launch import ServingLaunch
@@ -17,7 +17,7 @@ export HEAD VLLM_HOST_IP
 
 
 def render(launch: ServingLaunch) -> dict[str, str]:
-    """Each script that this launch takes, by name."""
+    """Return each script that this launch needs, by name."""
     if launch.hosts > 1:
         return {HEAD: _head(launch), WORKER: _worker(launch)}
     return {COPIES: _copies(launch)} if launch.copies_on_a_host > 1 else {}

@@ -1,4 +1,4 @@
-"""What a person reads in README.txt of a server: the numbers of the plan, and what to run on which host, in order."""
+"""README.txt of a server: the numbers of the plan, and what to run on which host, in order."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -19,7 +19,7 @@ NAMES = {
 
 
 def headline(launch: ServingLaunch) -> str:
-    """Model, cards and hosts."""
+    """Return model, cards and hosts in one line."""
     cards = f"{launch.gpus * launch.copies} × {launch.card}" if launch.card else f"{launch.gpus * launch.copies} GPUs"
     hosts = -(-launch.gpus * launch.copies // launch.gpus_per_host)
     where = f" in {hosts} hosts of {launch.gpus_per_host}" if hosts > 1 else ""
@@ -27,7 +27,7 @@ def headline(launch: ServingLaunch) -> str:
 
 
 def parts(launch: ServingLaunch) -> list[str]:
-    """The chapters, each with its heading."""
+    """Return the chapters, each with its heading."""
     return [_chapter("The plan", _numbers(launch)), _chapter("What to run", _steps(launch))]
 
 
@@ -64,7 +64,6 @@ def _steps(launch: ServingLaunch) -> Iterator[str]:
 
 
 def _one_script(launch: ServingLaunch) -> Iterator[str]:
-    """Engines whose launcher does the rest."""
     name = f"{launch.engine.replace('-', '_').replace('.', '_')}.sh"
     if launch.hosts > 1:
         yield f"On each of {launch.hosts} hosts, with RANK from 0 on: HEAD=10.0.0.1 RANK=0 bash {name}"

@@ -1,4 +1,4 @@
-"""The report of a recording, or of a cluster's, as one page that opens offline."""
+"""The report of a recording, or of a cluster's, as one HTML page that works offline."""
 
 from tonnage.report.html.cluster_page import render_cluster_page
 from tonnage.report.html.page import render_page

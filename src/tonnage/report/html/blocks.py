@@ -1,8 +1,7 @@
-"""Every block of a run in a few columns, so that the page can say what was alive at any moment.
+"""All blocks of a run in a few columns, so that the page can show what was alive at any moment.
 
-Blocks that differ in nothing but their life share a kind, and kinds that differ in the layer's number or the stack alone
-share a group: a row of the page's table. What would be too much for a page is left out, smallest first, and counted.
-It does not know how anything is shown.
+Blocks that differ only in lifetime share a kind, and kinds that differ only in layer number or stack share a group: a
+row of the page's table. What is too much for a page is left out, smallest first, and counted.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ Key = tuple[Any, ...]
 
 
 class Numbers(dict[Any, int]):
-    """Numbers values in order of appearance, as [] asks for them."""
+    """Numbers keys in order of first access."""
 
     def __missing__(self, value: Any) -> int:
         self[value] = number = len(self)
@@ -32,7 +31,7 @@ class Numbers(dict[Any, int]):
 
 
 def packed_blocks(recording: Recording, most: int = MOST_BLOCKS) -> str:
-    """The columns as JSON, compressed, in letters; with them reserved bytes wherever they change."""
+    """Return the columns and the changes of reserved bytes as compressed, base64-encoded JSON."""
     levels = recording.timeline.reserved_bytes
     changes = [event for event, level in enumerate(levels) if level != (levels[event - 1] if event else 0)]
     columns = blocks_of(recording.allocations, most) | {
@@ -43,7 +42,7 @@ def packed_blocks(recording: Recording, most: int = MOST_BLOCKS) -> str:
 
 
 def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dict[str, object]:
-    """Blocks by birth (`life` 0: until the end), with their kinds; of these the group, the module and the stack."""
+    """Return blocks by allocation time (`life` 0: until the end), their kinds, and each kind's group, module and stack."""
     kept = nlargest(most, allocations, key=lambda a: a.block_bytes) if len(allocations) > most else allocations
     kept = sorted(kept, key=lambda a: a.born)
     words, stacks, groups, kinds = Numbers(), Numbers(), Numbers(), Numbers()
@@ -59,7 +58,7 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
             a.shape,
             0 if a.shape else a.block_bytes,
         )
-        if len(kinds) >= MOST_KINDS and key not in kinds:  # too many: the category is all that is kept
+        if len(kinds) >= MOST_KINDS and key not in kinds:  # too many: keep only the category
             key = (a.category, "", "", "", (), "", None, 0)
         kind_of.append(kinds[key])
     rows = [(groups[_group(kind)], words[clean(kind[2])], stacks[kind[4][:FRAMES]]) for kind in kinds]
@@ -78,7 +77,7 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
 
 
 def _group(kind: Key) -> Key:
-    """What a row of the table has in common: category, operator, modules, line, the line inside a library, tensor."""
+    """Return what a row of the table shares: category, operator, modules, line, the line inside a library, tensor."""
     category, operator, module, line, stack, dtype, shape, size = kind
     inner = stack[0] if stack and stack[0] != line else ""
     tensor = dtype if shape is None else f"{dtype} {list(shape)}".strip()

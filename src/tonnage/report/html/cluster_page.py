@@ -1,7 +1,7 @@
-"""A cluster's recording as one page that opens offline: the ranks side by side, and behind each kind its own full report.
+"""A cluster's recording as one HTML page that works offline: ranks side by side, and the full report of each kind.
 
-A kind's report is the page that it would have alone, compressed; the script unpacks it into a frame when it is asked for.
-Recordings are read one after the other. So the page of many ranks is not many pages large, nor is making it.
+A kind's report is its own page, compressed; the script unpacks it into a frame on demand. Recordings are read one after
+another, which bounds both the page's size and the memory to make it.
 """
 
 import gzip
@@ -30,14 +30,14 @@ _FEWEST_SAMPLES, _FEWEST_STRETCHES = 200, 400
 
 
 def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None) -> str:
-    """The page; `advice` is for the rank that needs most."""
+    """Return the page; `advice` is for the rank that needs most."""
     summary, found = cluster.summary, compare_ranks(cluster.summary)
     shown = found.kinds[:MOST_KINDS]
     worst = cluster.recording_of(summary.worst) if summary.worst is not None else None
     lines: list[dict[str, object]] = []
     reports = "\n".join(_reports(cluster, shown, found, lines))
     style, script = page_style() + read_part("lines.css") + read_part("cluster.css"), "".join(map(read_part, _SCRIPTS))
-    # How long a step takes on the rank that all others wait for.
+    # The step time of the rank that all others wait for.
     time = cluster.recording_of(summary.slowest.rank).step_time if summary.slowest else None
     step_words = sentence(time, rank_words(summary)) if time else ""
     ceiling = max(summary.capacity_bytes - worst.header.overhead_bytes, 0) if worst else 0
@@ -62,7 +62,7 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
 def _reports(
     cluster: ClusterRecording, shown: tuple[Kind, ...], found: Comparison, lines: list[dict[str, object]]
 ) -> Iterator[str]:
-    """Each kind's report, packed; and to `lines` what its rank held over the run."""
+    """Yield each kind's packed report, and append its timeline to `lines`."""
     count = max(1, len(shown))
     samples, stretches = max(_FEWEST_SAMPLES, _SAMPLES // count), max(_FEWEST_STRETCHES, STRETCHES // count)
     for kind in shown:

@@ -1,4 +1,4 @@
-"""The sections of a cluster's page that are words, bars and tables; a row is a kind of ranks."""
+"""The text, bars and tables of a cluster's page; each row is a kind of ranks."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,14 +15,14 @@ from tonnage.units import format_bytes
 
 PARTS = (*map(str, STACKING), BEYOND, OUTSIDE)
 _COLOURS = {BEYOND: "fragmentation", OUTSIDE: "context"}
-_NEAR = 1.6  # the card is drawn where it is at most so much larger than what is held
+_NEAR = 1.6  # the capacity is drawn if it is at most this many times what is held
 _BAR_UNITS = 1000
 _NOTABLE = 0.01
 _MOST_ODD = 8
 
 
 def title_of(summary: ClusterSummary) -> str:
-    """The script, or the cluster where no script is known."""
+    """Return the script, or the cluster if no script is known."""
     return " ".join((summary.script or summary.words, *summary.arguments))
 
 
@@ -32,7 +32,7 @@ def title_of(summary: ClusterSummary) -> str:
 def header_section(
     summary: ClusterSummary, found: Comparison, worst: Recording | None, step_words: str = "", *, climbs: bool = False
 ) -> str:
-    """The run, the cluster, the verdict, how long a step takes, and which rank decides."""
+    """Return the run, the cluster, the verdict, the step time, and which rank decides."""
     capacity = f"{summary.capacity_bytes / 2**30:.1f} GiB each" if summary.capacity_bytes else ""
     torch = worst.header.torch_modelled.partition("+")[0] if worst else ""
     facts = [summary.words, capacity, f"torch {torch}" if torch else "", SOURCES[worst.header.source] if worst else ""]
@@ -85,7 +85,7 @@ def _decides(summary: ClusterSummary, found: Comparison, worst: Recording | None
 
 
 def tabs(kinds: Sequence[Kind], found: Comparison) -> str:
-    """One for all ranks, one for each kind."""
+    """Return one tab for all ranks and one per kind."""
     every = '<button type="button" data-report="" aria-pressed="true">all ranks</button>'
     return every + "".join(_tab(kind, found, name_of(kind.ranks)) for kind in kinds)
 
@@ -102,7 +102,7 @@ def _tab(kind: Kind, found: Comparison, words: str) -> str:
 
 
 def ranks_section(summary: ClusterSummary, kinds: Sequence[Kind], found: Comparison) -> str:
-    """A bar for each kind, by category, over one scale."""
+    """Return one bar per kind, by category, on a common scale."""
     if not kinds:
         return ""
     most = max(1, *(kind.process_bytes for kind in kinds))
@@ -131,7 +131,7 @@ def _typical_word(found: Comparison) -> str:
 
 
 def _verdict(summary: ClusterSummary, found: Comparison) -> str:
-    """Who is the odd one out, in words; else what the one that dies has more, or how far they are apart."""
+    """Say which rank is the outlier; else what the failing rank has more, or how far the ranks are apart."""
     if found.odd:
         said = "".join(f"<p>{text(_sentence(found.words_of(kind)), 600)}</p>" for kind in found.odd[:_MOST_ODD])
         plural = "s" * (len(found.odd) > 1)
@@ -204,7 +204,7 @@ def _colour(part: str) -> str:
 
 
 def line_head(kind: Kind, summary: ClusterSummary, found: Comparison) -> dict[str, object]:
-    """What the chart says of a line."""
+    """Return what the chart says about a line."""
     role = word = ""
     if summary.dies_first in kind.ranks:
         role, word = "dies", ", dies first"
@@ -219,7 +219,7 @@ def line_head(kind: Kind, summary: ClusterSummary, found: Comparison) -> dict[st
 
 
 def categories_section(kinds: Sequence[Kind], found: Comparison) -> str:
-    """Every kind's bytes by category; where a kind is odd, what it has more or less than most."""
+    """Return every kind's bytes by category; for outliers, the difference from most ranks."""
     if not kinds:
         return ""
     held = [part for part in PARTS if any(kind.parts.get(part) for kind in kinds)]
@@ -246,7 +246,7 @@ def _cells(kind: Kind, found: Comparison, held: Sequence[str], unit: str) -> Ite
 
 
 def engines_section(kinds: Sequence[Kind]) -> str:
-    """What FSDP, DDP and NCCL hold for themselves; kinds that hold the same are one row."""
+    """Return what FSDP, DDP and NCCL hold; kinds that hold the same share a row."""
     alike: dict[tuple[tuple[str, int], ...], list[Kind]] = {}
     for kind in kinds:
         alike.setdefault(tuple(kind.first.held_by_engines.items()), []).append(kind)

@@ -1,7 +1,7 @@
-"""What a rank holds over its run, step by step, so that ranks with other events can lie over each other.
+"""A rank's memory over its run, step by step, so that ranks with different events can be overlaid.
 
-Ranks do not do the same at the same event, but they take the same steps. A stretch is a step (of a long run: a few), and
-within it a line is as long for every rank. Of each of its pieces the highest level stays, so no peak is lost.
+Ranks differ in events but share steps. A stretch is one step (several in a long run), and its line has the same length
+for every rank. Each piece keeps its highest level, so no peak is lost.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ Stretch = tuple[str, int, int]
 
 
 def line_of(recording: Recording, samples: int) -> dict[str, object]:
-    """The stretches of a rank: name, events, and the highest allocated and reserved bytes of each of their pieces."""
+    """Return a rank's stretches: name, events, and the highest allocated and reserved bytes of each piece."""
     timeline = recording.timeline
     found = list(_stretches(recording))
     each = max(1, samples // max(1, len(found)))
@@ -34,7 +34,7 @@ def line_of(recording: Recording, samples: int) -> dict[str, object]:
 
 
 def _stretches(recording: Recording) -> Iterator[Stretch]:
-    """Steps, several as one where there are very many; what comes back (0 after an evaluation) has a number added."""
+    """Yield steps, merged if there are very many; repeated numbers (0 after an evaluation) get a suffix."""
     length = len(recording.timeline.allocated_bytes)
     steps = [(int(name or 0), start, end) for name, start, end in spans(recording.marks, "step", length)]
     together = -(-max((step for step, _, _ in steps), default=0) // MOST_STRETCHES) or 1

@@ -1,4 +1,4 @@
-"""What grew from one run to another as one page that opens offline: both runs in one chart, and every table in full."""
+"""What grew from one run to another as one HTML page that works offline: both runs in one chart, and every table."""
 
 from collections.abc import Sequence
 from string import Template
@@ -28,10 +28,10 @@ def render_diff_page(
     limit: GrowthLimit | None = None,
     failed: bool = False,
 ) -> str:
-    """The page."""
+    """Return the page."""
     peaks = difference.peaks
     lines = [{"name": f"{letter}  {name}", "word": "", "role": None} for letter, name in zip("AB", names, strict=True)]
-    # What the card has for PyTorch, where both ran on the same.
+    # The memory available to PyTorch, if both ran on the same card.
     ceilings = {max(run.header.capacity_bytes - run.header.overhead_bytes, 0) for run in runs}
     return simple_page(
         text(f"{names[0]} → {names[1]}"),
@@ -83,7 +83,7 @@ def _header(
 
 
 def _table(title: str, growths: Sequence[Growth], name: str) -> str:
-    """Entries that changed, most first, with a bar to either side; nothing where there is nothing to tell apart."""
+    """Return entries that changed, most first, with a bar to either side; "" if there is nothing to distinguish."""
     if [growth.name for growth in growths] in ([], [""]):
         return ""
     most = max(1, *(abs(growth.grew_bytes) for growth in growths))

@@ -1,4 +1,4 @@
-"""The host's memory as sections: of one run its parts, phases and largest tensors; of a cluster the ranks of the fullest host."""
+"""Host memory as sections: parts, phases and largest tensors of one run; the ranks of a cluster's fullest host."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,7 +14,7 @@ from tonnage.report.lines import table_unit
 from tonnage.report.odd_ranks import spans_of
 from tonnage.units import MIB
 
-# Parts that the card has none of take the colours of categories that the host has none of.
+# Host parts reuse colours of categories that only the GPU has.
 _COLOURS = {
     "checkpoint": "kv_cache",
     "pinned": "inputs",
@@ -31,7 +31,7 @@ _LEAST_BYTES = MIB
 
 
 def host_section(recording: Recording) -> str:
-    """What the host must have at the height of it, for what, and which lines made the largest tensors."""
+    """Return what the host must have at the peak, for what, and which lines made the largest tensors."""
     host = recording.host
     if host is None:
         return ""
@@ -82,7 +82,7 @@ def _largest(host: HostMemory) -> str:
 
 
 def cluster_host_section(summary: ClusterSummary) -> str:
-    """The ranks of the host that needs most: each by its parts, and all of them together."""
+    """Return the ranks of the host that needs most, each by its parts, and their sum."""
     ranks = summary.fullest_host
     if not ranks:
         return ""
@@ -114,7 +114,7 @@ def cluster_host_section(summary: ClusterSummary) -> str:
 
 
 def _ranked(parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Most bytes first, down to a MiB; pages of files are not among what is needed."""
+    """Yield parts of at least a MiB, largest first, without pages of mapped files."""
     ranked = sorted(parts.items(), key=lambda part: -part[1])
     return ((part, bytes_) for part, bytes_ in ranked if part != MAPPED and bytes_ >= _LEAST_BYTES)
 

@@ -1,7 +1,4 @@
-"""Pieces of markup. Whatever comes from a recording goes through `text`: recordings are read from anyone.
-
-It does not know what the pieces say.
-"""
+"""Pieces of HTML. Everything from a recording goes through `text`, since recordings are untrusted."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -13,23 +10,23 @@ LONGEST_TEXT = 240
 
 
 def clean(words: str, longest: int = LONGEST_TEXT) -> str:
-    """Words of bounded length; what cannot be seen, or turns text around, shows as a replacement character."""
+    """Truncate text and replace invisible and direction-changing characters."""
     cut = words if len(words) <= longest else words[: longest - 1] + "…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in cut)
 
 
 def text(words: str, longest: int = LONGEST_TEXT) -> str:
-    """Words as markup that is nothing but those words."""
+    """Escape text as HTML."""
     return escape(clean(words, longest))
 
 
 def name(words: str) -> str:
-    """A dotted or underscored name, which may be broken where its parts meet."""
+    """Return a dotted or underscored name that may break between its parts."""
     return text(words).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def size(size_bytes: int, unit: str | None = None) -> str:
-    """A size as people read it, with the exact bytes on hover and for programs."""
+    """Return a readable size, with the exact bytes on hover and for scripts."""
     words = format_bytes(size_bytes, unit)
     if unit and words.startswith("0.00"):
         words = format_bytes(size_bytes)
@@ -37,17 +34,17 @@ def size(size_bytes: int, unit: str | None = None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """ "62.9 %", or nothing of nothing."""
+    """Format a share like "62.9 %"; empty if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
 def swatch(category: str) -> str:
-    """The colour of a category."""
+    """Return the colour swatch of a category."""
     return f'<span class="swatch c-{category}"></span>'
 
 
 def column(category: str, label: str) -> str:
-    """The heading of a column with its colour, which stays with the first word."""
+    """Return a column heading whose colour swatch stays with the first word."""
     first, _, rest = label.partition(" ")
     return f'<span class="whole">{swatch(category)}{text(first)}</span> {text(rest)}'
 
@@ -55,7 +52,7 @@ def column(category: str, label: str) -> str:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str, numbers: Sequence[int] = (), kind: str = ""
 ) -> str:
-    """A table of cells that are markup already; the columns in `numbers` are flush right, `kind` is a class."""
+    """Return a table of cells that are already HTML; the columns in `numbers` are right-aligned, `kind` is a class."""
     kinds = [' class="n"' if column in numbers else "" for column in range(len(columns))]
     head = "".join(f"<th{kind}>{column}</th>" for kind, column in zip(kinds, columns, strict=True))
     body = "\n".join(
@@ -68,13 +65,13 @@ def table(
 
 
 def head(title: str, verdict: str, kind: str, facts: str, *parts: str) -> str:
-    """The top of a page: what it is of, the verdict (`kind`: ok, oom or error), the facts; all markup already."""
+    """Return the top of a page: title, verdict (`kind`: ok, oom or error) and facts, all already HTML."""
     pill = f'<span id="verdict" class="verdict {kind}">{verdict}</span>' if verdict else ""
     return f'<header><div class="head"><h1>{title}</h1>{pill}</div><p id="card">{facts}</p>{"".join(parts)}</header>'
 
 
 def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
-    """(name, figure, note) side by side."""
+    """Return (name, figure, note) tiles side by side."""
     each = (
         f'<div><dt>{name}</dt><dd class="figure">{figure}</dd><dd class="note">{note}</dd></div>'
         for name, figure, note in entries
@@ -83,7 +80,7 @@ def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
 
 
 def folded(rows: Sequence[Sequence[str]], shown: int, columns: Sequence[str], **options: Any) -> str:
-    """A table of the first rows; the others behind a word that opens them."""
+    """Return a table of the first rows, with the others collapsed."""
     name = options.pop("name")
     first = table(columns, rows[:shown], name=name, **options)
     if len(rows) <= shown:
@@ -93,6 +90,6 @@ def folded(rows: Sequence[Sequence[str]], shown: int, columns: Sequence[str], **
 
 
 def section(title: str, *parts: str, name: str, note: str = "") -> str:
-    """A section with a heading, and what one should know to read it."""
+    """Return a section with a heading and a note on how to read it."""
     said = f'<p class="note">{note}</p>' if note else ""
     return f'<section id="{name}"><h2>{title}</h2>{said}\n' + "\n".join(parts) + "\n</section>"

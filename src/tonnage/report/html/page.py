@@ -1,8 +1,8 @@
-"""A recording as one page that opens offline: template, style, script and data in one file.
+"""A recording as one HTML page that works offline: template, style, script and data in one file.
 
-Charts are drawn by a script of ours of a few hundred lines: a plotting library weighs megabytes in every page, draws
-each event as a shape, and does not follow the reader's light or dark. The page allows that one script and style (by
-their hashes) and nothing else, so whatever a recording says cannot run or fetch anything.
+Charts are drawn by our own script of a few hundred lines: a plotting library adds megabytes to every page, draws each
+event as a shape, and does not follow light or dark mode. The page allows only that script and style (by hash), so
+nothing in a recording can run or fetch anything.
 """
 
 from string import Template
@@ -26,12 +26,12 @@ _SCRIPTS = ("common.js", "drawing.js", "timeline.js", "blocks.js", "controls.js"
 
 
 def page_style() -> str:
-    """The style of a page; a cluster's page has more."""
+    """Return the style of a page; a cluster's page has more."""
     return read_part("page.css") + read_part("step.css")
 
 
 def page_script() -> str:
-    """The script of a page."""
+    """Return the script of a page."""
     return "".join(map(read_part, _SCRIPTS))
 
 
@@ -43,12 +43,12 @@ def render_page(
     stretches: int = STRETCHES,
     cards: AllCards | None = None,
 ) -> str:
-    """The page; of a long run the chart keeps the highest and lowest moments of so many stretches."""
+    """Return the page; for a long run the chart keeps the extremes of this many stretches."""
     style, script = page_style(), page_script()
     shown = until_failure(recording)
     named = advice or Advice()
     ahead = named.outlook
-    # A diagnosis says its sentence in a section of its own, and of what lies ahead all but that it climbs.
+    # A diagnosis has its own section for its sentence and the outlook, except that memory climbs.
     if diagnosis:
         named = Advice(diagnosis.fixes, diagnosis.larger_card, total=diagnosis.total)
         ahead = Outlook(climb=outlook_of(recording).climb)
@@ -74,7 +74,7 @@ def render_page(
 
 
 def _failure(recording: Recording) -> dict[str, int] | None:
-    """The request that failed, where the chart has a place for it."""
+    """Return the request that failed, if it is in the chart."""
     moment, oom = moment_of_failure(recording), recording.oom
     if moment is None or oom is None:
         return None

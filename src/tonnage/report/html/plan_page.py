@@ -1,4 +1,6 @@
-"""A training plan as one page that opens offline: the plan, its ledger, its step, the others, why not, every term."""
+"""A training plan as one HTML page that works offline: the plan, its ledger, its step, alternatives, reasons, every
+term.
+"""
 
 from collections.abc import Sequence
 
@@ -28,7 +30,7 @@ def render_plan_page(
     offers: list[Offer],
     campaign: Campaign = NONE,
 ) -> str:
-    """The page; of what does not fit it is that of the closest plan, with what would fit above it."""
+    """Return the page; if nothing fits, of the closest plan, with what would fit above it."""
     plan = findings.closest
     lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
     return simple_page(
@@ -69,7 +71,7 @@ def _header(findings: Findings, campaign: Campaign) -> str:
 
 
 def ledger_section(plan: Plan) -> str:
-    """Bytes by category at the peak of one GPU, and what is left of it."""
+    """Return bytes by category at the peak of one GPU, and what is left of it."""
     whole = max(plan.capacity_bytes, plan.total_bytes)
     unit = table_unit(whole)
     parts = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
@@ -82,7 +84,7 @@ def ledger_section(plan: Plan) -> str:
 
 
 def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int, unit: str) -> str:
-    """(colour, name, bytes) with their shares of the whole: all in one bar, then a row each."""
+    """Return (colour, name, bytes) parts with their shares: one stacked bar, then a row each."""
     rows = [
         (markup.swatch(kind) + text(name), size(part, unit), share(part, whole), bar([(kind, part)], whole))
         for kind, name, part in parts
@@ -131,7 +133,7 @@ def _one_more_flag(findings: Findings, offers: list[Offer]) -> str:
 
 
 def _plans(shape: ModelShape, plans: Sequence[tuple[str, Plan, float | None]], name: str) -> str:
-    """Plans by their words, with what each gains over the best."""
+    """Return plans by description, with the gain of each over the best."""
     most = max(plan.tokens_per_s for _, plan, _ in plans)
     rows = [
         (
@@ -164,7 +166,7 @@ def _would_fit(remedies: list[Remedy]) -> str:
 
 
 def terms_section(terms: Sequence[Term], total_bytes: int) -> str:
-    """Every term: its bytes, the formula, what was put into it and where the figure comes from."""
+    """Return every term: its bytes, formula, inputs and source."""
     ordered = sorted(terms, key=lambda term: (list(Category).index(term.category), -float(term.size_bytes)))
     rows = []
     for term in ordered:

@@ -1,4 +1,6 @@
-"""A step of reinforcement learning as one page that opens offline: its phases as bars by category, other ways, every term."""
+"""A step of reinforcement learning as one HTML page that works offline: phases as bars by category, alternatives,
+terms.
+"""
 
 from tonnage.planner.rl import RlFindings, RlPlan
 from tonnage.planner.rl_settings import trl_settings, verl_settings
@@ -11,7 +13,7 @@ from tonnage.report.rl import engine_words
 
 
 def render_rl_page(found: RlFindings) -> str:
-    """The page; of what does not fit, what would comes first."""
+    """Return the page; if nothing fits, what would comes first."""
     return simple_page(
         text(f"{found.shape.name} · {found.cluster.words}"),
         _header(found),
@@ -47,7 +49,6 @@ def _remedies(found: RlFindings) -> str:
 
 
 def _timeline(plan: RlPlan) -> str:
-    """A bar of the card for each phase, by category."""
     whole = max(plan.cluster.gpu.memory_bytes, plan.peak.total_bytes)
     rows: list[tuple[str, ...]] = []
     used: dict[str, str] = {}
@@ -82,7 +83,6 @@ def _others(found: RlFindings) -> str:
 
 
 def _phase(plan: RlPlan, number: int) -> str:
-    """Every term of one phase, folded away."""
     phase = plan.phases[number]
     rows = [
         (

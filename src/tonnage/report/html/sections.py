@@ -1,4 +1,4 @@
-"""The sections that are words and tables: what ran, what it took, what lay beside PyTorch, what the figures rest on."""
+"""The text and tables of a page: the run, its memory, what lies outside PyTorch, and what the figures are based on."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -32,13 +32,13 @@ _NAMES = {
 
 
 def title_of(recording: Recording) -> str:
-    """The script, or the card where no script is known."""
+    """Return the script, or the GPU if no script is known."""
     header = recording.header
     return " ".join((header.program or header.gpu_name, *header.arguments))
 
 
 def header_section(recording: Recording, ahead: Outlook = NOTHING_AHEAD) -> str:
-    """The run, the card, the verdict, the peaks and what lies ahead."""
+    """Return the run, the GPU, the verdict, the peaks and the outlook."""
     header = recording.header
     outcome, climbs = header.outcome, ahead.climb is not None
     kind = "error" if climbs and outcome == "ok" else outcome
@@ -69,7 +69,7 @@ def _tiles(recording: Recording) -> Iterator[str]:
 
 
 def where(recording: Recording) -> str:
-    """Where in the run the peak is."""
+    """Say where in the run the peak is."""
     at = recording.peak_allocation
     if at is None:
         return '<p id="where">Nothing was allocated on the GPU.</p>'
@@ -80,7 +80,7 @@ def where(recording: Recording) -> str:
 
 
 def failure(recording: Recording) -> str:
-    """What ended the run, if it did not end by itself."""
+    """Return what ended the run early, if anything."""
     oom, header = recording.oom, recording.header
     if oom is None:
         return f'<p class="failure">{text(header.error, 2000)}</p>' if header.error else ""
@@ -95,7 +95,7 @@ def failure(recording: Recording) -> str:
 
 
 def ledger_section(recording: Recording) -> str:
-    """Bytes by category at the peak."""
+    """Return bytes by category at the peak."""
     ledger = recording.ledger()
     total = ledger.total_bytes
     unit = table_unit(total)
@@ -110,7 +110,7 @@ def ledger_section(recording: Recording) -> str:
 
 
 def outside_section(recording: Recording) -> str:
-    """The card: what PyTorch holds, what lies beside it, what is left."""
+    """Return the whole card: what PyTorch holds, what lies outside it, what is free."""
     header = recording.header
     allocated = min(recording.peak_allocated_bytes, recording.peak_reserved_bytes)
     outside = list(header.overhead_parts.items())[:MOST_ROWS]
@@ -136,7 +136,7 @@ def outside_section(recording: Recording) -> str:
 
 
 def bar(parts: list[tuple[str, int]], whole: int) -> str:
-    """Parts of a whole side by side, each in its colour."""
+    """Return a stacked bar of a whole's parts."""
     boxes, at = [], 0.0
     for kind, part in parts:
         width = 1000 * part / whole if whole else 0
@@ -146,7 +146,7 @@ def bar(parts: list[tuple[str, int]], whole: int) -> str:
 
 
 def course_section(recording: Recording) -> str:
-    """The peak of each phase and of each step."""
+    """Return the peak of each phase and of each step."""
     unit = table_unit(recording.peak_allocated_bytes)
     peak = recording.peak_allocated_bytes
     phases = [(text(p.name), size(p.peak_allocated_bytes, unit)) for p in recording.phases[:MOST_ROWS]]
@@ -168,7 +168,7 @@ def course_section(recording: Recording) -> str:
 
 
 def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str:
-    """What would save memory, most first; `of` names whose memory, where there are several."""
+    """Return memory-saving changes, most first; `of` names whose memory, if there are several."""
     if not advice.fixes and not advice.larger_card and not advice.total:
         return ""
     died = recording.header.outcome == "oom"
@@ -192,7 +192,7 @@ def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str
 
 
 def all_cards_section(cards: AllCards) -> str:
-    """Which cards of the catalogue hold the run."""
+    """Return which GPUs of the catalogue hold the run."""
     rows = [
         (
             text(", ".join(a.gpu.key for a in row)),
@@ -214,7 +214,7 @@ def all_cards_section(cards: AllCards) -> str:
 
 
 def settings_section(recording: Recording) -> str:
-    """The allocator's settings: those given, and what they mean beside PyTorch's own."""
+    """Return the allocator's settings: those given, and their meaning beside PyTorch's defaults."""
     given = recording.header.settings
     rows = list(_changed(given))
     words = f"<code>PYTORCH_ALLOC_CONF={text(given, 1000)}</code>" if given else "PyTorch's defaults: none was set."
@@ -237,7 +237,7 @@ def _changed(given: str) -> Iterator[tuple[str, str, str]]:
 
 
 def basis_section(recording: Recording) -> str:
-    """What the figures rest on: versions, values that stood in, assumptions."""
+    """Return what the figures are based on: versions, substituted values, assumptions."""
     header = recording.header
     facts = [
         ("tonnage", __version__),
@@ -264,7 +264,7 @@ def basis_section(recording: Recording) -> str:
 
 
 def cause_section(diagnosis: Diagnosis) -> str:
-    """The cause in a sentence; below it, what was found."""
+    """Return the cause in a sentence, followed by the findings."""
     name = _NAMES.get(diagnosis.cause, diagnosis.cause.replace("-", " "))
     kind = "ok" if diagnosis.cause == "none" else "oom"
     said = f'<p><strong class="cause {kind}">{text(name)}</strong> {text(diagnosis.sentence, 2000)}</p>'
@@ -274,7 +274,7 @@ def cause_section(diagnosis: Diagnosis) -> str:
 
 
 def _finding(finding: Finding, said: str) -> str:
-    """The cause's own sentence stands above already: its rule is name enough."""
+    """Return one finding. If its sentence is already shown as the cause, only its rule is named."""
     words = finding.rule if finding.sentence in said else finding.sentence
     lines = "".join(_lines(finding))
     where = f'<table class="guilty"><tbody>{lines}</tbody></table>' if lines else ""

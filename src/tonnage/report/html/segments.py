@@ -1,4 +1,4 @@
-"""The segments at the moment worth looking at, with their blocks and holes, drawn to scale within each segment."""
+"""The allocator's segments at the most relevant moment, with their blocks and holes, each drawn to scale."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ Piece = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the device's memory that PyTorch held; blocks are by address."""
+    """A segment of device memory that PyTorch reserved; blocks are in address order."""
 
     state: SegmentState
     stream: int
@@ -29,7 +29,7 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """Size of the segment."""
         return self.state.size_bytes
 
     @property
@@ -39,7 +39,7 @@ class Segment:
 
 
 def segments_section(recording: Recording) -> str:
-    """The largest segments, those that look the same as one row, and the rest in a sentence."""
+    """Return the largest segments, identical-looking ones as one row, and the rest in a sentence."""
     moment = moment_of(recording)
     segments = memory_map(recording, moment)
     kinds = _alike(segments)
@@ -67,7 +67,7 @@ def _note(recording: Recording, moment: int, segments: list[Segment]) -> str:
 
 
 def _alike(segments: list[Segment]) -> list[list[Segment]]:
-    """Segments that look the same (of one size, stream and category, without a hole; or empty) as one row."""
+    """Group segments that look the same: of one size, stream and category without a hole, or empty."""
     kinds: dict[tuple[object, ...], list[Segment]] = {}
     for segment in segments:
         categories = {block.category for block in segment.blocks}
@@ -103,7 +103,7 @@ def _box(segment: Segment, piece: Piece) -> str:
 
 
 def _pieces(segment: Segment) -> Iterator[Piece]:
-    """(start, end, category): neighbours of one category as one piece. Holes are what is left out."""
+    """Yield (start, end, category), merging neighbours of one category. Gaps between pieces are holes."""
     start = end = 0
     category = ""
     for block in segment.blocks:
@@ -119,7 +119,7 @@ def _pieces(segment: Segment) -> Iterator[Piece]:
 
 
 def _coarse(segment: Segment, pieces: list[Piece]) -> Iterator[Piece]:
-    """Too many to draw: each cell of a grid shows what lies at its middle."""
+    """Yield a grid for segments with too many pieces: each cell shows what is at its middle."""
     step = segment.size_bytes / MOST_PIECES
     kinds = []
     position = 0
@@ -136,7 +136,7 @@ def _coarse(segment: Segment, pieces: list[Piece]) -> Iterator[Piece]:
 
 
 def moment_of(recording: Recording) -> int:
-    """The request that failed, else the fullest moment while most was reserved."""
+    """Return the request that failed, else the moment with most allocated while most was reserved."""
     died = moment_of_failure(recording)
     if died is not None:
         return died
@@ -147,11 +147,11 @@ def moment_of(recording: Recording) -> int:
 
 
 def memory_map(recording: Recording, moment: int) -> list[Segment]:
-    """What was reserved after an event, largest first."""
+    """Return what was reserved after an event, largest first."""
     live = [a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment)]
     live.sort(key=lambda a: a.address)
     starts = [a.address for a in live]
-    # A stretch of pages may begin within what was mapped at once: its stream is that of the mapping before.
+    # A range of pages may begin inside one mapping: its stream is that of the preceding mapping.
     streams = {event.address: event.stream for event in recording.segments if event.sequence <= moment}
     known = sorted(streams)
     segments = [

@@ -1,8 +1,8 @@
 """The timeline of a recording with a bounded number of points.
 
-A run of few events keeps them all. A long one is cut into stretches, and of each the points stay at which allocated
-bytes are least and most, reserved bytes are most, and each category is most: no maximum is lost, at any width.
-Levels are written as differences, which are short. It does not know how they are drawn.
+A short run keeps all events. A long one is cut into stretches, keeping the points where allocated bytes are lowest and
+highest, reserved bytes are highest, and each category is highest, so no maximum is lost at any width. Levels are stored
+as differences, which are short.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tonnage.report.html.markup import clean
 STRETCHES = 8_000
 WHOLE_UP_TO_TIMES = 4
 MOST_SPANS = 20_000
-# From the bottom of the stack up: what stays long, then what comes and goes.
+# From the bottom of the stack up: long-lived categories, then transient ones.
 STACKING = (
     Category.EARLIER,
     Category.PARAMETERS,
@@ -36,7 +36,7 @@ STACKING = (
 
 
 def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, Any]:
-    """What the page draws: levels by category and reserved bytes at the points that are kept, phases and steps."""
+    """Return what the page draws: levels by category and reserved bytes at the points kept, phases and steps."""
     timeline = recording.timeline
     length = len(timeline.allocated_bytes)
     by_category: dict[Category, list[Allocation]] = {}
@@ -61,12 +61,12 @@ def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, Any
 
 
 def differences(levels: Sequence[int]) -> list[int]:
-    """The first level, then what each adds to the one before."""
+    """Return the first level, then each level minus the one before."""
     return [*levels[:1], *(after - before for before, after in pairwise(levels))]
 
 
 def _levels(allocations: Sequence[Allocation], length: int) -> list[int]:
-    """Bytes after each event. Made anew when asked for: ten lists of a million are too many to keep."""
+    """Return the bytes after each event. Recomputed on demand: ten lists of a million are too many to keep."""
     changes = [0] * length
     for a in allocations:
         changes[a.born] += a.block_bytes
@@ -94,7 +94,7 @@ def _points(recording: Recording, by_category: dict[Category, list[Allocation]],
 
 
 def _extremes(levels: Sequence[int], edges: Sequence[int], *, least: bool = False) -> set[int]:
-    """Where the levels are most (and least) in each stretch, first of equals."""
+    """Return where levels are highest (and lowest) in each stretch, the first of equals."""
     found = set()
     for start, end in pairwise(edges):
         stretch = levels[start:end]
@@ -105,7 +105,7 @@ def _extremes(levels: Sequence[int], edges: Sequence[int], *, least: bool = Fals
 
 
 def _spans(recording: Recording, kind: MarkKind, length: int) -> list[tuple[int, int, str]]:
-    """(first event, event after the last, name), the longest ones where there are too many."""
+    """Return (first event, event after the last, name), only the longest if there are too many."""
     named = [(start, end, clean(name, 40)) for name, start, end in spans(recording.marks, kind, length) if name]
     if len(named) > MOST_SPANS:
         named = sorted(nlargest(MOST_SPANS, named, key=lambda span: span[1] - span[0]))

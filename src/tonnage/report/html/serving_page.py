@@ -1,4 +1,4 @@
-"""A serving plan as one page that opens offline: what a GPU holds, the KV cache, other layouts, how to launch it."""
+"""A serving plan as one HTML page that works offline: a GPU's memory, the KV cache, other layouts, how to launch it."""
 
 import shlex
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _KINDS = ("parameters", "kv_cache", "activations", "gradients", "workspace", "co
 
 
 def render_serving_page(plan: ServingPlan) -> str:
-    """The page; of what does not fit, what would comes first."""
+    """Return the page; if nothing fits, what would comes first."""
     budget = plan.best.budget
     needed, available = size(budget.needed_bytes), size(budget.available_bytes)
     return simple_page(
@@ -85,7 +85,7 @@ def _launch(plan: ServingPlan) -> str:
     if not plan.fits:
         return ""
     copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
-    # A browser breaks lines after hyphens, and a flag begins with two.
+    # Browsers break lines after hyphens, and a flag begins with two.
     words = " ".join(f"<span>{text(shlex.quote(word), 4000)}</span>" for word in launch_words(plan))
     command = f"<pre>{words}</pre>"
     return markup.section(f"To launch it{copies}", command, name="launch")

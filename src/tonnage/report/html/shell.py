@@ -1,7 +1,6 @@
-"""What every page is made of: parts that ship with the package, data that cannot be markup, and a policy.
+"""Common parts of every page: packaged assets, embedded data that cannot become markup, and a content security policy.
 
-A page allows its own script and style (by their hashes) and nothing else, so whatever a recording says cannot run or fetch
-anything. It does not know what a page shows.
+A page allows only its own script and style (by hash), so nothing in a recording can run or fetch anything.
 """
 
 import gzip
@@ -19,24 +18,24 @@ _DATA = Path(__file__).parent / "data"
 
 @cache
 def read_part(name: str) -> str:
-    """A template, a style or a script."""
+    """Read a template, a style or a script."""
     return (_DATA / name).read_text(encoding="utf-8")
 
 
 @cache
 def colours() -> dict[str, str]:
-    """The page's colours of categories, by the category's key; those on light paper, which suit dark paper too."""
+    """Return the category colours by key: those of the light theme, which also suit the dark one."""
     return dict(re.findall(r"--c-(\w+): (#\w+)", read_part("page.css").partition("@media")[0]))
 
 
 def embedded(figures: dict[str, object]) -> str:
-    """JSON in which no markup can begin or end."""
+    """Return JSON in which no markup can begin or end."""
     plain = json.dumps(figures, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def packed_json(columns: dict[str, object]) -> str:
-    """JSON, compressed, in letters."""
+    """Return compressed, base64-encoded JSON."""
     plain = json.dumps(columns, separators=(",", ":"))
     return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
 
@@ -48,7 +47,7 @@ def simple_page(
     scripts: Iterable[str] = (),
     data: dict[str, object] | None = None,
 ) -> str:
-    """A page of sections one below the other, in the house's style; with a script where it has a chart."""
+    """Return a page of sections in the common style, with a script if it has a chart."""
     style = "".join(map(read_part, ("page.css", *styles)))
     script = "".join(map(read_part, scripts))
     figures = f'<script type="application/json" id="data">{embedded(data)}</script>' if data is not None else ""
@@ -62,7 +61,7 @@ def simple_page(
 
 
 def policy(styles: Iterable[str], scripts: Iterable[str]) -> str:
-    """These styles and scripts, word for word, and no connection."""
+    """Return a content security policy that allows exactly these styles and scripts, and no connections."""
     allowed_styles, allowed_scripts = " ".join(map(_hash, styles)), " ".join(map(_hash, scripts))
     return (
         f"default-src 'none'; style-src {allowed_styles}; script-src {allowed_scripts}; "

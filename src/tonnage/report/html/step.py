@@ -1,6 +1,6 @@
-"""The time of a step: a sentence, what it is spent on, and every launch on its stream, packed for the page's script.
+"""The time of a step: a sentence, its breakdown, and every launch by stream, packed for the page's script.
 
-What would be too much for a page is left out, shortest first, and counted. It does not know how launches are drawn.
+What is too much for a page is left out, shortest first, and counted.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _TICKS_PER_S = 10_000_000  # the page counts in tenths of a microsecond
 
 
 def step_section(time: StepTime | None) -> str:
-    """The section; nothing where no step was captured."""
+    """Return the section; "" if no step was captured."""
     if time is None:
         return ""
     kinds = {kind: seconds for kind, seconds in time.time_by_kind.items() if seconds > 0}
@@ -44,7 +44,7 @@ def step_section(time: StepTime | None) -> str:
 
 
 def sentence(time: StepTime, where: str = "") -> str:
-    """The step in one sentence."""
+    """Describe the step in one sentence."""
     words = ", ".join(step_words(time, where))
     return words[:1].upper() + words[1:]
 
@@ -59,19 +59,19 @@ def _entry(kind: str, seconds: float, whole_s: float) -> str:
 
 
 def _colour(kind: str) -> str:
-    """The colour's name; a kind of a later version has that of others."""
+    """Return the colour's name; unknown kinds of later versions use that of "other"."""
     if kind == WAITING:
         return "waiting"
     return kind if kind in get_args(Kind) else "other"
 
 
 def packed_spans(time: StepTime) -> str:
-    """The columns as JSON, compressed, in letters."""
+    """Return the columns as compressed, base64-encoded JSON."""
     return packed_json(spans_of(time.timeline.spans, time.step_s))
 
 
 def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> dict[str, object]:
-    """For each stream the time before each launch, its length and its label: a name with a kind and the kind's colour."""
+    """Return for each stream the gap before each launch, its length and its label: a name, a kind and its colour."""
     kept = nlargest(most, spans, key=lambda span: span.end_s - span.start_s) if len(spans) > most else spans
     by_stream: dict[int, list[Span]] = {}
     for span in sorted(kept, key=lambda span: span.start_s):
@@ -88,7 +88,7 @@ def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> di
 
 
 def _columns(stream: int, spans: Sequence[Span], labels: Numbers) -> dict[str, object]:
-    """Gaps and lengths from rounded ends, so that no rounding adds up along the step."""
+    """Return gaps and lengths computed from rounded ends, so that rounding errors do not accumulate."""
     gaps, lengths, end = [], [], 0
     for span in spans:
         start = max(round(span.start_s * _TICKS_PER_S), end)

@@ -1,6 +1,6 @@
-"""One door to a profile: what kind of file it is is read off its contents, not its name.
+"""Read a profile; the kind of file is detected by its contents, not its name.
 
-A file is a trace of the PyTorch profiler (JSON) or Nsight Compute's CSV, gzipped or not. Nothing in it is executed.
+A file is a trace of the PyTorch profiler (JSON) or Nsight Compute's CSV, optionally gzipped. Nothing in it is executed.
 """
 
 import io
@@ -13,14 +13,14 @@ from tonnage.roofline.readers.ncu import is_ncu, read_ncu
 from tonnage.roofline.readers.torch_trace import is_torch_trace, read_torch_trace
 from tonnage.untrusted import Unreadable, parse_json, parse_text, printable, read_bytes
 
-# Parsed, a trace takes about six times its text.
+# A parsed trace takes about six times its text.
 LIMIT_BYTES = 512 * 2**20
 _START = 65_536
 _HINT = "Give a trace of the PyTorch profiler (JSON) or Nsight Compute's CSV (`ncu --page raw --csv`)."
 
 
 def read_profile(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> Profile:
-    """The profile in a file."""
+    """Return the profile in a file."""
     source = printable(path.name)
     try:
         data = read_bytes(path, limit_bytes, inflate=True)

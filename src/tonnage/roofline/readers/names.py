@@ -1,4 +1,4 @@
-"""Names of kernels as people read them: "reduce sum" for three lines of templates. It knows C++'s brackets alone."""
+"""Readable kernel names: "reduce sum" for three lines of C++ templates."""
 
 import re
 
@@ -12,7 +12,7 @@ _UNNAMED = 40
 
 
 def short_kernel_name(name: str) -> str:
-    """The function's own name, and what it applies where its templates say so."""
+    """Return the function's own name, and what it applies if its templates say so."""
     bare = _ANONYMOUS.sub("", _RETURNS.sub("", name.strip()))
     head, _, templates = bare.partition("<")
     own = head.partition("(")[0].split("::")[-1].strip() or bare[:_UNNAMED]

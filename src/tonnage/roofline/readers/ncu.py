@@ -5,8 +5,8 @@
 | raw (wide)     | `ncu --page raw --csv`                   | a line a kernel, a column a counter      |
 | details (long) | `ncu --csv`, `ncu --metrics ... --csv`   | a line a counter, a name, a unit, a value|
 
-Lines of ncu's own or of the program before the table are skipped. Counters that a file lacks are None in what comes out.
-What the counters mean is data (`data/ncu.toml`). This module does not know any card.
+Output of ncu or the program before the table is skipped. Missing counters become None. The meaning of the counters is data
+(`data/ncu.toml`).
 """
 
 import csv
@@ -43,12 +43,12 @@ class Launch:
     device: str = ""
 
     def first(self, what: str) -> float | None:
-        """The first counter of a kind that the file holds."""
+        """Return the first counter of a kind that the file holds."""
         return next((self.values[name] for name in _names()[what] if name in self.values), None)
 
 
 def read_ncu(lines: Iterable[str], source: str) -> Profile:
-    """Every kernel of a file; like launches of like kernels as one."""
+    """Return every kernel of a file, merging equal launches."""
     launches = [launch for launch in _launches(lines, source) if launch.first("duration")]
     if not launches:
         raise BadProfile(f"{source} has no kernel with a duration.", hint=_NO_DURATION)
@@ -58,7 +58,7 @@ def read_ncu(lines: Iterable[str], source: str) -> Profile:
 
 
 def is_ncu(start: str) -> bool:
-    """Whether a text begins like one: with ncu's own words, or with the heading."""
+    """Say whether a text begins with ncu's own output or the table's heading."""
     return start.lstrip("\ufeff").startswith("==") or _KERNEL in start
 
 
@@ -88,9 +88,9 @@ def _launches(lines: Iterable[str], source: str) -> Iterator[Launch]:
 
 
 def _wide(heading: list[str], rows: Iterator[dict[str, str]]) -> Iterator[Launch]:
-    """The line after the heading holds units."""
+    """Read the wide form, whose line after the heading holds units."""
     units = next(rows, {})
-    if units.get(_KERNEL):  # it does not in old files
+    if units.get(_KERNEL):  # old files have no such line
         yield _wide_launch(units, {})
     for row in rows:
         yield _wide_launch(row, units)
@@ -114,7 +114,7 @@ def _long(rows: Iterator[dict[str, str]]) -> Iterator[Launch]:
         )
         unit = row.get("Metric Unit", "")
         number = _number(row.get("Metric Value", ""), unit)
-        # One label has two meanings: a share of the pipes' peak, and bytes of DRAM a second.
+        # One label has two meanings: a share of the pipes' peak, and DRAM bytes per second.
         name = (
             "dram__bytes.sum.per_second"
             if row["Metric Name"] == "Memory Throughput" and unit != "%"
@@ -173,7 +173,6 @@ def _dram_bytes(launch: Launch, seconds: float) -> float | None:
 
 
 def _operations(launch: Launch, seconds: float) -> dict[str, float]:
-    """By precision; empty where none is counted."""
     found: dict[str, float] = {}
     for precision, counters in _names()["operations"].items():
         counts = [(_count(launch, stem, seconds), each) for stem, each in counters.items()]
@@ -196,7 +195,7 @@ def _count(launch: Launch, stem: str, seconds: float) -> float | None:
 
 
 def _bare(size: str) -> str:
-    """ "(262144, 1, 1)" as "262144"."""
+    """Shorten "(262144, 1, 1)" to "262144"."""
     extents = _EXTENT.findall(size)
     while len(extents) > 1 and extents[-1] == "1":
         extents.pop()

@@ -1,9 +1,8 @@
 """A trace of the PyTorch profiler: kernels with their times, and the operators with shapes that launched them.
 
-An item is one operator with one set of shapes, and takes as long as its kernels do; what kernels ran outside any operator
-stands by itself. Shapes are there where the profiler was given `record_shapes=True`. Copies between host and card are
-items of their own. Kernels of `torch.compile` carry the bytes that the compiler counted. What the trace does not say is
-not guessed. This module does not know any card.
+An item is one operator with one set of shapes, and takes as long as its kernels; kernels outside any operator are items
+of their own, as are copies between host and GPU. Shapes exist if the profiler had `record_shapes=True`. Kernels of
+`torch.compile` carry the bytes that the compiler counted. Nothing is guessed.
 """
 
 import reprlib
@@ -25,9 +24,9 @@ _READ = (*_ON_CARD, *_LAUNCHES, "cpu_op")
 _US = 1e-6
 _LARGEST = 1e18
 _SHORT_TYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "long int": "int64"}
-# Shapes that are said of a call.
+# Shapes shown per call.
 _SHAPES = 3
-# No operator takes more, no tensor has more: what goes beyond is no call.
+# No operator or tensor has more: anything beyond is not a call.
 _MOST_ARGUMENTS = 10_000
 _MOST_EXTENTS = 64
 _HINT = "Make one with torch.profiler.profile(record_shapes=True) and export_chrome_trace(FILE)."
@@ -36,7 +35,7 @@ Event = dict[str, Any]
 
 
 def read_torch_trace(trace: object, source: str) -> Profile:
-    """Every operator that ran on a card."""
+    """Return every operator that ran on a GPU."""
     found = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(trace, dict) or not isinstance(found, list):
         raise BadProfile(f"{source} is no trace of the PyTorch profiler.", hint=_HINT)
@@ -58,7 +57,7 @@ def read_torch_trace(trace: object, source: str) -> Profile:
 
 
 def is_torch_trace(trace: object) -> bool:
-    """Whether a JSON value looks like one."""
+    """Say whether a JSON value looks like a trace."""
     return isinstance(trace, dict) and "traceEvents" in trace
 
 
@@ -75,7 +74,7 @@ def _is_timed(event: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """One that can be reckoned with: JSON may hold NaN, and integers of any length."""
+    """Say whether it is a finite, reasonably small number: JSON may hold NaN and huge integers."""
     return isinstance(value, int | float) and abs(value) < _LARGEST
 
 
@@ -89,7 +88,6 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _id(event: Event, key: str = "External id") -> int | str | None:
-    """A number that ties events together."""
     found = _arguments(event).get(key)
     return found if isinstance(found, int | str) else None
 
@@ -135,7 +133,7 @@ def _kernel(kernels: list[Event]) -> Item:
 
 def _operator(operator: Event, kernels: list[Event]) -> Item:
     call = _call(operator, kernels)
-    # What torch.compile wrote beside its own kernels.
+    # What torch.compile recorded for its own kernels.
     size, operations = (_amount(_arguments(operator).get(key)) for key in ("kernel_num_gb", "kernel_flop"))
     work = work_of(call) if size is None else Work(operations or 0.0, size * 1e9)
     known = "" if work else "its shapes are not in the trace" if not _has_shapes(call) else "no rule counts its bytes"
@@ -181,7 +179,7 @@ def _list(value: object) -> list[object]:
 
 
 def _extents(value: object) -> tuple[Any, ...]:
-    """A tensor's shape or strides, or those of a list of tensors; nothing of what is neither."""
+    """Return a tensor's shape or strides, or those of a list of tensors; empty for anything else."""
     entries = _list(value)
     if entries and all(isinstance(entry, list) for entry in entries):
         return tuple(tuple(entry) for entry in entries if isinstance(entry, list) and _is_shape(entry))
@@ -193,12 +191,12 @@ def _is_shape(value: list[Any]) -> bool:
 
 
 def _words(value: object) -> str:
-    """An argument as text; a list is written out, as the profiler does itself."""
+    """Return an argument as text; a list is formatted as the profiler does."""
     return value if isinstance(value, str) else "" if value is None else reprlib.repr(value)
 
 
 def _detail(call: Call) -> str:
-    """The types and shapes of its first tensors: "bf16 8192×1024, 1024×50304"; a type is said where it changes."""
+    """Return dtypes and shapes of its first tensors, like "bf16 8192×1024, 1024×50304"."""
     words: list[str] = []
     said = ""
     for shape, kind in zip(call.shapes, call.types, strict=False):
@@ -214,7 +212,6 @@ def _detail(call: Call) -> str:
 
 
 def _timeline(events: list[Event], on_card: list[Event]) -> Timeline | None:
-    """Of the card that was busiest."""
     launched = {
         _id(event, "correlation"): (event["ts"] + event["dur"]) * _US
         for event in events
