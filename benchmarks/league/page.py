@@ -142,8 +142,10 @@ def verdicts_table(sources: Sequence[Standing]) -> Table:
         for source in sources
         if any(source.verdicts(name)[1] for name in predictors)
     ]
-    totals = [map(sum, zip(*(source.verdicts(name) for source in sources), strict=True)) for name in predictors]
-    return Table(["source", *map(title, predictors)], [*rows, ["all", *(cell(*total) for total in totals)]])
+    # The others have rows of one source each, which is no total.
+    total = cell(*map(sum, zip(*(source.verdicts(US) for source in sources), strict=True)))
+    rows.append(["all", *(total if name == US else "" for name in predictors)])
+    return Table(["source", *map(title, predictors)], rows)
 
 
 def counts_table(sources: Sequence[Standing]) -> Table:
