@@ -69,9 +69,9 @@ def test_an_error_with_arguments_of_its_own_keeps_them_on_its_way() -> None:
 
 def test_what_another_rank_said_keeps_what_to_do() -> None:
     pytest.importorskip("torch")
-    from tonnage.fit.sharding.agreement import RankFailed, _words
+    from tonnage.fit.sharding.agreement import RankFailed
 
-    told = RankFailed(1, _words(TonnageError("It broke.", hint="Mend it.")))
+    told = RankFailed(1, TonnageError("It broke.", hint="Mend it.").words)
     shown = "".join(traceback.format_exception(told))
     assert "It broke.\nMend it." in shown and "Look at the log of rank 1." in shown
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-from tonnage.virtual.cluster.staging import staging_of
+from tonnage.virtual.cluster.staging import Gloo, Nccl, staging_of
 from tonnage.virtual.modelled import ModelledSession as Session
 
 
 @pytest.mark.parametrize(
-    ("backend", "name"),
-    [("nccl", "nccl"), ("cpu:gloo,cuda:nccl", "nccl"), ("cuda:gloo,cpu:gloo", "gloo"), ("gloo", "gloo"), ("undefined", "nccl")],
-)  # fmt: skip
-def test_cuda_tensors_go_through_the_backend_that_is_named_for_them(backend: str, name: str) -> None:
-    assert staging_of(backend).name == name
+    ("backend", "staging"),
+    [("nccl", Nccl), ("cpu:gloo,cuda:nccl", Nccl), ("cuda:gloo,cpu:gloo", Gloo), ("gloo", Gloo), ("undefined", Nccl)],
+)
+def test_cuda_tensors_go_through_the_backend_that_is_named_for_them(backend: str, staging: type[Nccl]) -> None:
+    assert staging_of(backend) is staging
 
 
 def test_gloo_gathers_into_a_tensor_of_its_own_and_nccl_does_not(gpu: Session) -> None:
