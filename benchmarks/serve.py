@@ -307,7 +307,8 @@ def prefix(options: argparse.Namespace) -> dict[str, Any]:
 def fresh_scheduler(engine: Engine, *, prefix_cache: bool) -> Scheduler:
     """With an empty pool; the engine must be idle."""
     old = engine.scheduler
-    return Scheduler(BlockPool(old.pool.count, old.pool.size, prefix_cache=prefix_cache), old.limits, old.clock)
+    pool = BlockPool(old.pool.count, old.pool.size, prefix_cache=prefix_cache)
+    return Scheduler(pool, engine.config, old.clock, context=engine.context)
 
 
 def waste(options: argparse.Namespace) -> dict[str, Any]:
