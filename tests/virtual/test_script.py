@@ -159,3 +159,21 @@ def test_an_interrupt_that_comes_inside_the_virtual_gpu_is_one(tmp_path: Path) -
     if found != ["interrupted"]:
         found += [interrupted(tmp_path), interrupted(tmp_path)]
     assert found[-2:] in (["interrupted"], ["interrupted", "interrupted"])
+
+
+def test_an_interrupt_inside_a_finalizer_is_not_lost(tmp_path: Path) -> None:
+    script, figures = tmp_path / "finalizes.py", tmp_path / "figures.json"
+    script.write_text(
+        "import signal, time\n"
+        "class Guard:\n"
+        "    def __del__(self):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "guard = Guard()\n"
+        "del guard\n"
+        "time.sleep(20)\n"
+        "print('went on')\n"
+    )
+    command = [str(TONNAGE), "run", "--gpu", "h200", "--json", str(figures), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "went on" not in done.stdout
+    assert json.loads(figures.read_text())["error"] == "interrupted"

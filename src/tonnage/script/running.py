@@ -90,10 +90,20 @@ def _interrupts_outside_the_device() -> Iterator[None]:
         since = 0.0
         signal.default_int_handler(number, frame)
 
+    def tell(problem: "sys.UnraisableHookArgs") -> None:
+        """Raise an interrupt again that hit a finalizer, where Python would drop it."""
+        if issubclass(problem.exc_type, KeyboardInterrupt):
+            threading.Timer(_SOON_S, signal.raise_signal, (signal.SIGINT,)).start()
+        else:
+            told_by(problem)
+
+    told_by = sys.unraisablehook
     signal.signal(signal.SIGINT, handle)
+    sys.unraisablehook = tell
     try:
         yield
     finally:
+        sys.unraisablehook = told_by
         signal.signal(signal.SIGINT, plain)
 
 
