@@ -16,8 +16,10 @@ from tonnage.fit.stepping.backward_stepper import BackwardBroken
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
+from tonnage.fit.techniques.autocast import Autocast
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
 from tonnage.fit.techniques.host_states import HostStates
+from tonnage.fit.techniques.master_weights import MasterWeights
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
@@ -190,6 +192,14 @@ def test_a_step_in_backward_that_raises_says_which_parameters_are_new() -> None:
 
 
 # Plans that cannot be applied -----------------------------------------------------------------------------------------
+
+
+def test_mixed_precision_with_master_weights_can_be_proven() -> None:
+    # Autocast was applied to FP32 parameters, which are BF16 when it comes back after the plain run.
+    training = build_training(CASES["llama"], dtype=torch.float32)
+    fitted = apply_plan(training, make_plan(Autocast(), MasterWeights()))
+    assert fitted.prove().parameters == len(list(training.model.parameters()))
+    assert training.applied == ["autocast", "master-weights"]
 
 
 def test_a_plan_that_fails_at_its_last_technique_leaves_a_plain_model() -> None:

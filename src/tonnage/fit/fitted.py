@@ -88,7 +88,7 @@ class Applied:
             self.training.stepper = below
             for index in on_model:
                 technique = self._placed[index][0]
-                self._placed[index] = technique, technique.apply(self.training)
+                self._placed[index] = technique, technique.place_again(self.training)
             self.training.stepper = stepper
 
 

@@ -42,7 +42,6 @@ from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.virtual import uncaptured
 from tonnage.units import budget_bytes, format_bytes
-from tonnage.untrusted import clipped
 
 _BREAKS = (NotApplicable, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame)
 _SEGMENT_BYTES = 2 << 20
@@ -51,7 +50,8 @@ _STEPS_BY_CHANCE = 8  # extra rehearsals if steps run different blocks
 _WELL_USED = 0.92  # share of the budget above which no faster solution is sought
 _WORTHWHILE = 0.01  # share of a step's time that makes another try worthwhile
 _MISJUDGED = 0.03  # tolerated share of slowdown against the prediction before another layout is tried
-_IN_SLICES = "recompute in slices"
+# Parts of a technique that can be left out alone.
+_IN_SLICES, _BY_OPERATOR = "recompute in slices", "recompute by operator"
 
 
 def fit(
@@ -279,11 +279,11 @@ class Fitting(Stages):
         # The technique that refused when it was applied, or while a step ran.
         name = getattr(problem, "technique", "recompute")
         self._back_to_base()
-        if name == "recompute" and solution.layout.slices > 1:
-            self.left_out[_IN_SLICES] = str(problem).splitlines()[0]
+        if name == "recompute" and solution.layout.slices > 1 and solution.layout.sliced:
+            self._leave_out(_IN_SLICES, problem)
         elif name == "recompute" and self.survey.has_operators:
             self.survey.forget_operators()
-            self.left_out["recompute by operator"] = str(problem).splitlines()[0]
+            self._leave_out(_BY_OPERATOR, problem)
         elif name in self.request.allowed:
             self._leave_out(name, problem)
         else:
@@ -298,7 +298,7 @@ class Fitting(Stages):
             if self._runs(rest):
                 if technique.name == "recompute" and self.survey.has_operators:
                     self.survey.forget_operators()
-                    self.left_out["recompute by operator"] = clipped(str(problem).splitlines()[0], 300)
+                    self._leave_out(_BY_OPERATOR, problem)
                 else:
                     self._leave_out(technique.name, problem)
                 return True

@@ -57,6 +57,10 @@ class Technique(ABC):
         reason = self.why_not(training)
         if reason is not None:
             raise NotApplicable(self.refusal.format(reason=reason, technique=self), hint=self.hint)
+        return self.place_again(training)
+
+    def place_again(self, training: Training) -> Undo:
+        """Apply it without asking whether it can be used: other techniques may have changed the answer since."""
         with ExitStack() as stack:
             self.place(training, stack)
             return stack.pop_all().close
