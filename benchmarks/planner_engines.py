@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.budget.gguf import Recipe
+from tonnage.budget.gguf import GgufRecipe
 from tonnage.budget.llama_cpp import llama_budget
 from tonnage.budget.serving import ServingConfiguration, serving_budget
 from tonnage.hardware import find_gpu
@@ -61,7 +61,7 @@ def llama_figures() -> Iterator[Figure]:
     for number, row in rows("published-llamacpp.jsonl"):
         shape, name = find_model(row["model"]), row["model"].split("/")[-1]
         if "file_gib" in row:
-            yield number, name, "file GiB", row["file_gib"], Recipe(shape, row["weights"]).file_bytes / GIB
+            yield number, name, "file GiB", row["file_gib"], GgufRecipe(shape, row["weights"]).file_bytes / GIB
             continue
         asked = ServingConfiguration(
             engine="llama.cpp", engine_version=row["build"], weights=row["weights"], context=row["context"],

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from tonnage.commands.plan_train import planned
-from tonnage.planner.search import Findings
+from tonnage.planner.search import PlanSearch
 from tonnage.report.plan_figures import one_figures
 
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ class Run:
         """Whether adapters are trained."""
         return "--lora" in self.words
 
-    def plan(self) -> Findings:
+    def plan(self) -> PlanSearch:
         """As the command makes it."""
         return planned(self.words)
 
@@ -50,7 +50,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     return (json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
 
 
-def predicted_bytes(run: Run, findings: Findings) -> float:
+def predicted_bytes(run: Run, findings: PlanSearch) -> float:
     """The figure that the source reports, as the plan's JSON has it."""
     figures = one_figures(findings.closest)
     return float((figures["stages"].get(run.stage) or figures)[_KEYS[run.figure]])

@@ -45,13 +45,13 @@ from tonnage.report.serve import card_figures
 from tonnage.serve.cache.block_pool import BlockPool
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.engine import Engine
-from tonnage.serve.model_runner.runner import Pending
+from tonnage.serve.model_runner.runner import TokensInTransit
 from tonnage.serve.models.architecture import Architecture, architecture_of
 from tonnage.serve.models.load import random_decoder
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.scheduler import Scheduler
+from tonnage.serve.scheduler.sequence import ScheduledStep
 from tonnage.serve.scheduler.sequence import Sequence as Sequenced
-from tonnage.serve.scheduler.sequence import Step
 from tonnage.serve.stats import Stats
 
 RESULTS = Path(__file__).parent / "results"
@@ -105,7 +105,7 @@ class Trace:
     own_s: float = 0.0  # of this tracing
     held: list[tuple[float, int, int, int]] = field(default_factory=list)  # seconds, slack, held by sequences, pool
 
-    def note(self, step: Step) -> None:
+    def note(self, step: ScheduledStep) -> None:
         self.decodes.append(len(step.decodes))
         self.chunk_tokens.append(sum(work.count for work in step.chunks))
         decoded = sum([work.start for work in step.decodes]) + len(step.decodes)
@@ -129,7 +129,7 @@ def run(engine: Engine, work: Workload, salt: str, *, temperature: float = TEMPE
     trace = Trace()
     engine.stats = Stats()
     noted = mock.patch.object(engine.scheduler, "schedule", _noting(engine.scheduler.schedule, trace))
-    timed = mock.patch.object(Pending, "result", _timing(Pending.result, trace))
+    timed = mock.patch.object(TokensInTransit, "result", _timing(TokensInTransit.result, trace))
     with noted, timed, no_collection(), engine.at_work():
         _synchronize(engine)
         began_s = time.perf_counter()
@@ -158,8 +158,8 @@ def _advance_all(engine: Engine, trace: Trace) -> int:
     return drawn
 
 
-def _noting(schedule: Callable[[], Step | None], trace: Trace) -> Callable[[], Step | None]:
-    def noted() -> Step | None:
+def _noting(schedule: Callable[[], ScheduledStep | None], trace: Trace) -> Callable[[], ScheduledStep | None]:
+    def noted() -> ScheduledStep | None:
         step = schedule()
         began_s = time.perf_counter()
         if step is not None:
@@ -170,8 +170,8 @@ def _noting(schedule: Callable[[], Step | None], trace: Trace) -> Callable[[], S
     return noted
 
 
-def _timing(result: Callable[[Pending], Any], trace: Trace) -> Callable[[Pending], Any]:
-    def timed(pending: Pending) -> Any:
+def _timing(result: Callable[[TokensInTransit], Any], trace: Trace) -> Callable[[TokensInTransit], Any]:
+    def timed(pending: TokensInTransit) -> Any:
         began_s = time.perf_counter()
         if pending.arrived is not None:
             pending.arrived.synchronize()

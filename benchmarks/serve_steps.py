@@ -33,7 +33,7 @@ from tonnage.garbage import no_collection
 from tonnage.serve.engine import Engine
 from tonnage.serve.model_runner.graphs import DecodeGraphs
 from tonnage.serve.model_runner.inputs import Inputs, Staging
-from tonnage.serve.model_runner.runner import Pending, Runner
+from tonnage.serve.model_runner.runner import Runner, TokensInTransit
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.scheduler import Scheduler
 
@@ -49,7 +49,7 @@ PARTS: list[tuple[str, type, str]] = [
     ("the buffer's copy", Staging, "_send"),
     ("the graph", DecodeGraphs, "replay"),
     ("tokens back", Runner, "_send"),
-    ("tokens read", Pending, "result"),
+    ("tokens read", TokensInTransit, "result"),
     ("complete", Scheduler, "complete"),
 ]
 WAITING = "waiting for the device"
@@ -87,19 +87,19 @@ class Clock:
 @contextmanager
 def watched(clock: Clock) -> Iterator[None]:
     """All parts are timed; the wait for the device is over before its tokens are read."""
-    result = Pending.result
+    result = TokensInTransit.result
 
-    def arrived(pending: Pending) -> Any:
+    def arrived(pending: TokensInTransit) -> Any:
         return clock.timed("tokens read", result)(pending)
 
-    def waiting(pending: Pending) -> Any:
+    def waiting(pending: TokensInTransit) -> Any:
         if pending.arrived is not None:
             clock.timed(WAITING, pending.arrived.synchronize)()
         return arrived(pending)
 
     with ExitStack() as stack:
         for name, owner, method in PARTS:
-            timed = waiting if owner is Pending else clock.timed(name, getattr(owner, method))
+            timed = waiting if owner is TokensInTransit else clock.timed(name, getattr(owner, method))
             stack.enter_context(mock.patch.object(owner, method, timed))
         yield
 

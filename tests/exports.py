@@ -15,36 +15,36 @@ from typing import Any
 from tonnage.budget.configuration import Configuration
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
-from tonnage.planner.export import Launch, export_training
+from tonnage.planner.export import TrainingRun, export_training
 
 ENGINES = Path(sys.prefix) / "engines"
 
 
-def plan(model: str = "llama-3.1-8b", gpus: str = "8xh200", **choices: Any) -> Launch:
+def plan(model: str = "llama-3.1-8b", gpus: str = "8xh200", **choices: Any) -> TrainingRun:
     """A launch; data parallelism fills the cluster, and shards over all of it, unless said."""
     cluster = find_cluster(gpus)
     split = choices.get("tp", 1) * choices.get("pp", 1) * choices.get("cp", 1)
     choices.setdefault("data", cluster.gpus // split)
     choices.setdefault("shard", choices["data"])
-    return Launch(model=model, shape=find_model(model), cluster=cluster, configuration=Configuration(**choices))
+    return TrainingRun(model=model, shape=find_model(model), cluster=cluster, configuration=Configuration(**choices))
 
 
-def fsdp2(**choices: Any) -> Launch:
+def fsdp2(**choices: Any) -> TrainingRun:
     """A plan for FSDP2, stage 3 unless said."""
     return plan(**{"framework": "fsdp2", "zero": 3, **choices})
 
 
-def deepspeed(**choices: Any) -> Launch:
+def deepspeed(**choices: Any) -> TrainingRun:
     """A plan for DeepSpeed, stage 3 unless said."""
     return plan(**{"framework": "deepspeed", "zero": 3, **choices})
 
 
-def exported(launch: Launch, folder: Path) -> dict[str, str]:
+def exported(launch: TrainingRun, folder: Path) -> dict[str, str]:
     """The files of a plan, by name."""
     return {path.name: path.read_text() for path in export_training(launch, folder)}
 
 
-def load_each(program: str, plans: Mapping[str, Launch], folder: Path, **environment: str) -> dict[str, Any]:
+def load_each(program: str, plans: Mapping[str, TrainingRun], folder: Path, **environment: str) -> dict[str, Any]:
     """What a program makes of each plan's folder. It defines `load()`, which runs in there and returns plain data."""
     for name, launch in plans.items():
         export_training(launch, folder / name)

@@ -2,7 +2,7 @@
 
 from support import MIB, Run
 from tonnage.ledger import Category
-from tonnage.recording import Note, OutOfMemory, Recording, StandIn
+from tonnage.recording import FailedRequest, Note, Recording, StandIn
 
 HOSTILE = '<img src=x onerror="window.harmed=1">\'"</script><script>window.harmed=1</script><!--${window.harmed=1}'
 
@@ -23,7 +23,7 @@ def hostile_recording() -> Recording:
     recording.header.outcome = "oom"
     recording.notes.append(Note("assumption", HOSTILE, 1, HOSTILE))
     recording.stand_ins.append(StandIn(HOSTILE, HOSTILE, 1, HOSTILE))
-    recording.oom = OutOfMemory(
+    recording.oom = FailedRequest(
         HOSTILE, MIB, 0, MIB, MIB, operator=HOSTILE, module=HOSTILE, phase=HOSTILE, message=HOSTILE, stack=(HOSTILE,)
     )
     return recording

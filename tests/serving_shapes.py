@@ -1,6 +1,6 @@
 """Model shapes made by hand, so that what is tested here does not rest on how configurations are read."""
 
-from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape, Stack
+from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
 
 
 def attention(
@@ -10,35 +10,35 @@ def attention(
     *,
     kind: AttentionKind = AttentionKind.FULL,
     window: int = 0,
-) -> Attention:
+) -> AttentionShape:
     """Keys and values of one width."""
-    return Attention(
+    return AttentionShape(
         kind=kind, heads=heads, kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, window=window
     )  # fmt: skip
 
 
-def latent(heads: int = 128) -> Attention:
+def latent(heads: int = 128) -> AttentionShape:
     """DeepSeek-V3's."""
-    return Attention(
+    return AttentionShape(
         kind=AttentionKind.LATENT, heads=heads, kv_heads=heads, head_dim=192, value_head_dim=128, latent_rank=512,
         query_rank=1536, rope_dim=64,
     )  # fmt: skip
 
 
-def recurrent(state_elements: int) -> Attention:
+def recurrent(state_elements: int) -> AttentionShape:
     """A layer with a state of fixed size."""
-    return Attention(
+    return AttentionShape(
         kind=AttentionKind.RECURRENT, heads=32, kv_heads=32, head_dim=128, value_head_dim=128,
         state_elements=state_elements,
     )  # fmt: skip
 
 
-def layer(mixer: Attention | None, hidden: int = 4096, intermediate: int = 14336, experts: int = 0) -> Layer:
+def layer(mixer: AttentionShape | None, hidden: int = 4096, intermediate: int = 14336, experts: int = 0) -> LayerShape:
     """A gated block without biases."""
     width = mixer.heads * mixer.head_dim if mixer else 0
     keys = mixer.kv_heads * (mixer.head_dim + mixer.value_head_dim) if mixer else 0
     one = 3 * hidden * intermediate
-    return Layer(
+    return LayerShape(
         attention=mixer,
         feed_forward=FeedForward(
             intermediate=intermediate, gated=True, experts=experts, experts_per_token=2 if experts else 0
@@ -51,12 +51,12 @@ def layer(mixer: Attention | None, hidden: int = 4096, intermediate: int = 14336
     )
 
 
-def model(layers: list[Layer], *, hidden: int = 4096, vocab: int = 128256, tied: bool = False) -> ModelShape:
+def model(layers: list[LayerShape], *, hidden: int = 4096, vocab: int = 128256, tied: bool = False) -> ModelShape:
     """A decoder of these layers."""
     return ModelShape(
         name="by-hand",
         architecture="llama",
-        stacks=(Stack(layers=tuple(layers), hidden=hidden),),
+        stacks=(LayerStack(layers=tuple(layers), hidden=hidden),),
         vocab=vocab,
         tied=tied,
         embedding_parameters=vocab * hidden,

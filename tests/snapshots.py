@@ -7,7 +7,7 @@ from typing import Any
 
 from tonnage.allocator import AllocatorSettings, Block, CachingAllocator
 from tonnage.recording import Recording
-from tonnage.recording.snapshot import Limits, Stream, load, recording_of, snapshot_of
+from tonnage.recording.snapshot import SnapshotLimits, Stream, load, recording_of, snapshot_of
 
 TORCH = "/usr/lib/python3.12/site-packages/torch/"
 MODULE = TORCH + "nn/modules/module.py"
@@ -84,8 +84,8 @@ def small_snapshot() -> dict[str, Any]:
     return pickle.loads(pickle.dumps(snapshot))
 
 
-def read(data: bytes, limits: Limits | None = None) -> Recording:
-    limits = limits or Limits()
+def read(data: bytes, limits: SnapshotLimits | None = None) -> Recording:
+    limits = limits or SnapshotLimits()
     return recording_of(snapshot_of(load(Stream(io.BytesIO(data), limits), limits), limits))
 
 

@@ -6,7 +6,7 @@ from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Header, Mark, Recording, SegmentEvent
-from tonnage.recording import OutOfMemory as RecordedOutOfMemory
+from tonnage.recording import FailedRequest as RecordedOutOfMemory
 from tonnage.recording.replay import as_its_card_saw_it
 
 MIB = 2**20

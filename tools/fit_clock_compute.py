@@ -26,7 +26,7 @@ import numpy as np
 from tonnage.clock.kernels import attention, convolution, matmul, recurrent
 from tonnage.clock.kernels.figures import figures
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import find_gpu
 
@@ -73,7 +73,7 @@ def probed() -> Iterator[Case]:
             yield Case(launch, row["gpu_s"], judged=counts[row["kind"]] % 2 == 0)
 
 
-def launch_of(call: Call, settings: Settings) -> Launch | None:
+def launch_of(call: OperatorCall, settings: Settings) -> Launch | None:
     for module in MODULES.values():
         if call.name in module.OPERATORS:
             found: Launch | None = module.OPERATORS[call.name](call, settings)
@@ -81,14 +81,16 @@ def launch_of(call: Call, settings: Settings) -> Launch | None:
     return None
 
 
-def _call(name: str, tensors: Sequence[dict[str, Any] | None], values: dict[int, str], length: int = 20) -> Call:
+def _call(
+    name: str, tensors: Sequence[dict[str, Any] | None], values: dict[int, str], length: int = 20
+) -> OperatorCall:
     shapes, strides, types = [()] * length, [()] * length, [""] * length
     for place, tensor in enumerate(tensors):
         if tensor is not None:
             shapes[place], types[place] = tuple(tensor["shape"]), TYPES[tensor["dtype"]]
             strides[place] = tuple(tensor.get("stride", _dense(tensor["shape"])))
     texts = tuple(values.get(place, "") for place in range(length))
-    return Call(name=name, shapes=tuple(shapes), strides=tuple(strides), types=tuple(types), values=texts)
+    return OperatorCall(name=name, shapes=tuple(shapes), strides=tuple(strides), types=tuple(types), values=texts)
 
 
 def _dense(shape: Sequence[int]) -> list[int]:
@@ -98,12 +100,12 @@ def _dense(shape: Sequence[int]) -> list[int]:
     return strides[-len(shape) :] if shape else []
 
 
-def _made_product(row: dict[str, Any], backward: bool) -> tuple[Call, Settings]:
+def _made_product(row: dict[str, Any], backward: bool) -> tuple[OperatorCall, Settings]:
     tensors = [argument for argument in row["args"] if "shape" in argument]
     return _call(row["op"], tensors, {}), Settings(tf32_matmul="tf32" in row["note"])
 
 
-def _made_attention(row: dict[str, Any], backward: bool) -> tuple[Call, Settings] | None:
+def _made_attention(row: dict[str, Any], backward: bool) -> tuple[OperatorCall, Settings] | None:
     """By the operator that torch chooses: cuDNN's for halves, unless a mask's rows are odd or heads are wide."""
     query, key, value, *rest = row["args"]
     options = rest[0] if rest else {}
@@ -126,7 +128,7 @@ def _made_attention(row: dict[str, Any], backward: bool) -> tuple[Call, Settings
     ), Settings()
 
 
-def _made_convolution(row: dict[str, Any], backward: bool) -> tuple[Call, Settings]:
+def _made_convolution(row: dict[str, Any], backward: bool) -> tuple[OperatorCall, Settings]:
     image, weight, options = row["args"]
     side = (image["shape"][2] + 2 * options["padding"] - weight["shape"][2]) // options["stride"] + 1
     settings = Settings(tf32_convolution=row["note"] == "tf32")
@@ -138,7 +140,7 @@ def _made_convolution(row: dict[str, Any], backward: bool) -> tuple[Call, Settin
     return _call("cudnn_convolution", [image, weight], {at: str(text) for at, text in texts.items()}), settings
 
 
-def _made_recurrent(row: dict[str, Any], backward: bool) -> tuple[Call, Settings]:
+def _made_recurrent(row: dict[str, Any], backward: bool) -> tuple[OperatorCall, Settings]:
     kind, (_, hidden, layers) = row["op"].split()[0], map(int, row["note"].split())
     given = row["args"][1]
     state = {"shape": [layers, given["shape"][0], hidden], "dtype": "float32"}
@@ -146,7 +148,7 @@ def _made_recurrent(row: dict[str, Any], backward: bool) -> tuple[Call, Settings
     return _call(f"_cudnn_rnn{'_backward' * backward}", tensors, {}, 22), Settings()
 
 
-_MAKERS: dict[str, Callable[[dict[str, Any], bool], tuple[Call, Settings] | None]] = {
+_MAKERS: dict[str, Callable[[dict[str, Any], bool], tuple[OperatorCall, Settings] | None]] = {
     "matmul": _made_product, "matmul8": _made_product, "batched": _made_product, "attention": _made_attention,
     "convolutions": _made_convolution, "recurrent": _made_recurrent,
 }  # fmt: skip
@@ -222,7 +224,7 @@ def _seen_convolutions(grouped: dict[str, list[dict[str, Any]]]) -> tuple[dict[t
 
 def _step_call(
     training: str, name: str, shapes: list[Any], types: list[str], kernels: list[str], results: dict[tuple[str, str], Any]
-) -> Call | None:  # fmt: skip
+) -> OperatorCall | None:  # fmt: skip
     values, strides = [""] * len(shapes), [()] * len(shapes)
     if name in matmul.OPERATORS:
         found = next((match for kernel in kernels if (match := LAYOUT.search(kernel))), None)
@@ -250,7 +252,9 @@ def _step_call(
     ):
         strides = [(1, 1, 1, 1)] * len(shapes)
     shapes = [tuple(shape) for shape in shapes]
-    return Call(name=name, shapes=tuple(shapes), strides=tuple(strides), types=tuple(types), values=tuple(values))
+    return OperatorCall(
+        name=name, shapes=tuple(shapes), strides=tuple(strides), types=tuple(types), values=tuple(values)
+    )
 
 
 def _set_options(name: str, shapes: list[Any], values: list[str], results: dict[tuple[str, str], Any]) -> bool:

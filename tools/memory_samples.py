@@ -18,7 +18,7 @@ from typing import Any
 from tonnage.clock.kernels import copies, elementwise, fused, indexing, optimizers, reductions, rows
 from tonnage.clock.kernels.memory import figures
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -64,7 +64,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     return float(BY_KIND[launch.kind].seconds(launch, gpu))
 
 
-def launch_of(call: Call) -> Launch | None:
+def launch_of(call: OperatorCall) -> Launch | None:
     if call.name.startswith(fused.PREFIX):
         return fused.fused(call, SETTINGS)
     reader = _readers().get(call.name)
@@ -121,10 +121,10 @@ def _launches(row: dict[str, Any]) -> Iterator[Launch]:
         yield from (launch for launch in made if launch)
 
 
-def call(name: str, *arguments: Any) -> Call:
+def call(name: str, *arguments: Any) -> OperatorCall:
     """Arguments as (shape, type), (shape, type, strides), or the text of a value."""
     tensors = [argument if isinstance(argument, tuple) else ((), "Scalar") for argument in arguments]
-    return Call(
+    return OperatorCall(
         name=name,
         shapes=tuple(tensor[0] for tensor in tensors),
         types=tuple(tensor[1] for tensor in tensors),
@@ -133,7 +133,7 @@ def call(name: str, *arguments: Any) -> Call:
     )
 
 
-def _calls(row: dict[str, Any]) -> list[Call]:
+def _calls(row: dict[str, Any]) -> list[OperatorCall]:
     """The operators that a row consists of; none where that is not written down."""
     shape, kind = tuple(row["args"][0]["shape"]), TYPES[row["args"][0]["dtype"]]
     strides = tuple(row["args"][0].get("stride", ()))
@@ -157,7 +157,7 @@ def _calls(row: dict[str, Any]) -> list[Call]:
     return [call("fill_" if name == "zero_" else name, x)]
 
 
-def _elementwise(name: str, x: Any) -> list[Call]:
+def _elementwise(name: str, x: Any) -> list[OperatorCall]:
     flags = (x[0], FLAG)
     several = {
         "rsqrt": [call("abs", x), call("rsqrt", x)],
@@ -170,7 +170,7 @@ def _elementwise(name: str, x: Any) -> list[Call]:
     return several.get(name) or [call(name, *([x, x] if name in ("add", "mul", "add_") else [x]))]
 
 
-def _elementwise_backward(name: str, x: Any) -> list[Call]:
+def _elementwise_backward(name: str, x: Any) -> list[OperatorCall]:
     flags = (x[0], FLAG)
     return {
         "gelu": [call("gelu_backward", x, x)], "silu": [call("silu_backward", x, x)], "tanh": [call("tanh_backward", x, x)],
@@ -181,7 +181,7 @@ def _elementwise_backward(name: str, x: Any) -> list[Call]:
     }.get(name, [])  # fmt: skip
 
 
-def _conversion(note: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
+def _conversion(note: str, x: Any, row: dict[str, Any], backward: bool) -> list[OperatorCall]:
     (rows_, columns), kind = x[0], x[1]
     wide = (x[0], FP32)
     narrow = (x[0], next(TYPES[arg["dtype"]] for arg in row["args"]))
@@ -213,7 +213,7 @@ def _conversion(note: str, x: Any, row: dict[str, Any], backward: bool) -> list[
     return [call("cat", ((x[0], x[0]), kind))] if note == "cat" else []
 
 
-def _reduction(name: str, x: Any) -> list[Call]:
+def _reduction(name: str, x: Any) -> list[OperatorCall]:
     word, _, axis = name.partition(" ")
     if word == "norm":
         return [call("linalg_vector_norm", x, "2")]
@@ -222,7 +222,7 @@ def _reduction(name: str, x: Any) -> list[Call]:
     return [call(word, x, {"last": "[-1]", "first": "[0]", "": ""}[axis], *([""] if axis else []))]
 
 
-def _norm(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
+def _norm(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[OperatorCall]:
     weight = ((x[0][-1],), x[1])
     moment = ((*x[0][:-1], 1), FP32)
     if name in ("softmax", "log_softmax"):
@@ -252,7 +252,7 @@ def _norm(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
     return [call("native_group_norm", x, channel, channel, "", "", "", "32")]
 
 
-def _spelled_rms(x: Any, weight: Any) -> list[Call]:
+def _spelled_rms(x: Any, weight: Any) -> list[OperatorCall]:
     wide, column = (x[0], FP32), ((*x[0][:-1], 1), FP32)
     casts = [call("copy_", wide, x)], [call("copy_", x, wide)]
     return [
@@ -261,7 +261,7 @@ def _spelled_rms(x: Any, weight: Any) -> list[Call]:
     ]  # fmt: skip
 
 
-def _loss(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
+def _loss(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[OperatorCall]:
     if name == "mse_loss":
         if backward:
             return [call("fill_", x), call("mse_loss_backward", ((1,), FP32), x, x)]
@@ -276,7 +276,7 @@ def _loss(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
     return [call("_log_softmax", x, "-1", "False"), call("nll_loss_forward", x, target)]
 
 
-def _indexing(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
+def _indexing(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[OperatorCall]:
     others = [(tuple(arg["shape"]), TYPES[arg["dtype"]]) for arg in row["args"][1:]]
     if name == "embedding":
         table, index = others[0], x
@@ -307,7 +307,7 @@ def _indexing(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Ca
     return [] if backward else [call(name, x)]
 
 
-def _optimizer(note: str) -> list[Call]:
+def _optimizer(note: str) -> list[OperatorCall]:
     name, how, count, _, size, kind = note.split()
     type_name, many = TYPES[kind], int(count)
     one: Any = ((int(size),), type_name)
@@ -370,7 +370,7 @@ def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: f
     if not shapes or name in UNRECORDED or "TensorList" in types:
         return None
     kernels = tuple(row["kernel"].removeprefix("void at::native::").removeprefix("void ") for row in rows_)
-    made = Call(
+    made = OperatorCall(
         name=name,
         shapes=shapes,
         types=types,

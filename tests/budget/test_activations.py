@@ -3,14 +3,14 @@
 import pytest
 
 from budget.decoders import gpt2, llama
-from tonnage.budget.activations import Block, block_of
+from tonnage.budget.activations import BlockActivations, block_of
 from tonnage.budget.configuration import Configuration
 from tonnage.models import ModelShape, from_config
 
 HIDDEN, KV, WIDTH, HEADS = 2048, 512, 8192, 32
 
 
-def block(shape: ModelShape, **choices: object) -> Block:
+def block(shape: ModelShape, **choices: object) -> BlockActivations:
     """The first block under these choices."""
     return block_of(shape, shape.decoder.layers[0], shape.hidden, Configuration(**choices))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tonnage.budget.gguf import Recipe, file_types, row_bytes
+from tonnage.budget.gguf import GgufRecipe, file_types, row_bytes
 from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.models import all_presets, find_model
 from tonnage.units import GIB
@@ -28,7 +28,7 @@ from tonnage.units import GIB
     ],
 )
 def test_the_size_of_a_file(model: str, kind: str, gib: float) -> None:
-    assert Recipe(find_model(model), kind).file_bytes / GIB == pytest.approx(gib, abs=0.006)
+    assert GgufRecipe(find_model(model), kind).file_bytes / GIB == pytest.approx(gib, abs=0.006)
 
 
 def test_rows_fall_back_where_blocks_do_not_divide_them() -> None:
@@ -38,7 +38,7 @@ def test_rows_fall_back_where_blocks_do_not_divide_them() -> None:
 
 
 def test_half_of_the_layers_of_a_medium_file_have_more_bits() -> None:
-    recipe = Recipe(find_model("llama-3.1-8b"), "q4_k_m")
+    recipe = GgufRecipe(find_model("llama-3.1-8b"), "q4_k_m")
     kinds = [recipe.kind("down", number) for number in range(32)]
     assert (kinds.count("q6_k"), kinds.count("q4_k")) == (16, 16)
     assert kinds[:4] == kinds[-4:] == ["q6_k"] * 4
@@ -47,12 +47,12 @@ def test_half_of_the_layers_of_a_medium_file_have_more_bits() -> None:
 def test_every_type_of_file_is_a_format_of_weights_and_is_near_its_bits() -> None:
     shape = find_model("llama-3.1-8b")
     for name in set(file_types()) - {"mxfp4"}:
-        bits = Recipe(shape, name).file_bytes * 8 / shape.parameters
+        bits = GgufRecipe(shape, name).file_bytes * 8 / shape.parameters
         assert bits == pytest.approx(WEIGHT_FORMATS[name].bits, rel=0.06), name
 
 
 @pytest.mark.parametrize("name", sorted(all_presets()))
 def test_every_preset_has_a_file(name: str) -> None:
     shape = find_model(name)
-    recipe = Recipe(shape, "q4_k_m")
+    recipe = GgufRecipe(shape, "q4_k_m")
     assert recipe.file_bytes >= 0.4 * sum(layer.parameters for layer in shape.decoder.layers)

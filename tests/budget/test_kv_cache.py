@@ -17,14 +17,14 @@ from tonnage.budget.kv_cache import (
     token_bytes,
     waste,
 )
-from tonnage.models.shape import AttentionKind, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 
 BF16, FP16, FP8, INT4 = (KV_FORMATS[name] for name in ("bf16", "fp16", "fp8", "int4"))
 _KEPT: list[Any] = []  # libraries of operators live as long as their objects
 FULL, SLIDING = attention(), attention(kind=AttentionKind.SLIDING, window=1024)
 
 
-def kinds(shape: ModelShape) -> list[tuple[Layer, int]]:
+def kinds(shape: ModelShape) -> list[tuple[LayerShape, int]]:
     return list(shape.decoder.groups())
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tonnage.budget.collectives import Network
+from tonnage.budget.collectives import ClusterLinks
 from tonnage.budget.links import collective_seconds
 from tonnage.budget.roofline import calibration
 from tonnage.hardware.cluster import find_cluster
 
 CLUSTER = find_cluster("2x8xh200")
-SECONDS, NETWORK = collective_seconds(CLUSTER), Network(CLUSTER, calibration())
+SECONDS, NETWORK = collective_seconds(CLUSTER), ClusterLinks(CLUSTER, calibration())
 SIZE = 1 << 28
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from serving_shapes import LLAMA_8B, attention, latent, layer, model
 from tonnage.budget.own_engine import (
     FAMILIES,
-    Limits,
-    Widths,
+    EngineOptions,
+    ModelWidths,
     own_block_bytes,
     own_card,
     own_reserve,
@@ -26,7 +26,7 @@ from tonnage.models import all_presets, find_model
 from tonnage.models.shape import AttentionKind
 
 H200 = find_gpu("h200")
-LIMITS = Limits(context=4096)
+LIMITS = EngineOptions(context=4096)
 WIDTHS = widths_of(LLAMA_8B)
 SERVED = [name for name in all_presets() if find_model(name).architecture in FAMILIES and find_model(name).logits]
 
@@ -35,7 +35,7 @@ def weight_bytes(name: str, weights: str) -> int:
     return sum(int(term.size_bytes) for term in own_weight_terms(find_model(name), weights))
 
 
-def reserve_bytes(widths: Widths, limits: Limits) -> int:
+def reserve_bytes(widths: ModelWidths, limits: EngineOptions) -> int:
     return sum(int(term.size_bytes) for term in own_reserve(widths, limits, H200))
 
 
@@ -77,7 +77,7 @@ def test_a_plan_and_a_start_give_the_same_blocks(name: str, weights: str, kv: st
         engine="tonnage", context=4096, weights=weights, kv=kv, max_seqs=64, batched_tokens=2048, utilization=0.85
     )
     planned = serving_budget(shape, asked, gpu)
-    limits = Limits(context=4096, weights=weights, kv=kv, max_seqs=64, batched_tokens=2048)
+    limits = EngineOptions(context=4096, weights=weights, kv=kv, max_seqs=64, batched_tokens=2048)
     started = own_card(
         widths_of(shape), limits, gpu, name=gpu.name, capacity_bytes=gpu.memory_bytes,
         limit_bytes=share_bytes(gpu.memory_bytes, 0.85), weight_bytes=weight_bytes(name, weights),
@@ -141,7 +141,7 @@ def test_what_the_engine_does_not_serve_is_refused(shape: object) -> None:
     weights=st.sampled_from(["bf16", "fp8", "fp32"]),
 )
 def test_the_reserve_grows_with_every_limit(tokens: int, seqs: int, context: int, weights: str) -> None:
-    limits = Limits(context=context, max_seqs=seqs, batched_tokens=tokens, weights=weights)
+    limits = EngineOptions(context=context, max_seqs=seqs, batched_tokens=tokens, weights=weights)
     held = reserve_bytes(WIDTHS, limits)
     for larger in ({"context": 2 * context}, {"max_seqs": seqs + 1}, {"batched_tokens": tokens + 1}):
         assert reserve_bytes(WIDTHS, replace(limits, **larger)) >= held  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.models import all_presets, find_model
-from tonnage.models.shape import Stack
+from tonnage.models.shape import LayerStack
 
 H100, L4 = find_gpu("h100"), find_gpu("l4")
 ASKED = ServingConfiguration(context=4096, users=8)
@@ -112,7 +112,7 @@ def test_nonsense_is_refused(changed: dict[str, object], words: str) -> None:
 
 def test_an_encoder_is_not_served() -> None:
     stack = LLAMA_8B.stacks[0]
-    encoder = replace(LLAMA_8B, stacks=(Stack(layers=stack.layers, hidden=stack.hidden, causal=False),))
+    encoder = replace(LLAMA_8B, stacks=(LayerStack(layers=stack.layers, hidden=stack.hidden, causal=False),))
     with pytest.raises(RequestError, match="writes no tokens"):
         serving_budget(encoder, ASKED, H100)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from budget.decoders import llama
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.sharding import block_parameters, expert_shards, expert_tp, stages
-from tonnage.models import Attention, FeedForward, Layer, ModelShape, Stack
+from tonnage.models import AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
 
 SHAPE = llama(tie_word_embeddings=False, num_hidden_layers=16)
 
@@ -16,8 +16,8 @@ SHAPE = llama(tie_word_embeddings=False, num_hidden_layers=16)
 def mixture(experts: int = 8) -> ModelShape:
     """A small mixture, by hand."""
     expert = 3 * 256 * 512
-    layer = Layer(
-        attention=Attention(heads=4, kv_heads=4, head_dim=64, value_head_dim=64),
+    layer = LayerShape(
+        attention=AttentionShape(heads=4, kv_heads=4, head_dim=64, value_head_dim=64),
         feed_forward=FeedForward(intermediate=512, gated=True, experts=experts, experts_per_token=2),
         attention_parameters=4 * 256 * 256,
         feed_forward_parameters=experts * expert + 256 * experts,
@@ -28,7 +28,7 @@ def mixture(experts: int = 8) -> ModelShape:
     return ModelShape(
         name="mixture",
         architecture="mixtral",
-        stacks=(Stack(layers=(layer,) * 4, hidden=256),),
+        stacks=(LayerStack(layers=(layer,) * 4, hidden=256),),
         vocab=1000,
         tied=False,
         embedding_parameters=256_000,

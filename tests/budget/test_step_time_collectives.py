@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tonnage.budget.collectives import Network, traffic
+from tonnage.budget.collectives import ClusterLinks, traffic
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.roofline import calibration
 from tonnage.budget.sharding import stages
@@ -23,21 +23,21 @@ def step(gpus: str, model: str = "llama-3.1-8b", **choices: Any) -> StepTime:
 
 
 def test_a_ring_within_a_host_uses_its_link() -> None:
-    network = Network(find_cluster("8xh100"), SHARES)
+    network = ClusterLinks(find_cluster("8xh100"), SHARES)
     expected = 7 * (8 * GB / 8 / (450e9 * SHARES.link_ceiling) + SHARES.link_hop_s) + SHARES.link_start_s
     assert float(network.gather_s(8 * GB, 8)) == pytest.approx(expected)
     assert float(network.reduce_s(8 * GB, 8)) == pytest.approx(2 * expected)
 
 
 def test_one_rank_sends_nothing() -> None:
-    network = Network(find_cluster("8xh100"), SHARES)
+    network = ClusterLinks(find_cluster("8xh100"), SHARES)
     assert float(network.gather_s(GB, 1)) == 0
     assert float(network.exchange_s(GB, 1)) == 0
 
 
 def test_between_hosts_every_member_brings_its_network_card() -> None:
     cluster = find_cluster("2x8xh100")
-    network = Network(cluster, SHARES)
+    network = ClusterLinks(cluster, SHARES)
     all_cards, one_card = float(network.gather_s(GB, 16)), float(network.gather_s(GB, 2, stride=8))
     assert all_cards < one_card * 15 / 16 * 2
     slow = cluster.network_bytes_per_s * SHARES.link_ceiling
@@ -48,24 +48,24 @@ def test_between_hosts_every_member_brings_its_network_card() -> None:
 def test_rings_over_efa_are_as_slow_as_was_measured(hosts: int, measured: float) -> None:
     """Bus bandwidth of all-gathers of 1 GiB in GB/s: the upper edge of the Ultra-Scale Playbook's measurements."""
     ranks, size = 8 * hosts, 2**30
-    seconds = float(Network(find_cluster(f"{hosts}xp5.48xlarge"), SHARES).gather_s(size, ranks))
+    seconds = float(ClusterLinks(find_cluster(f"{hosts}xp5.48xlarge"), SHARES).gather_s(size, ranks))
     assert size * (ranks - 1) / ranks / seconds / 1e9 == pytest.approx(measured, rel=0.12)
 
 
 def test_rings_over_infiniband_are_as_slow_as_was_measured() -> None:
     """All-gathers of 2 GB on 256 H100s at 200 GB/s: issue 1218 of NCCL's."""
-    seconds = float(Network(find_cluster("256xh100"), SHARES).gather_s(2 * 2**30, 256))
+    seconds = float(ClusterLinks(find_cluster("256xh100"), SHARES).gather_s(2 * 2**30, 256))
     assert 2 * 2**30 * 255 / 256 / seconds / 1e9 == pytest.approx(200, rel=0.12)
 
 
 def test_trees_reduce_over_many_hosts_in_less_time_than_rings() -> None:
-    network = Network(find_cluster("512xh100"), SHARES)
+    network = ClusterLinks(find_cluster("512xh100"), SHARES)
     assert float(network.reduce_s(GB, 512)) < float(network.gather_s(GB, 512))
     assert float(network.reduce_s(GB, 8)) == pytest.approx(2 * float(network.gather_s(GB, 8)))
 
 
 def test_small_messages_take_the_quicker_protocol() -> None:
-    network = Network(find_cluster("16xh100"), SHARES)
+    network = ClusterLinks(find_cluster("16xh100"), SHARES)
     assert float(network.gather_s(1024, 16)) < 15 * SHARES.network_hop_s
 
 
@@ -101,7 +101,7 @@ def test_hybrid_sharding_gathers_within_a_host() -> None:
 
 
 def test_rings_of_many_ranks_pay_for_their_hops() -> None:
-    network = Network(find_cluster("1024xh100"), SHARES)
+    network = ClusterLinks(find_cluster("1024xh100"), SHARES)
     few, many = (float(network.gather_s(GB, ranks, messages=100)) for ranks in (64, 1024))
     assert many > 5 * few
 
@@ -146,7 +146,7 @@ def test_one_gpu_has_no_collectives() -> None:
 
 def test_a_pipeline_gathers_and_reduces_once_a_step_under_fsdp2() -> None:
     shape, cluster = find_model("llama-3.1-8b"), find_cluster("2x8xh100")
-    network = Network(cluster, SHARES)
+    network = ClusterLinks(cluster, SHARES)
     choices: dict[str, Any] = {"framework": "fsdp2", "pp": 2, "data": 8, "shard": 8, "accumulate": 8}
     for zero, gathers in ((2, 0), (3, 1)):
         configuration = Configuration(zero=zero, **choices)
@@ -158,7 +158,7 @@ def test_a_pipeline_gathers_and_reduces_once_a_step_under_fsdp2() -> None:
 
 
 def test_selective_checkpoints_gather_again_what_tensor_parallelism_splits() -> None:
-    shape, network = find_model("llama-3.1-8b"), Network(find_cluster("8xh100"), SHARES)
+    shape, network = find_model("llama-3.1-8b"), ClusterLinks(find_cluster("8xh100"), SHARES)
 
     def sent(checkpoint: str, framework: Any) -> float:
         configuration = Configuration(tp=8, framework=framework, checkpoint=checkpoint)
@@ -171,7 +171,7 @@ def test_selective_checkpoints_gather_again_what_tensor_parallelism_splits() -> 
 
 @pytest.mark.parametrize(("tp", "data", "copies", "apart"), [(1, 64, 8, 8), (2, 32, 4, 16)])
 def test_copies_of_an_expert_lie_apart_and_share_one_network_card(tp: int, data: int, copies: int, apart: int) -> None:
-    shape, network = find_model("mixtral-8x7b"), Network(find_cluster("8x8xh100"), SHARES)
+    shape, network = find_model("mixtral-8x7b"), ClusterLinks(find_cluster("8x8xh100"), SHARES)
     configuration = Configuration(framework="fsdp2", zero=3, ep=8, tp=tp, data=data, shard=data)
     stage = next(stages(shape, configuration))
     experts_s = network.gather_s(2 * stage.experts, copies, stride=apart, messages=32)
@@ -180,7 +180,7 @@ def test_copies_of_an_expert_lie_apart_and_share_one_network_card(tp: int, data:
 
 
 def test_many_degrees_of_expert_parallelism_at_once_are_as_each_alone() -> None:
-    shape, network = find_model("mixtral-8x7b"), Network(find_cluster("8x8xh100"), SHARES)
+    shape, network = find_model("mixtral-8x7b"), ClusterLinks(find_cluster("8x8xh100"), SHARES)
     for framework, zero in (("torch", 0), ("fsdp2", 3), ("deepspeed", 2)):
         many = Configuration(framework=framework, zero=zero, ep=np.array([1, 4, 8]), data=64, shard=64)  # type: ignore[arg-type]
         together = traffic(shape, next(stages(shape, many)), many, network)

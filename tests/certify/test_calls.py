@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tonnage.certify.calls import CannotRepeat, Output, TensorLayout, tensors_within
+from tonnage.certify.calls import CannotRepeat, ResultTree, TensorLayout, tensors_within
 
 
 class Cache:
@@ -25,8 +25,8 @@ class Result(OrderedDict[str, Any]):
         self.update(loss=self.loss, cache=self.cache)
 
 
-def read(value: Any) -> Output:
-    return Output(value, lambda tensor: TensorLayout(0), torch.Tensor)
+def read(value: Any) -> ResultTree:
+    return ResultTree(value, lambda tensor: TensorLayout(0), torch.Tensor)
 
 
 def test_every_tensor_finds_its_place() -> None:

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.certify.certificate import certify, substituted
-from tonnage.certify.program import Part, Program
+from tonnage.certify.program import ProgramPart, RecordedProgram
 from tonnage.hardware import find_cuda_gpu
 
 MIB = 2**20
 CARD = replace(find_cuda_gpu("h200"), memory_bytes=1000 * MIB)
 
 
-def training(lengths: list[int], bytes_of: int = 100_000) -> Program:
+def training(lengths: list[int], bytes_of: int = 100_000) -> RecordedProgram:
     """Steps that take a batch and a call whose blocks grow with the length."""
-    program = Program()
+    program = RecordedProgram()
     templates = {}
     for length in sorted(set(lengths)):
         template = templates[length] = program.new_template("forward")
@@ -23,7 +23,7 @@ def training(lengths: list[int], bytes_of: int = 100_000) -> Program:
         for slot in range(4):
             template.events.extend((1, slot, 0, 0))
     for step, length in enumerate(lengths, 1):
-        program.begin(Part("step", step, 1, (8, length)))
+        program.begin(ProgramPart("step", step, 1, (8, length)))
         batch = program.take(8 * 8 * length, 0, "train.py:5")
         program.call(templates[length], program.new_instance(), [])
         program.give(batch)
@@ -32,7 +32,7 @@ def training(lengths: list[int], bytes_of: int = 100_000) -> Program:
 
 def test_a_training_that_fits_is_safe_and_names_its_heaviest_step() -> None:
     found = certify(training([100, 400, 1500, 300]), CARD, AllocatorSettings())
-    assert found.verdict == "safe" and found.part == Part("step", 3, 1, (8, 1500))
+    assert found.verdict == "safe" and found.part == ProgramPart("step", 3, 1, (8, 1500))
     assert [part.step for part, *_ in found.heaviest] == [3, 2, 4, 1]
     assert not found.changes
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.allocator import AllocatorSettings
-from tonnage.certify.program import Part, Program
+from tonnage.certify.program import ProgramPart, RecordedProgram
 from tonnage.certify.replay import in_python, live_through, native_library
 
 MIB = 2**20
@@ -21,10 +21,10 @@ CHOICES = (
 )
 
 
-def random_program(seed: int, parts: int = 6, cap: int = -1) -> Program:
+def random_program(seed: int, parts: int = 6, cap: int = -1) -> RecordedProgram:
     """Blocks of the script's, calls that leave some of theirs, drops in any order, emptied caches."""
     draw = random.Random(seed)
-    program = Program()
+    program = RecordedProgram()
     program.operations.extend((6, 100 * MIB, 7, cap))
     own, left = [], []
     for part in range(parts):
@@ -46,7 +46,7 @@ def random_program(seed: int, parts: int = 6, cap: int = -1) -> Program:
                 alive.append(template.slots)
                 template.lines.append(program.line("train.py:1"))
         for _ in range(draw.randint(1, 3)):
-            program.begin(Part("step", part + 1))
+            program.begin(ProgramPart("step", part + 1))
             instance = program.new_instance()
             program.call(template, instance, [])
             left += [(instance, slot) for slot in alive]
@@ -72,17 +72,17 @@ def test_both_live_alike(choice: str, seed: int, room: int, capped: bool) -> Non
 
 
 def test_a_block_that_nobody_holds_is_counted_and_no_harm() -> None:
-    program = Program(operations=array("q", [1, 5, 3, 2, 0]))
+    program = RecordedProgram(operations=array("q", [1, 5, 3, 2, 0]))
     lived = live_through(program, 100 * MIB, AllocatorSettings())
     assert lived.failure is None and lived.unknown_frees == 2
     assert in_python(program, 100 * MIB, AllocatorSettings()) == lived
 
 
 def test_a_failure_names_its_part_and_line() -> None:
-    program = Program()
-    program.begin(Part("step", 1))
+    program = RecordedProgram()
+    program.begin(ProgramPart("step", 1))
     program.take(30 * MIB, 0, "train.py:3")
-    program.begin(Part("step", 2))
+    program.begin(ProgramPart("step", 2))
     program.take(90 * MIB, 0, "train.py:9")
     failure = live_through(program, 100 * MIB, AllocatorSettings()).failure
     assert failure is not None and (failure.part, failure.line) == (2, "train.py:9")

@@ -4,15 +4,15 @@ from typing import Any
 
 from pytest import approx
 
-from tonnage.clock.captured import CapturedCall, Moment
+from tonnage.clock.captured import CallInStep, CapturedCall
 from tonnage.clock.host import host_costs
 from tonnage.clock.launch import Launch
 
 COSTS = host_costs()
 
 
-def moment(name: str = "mul", *, kind: Any = "operator", phase: str = "forward", thread: int = 0) -> Moment:
-    return Moment(CapturedCall(name=name, kind=kind), 0, phase, thread, None, is_inner=False)
+def moment(name: str = "mul", *, kind: Any = "operator", phase: str = "forward", thread: int = 0) -> CallInStep:
+    return CallInStep(CapturedCall(name=name, kind=kind), 0, phase, thread, None, is_inner=False)
 
 
 def launch(kind: str, kernels: int = 1) -> Launch:

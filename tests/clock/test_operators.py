@@ -1,15 +1,15 @@
 import pytest
 
-from tonnage.clock.operators import Call, work_of
+from tonnage.clock.operators import OperatorCall, work_of
 
 BF16, FP32 = "c10::BFloat16", "float"
 
 
-def call(name: str, *arguments: tuple, kernels: tuple[str, ...] = ()) -> Call:
+def call(name: str, *arguments: tuple, kernels: tuple[str, ...] = ()) -> OperatorCall:
     """Arguments as (shape, type), (shape, type, strides) or a text."""
     tensors = [argument if isinstance(argument, tuple) else ((), "Scalar") for argument in arguments]
     values = [argument if isinstance(argument, str) else "" for argument in arguments]
-    return Call(
+    return OperatorCall(
         name=name,
         shapes=tuple(tensor[0] for tensor in tensors),
         strides=tuple(tensor[2] if len(tensor) > 2 else () for tensor in tensors),
@@ -46,7 +46,7 @@ def test_tf32_where_the_kernel_says_so() -> None:
     assert work_of(call("mm", *shapes, kernels=("ampere_sgemm_128x64_nn",))).precision == "fp32"
 
 
-def attention(causal: str) -> Call:
+def attention(causal: str) -> OperatorCall:
     qkv = [((2, 4, 128, 64), BF16)] * 3
     none = [((), "")] * 3
     return call("_cudnn_attention_forward", *qkv, *none, "128", "128", "True", "0.", causal, "False", ((), ""))
@@ -95,7 +95,7 @@ def test_a_convolution_forward_and_backward() -> None:
         (call("_fused_adamw_", (((8, 16), (4,)), "TensorList"), kernels=("M<AdamFunctor<float, 4>>",)), 7 * 4 * 132),
     ],
 )
-def test_bytes_that_must_move(asked: Call, moved: int) -> None:
+def test_bytes_that_must_move(asked: OperatorCall, moved: int) -> None:
     assert work_of(asked).moved_bytes == moved
 
 
@@ -103,7 +103,7 @@ def test_bytes_that_must_move(asked: Call, moved: int) -> None:
     "asked",
     [
         call("no_such_operator", ((8, 16), FP32)),
-        Call(name="mm"),
+        OperatorCall(name="mm"),
         call("mm", ((8, 16), FP32), ((3, 4), FP32)),
         call("mm", ((8, 16), FP32)),
         call("cat", (((8, 16),), "TensorList"), "0"),
@@ -113,5 +113,5 @@ def test_bytes_that_must_move(asked: Call, moved: int) -> None:
     ],
     ids=lambda asked: asked.name,
 )
-def test_what_is_not_said_is_not_guessed(asked: Call) -> None:
+def test_what_is_not_said_is_not_guessed(asked: OperatorCall) -> None:
     assert work_of(asked) is None

@@ -4,13 +4,13 @@ from support import training_run
 from tonnage.explain import diagnose
 from tonnage.recording import ClusterSummary, RankSummary
 from tonnage.recording.cluster import WholeModel
-from tonnage.recording.host import HostGroup, HostMemory, HostMoment
+from tonnage.recording.host import HostGroup, HostMoment, HostPeaks
 from tonnage.units import GIB
 
 
 def a_run(**parts):
     recording = training_run()
-    recording.host = HostMemory(phases=(HostMoment(phase="setup", line="train.py:3", parts=parts),))
+    recording.host = HostPeaks(phases=(HostMoment(phase="setup", line="train.py:3", parts=parts),))
     return recording
 
 
@@ -110,7 +110,7 @@ def test_a_checkpoint_twice_as_wide_as_its_model_is_beside_it_too():
 def test_a_checkpoint_that_is_held_on_into_training_is_told():
     recording = training_run()
     parts = {"parameters": 5 * GIB, "checkpoint": 5 * GIB, "optimizer_states": 10 * GIB}
-    recording.host = HostMemory(phases=(HostMoment(phase="optimizer", step=2, line="train.py:9", parts=parts),))
+    recording.host = HostPeaks(phases=(HostMoment(phase="optimizer", step=2, line="train.py:9", parts=parts),))
     found = finding(recording)
     assert "the checkpoint (5.00 GiB) is still held in step 2" in found.sentence
     assert found.fixes[0].how == "del the checkpoint once it is loaded"
@@ -121,7 +121,7 @@ def test_pinned_blocks_at_the_host_s_peak_come_with_their_lines_and_what_to_do()
     recording.header.pinned_host_bytes = 4 * GIB
     group = HostGroup("pinned", "train.py:5", "_pin_memory", 2, 4 * GIB)
     moment = HostMoment(phase="data", step=1, parts={"pinned": 4 * GIB}, largest=(group,))
-    recording.host = HostMemory(phases=(moment,))
+    recording.host = HostPeaks(phases=(moment,))
     found = next(found for found in diagnose(recording).evidence if found.rule == "pinned-host")
     assert found.lines[0].line == "train.py:5"
     assert found.fixes[0].saves_bytes == 4 * GIB and "prefetch_factor" in found.fixes[0].how

@@ -13,7 +13,7 @@ from support import MIB, Run
 from tonnage.explain import Diagnosis, Finding, diagnose
 from tonnage.explain.outlook import outlook_of
 from tonnage.ledger import Category
-from tonnage.recording import OutOfMemory, Recording
+from tonnage.recording import FailedRequest, Recording
 from tonnage.recording.replay import demand
 
 OF_PHASES = {
@@ -143,7 +143,7 @@ def test_a_death_in_evaluation_is_of_what_evaluation_keeps() -> None:
     recording = recorded(loops.evaluates_and_keeps)
     peak = recording.timeline.peak_sequence
     last = next(a for a in recording.allocations if a.born == peak)
-    recording.oom = OutOfMemory(
+    recording.oom = FailedRequest(
         line=last.line, requested_bytes=last.requested_bytes, free_bytes=last.requested_bytes - 32 * MIB,
         allocated_bytes=recording.peak_allocated_bytes, reserved_bytes=recording.peak_reserved_bytes,
         phase="evaluation", step=last.step, stack=last.stack,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.explain.fixes import Fix
-from tonnage.explain.trial import Change, change_of, tried
+from tonnage.explain.trial import ScriptChange, change_of, tried
 from tonnage.recording import Recording, read_recording
 from virtual_runs import run_tonnage
 
@@ -34,13 +34,13 @@ def fix(how: str) -> Fix:
     ],
 )
 def test_a_flag_of_the_script_is_put_in_its_place(how: str, before: tuple[str, ...], after: tuple[str, ...]) -> None:
-    assert change_of(fix(how), before) == Change(after, {})
+    assert change_of(fix(how), before) == ScriptChange(after, {})
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_a_setting_goes_into_the_environment(variable: str) -> None:
     change = change_of(fix(f"{variable}=expandable_segments:True"), ("x",))
-    assert change == Change(("x",), {variable: "expandable_segments:True"})
+    assert change == ScriptChange(("x",), {variable: "expandable_segments:True"})
 
 
 @pytest.mark.parametrize("how", ["torch.utils.checkpoint on each layers.*", "and accumulate gradients over two", ""])

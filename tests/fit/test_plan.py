@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tonnage.errors import OutputExists, RequestError
-from tonnage.fit.plan import Plan, Row, plan_from_json, read_plan
+from tonnage.fit.plan import FitPlan, TechniqueRow, plan_from_json, read_plan
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
@@ -15,7 +15,7 @@ from tonnage.fit.techniques.nvme import Nvme
 from tonnage.fit.techniques.recompute import Recompute
 
 
-def make_plan(*techniques: Technique, **changed: Any) -> Plan:
+def make_plan(*techniques: Technique, **changed: Any) -> FitPlan:
     fields: dict[str, Any] = {
         "device": "NVIDIA H200",
         "batch_rows": 8,
@@ -27,7 +27,7 @@ def make_plan(*techniques: Technique, **changed: Any) -> Plan:
         "plain_step_s": 1.0,
         "host_bytes": 1 << 30,
     }
-    return Plan(techniques=techniques, **{**fields, **changed})
+    return FitPlan(techniques=techniques, **{**fields, **changed})
 
 
 FULL = make_plan(
@@ -37,7 +37,7 @@ FULL = make_plan(
     HostStates(gpu_bytes=12345, how="device"),
     Nvme(directory="there", what="states"),
     MicroBatches(count=4),
-    rows=(Row(name="recompute", title="recompute in backward", saved_bytes=5, seconds=0.25, why="4 block"),),
+    rows=(TechniqueRow(name="recompute", title="recompute in backward", saved_bytes=5, seconds=0.25, why="4 block"),),
 )
 
 

@@ -25,9 +25,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import tonnage
 from tonnage.errors import TonnageError
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.plan import Plan
+from tonnage.fit.plan import FitPlan
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.resident_state import find_resident_state
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
@@ -81,7 +81,7 @@ def _resident(model: nn.Module, sample: Any) -> dict[str, Any]:
         training = Training(
             model=model, optimizer=optimizer, loss=_loss, sample=sample, device=device, stepper=Stepper(optimizer)
         )
-        return asdict(find_resident_state(training, Meter(device), find_blocks(model), 0))
+        return asdict(find_resident_state(training, GpuMeter(device), find_blocks(model), 0))
 
     plain, scheduled, hooked = (torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for _ in range(3))
     torch.optim.lr_scheduler.ConstantLR(scheduled)
@@ -95,9 +95,9 @@ def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return model(**batch).loss  # type: ignore[no-any-return]
 
 
-def _plan(*techniques: Technique) -> Plan:
+def _plan(*techniques: Technique) -> FitPlan:
     sizes = dict.fromkeys(("budget_bytes", "host_budget_bytes", "peak_bytes", "plain_peak_bytes", "batch_rows"), 0)
-    return Plan(techniques=techniques, device="", step_s=0.0, plain_step_s=0.0, **sizes)
+    return FitPlan(techniques=techniques, device="", step_s=0.0, plain_step_s=0.0, **sizes)
 
 
 def _problem(call: Callable[[], object]) -> str:
@@ -153,7 +153,7 @@ def main() -> None:
         for name, caching in _caching().items():
             for look in (tonnage.largest_batch, tonnage.longest_sequence):
                 found[f"{name}, {look.__name__}"] = ask(look, caching, budget="2 GiB")
-        found["free"] = Meter(torch.device("cuda")).free_bytes()
+        found["free"] = GpuMeter(torch.device("cuda")).free_bytes()
         found["budgets"] = {name: ask(tonnage.largest_batch, caching, budget=b) for name, b in BUDGETS.items()}
         found["bad budgets"] = [
             _problem(partial(ask, tonnage.largest_batch, caching, budget=budget)) for budget in BAD_BUDGETS

@@ -21,7 +21,7 @@ from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
-from tonnage.fit.techniques.allocator import AllocatorSettings
+from tonnage.fit.techniques.allocator import SetAllocator
 from tonnage.fit.techniques.autocast import Autocast
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
 from tonnage.fit.techniques.compile import Compile
@@ -50,7 +50,7 @@ def makers(case: str, model: nn.Module, directory: Path) -> dict[str, Callable[[
     blocks = tuple(find_blocks(model))
     return {
         "activation-offload": lambda: ActivationOffload(blocks=blocks[:-1], minimum_bytes=1, window_bytes=4096),
-        "allocator": lambda: AllocatorSettings(),
+        "allocator": lambda: SetAllocator(),
         "autocast": lambda: Autocast(),
         "chunked-loss": lambda: ChunkedLoss(chunk_bytes=1, head=_HEADS.get(case, "")),
         "compile": lambda: Compile(),

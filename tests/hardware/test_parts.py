@@ -7,10 +7,10 @@ import pytest
 from tonnage.errors import UnknownGpu
 from tonnage.hardware import find_cluster, find_gpu, parts
 from tonnage.hardware.parts import part_of
-from tonnage.hardware.tables import Tables
+from tonnage.hardware.tables import DataTables
 from tonnage.units import GIB
 
-TABLES = Tables.read(Path(parts.__file__).parent / "data" / "mig.toml")
+TABLES = DataTables.read(Path(parts.__file__).parent / "data" / "mig.toml")
 PROFILES = [(card, name) for card, table in TABLES.table("cards").items() for name in TABLES.table(table)]
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.hardware.tables import Tables, close_keys, plain
+from tonnage.hardware.tables import DataTables, close_keys, plain
 
 TEXT = """
 # What this is.
@@ -18,20 +18,20 @@ name = "Second"
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Tables:
+def tables(tmp_path: Path) -> DataTables:
     path = tmp_path / "things.toml"
     path.write_text(TEXT)
-    return Tables.read(path)
+    return DataTables.read(path)
 
 
-def test_a_file_is_cut_at_its_headings(tables: Tables) -> None:
+def test_a_file_is_cut_at_its_headings(tables: DataTables) -> None:
     assert list(tables.texts) == ["first", "second.8x"]
     assert tables.sources["first"] == "things"
     assert tables.table("first") == {"name": "The First", "aliases": ["one", "uno"], "sizes": [1, 2]}
     assert tables.table("second.8x") == {"name": "Second"}
 
 
-def test_names_are_found_without_parsing(tables: Tables) -> None:
+def test_names_are_found_without_parsing(tables: DataTables) -> None:
     assert tables.keys_by_name == {
         "first": "first",
         "thefirst": "first",
@@ -46,7 +46,7 @@ def test_two_tables_of_one_name_are_our_mistake(tmp_path: Path) -> None:
     path = tmp_path / "twice.toml"
     path.write_text('[a]\nname = "x"\n[b]\nname = "X"\n')
     with pytest.raises(AssertionError, match="two tables answer to 'X'"):
-        _ = Tables.read(path).keys_by_name
+        _ = DataTables.read(path).keys_by_name
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_plain_names(name: str, kept: str) -> None:
     assert plain(name) == kept
 
 
-def test_close_names_come_likest_first(tables: Tables) -> None:
+def test_close_names_come_likest_first(tables: DataTables) -> None:
     assert close_keys("frist", tables) == ["first"]
     assert close_keys("zzz", tables) == []

@@ -8,7 +8,7 @@ import torchvision_names  # noqa: F401
 # isort: split
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from tonnage.fit.plan import Plan
+from tonnage.fit.plan import FitPlan
 from tonnage.fit.technique import Technique
 
 
@@ -38,6 +38,6 @@ def rows(lengths: tuple[int, ...] = (12,)) -> list[dict[str, Tensor]]:
     return found
 
 
-def a_plan(*techniques: Technique) -> Plan:
+def a_plan(*techniques: Technique) -> FitPlan:
     zeros = dict.fromkeys(("budget_bytes", "host_budget_bytes", "peak_bytes", "plain_peak_bytes"), 0)
-    return Plan(techniques=techniques, device="cpu", batch_rows=8, step_s=0.0, plain_step_s=0.0, **zeros)
+    return FitPlan(techniques=techniques, device="cpu", batch_rows=8, step_s=0.0, plain_step_s=0.0, **zeros)

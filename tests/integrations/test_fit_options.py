@@ -11,7 +11,7 @@ from integrations.fit_runs import a_plan
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Applied, Fitted
 from tonnage.fit.prove.rehearsal import Rehearsed
-from tonnage.fit.stepping.batches import Part
+from tonnage.fit.stepping.batches import MicroBatch
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.integrations.fit_options import FitOptions, _add_waiting, shared_out
 
@@ -38,5 +38,5 @@ def test_gradients_that_wait_are_in_the_account() -> None:
 
 
 def test_a_batch_s_share_is_its_parts_share() -> None:
-    shared = shared_out([Part({}, 0.5), Part({}, torch.tensor(0.25))], 1 / 4)
+    shared = shared_out([MicroBatch({}, 0.5), MicroBatch({}, torch.tensor(0.25))], 1 / 4)
     assert [float(part.weight) for part in shared] == [0.125, 0.0625]

@@ -10,24 +10,24 @@ from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.offers import Offer, offers
 from tonnage.planner.request import Offload, TrainingRequest
-from tonnage.planner.search import Findings, search
+from tonnage.planner.search import PlanSearch, search
 
 
-def asked(gpus: str, model: str = "llama-3.1-8b", **request: Any) -> Findings:
+def asked(gpus: str, model: str = "llama-3.1-8b", **request: Any) -> PlanSearch:
     return search(find_model(model), find_cluster(gpus), TrainingRequest(**{"seq": 8192} | request))
 
 
 @pytest.fixture(scope="module")
-def eight() -> Findings:
+def eight() -> PlanSearch:
     return asked("8xh100")
 
 
 @pytest.fixture(scope="module")
-def offered(eight: Findings) -> dict[str, Offer]:
+def offered(eight: PlanSearch) -> dict[str, Offer]:
     return {offer.flag: offer for offer in offers(eight)}
 
 
-def test_each_other_framework_is_offered_with_its_gain(eight: Findings, offered: dict[str, Offer]) -> None:
+def test_each_other_framework_is_offered_with_its_gain(eight: PlanSearch, offered: dict[str, Offer]) -> None:
     assert eight.best is not None
     names = {flag.split()[1] for flag in offered if flag.startswith("--framework")}
     assert names | {eight.best.configuration.framework} >= {"deepspeed", "fsdp2", "megatron", "nanotron"}
@@ -37,7 +37,7 @@ def test_each_other_framework_is_offered_with_its_gain(eight: Findings, offered:
 
 
 @pytest.mark.parametrize("flag", ["--framework megatron", "--framework nanotron", "--compile"])
-def test_an_offer_is_about_what_its_flag_finds(flag: str, eight: Findings, offered: dict[str, Offer]) -> None:
+def test_an_offer_is_about_what_its_flag_finds(flag: str, eight: PlanSearch, offered: dict[str, Offer]) -> None:
     name, _, value = flag.removeprefix("--").partition(" ")
     changed: dict[str, Any] = {name: value or True}
     found = search(eight.shape, eight.cluster, replace(eight.request, **changed))

@@ -15,23 +15,23 @@ from tonnage.models import find_model
 from tonnage.planner.reasons import rejected
 from tonnage.planner.remedies import remedies
 from tonnage.planner.request import Offload, TrainingRequest
-from tonnage.planner.search import Findings, judge, search
+from tonnage.planner.search import PlanSearch, judge, search
 from tonnage.planner.space import CHECKPOINTS, family, layouts, passes, shardings
 
 
 @pytest.fixture(scope="module")
-def eight() -> Findings:
+def eight() -> PlanSearch:
     return search(find_model("llama-3.1-8b"), find_cluster("8xh100"), TrainingRequest(seq=8192))
 
 
-def test_the_best_fits_and_is_the_fastest_but_for_what_the_clock_errs_by(eight: Findings) -> None:
+def test_the_best_fits_and_is_the_fastest_but_for_what_the_clock_errs_by(eight: PlanSearch) -> None:
     assert eight.best is not None and eight.best.fits and eight.fastest is not None
     top = max(one.tokens_per_s[one.fits].max() for one in eight.pool if one.fits.any())
     assert eight.fastest.tokens_per_s == pytest.approx(top)
     assert 0 <= eight.gain_of_fastest <= comparison_error()
 
 
-def test_plans_leave_headroom_where_they_can(eight: Findings) -> None:
+def test_plans_leave_headroom_where_they_can(eight: PlanSearch) -> None:
     assert all(plan.total_bytes <= 0.95 * plan.capacity_bytes for plan in (eight.closest, *eight.alternatives))
     least = search(
         find_model("gpt2"),
@@ -80,7 +80,7 @@ def test_nothing_in_the_space_is_faster(model: str, gpus: str, asked: dict[str, 
     assert tried >= top / 1.005
 
 
-def test_most_is_ruled_out(eight: Findings) -> None:
+def test_most_is_ruled_out(eight: PlanSearch) -> None:
     assert eight.looked_at < eight.searched / 3
 
 
@@ -93,7 +93,7 @@ def test_offload_is_looked_at_where_memory_is_short() -> None:
 
 
 @pytest.mark.parametrize("places", [Offload(), Offload(optimizer="host", parameters="host", activations="nvme")])
-def test_what_the_search_compares_is_the_budget(eight: Findings, places: Offload) -> None:
+def test_what_the_search_compares_is_the_budget(eight: PlanSearch, places: Offload) -> None:
     rows = layouts(eight.shape, eight.cluster, eight.request)
     for sharding in shardings(eight.request, rows, places):
         asked = family(eight.request, sharding, "selective", "full").configuration
@@ -103,7 +103,7 @@ def test_what_the_search_compares_is_the_budget(eight: Findings, places: Offload
         assert np.allclose(host_bytes, budget.host_bytes)
 
 
-def test_a_plan_is_what_the_formulas_say_of_it(eight: Findings) -> None:
+def test_a_plan_is_what_the_formulas_say_of_it(eight: PlanSearch) -> None:
     for plan in (eight.closest, *eight.alternatives):
         budget = training_budget(eight.shape, plan.configuration, eight.cluster.gpu)
         assert plan.total_bytes == pytest.approx(float(budget.total_bytes), abs=1)
@@ -113,7 +113,7 @@ def test_a_plan_is_what_the_formulas_say_of_it(eight: Findings) -> None:
         assert plan.configuration.gpus == 8
 
 
-def test_alternatives_differ_in_kind_and_fit(eight: Findings) -> None:
+def test_alternatives_differ_in_kind_and_fit(eight: PlanSearch) -> None:
     kinds = [
         (c.zero, c.tp, c.pp, c.cp, c.ep, c.checkpoint, plan.offload)
         for plan in (eight.closest, *eight.alternatives)
@@ -123,7 +123,7 @@ def test_alternatives_differ_in_kind_and_fit(eight: Findings) -> None:
     assert all(plan.fits for plan in eight.alternatives)
 
 
-def test_nothing_that_fits_is_both_faster_and_smaller_than_the_front(eight: Findings) -> None:
+def test_nothing_that_fits_is_both_faster_and_smaller_than_the_front(eight: PlanSearch) -> None:
     front = eight.front
     sizes = [plan.total_bytes for plan in front]
     speeds = [plan.tokens_per_s for plan in front]
@@ -136,7 +136,7 @@ def test_nothing_that_fits_is_both_faster_and_smaller_than_the_front(eight: Find
             assert not better.any()
 
 
-def test_every_rejected_value_has_a_reason(eight: Findings) -> None:
+def test_every_rejected_value_has_a_reason(eight: PlanSearch) -> None:
     reasons = {(reason.choice, reason.value): reason for reason in rejected(eight)}
     assert {value for choice, value in reasons if choice == "tp"} == {"2", "4", "8"}
     taken = {eight.closest.configuration.checkpoint}

@@ -9,7 +9,7 @@ from tonnage.clock.ranges import comparison_error
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest
-from tonnage.planner.search import Findings, search
+from tonnage.planner.search import PlanSearch, search
 from tonnage.planner.simplicity import BURDENS, burden, comparable, fastest
 
 PLAIN = Configuration(framework="fsdp2", zero=3, data=16, shard=16)
@@ -43,11 +43,11 @@ def test_a_pipeline_may_cross_hosts() -> None:
 
 
 @pytest.fixture(scope="module")
-def sixteen() -> Findings:
+def sixteen() -> PlanSearch:
     return search(find_model("llama-3.1-8b"), find_cluster("16xh100"), TrainingRequest(seq=8192))
 
 
-def test_the_answer_is_the_simplest_within_the_error(sixteen: Findings) -> None:
+def test_the_answer_is_the_simplest_within_the_error(sixteen: PlanSearch) -> None:
     assert sixteen.best is not None and sixteen.fastest is not None
     assert 0 < sixteen.gain_of_fastest <= comparison_error()
     cluster = sixteen.cluster

@@ -7,11 +7,11 @@ import pytest
 from support import training_run
 from tonnage.recording import read_recording, write_recording
 from tonnage.recording.cluster import ClusterSummary, RankSummary
-from tonnage.recording.host import HostMemory, HostMoment, groups_of, host_memory
+from tonnage.recording.host import HostMoment, HostPeaks, groups_of, host_memory
 from tonnage.units import GIB
 
 
-def a_host() -> HostMemory:
+def a_host() -> HostPeaks:
     loading = HostMoment(
         phase="setup",
         line="train.py:3",
@@ -20,7 +20,7 @@ def a_host() -> HostMemory:
         largest=groups_of([("parameters", "train.py:2", "empty", GIB)] * 3),
     )
     step = HostMoment(phase="forward", step=1, parts={"python": GIB})
-    return HostMemory(phases=(loading, step), mapped_peak_bytes=9 * GIB, resident_peak_bytes=16 * GIB)
+    return HostPeaks(phases=(loading, step), mapped_peak_bytes=9 * GIB, resident_peak_bytes=16 * GIB)
 
 
 def test_pages_of_files_are_not_needed():

@@ -5,7 +5,7 @@ from dataclasses import replace
 from support import training_run
 from tonnage.explain import Advice
 from tonnage.recording.cluster import ClusterSummary, RankSummary
-from tonnage.recording.host import HostMemory, HostMoment
+from tonnage.recording.host import HostMoment, HostPeaks
 from tonnage.report.figures import card_figures
 from tonnage.report.host import host_figures, host_lines, ranks_host_lines
 from tonnage.units import GIB
@@ -14,7 +14,7 @@ from tonnage.units import GIB
 def a_run(**parts):
     recording = training_run()
     moment = HostMoment(phase="setup", line="train.py:3", parts=parts)
-    recording.host = HostMemory(phases=(moment,), mapped_peak_bytes=parts.get("mapped_files", 0))
+    recording.host = HostPeaks(phases=(moment,), mapped_peak_bytes=parts.get("mapped_files", 0))
     return recording
 
 

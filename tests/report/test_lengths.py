@@ -8,11 +8,11 @@ from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.lengths import Batching, choices, parse_lengths
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest
-from tonnage.planner.search import Findings, search
+from tonnage.planner.search import PlanSearch, search
 from tonnage.report.lengths import length_figures, length_lines, length_words
 
 
-def found(text: str = "mean 600 max 4096", batching: Batching = "pad", card: str = "h100") -> Findings:
+def found(text: str = "mean 600 max 4096", batching: Batching = "pad", card: str = "h100") -> PlanSearch:
     lengths = replace(parse_lengths(text), batching=batching).limited(4096)
     request = TrainingRequest(seq=4096, lengths=lengths, cp=1, lora_rank=16, offload=NO_OFFLOAD)
     return search(find_model("llama-3.1-8b"), find_cluster(card), request)

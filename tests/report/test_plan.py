@@ -10,7 +10,7 @@ from tonnage.planner.offers import offers
 from tonnage.planner.reasons import rejected
 from tonnage.planner.remedies import remedies
 from tonnage.planner.request import Offload, TrainingRequest
-from tonnage.planner.search import Findings, search
+from tonnage.planner.search import PlanSearch, search
 from tonnage.report.campaign import Campaign, hours_words
 from tonnage.report.plan import flags, print_plan
 
@@ -24,12 +24,12 @@ CASES = {
 }
 
 
-def found(case: str) -> Findings:
+def found(case: str) -> PlanSearch:
     model, gpus, request = CASES[case]
     return search(find_model(model), find_cluster(gpus), request)
 
 
-def report(findings: Findings, *, explain: bool = False) -> str:
+def report(findings: PlanSearch, *, explain: bool = False) -> str:
     stream = io.StringIO()
     changes = [] if findings.fits else remedies(findings)
     print_plan(findings, rejected(findings), changes, offers(findings), stream=stream, explain=explain, seconds=0.1)

@@ -2,13 +2,13 @@ import pytest
 
 from tonnage.hardware import find_gpu
 from tonnage.report.roofline import fixes_of, roofline_lines, seconds_words
-from tonnage.roofline import Analysis, Item, Profile, Timeline, Work, analyse, catalogue_ceilings
+from tonnage.roofline import Analysis, GpuTime, Item, RooflineProfile, Work, analyse, catalogue_ceilings
 
 H200 = catalogue_ceilings(find_gpu("h200"))
 
 
-def analysis(*items: Item, timeline: Timeline | None = None) -> Analysis:
-    return analyse(Profile(kind="torch-profiler", source="by hand", items=items, timeline=timeline), H200)
+def analysis(*items: Item, timeline: GpuTime | None = None) -> Analysis:
+    return analyse(RooflineProfile(kind="torch-profiler", source="by hand", items=items, timeline=timeline), H200)
 
 
 def test_like_advice_for_like_operators_is_one_line() -> None:
@@ -23,7 +23,7 @@ def test_what_is_at_its_ceiling_has_nothing_at_stake() -> None:
 
 @pytest.mark.parametrize(("host_s", "late"), [(0.5, True), (0.01, False)])
 def test_a_late_host_is_told(host_s: float, late: bool) -> None:
-    line = Timeline(span_s=1.0, busy_s=1 - host_s, host_s=host_s, queue_s=0.0, launches=5)
+    line = GpuTime(span_s=1.0, busy_s=1 - host_s, host_s=host_s, queue_s=0.0, launches=5)
     text = "\n".join(
         map(str, roofline_lines(analysis(Item(name="a", seconds=1.0, work=Work(0.0, 4e12)), timeline=line)))
     )

@@ -13,7 +13,16 @@ from tonnage.hardware import find_gpu
 from tonnage.models import find_model
 from tonnage.report.roofline_page import roofline_page
 from tonnage.report.roofline_plot import HEIGHT, WIDTH
-from tonnage.roofline import Analysis, Item, Profile, Work, analyse, catalogue_ceilings, model_profile, read_profile
+from tonnage.roofline import (
+    Analysis,
+    Item,
+    RooflineProfile,
+    Work,
+    analyse,
+    catalogue_ceilings,
+    model_profile,
+    read_profile,
+)
 
 DATA = Path(__file__).parents[1] / "roofline" / "data"
 H200 = catalogue_ceilings(find_gpu("h200"))
@@ -88,13 +97,13 @@ def test_marks_lie_on_or_below_their_roof() -> None:
 
 def test_names_are_escaped() -> None:
     hostile = Item(name="<script>alert(1)</script>", detail='"&', seconds=1e-3, work=Work(1e9, 1e9), kernels=('"><b>',))
-    page = roofline_page(analyse(Profile(kind="torch-profiler", source="<i>", items=(hostile,)), H200))
+    page = roofline_page(analyse(RooflineProfile(kind="torch-profiler", source="<i>", items=(hostile,)), H200))
     assert "<script>alert" not in page and "<i>" not in page and "<b>" not in page
 
 
 def test_rows_without_a_place_make_no_plot() -> None:
     nothing = Item(name="fill_", seconds=1e-3, work=Work(0.0, 1e9))
-    page = roofline_page(analyse(Profile(kind="torch-profiler", source="by hand", items=(nothing,)), H200))
+    page = roofline_page(analyse(RooflineProfile(kind="torch-profiler", source="by hand", items=(nothing,)), H200))
     assert "<svg" not in page and "fill_" in page
 
 

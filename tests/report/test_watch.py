@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 from nvml_fake import GIB
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
 from tonnage.report.watch import footer, frame, moment_figures, plain_lines, sparkline
-from tonnage.watch import History, Moment
+from tonnage.watch import GpuSample, WatchHistory
 
 
-def busy_machine(used_gib: float = 92.41, processes: int = 2) -> Moment:
+def busy_machine(used_gib: float = 92.41, processes: int = 2) -> GpuSample:
     names = ["python a_long_name_of_a_training_script.py", *["python"] * processes]
     found = tuple(ProcessMemory(1000 + i, names[i], int((40 - i) * GIB)) for i in range(processes))
-    return Moment(86_400.0, (GpuMemory(0, "NVIDIA H200", "GPU-1", 140 * GIB, int(used_gib * GIB), 0, 98, found),))
+    return GpuSample(86_400.0, (GpuMemory(0, "NVIDIA H200", "GPU-1", 140 * GIB, int(used_gib * GIB), 0, 98, found),))
 
 
-def watched(*moments: Moment) -> str:
-    history = History()
+def watched(*moments: GpuSample) -> str:
+    history = WatchHistory()
     for moment in moments:
         history.add(moment)
     return "\n".join([*(line.plain for line in (*frame(history), *footer(history, 1.0, "")))])
@@ -46,7 +46,7 @@ def test_a_frame_says_what_is_used_by_whom() -> None:
 def test_a_frame_is_at_home_in_80_columns() -> None:
     (gpu,) = busy_machine(139.99, processes=20).gpus
     named = replace(gpu, name="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", busy_percent=100)
-    text = watched(*[Moment(86_400.0, (named,))] * 200)
+    text = watched(*[GpuSample(86_400.0, (named,))] * 200)
     assert max(map(len, text.splitlines())) <= 80
     assert "and 12 smaller ones" in text
 
@@ -60,7 +60,7 @@ def test_little_left_is_said_with_who_holds_it() -> None:
 
 def test_an_unknown_share_is_not_zero() -> None:
     gpu = GpuMemory(0, "card", "GPU-1", 140 * GIB, GIB, 0, None, (ProcessMemory(7, "?", None),))
-    text = watched(Moment(0.0, (gpu,)))
+    text = watched(GpuSample(0.0, (gpu,)))
     assert "unknown" in text
     assert "busy" not in text
 
@@ -85,4 +85,4 @@ def test_figures_carry_their_unit() -> None:
 
 
 def test_before_the_first_sample_there_is_nothing_to_show() -> None:
-    assert list(frame(History())) == []
+    assert list(frame(WatchHistory())) == []

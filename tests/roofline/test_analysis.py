@@ -1,13 +1,13 @@
 import pytest
 
 from tonnage.hardware import find_gpu
-from tonnage.roofline import Bound, Item, Profile, Work, analyse, catalogue_ceilings
+from tonnage.roofline import Bound, Item, RooflineProfile, Work, analyse, catalogue_ceilings
 
 H200 = catalogue_ceilings(find_gpu("h200"))
 
 
-def profile(*items: Item) -> Profile:
-    return Profile(kind="torch-profiler", source="by hand", items=items)
+def profile(*items: Item) -> RooflineProfile:
+    return RooflineProfile(kind="torch-profiler", source="by hand", items=items)
 
 
 def product(name: str, rate: float, precision: str = "fp32", seconds: float = 1e-3) -> Item:

@@ -1,19 +1,19 @@
 """What the clock expects of an item."""
 
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.work import Work
 from tonnage.hardware import find_gpu
 from tonnage.roofline import catalogue_ceilings
 from tonnage.roofline.analysis import analyse
 from tonnage.roofline.expected import expected_s
 from tonnage.roofline.items import Item, gathered
-from tonnage.roofline.profile import Profile
+from tonnage.roofline.profile import RooflineProfile
 
 H200, T4 = find_gpu("h200"), find_gpu("t4")
-MM = Call(name="mm", shapes=((4096, 4096), (4096, 4096)), types=("c10::BFloat16",) * 2)
+MM = OperatorCall(name="mm", shapes=((4096, 4096), (4096, 4096)), types=("c10::BFloat16",) * 2)
 
 
-def item(call: Call = MM, seconds: float = 1e-3, **words: object) -> Item:
+def item(call: OperatorCall = MM, seconds: float = 1e-3, **words: object) -> Item:
     work = Work(2.0 * 4096**3, 3.0 * 4096**2 * 2, "bf16")
     return Item(name=call.name, seconds=seconds, work=work, made=((call, 1),), **words)  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def test_a_copy_over_the_link_takes_the_link_s_time() -> None:
 
 def test_what_nobody_knows_is_not_expected() -> None:
     assert expected_s(Item(name="mystery", seconds=1.0, work=Work(None, None)), H200) is None
-    odd = Call(name="mm", shapes=((2**47, 2**47), (2**47, 2**47)), types=("float",) * 2)
+    odd = OperatorCall(name="mm", shapes=((2**47, 2**47), (2**47, 2**47)), types=("float",) * 2)
     assert expected_s(item(odd), H200) is None or expected_s(item(odd), H200) > 0
 
 
@@ -49,7 +49,9 @@ def test_slow_rows_come_by_the_time_beyond_what_is_expected() -> None:
     usual = expected_s(item(), H200)
     assert usual is not None
     rows = [item(seconds=usual), item(seconds=2 * usual, detail="slow"), item(seconds=5 * usual, detail="slowest")]
-    found = analyse(Profile(kind="torch-profiler", source="made up", items=tuple(rows)), catalogue_ceilings(H200))
+    found = analyse(
+        RooflineProfile(kind="torch-profiler", source="made up", items=tuple(rows)), catalogue_ceilings(H200)
+    )
     assert [row.item.detail for row in found.slow_rows()] == ["slowest", "slow"]
     measured_s, expected = found.expected
     assert measured_s == 8 * usual

@@ -5,17 +5,17 @@ from hypothesis import strategies as st
 from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu
 from tonnage.models import all_presets, find_model
-from tonnage.roofline import PHASES, Bound, Profile, analyse, catalogue_ceilings, model_profile
+from tonnage.roofline import PHASES, Bound, RooflineProfile, analyse, catalogue_ceilings, model_profile
 
 LLAMA = find_model("llama-3.1-8b")
 H200 = catalogue_ceilings(find_gpu("h200"))
 
 
-def operations(profile: Profile, *, kind: str = "") -> float:
+def operations(profile: RooflineProfile, *, kind: str = "") -> float:
     return sum(item.work.operations for item in profile.items if kind in ("", item.kind))
 
 
-def moved(profile: Profile, *, kind: str = "") -> float:
+def moved(profile: RooflineProfile, *, kind: str = "") -> float:
     return sum(item.work.moved_bytes for item in profile.items if kind in ("", item.kind))
 
 

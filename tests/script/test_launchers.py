@@ -9,7 +9,7 @@ import pytest
 from exports import ENGINES
 from tonnage.errors import BadLayout, RequestError, ScriptNotFound
 from tonnage.hardware.cluster import find_cuda_cluster
-from tonnage.script.launchers import Launch, read_launch
+from tonnage.script.launchers import LaunchCommand, read_launch
 
 FSDP = """
 compute_environment: LOCAL_MACHINE
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read(line: str) -> Launch:
+def read(line: str) -> LaunchCommand:
     return read_launch(line.split(), gpus=8)
 
 
@@ -125,7 +125,7 @@ def test_a_launcher_s_own_complaint_is_its_own() -> None:
 
 
 def test_the_cards_are_as_many_as_the_processes() -> None:
-    launch = Launch(read("train.py").program, hosts=2, per_host=4)
+    launch = LaunchCommand(read("train.py").program, hosts=2, per_host=4)
     assert launch.cluster("h200", None).gpus == 8
     part = launch.cluster("", find_cuda_cluster("4x8xh100"))
     assert (part.hosts, part.gpus_per_host, part.gpu.key) == (2, 4, "h100")

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from tonnage.script.lines import LineFinder, Place
+from tonnage.script.lines import LineFinder, ScriptPlace
 from tonnage.script.running import run_as_main
 
 LIBRARY = Path(sysconfig.get_paths()["purelib"]) / "trainers" / "loop.py"
 
 
-def compiled(source: str, file: Path | str) -> dict[str, Callable[..., Place]]:
-    names: dict[str, Callable[..., Place]] = {}
+def compiled(source: str, file: Path | str) -> dict[str, Callable[..., ScriptPlace]]:
+    names: dict[str, Callable[..., ScriptPlace]] = {}
     exec(compile(source, str(file), "exec"), names)
     return names
 
 
-def here(finder: LineFinder) -> Callable[[], Place]:
+def here(finder: LineFinder) -> Callable[[], ScriptPlace]:
     return lambda: finder.find(sys._getframe(1))
 
 
@@ -48,7 +48,7 @@ def test_lines_of_torch_and_of_python_itself_are_left_out(tmp_path: Path) -> Non
 
 
 def test_code_that_cannot_be_hashed_has_a_line(tmp_path: Path) -> None:
-    def at(find: Callable[[], Place]) -> Place:
+    def at(find: Callable[[], ScriptPlace]) -> ScriptPlace:
         return find()
 
     # torch.compile puts dictionaries among the constants of the code that it generates, and such code has no hash
@@ -59,10 +59,10 @@ def test_code_that_cannot_be_hashed_has_a_line(tmp_path: Path) -> None:
 def test_what_started_us_is_not_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text("import sys\nsys.modules['places'].append(sys.modules['finder'].find(sys._getframe()))\n")
-    places: list[Place] = []
+    places: list[ScriptPlace] = []
     sys.modules |= {"places": places, "finder": LineFinder()}  # type: ignore[dict-item]
     try:
         run_as_main(script, [], SimpleNamespace(OutOfMemoryError=MemoryError))
     finally:
         del sys.modules["places"], sys.modules["finder"]
-    assert places == [Place("run.py:2", ("run.py:2",))]
+    assert places == [ScriptPlace("run.py:2", ("run.py:2",))]

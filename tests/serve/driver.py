@@ -6,7 +6,7 @@ from tonnage.serve.cache.block_pool import BlockPool
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.scheduler import Scheduler
-from tonnage.serve.scheduler.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
 
 SIZE = 4
 
@@ -22,8 +22,8 @@ class Driver:
         self.scheduler = Scheduler(
             self.pool, EngineConfig(**limits), lambda: self.now_s, context=context, host_blocks=host_blocks
         )
-        self.flying: list[tuple[Step, list[int]]] = []
-        self.steps: list[Step] = []
+        self.flying: list[tuple[ScheduledStep, list[int]]] = []
+        self.steps: list[ScheduledStep] = []
         self._ids = count()
 
     def sequence(self, prompt: int | list[int], tokens: int = 8, **more: object) -> Sequence:
@@ -44,7 +44,7 @@ class Driver:
         self.scheduler.add(*family)
         return family
 
-    def launch(self) -> Step | None:
+    def launch(self) -> ScheduledStep | None:
         """Schedule a step, and draw its tokens as the device would."""
         step = self.scheduler.schedule()
         if step is not None:
@@ -61,7 +61,7 @@ class Driver:
         """Complete the oldest step in flight."""
         return self.scheduler.complete(*self.flying.pop(0))
 
-    def turn(self) -> Step | None:
+    def turn(self) -> ScheduledStep | None:
         """What an engine does each time: launch a step, then read the one before."""
         step = self.launch()
         if len(self.flying) > (step is not None):

@@ -11,8 +11,8 @@ import transformers
 
 from serve.models.tiny import CASES, VOCAB, make_model
 from tonnage.serve import Engine
-from tonnage.serve.model_runner.runner import Pending
-from tonnage.serve.scheduler.sequence import Step
+from tonnage.serve.model_runner.runner import TokensInTransit
+from tonnage.serve.scheduler.sequence import ScheduledStep
 
 __all__ = ["CASES", "VOCAB", "Watched", "expected", "random_prompts", "saved"]
 
@@ -58,11 +58,11 @@ class Watched(Engine):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.steps: list[Step] = []
+        self.steps: list[ScheduledStep] = []
         self._launched = self.runner.launch
         self.runner.launch = self._launch_and_keep  # type: ignore[method-assign]
 
-    def _launch_and_keep(self, step: Step) -> Pending:
+    def _launch_and_keep(self, step: ScheduledStep) -> TokensInTransit:
         self.steps.append(step)
         return self._launched(step)
 

@@ -13,7 +13,7 @@ from cuda_build import needs_cuda_build
 from tonnage.hardware import find_gpu
 from tonnage.units import MIB
 from tonnage.virtual import process_memory
-from tonnage.virtual.host_memory import _Files, _Stretches
+from tonnage.virtual.host_memory import _AddressRanges, _Files
 from virtual_runs import TONNAGE
 
 pytest.importorskip("torch")
@@ -123,7 +123,7 @@ def test_the_prediction_is_what_linux_measures(folder, way):
 
 
 def test_stretches_count_each_byte_once():
-    read = _Stretches()
+    read = _AddressRanges()
     for start, end in ((0, 10), (20, 30), (5, 8), (8, 22), (40, 50), (30, 40), (45, 60)):
         read.add(start, end)
     assert read.total == 60

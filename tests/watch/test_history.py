@@ -2,20 +2,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
-from tonnage.watch import History, Moment
+from tonnage.watch import GpuSample, WatchHistory
 
 TOTAL = 2**40
 LEVELS = st.lists(st.integers(0, TOTAL), min_size=1, max_size=40)
 
 
-def moment(time_s: float, used_bytes: int, *pids: int) -> Moment:
+def moment(time_s: float, used_bytes: int, *pids: int) -> GpuSample:
     processes = tuple(ProcessMemory(pid, "python", used_bytes) for pid in pids)
-    return Moment(time_s, (GpuMemory(0, "card", "GPU-0", TOTAL, used_bytes, 0, None, processes),))
+    return GpuSample(time_s, (GpuMemory(0, "card", "GPU-0", TOTAL, used_bytes, 0, None, processes),))
 
 
 @given(levels=LEVELS, kept=st.integers(1, 10))
 def test_it_keeps_the_last_and_the_peak_of_all(levels: list[int], kept: int) -> None:
-    history = History(kept)
+    history = WatchHistory(kept)
     for second, used_bytes in enumerate(levels):
         history.add(moment(second, used_bytes, 7))
     for track in (history.gpu(0), history.process(0, 7)):
@@ -24,7 +24,7 @@ def test_it_keeps_the_last_and_the_peak_of_all(levels: list[int], kept: int) -> 
 
 
 def test_a_process_that_ends_is_forgotten() -> None:
-    history = History()
+    history = WatchHistory()
     history.add(moment(0, 5, 7))
     history.add(moment(1, 3, 8))
     history.add(moment(2, 4, 7, 8))

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nvml_fake import GIB
 from tonnage.errors import MissingPart, RequestError
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
-from tonnage.watch import History, Moment
+from tonnage.watch import GpuSample, WatchHistory
 from tonnage.watch.prometheus import serve
 
 
@@ -22,10 +22,12 @@ def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_a_scrape_finds_the_latest_sample() -> None:
-    history = History()
+    history = WatchHistory()
     with serve(history, 0) as port:
         assert scrape(port)["tonnage_gpu_memory_used_bytes"] == []
-        history.add(Moment(1.0, (gpu(5 * GIB, ProcessMemory(7, 'py"thon\n', 4 * GIB), ProcessMemory(8, "?", None)),)))
+        history.add(
+            GpuSample(1.0, (gpu(5 * GIB, ProcessMemory(7, 'py"thon\n', 4 * GIB), ProcessMemory(8, "?", None)),))
+        )
         found = scrape(port)
         card = {"gpu": "0", "uuid": "GPU-1", "name": "NVIDIA H200"}
         assert found["tonnage_gpu_memory_used_bytes"] == [(card, 5 * GIB)]
@@ -35,12 +37,12 @@ def test_a_scrape_finds_the_latest_sample() -> None:
         assert found["tonnage_gpu_busy_ratio"] == [(card, 0.75)]
         process = {"gpu": "0", "pid": "7", "process": 'py"thon\n'}
         assert found["tonnage_process_gpu_memory_used_bytes"] == [(process, 4 * GIB)]
-        history.add(Moment(2.0, (gpu(GIB),)))
+        history.add(GpuSample(2.0, (gpu(GIB),)))
         assert scrape(port)["tonnage_process_gpu_memory_used_bytes"] == []
 
 
 def test_it_stops_serving() -> None:
-    with serve(History(), 0) as port:
+    with serve(WatchHistory(), 0) as port:
         pass
     with pytest.raises(OSError):
         scrape(port)
@@ -48,16 +50,16 @@ def test_it_stops_serving() -> None:
 
 @pytest.mark.parametrize("port", [-1, 70_000])
 def test_a_port_that_cannot_be_is_said_in_words(port: int) -> None:
-    with pytest.raises(RequestError, match=f"port {port}"), serve(History(), port):
+    with pytest.raises(RequestError, match=f"port {port}"), serve(WatchHistory(), port):
         pass
 
 
 def test_a_port_that_is_taken_is_said_in_words() -> None:
-    with serve(History(), 0) as port, pytest.raises(RequestError, match="in use"), serve(History(), port):
+    with serve(WatchHistory(), 0) as port, pytest.raises(RequestError, match="in use"), serve(WatchHistory(), port):
         pass
 
 
 def test_a_missing_library_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingPart, match="prometheus-client"), serve(History(), 0):
+    with pytest.raises(MissingPart, match="prometheus-client"), serve(WatchHistory(), 0):
         pass

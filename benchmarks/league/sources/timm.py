@@ -126,12 +126,12 @@ def load() -> None:
     from running import preload
 
     preload("torchvision_names", "timm", "timm.optim", "torch._inductor.cudagraph_trees")
-    from tonnage.virtual.kernels.convolution_engines import Layer, Plan, workspace_bytes
+    from tonnage.virtual.kernels.convolution_engines import Convolution, ConvolutionCall, workspace_bytes
 
-    layer = Layer((3, 97, 97), (17, 3, 5, 5), (1, 1), (1, 1), (1, 1), 1)
+    layer = Convolution((3, 97, 97), (17, 3, 5, 5), (1, 1), (1, 1), (1, 1), 1)
     for way in ("forward", "backward_data", "backward_filter"):
         for channels_last in (True, False):
-            workspace_bytes(Plan(way, layer, 3, "float16", channels_last))  # type: ignore[arg-type]
+            workspace_bytes(ConvolutionCall(way, layer, 3, "float16", channels_last))  # type: ignore[arg-type]
     _loaded.append("timm")
 
 

@@ -15,7 +15,7 @@ import running
 from rows import Prediction, Reading, Row, Source
 
 from tonnage.hardware import find_cuda_gpu
-from tonnage.virtual.kernels.convolution_engines import Layer, Plan, workspace_bytes
+from tonnage.virtual.kernels.convolution_engines import Convolution, ConvolutionCall, workspace_bytes
 
 HERE = Path(__file__).parents[1]
 FIGURES = HERE / "figures" / "xmem.csv"
@@ -56,9 +56,9 @@ def row_of(fields: dict[str, str]) -> Row:
 def prepare() -> None:
     """Load once what every fork needs: the libraries, and the tables of cuDNN's workspaces."""
     running.preload(*LIBRARIES)
-    layer = Layer((5, 9, 9), (7, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+    layer = Convolution((5, 9, 9), (7, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1)
     for way, last in product(("forward", "backward_data", "backward_filter"), (False, True)):
-        workspace_bytes(Plan(way, layer, 3, "float32", last))
+        workspace_bytes(ConvolutionCall(way, layer, 3, "float32", last))
 
 
 def predict(row: Row) -> Prediction:

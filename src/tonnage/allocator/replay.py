@@ -21,7 +21,7 @@ from tonnage.allocator.blocks import ALLOCATED, Block
 from tonnage.allocator.caching import CachingAllocator
 from tonnage.allocator.oom import OutOfMemory
 from tonnage.allocator.settings import AllocatorSettings
-from tonnage.allocator.stats import Counters
+from tonnage.allocator.stats import AllocatorCounters
 from tonnage.errors import BadTrace
 from tonnage.units import format_bytes
 from tonnage.untrusted import Unreadable, parse_json, read_bytes
@@ -48,7 +48,7 @@ class Occupancy:
     rounding_bytes: int
 
     @classmethod
-    def of(cls, counters: Counters) -> Occupancy:
+    def of(cls, counters: AllocatorCounters) -> Occupancy:
         """Return the current occupancy."""
         small, large = counters.small, counters.large
         pending = small.pending_bytes + large.pending_bytes
@@ -67,7 +67,7 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Contradiction:
     """A decision of the model that the trace contradicts."""
 
     event: int
@@ -89,7 +89,7 @@ class ReplayResult:
     segments: list[Segment] = field(default_factory=list)
     at_peak_allocated: Occupancy = Occupancy(0, 0, 0, 0)
     at_peak_reserved: Occupancy = Occupancy(0, 0, 0, 0)
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Contradiction] = field(default_factory=list)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -272,7 +272,7 @@ class _Replay:
             self._used += 1
 
     def _differ(self, event: int, words: str) -> None:
-        self._result.differences.append(Difference(event, words))
+        self._result.differences.append(Contradiction(event, words))
 
 
 def _words(event: Event) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tonnage.allocator.addresses import AddressSpace
 from tonnage.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, BlockPool
 from tonnage.allocator.settings import SIZE_MAX, SMALL_SEGMENT_BYTES, AllocatorSettings
-from tonnage.allocator.stats import Counters
+from tonnage.allocator.stats import AllocatorCounters
 from tonnage.units import MIB
 
 # Measured on a full H200 (driver 580): this much of what cudaMemGetInfo reports as free cannot be allocated.
@@ -61,7 +61,7 @@ class Segments:
         self.outside_bytes = outside_bytes
         self.settings = settings
         self.is_unlimited = False
-        self.counters = Counters()
+        self.counters = AllocatorCounters()
         self._addresses = AddressSpace()
         self._place = placement or self._addresses.take
         self._forget = self._addresses.give_back if placement is None else _nothing

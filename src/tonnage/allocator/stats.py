@@ -206,7 +206,7 @@ class Gauge:
         yield f"{name}.freed", self.total - (self.current - self._kept)
 
 
-class Counters:
+class AllocatorCounters:
     """All counters of one device."""
 
     def __init__(self) -> None:

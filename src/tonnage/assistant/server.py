@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from tonnage import __version__
 from tonnage.assistant import child
 from tonnage.assistant.folder import Folder
-from tonnage.assistant.session import Session
+from tonnage.assistant.session import AssistantSession
 from tonnage.assistant.tools import all_tools
 from tonnage.errors import TonnageError
 
@@ -32,11 +32,11 @@ _INSTRUCTIONS = (
 )
 
 
-class Server(MCPServer[Session]):
+class AssistantServer(MCPServer[AssistantSession]):
     """Tonnage's tools over one folder; errors of a call become a sentence."""
 
     def __init__(self, folder: Folder, *, allow_run: bool) -> None:
-        self.session = Session(folder, allow_run, self._publish)
+        self.session = AssistantSession(folder, allow_run, self._publish)
         self._tools = {tool.name: tool for tool in all_tools()}
         super().__init__(
             "tonnage",
@@ -49,7 +49,7 @@ class Server(MCPServer[Session]):
         )
 
     async def call_tool(
-        self, name: str, arguments: dict[str, Any], context: Context[Session] | None = None
+        self, name: str, arguments: dict[str, Any], context: Context[AssistantSession] | None = None
     ) -> CallToolResult | InputRequiredResult:
         """Call a tool; on failure, the result says what was asked, what was found and what to do."""
         try:
@@ -90,9 +90,9 @@ def _words(name: str, error: ToolError) -> str:
 
 
 @asynccontextmanager
-async def _lifespan(server: MCPServer[Session]) -> AsyncIterator[Session]:
+async def _lifespan(server: MCPServer[AssistantSession]) -> AsyncIterator[AssistantSession]:
     """Run the server's lifetime; its end terminates the commands it runs."""
-    assert isinstance(server, Server)
+    assert isinstance(server, AssistantServer)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_end_on_signal)
         yield server.session
@@ -108,7 +108,7 @@ async def _end_on_signal() -> None:
 
 def serve(folder: Path, *, allow_run: bool = False, port: int | None = None) -> None:
     """Serve until the client disconnects, or until interrupted."""
-    server = Server(Folder(folder), allow_run=allow_run)
+    server = AssistantServer(Folder(folder), allow_run=allow_run)
     with suppress(KeyboardInterrupt):
         if port is None:
             server.run("stdio")

@@ -22,7 +22,7 @@ _AT_ONCE = 2  # concurrent commands; others wait
 
 
 @dataclass
-class Session:
+class AssistantSession:
     """The state of one server; `publish` is called with every page and recording, its type and a description."""
 
     folder: Folder

@@ -28,7 +28,7 @@ from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
 from tonnage.assistant.folder import is_text
-from tonnage.assistant.session import Session
+from tonnage.assistant.session import AssistantSession
 from tonnage.commands import plan_diffusion
 from tonnage.errors import RequestError
 
@@ -53,7 +53,7 @@ Flags = Annotated[
 Rank = Annotated[int | None, Field(ge=0, description="Of a cluster's recording: this rank, not the worst")]
 Seconds = Annotated[int, Field(ge=1, le=86_400, description="Stop after so long, and say what was seen until then")]
 Commands = Literal["run", "plan train", "plan serve", "plan rl", "plan train of images", "plan serve of images"]
-AnyContext: TypeAlias = Context[Session]
+AnyContext: TypeAlias = Context[AssistantSession]
 
 
 class Consent(BaseModel):
@@ -233,8 +233,8 @@ def _check(consent: ElicitationResult[Consent], verb: str) -> None:
         raise RequestError("The person did not agree to it: nothing was run.", hint="Ask what they would rather do.")
 
 
-def _session(ctx: AnyContext) -> Session:
-    session: Session = ctx.request_context.lifespan_context
+def _session(ctx: AnyContext) -> AssistantSession:
+    session: AssistantSession = ctx.request_context.lifespan_context
     return session
 
 

@@ -1,6 +1,6 @@
 """Activations that the forward pass saves for the backward pass, counted tensor by tensor from a block's shape.
 
-All figures are bytes per token. `Kept` separates them by what divides them: tensor parallelism, tensor parallelism only
+All figures are bytes per token. `SavedPerToken` separates them by what divides them: tensor parallelism, tensor parallelism only
 with sequence parallelism, and what grows with the number of keys. How many blocks save what, and for how long, is up to
 `moments`.
 """
@@ -13,13 +13,13 @@ from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, made_bytes
 from tonnage.budget.styles import Style, style_of
-from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, ModelShape
 
 FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedPerToken:
     """Saved bytes per token; `scores` per token and key."""
 
     split: Quantity = 0.0  # divided by tensor parallelism
@@ -29,11 +29,11 @@ class Kept:
     )
     scores: Quantity = 0.0
 
-    def __add__(self, other: "Kept") -> "Kept":
-        return Kept(*(here + there for here, there in zip(self._parts, other._parts, strict=True)))
+    def __add__(self, other: "SavedPerToken") -> "SavedPerToken":
+        return SavedPerToken(*(here + there for here, there in zip(self._parts, other._parts, strict=True)))
 
-    def __mul__(self, factor: float) -> "Kept":
-        return Kept(*(part * factor for part in self._parts))
+    def __mul__(self, factor: float) -> "SavedPerToken":
+        return SavedPerToken(*(part * factor for part in self._parts))
 
     @property
     def _parts(self) -> tuple[Quantity, ...]:
@@ -48,30 +48,30 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockActivations:
     """What one block saves, by part; its input; what selective checkpointing saves; and gradients alive at once.
 
     `selective_only` is the part that only selective checkpointing saves. `fetched` is what exists beside the gradients
     if tensors return from the host one by one.
     """
 
-    norms: Kept
-    attention: Kept
-    feed_forward: Kept
-    entry: Kept
-    selective: Kept
-    selective_only: Kept
-    backward: Kept
-    fetched: Kept
+    norms: SavedPerToken
+    attention: SavedPerToken
+    feed_forward: SavedPerToken
+    entry: SavedPerToken
+    selective: SavedPerToken
+    selective_only: SavedPerToken
+    backward: SavedPerToken
+    fetched: SavedPerToken
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPerToken:
         """Everything it saves without recomputation."""
         return self.norms + self.attention + self.feed_forward
 
 
 @dataclass(frozen=True, slots=True)
-class Widths:
+class BlockWidths:
     """Elements per token in one block, and bytes per element in the residual stream and inside the block."""
 
     hidden: int
@@ -89,13 +89,13 @@ class Widths:
     drops: bool  # LoRA dropout: each adapter saves its own input and mask
 
 
-def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Configuration) -> Block:
+def block_of(shape: ModelShape, layer: LayerShape, hidden: int, configuration: Configuration) -> BlockActivations:
     """Return what one block saves per token. If it and all before it are frozen, only a checkpoint's input remains."""
     if layer.frozen == "still":
         # PyTorch's checkpoint keeps the input even if no backward pass needs it.
-        entry = Kept(whole=configuration.compute_bytes * hidden)
-        nothing = Kept()
-        return Block(nothing, nothing, nothing, entry, entry, nothing, nothing, nothing)
+        entry = SavedPerToken(whole=configuration.compute_bytes * hidden)
+        nothing = SavedPerToken()
+        return BlockActivations(nothing, nothing, nothing, entry, entry, nothing, nothing, nothing)
     configuration = configuration_of(layer, configuration)
     style = style_of(shape, layer, configuration)
     widths = widths_of(layer, hidden, configuration)
@@ -105,12 +105,12 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
         # Ulysses sequence parallelism exchanges heads for tokens: the allocator cannot reuse either copy of queries,
         # keys, values and output before the GPU has reached them.
         elements = widths.queries + widths.keys + widths.values + widths.attended
-        backward += Kept(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
-    return Block(
+        backward += SavedPerToken(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
+    return BlockActivations(
         norms=_norms(layer, style, widths),
         attention=_attentions(layer, style, widths, configuration),
         feed_forward=_feed_forward(layer, style, widths, tiled=configuration.tiled_mlp),
-        entry=Kept(whole=widths.residual_bytes * hidden),
+        entry=SavedPerToken(whole=widths.residual_bytes * hidden),
         selective=selective,
         selective_only=selective_only,
         backward=backward,
@@ -118,27 +118,27 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
     )
 
 
-def configuration_of(layer: Layer, configuration: Configuration) -> Configuration:
+def configuration_of(layer: LayerShape, configuration: Configuration) -> Configuration:
     """Return the configuration of a frozen layer: in 16 bits, like the base of adapters, but without any."""
     return replace(configuration, lora_rank=1, lora_targets=()) if layer.frozen else configuration
 
 
-def final_norm(shape: ModelShape, configuration: Configuration) -> Kept:
+def final_norm(shape: ModelShape, configuration: Configuration) -> SavedPerToken:
     """Return what the final norm saves, including the head's input. Both are frozen if the last layer is."""
     layer = shape.decoder.layers[-1]
     if layer.frozen == "still":
-        return Kept()
+        return SavedPerToken()
     configuration = configuration_of(layer, configuration)
     style, widths = style_of(shape, layer, configuration), widths_of(layer, shape.hidden, configuration)
-    return _norm(style, widths) + (Kept() if widths.adapter_bytes else _read(widths, 1))
+    return _norm(style, widths) + (SavedPerToken() if widths.adapter_bytes else _read(widths, 1))
 
 
-def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths:
+def widths_of(layer: LayerShape, hidden: int, configuration: Configuration) -> BlockWidths:
     mixer = layer.attention
     heads = mixer.heads if mixer else 0
     # Adapters read the compute dtype, or in TRL what accelerate's autocast passes on.
     read_bytes = made_bytes(configuration) if configuration.objective.plain else configuration.compute_bytes
-    return Widths(
+    return BlockWidths(
         hidden=hidden,
         queries=heads * mixer.head_dim if mixer else 0,
         keys=mixer.kv_heads * mixer.head_dim if mixer else 0,
@@ -155,40 +155,40 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
     )
 
 
-def _norms(layer: Layer, style: Style, widths: Widths) -> Kept:
+def _norms(layer: LayerShape, style: Style, widths: BlockWidths) -> SavedPerToken:
     """Return what a block's norms save. Parallel norms with the same input save it once."""
     # Norms without weights are not in the shape's count.
     inputs = 1 if layer.parallel and style.norm == "native" else layer.norms or 2
     return _norm(style, widths) * inputs
 
 
-def _norm(style: Style, widths: Widths) -> Kept:
+def _norm(style: Style, widths: BlockWidths) -> SavedPerToken:
     """Return a norm's input and, if it is written in Python and trained, the normalized values. Statistics are ignored."""
     hidden, stream = widths.hidden, widths.residual_bytes
     if style.norm == "native":
-        return Kept(whole=stream * hidden)
+        return SavedPerToken(whole=stream * hidden)
     if style.norm == "centred":
-        return Kept(whole=3 * FP32 * hidden)
+        return SavedPerToken(whole=3 * FP32 * hidden)
     if widths.adapter_bytes or style.norm == "wide":
-        return Kept(whole=FP32 * hidden)
+        return SavedPerToken(whole=FP32 * hidden)
     normalised = FP32 if style.norm == "rms-wide" else stream
-    return Kept(whole=(FP32 + normalised) * hidden)
+    return SavedPerToken(whole=(FP32 + normalised) * hidden)
 
 
-def _read(widths: Widths, readers: int) -> Kept:
+def _read(widths: BlockWidths, readers: int) -> SavedPerToken:
     """Return a norm's output, saved once for all matrices that read it; autocast casts it for each of them."""
     copies = readers if widths.autocast else 1
-    return Kept(gathered=copies * widths.compute_bytes * widths.hidden)
+    return SavedPerToken(gathered=copies * widths.compute_bytes * widths.hidden)
 
 
-def _adapted(widths: Widths, readers: int) -> Kept:
+def _adapted(widths: BlockWidths, readers: int) -> SavedPerToken:
     """Return the inputs of adapters: one copy, or one each if they are wider than the base or use dropout."""
     copies = readers if widths.drops or widths.adapters_cast else min(readers, 1)
-    return Kept(gathered=copies * (widths.adapter_bytes + widths.drops) * widths.hidden)
+    return SavedPerToken(gathered=copies * (widths.adapter_bytes + widths.drops) * widths.hidden)
 
 
-def _attentions(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
-    kept = _mixer(layer.attention, style, widths, configuration) if layer.attention else Kept()
+def _attentions(layer: LayerShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
+    kept = _mixer(layer.attention, style, widths, configuration) if layer.attention else SavedPerToken()
     if layer.cross_attention:
         # Tokens of two sequences have no relative distance, so no bias.
         style = replace(style, scores="") if style.biased else style
@@ -196,46 +196,50 @@ def _attentions(layer: Layer, style: Style, widths: Widths, configuration: Confi
     return kept
 
 
-def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
     """Return queries, keys and values as the kernel reads them, its output, and the tensors between."""
     size = widths.compute_bytes
     kept = _attention_inputs(style, widths)
     if style.dropout:
-        kept += Kept(whole=widths.hidden)
+        kept += SavedPerToken(whole=widths.hidden)
     if style.qk_norm:
         normalised = FP32 + (FP32 if style.norm == "rms-wide" else size)
-        kept += Kept(split=(size if style.fused else normalised) * (widths.queries + widths.keys))
+        kept += SavedPerToken(split=(size if style.fused else normalised) * (widths.queries + widths.keys))
     if mixer.kind is AttentionKind.LATENT:
         # Both compressed vectors, normalized, and the keys without their rotary part, computed in one matrix with the
         # values.
         normed = size + (size if style.norm == "native" else FP32 + size)
         plain_keys = widths.keys - widths.heads * mixer.rope_dim
-        kept += Kept(whole=normed * (mixer.latent_rank + mixer.query_rank), split=size * plain_keys)
+        kept += SavedPerToken(whole=normed * (mixer.latent_rank + mixer.query_rank), split=size * plain_keys)
     if style.scores:
         return kept + _scores(style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
-        return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
+        return kept + SavedPerToken(
+            split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads
+        )
     kept += _flash(style, widths)
     if framework_of(configuration).parallel == "torch":
         # Ring attention assembles its output by head; reading it by token makes a copy.
-        kept += Kept(split=size * widths.attended * (np.asarray(configuration.cp) > 1))
+        kept += SavedPerToken(split=size * widths.attended * (np.asarray(configuration.cp) > 1))
     if configuration.framework == "megatron" and configuration.attention == "flash-2":
         # Megatron's layout is sequence first, FlashAttention 2's batch first: Transformer Engine copies its output
         # back.
-        kept += Kept(split=size * widths.attended)
+        kept += SavedPerToken(split=size * widths.attended)
     return kept
 
 
-def _attention_inputs(style: Style, widths: Widths) -> Kept:
+def _attention_inputs(style: Style, widths: BlockWidths) -> SavedPerToken:
     if not widths.adapter_bytes:
         return _read(widths, 1 if style.fused_qkv else 3)
     readers = sum(name in widths.adapted for name in ATTENTION[:3])
     own = (widths.drops or widths.adapters_cast) and "o_proj" in widths.adapted
     cast = (widths.adapter_bytes + widths.drops) * own
-    return _adapted(widths, min(readers, 1) if style.fused_qkv else readers) + Kept(split=cast * widths.attended)
+    return _adapted(widths, min(readers, 1) if style.fused_qkv else readers) + SavedPerToken(
+        split=cast * widths.attended
+    )
 
 
-def _flash(style: Style, widths: Widths) -> Kept:
+def _flash(style: Style, widths: BlockWidths) -> SavedPerToken:
     size = widths.compute_bytes
     heads = widths.queries + widths.keys + widths.values
     if style.repeated:
@@ -244,10 +248,10 @@ def _flash(style: Style, widths: Widths) -> Kept:
         # Values are a view of the matrix's output. Transformer Engine copies them beside the rotated queries and keys.
         heads += widths.queries + widths.keys
     out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
-    return Kept(split=size * (heads + out) + FP32 * widths.heads)
+    return SavedPerToken(split=size * (heads + out) + FP32 * widths.heads)
 
 
-def _scores(style: Style, widths: Widths) -> Kept:
+def _scores(style: Style, widths: BlockWidths) -> SavedPerToken:
     """Return what unfused attention saves: its factors, the softmax, and with dropout its mask and output."""
     size, dropout = widths.compute_bytes, style.attention_dropout
     if style.scores == "eager":
@@ -255,28 +259,28 @@ def _scores(style: Style, widths: Widths) -> Kept:
         softmax = FP32 if style.upcast or widths.autocast else size
         used = size if softmax > size or dropout else 0
         heads = 2 * widths.queries + 2 * widths.attended
-        return Kept(split=size * heads, scores=(softmax + used + bool(dropout)) * widths.heads)
+        return SavedPerToken(split=size * heads, scores=(softmax + used + bool(dropout)) * widths.heads)
     if style.scores == "math":  # all in FP32, with as many KV heads as query heads
         wide, heads = FP32, 2 * widths.queries + widths.attended
     else:  # as the backward pass reads them: in FP32, or as autocast casts them
         wide, heads = size if widths.autocast else FP32, widths.queries + widths.keys + widths.values
     scores = wide + (wide + 1 if dropout else 0)
-    return Kept(split=wide * heads + size * widths.attended, scores=scores * widths.heads)
+    return SavedPerToken(split=wide * heads + size * widths.attended, scores=scores * widths.heads)
 
 
-def _feed_forward(layer: Layer, style: Style, widths: Widths, *, tiled: bool = False) -> Kept:
+def _feed_forward(layer: LayerShape, style: Style, widths: BlockWidths, *, tiled: bool = False) -> SavedPerToken:
     """Return what the MLP saves. A tiled MLP saves only its input."""
     mlp = layer.feed_forward
     if mlp is None:
-        return Kept()
+        return SavedPerToken()
     kept = _mlp_inputs(layer, mlp, style, widths)
     if tiled:
         return kept
     if style.dropout:
-        kept += Kept(whole=widths.hidden)
+        kept += SavedPerToken(whole=widths.hidden)
     if mlp.experts:
         return kept + _experts(mlp, style, widths)
-    return kept + Kept(split=_mlp_bytes(mlp, style, widths) * mlp.intermediate)
+    return kept + SavedPerToken(split=_mlp_bytes(mlp, style, widths) * mlp.intermediate)
 
 
 def mlp_tiles(configuration: Configuration, hidden: int) -> Quantity:
@@ -286,7 +290,7 @@ def mlp_tiles(configuration: Configuration, hidden: int) -> Quantity:
     return np.ceil(np.asarray(configuration.seq) / configuration.cp / hidden)[()]
 
 
-def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) -> Kept:
+def _mlp_inputs(layer: LayerShape, mlp: FeedForward, style: Style, widths: BlockWidths) -> SavedPerToken:
     """Return the output of the MLP's norm, which a parallel block with one norm already saved for attention."""
     # In a mixture only the router reads it; the experts' copies are counted with the experts.
     readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
@@ -295,10 +299,10 @@ def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) ->
         adapted = sum(name in widths.adapted for name in MLP[:2]) if dense else 0
         return _adapted(widths, min(adapted, readers))
     shared = layer.parallel and layer.norms == 1 and not widths.autocast
-    return Kept() if shared else _read(widths, readers)
+    return SavedPerToken() if shared else _read(widths, readers)
 
 
-def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = MLP[-1]) -> float:
+def _mlp_bytes(mlp: FeedForward, style: Style, widths: BlockWidths, closing: str = MLP[-1]) -> float:
     """Return bytes per intermediate element: inputs and output of the activation, and the gated product."""
     size, read = widths.compute_bytes, _read_last(widths, closing)
     if mlp.gated:
@@ -310,7 +314,7 @@ def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = ML
     return size + read
 
 
-def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
+def _experts(mlp: FeedForward, style: Style, widths: BlockWidths) -> SavedPerToken:
     """Return what a mixture saves: each token is copied to its experts, and their outputs are kept for weighting."""
     size = widths.residual_bytes
     between = _mlp_bytes(mlp, style, widths, EXPERTS) * size / widths.compute_bytes * mlp.intermediate
@@ -318,10 +322,12 @@ def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
     copies = 1 if widths.adapter_bytes and EXPERTS not in widths.adapted else 2
     shared = _mlp_bytes(mlp, style, widths) * mlp.shared_intermediate
     router = FP32 * mlp.experts + (FP32 * widths.hidden if style.wide_router else 0)
-    return Kept(split=mlp.experts_per_token * (between + copies * size * widths.hidden) + shared, whole=router)
+    return SavedPerToken(split=mlp.experts_per_token * (between + copies * size * widths.hidden) + shared, whole=router)
 
 
-def _selective(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> tuple[Kept, Kept]:
+def _selective(
+    layer: LayerShape, style: Style, widths: BlockWidths, configuration: Configuration
+) -> tuple[SavedPerToken, SavedPerToken]:
     """Return what selective checkpointing saves, and the part that only it saves: the input and the last product.
 
     It saves all but the scores; or the input, attention's output, every other product and reduce-scatter outputs.
@@ -329,7 +335,7 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
     if framework_of(configuration).selective == "scores":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
         kept = block + _attentions(layer, style, widths, configuration)
-        return Kept(kept.split, kept.whole, kept.gathered), Kept()
+        return SavedPerToken(kept.split, kept.whole, kept.gathered), SavedPerToken()
     # A compiler drops the last product, which no gradient needs.
     every = _products(layer, style, widths)
     products = every[: -1 if configuration.compile else None : 2]
@@ -341,11 +347,11 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
     # Sequence parallelism ends attention and MLP with a reduce-scatter.
     scatters = (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
     scattered = size * widths.hidden * (bool(layer.attention) + bool(layer.feed_forward)) * scatters
-    only = Kept(whole=(widths.residual_bytes + size * keeps_last) * widths.hidden)
-    return Kept(size * split + FP32 * widths.heads, size * whole + entry + scattered), only
+    only = SavedPerToken(whole=(widths.residual_bytes + size * keeps_last) * widths.hidden)
+    return SavedPerToken(size * split + FP32 * widths.heads, size * whole + entry + scattered), only
 
 
-def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
+def _products(layer: LayerShape, style: Style, widths: BlockWidths) -> list[int]:
     """Return the output widths of a block's matrices, in execution order."""
     fused = [widths.queries + widths.keys + widths.values]
     attention = fused if style.fused_qkv else [widths.queries, widths.keys, widths.values]
@@ -355,7 +361,7 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
     return [*attention, widths.hidden, *[_between(mlp)] * (2 if mlp.gated else 1), widths.hidden]
 
 
-def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+def _backward(layer: LayerShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
     """Return the most gradients alive at once, in the MLP: of the product, its factors and the block's output.
 
     The input of a gated MLP's last matrix is freed by then. A tiled MLP has the gradients of one tile, beside
@@ -364,7 +370,7 @@ def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configu
     mlp = layer.feed_forward
     size = widths.compute_bytes
     if mlp is None:
-        return Kept(whole=2 * widths.residual_bytes * widths.hidden)
+        return SavedPerToken(whole=2 * widths.residual_bytes * widths.hidden)
     gradients = 3 * size - _read_last(widths) if mlp.gated else 2 * size
     if style.activation == "chain" and not style.fused:
         gradients = 3 * (FP32 if widths.autocast else size)
@@ -373,24 +379,24 @@ def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configu
     gathered = stream * (np.asarray(configuration.tp) > 1)
     tiles = mlp_tiles(configuration, widths.hidden)
     if not np.any(np.asarray(tiles) > 1):
-        return Kept(split=gradients * _between(mlp), whole=stream, gathered=gathered)
+        return SavedPerToken(split=gradients * _between(mlp), whole=stream, gathered=gathered)
     # So little that attention has more: its input, the gradients of queries, keys and values, and FP32 sums for
     # queries.
     tile = (gradients + _mlp_bytes(mlp, style, widths)) * _between(mlp) / tiles
     attention = size * (widths.attended + widths.queries + widths.keys + widths.values) + FP32 * widths.queries
-    return Kept(split=np.maximum(tile, attention), whole=stream, gathered=gathered)
+    return SavedPerToken(split=np.maximum(tile, attention), whole=stream, gathered=gathered)
 
 
-def _fetched(layer: Layer, widths: Widths) -> Kept:
+def _fetched(layer: LayerShape, widths: BlockWidths) -> SavedPerToken:
     """Return the factors of the product or the activation's input, and what `_backward` counts as freed."""
     mlp = layer.feed_forward
     if mlp is None:
-        return Kept()
+        return SavedPerToken()
     factors = (2 if mlp.gated else 1) * widths.compute_bytes
-    return Kept(split=(factors + _read_last(widths) * mlp.gated) * _between(mlp))
+    return SavedPerToken(split=(factors + _read_last(widths) * mlp.gated) * _between(mlp))
 
 
-def _read_last(widths: Widths, closing: str = MLP[-1]) -> int:
+def _read_last(widths: BlockWidths, closing: str = MLP[-1]) -> int:
     """Return bytes per element of the input of the MLP's last matrix, as it or its adapter saves it."""
     if not widths.adapter_bytes:
         return widths.compute_bytes

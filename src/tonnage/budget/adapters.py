@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Literal
 
 from tonnage.errors import BadLayout
-from tonnage.models.shape import Attention, AttentionKind, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, AttentionShape, LayerShape, ModelShape
 
 Base = Literal["16-bit", "fp8", "nf4", "nf4-single"]
 
@@ -59,7 +59,7 @@ def target_words(targets: tuple[str, ...]) -> str:
     return ",".join([*left, *words])
 
 
-def matrices(layer: Layer, hidden: int) -> Iterator[tuple[str, int, int]]:
+def matrices(layer: LayerShape, hidden: int) -> Iterator[tuple[str, int, int]]:
     """Yield name, inputs and outputs of a block's matrices; an expert's once per expert."""
     for mixer in (layer.attention, layer.cross_attention):
         if mixer is not None:
@@ -76,7 +76,7 @@ def matrices(layer: Layer, hidden: int) -> Iterator[tuple[str, int, int]]:
         yield EXPERTS, hidden, mlp.intermediate
 
 
-def _of_attention(mixer: Attention, hidden: int) -> Iterator[tuple[str, int, int]]:
+def _of_attention(mixer: AttentionShape, hidden: int) -> Iterator[tuple[str, int, int]]:
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     if mixer.kind is AttentionKind.LATENT:
         if mixer.query_rank:

@@ -23,7 +23,7 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.roofline import Calibration
-from tonnage.budget.sharding import Stage, expert_shards, expert_tp, shards, trained_stage
+from tonnage.budget.sharding import StageParameters, expert_shards, expert_tp, shards, trained_stage
 from tonnage.budget.states import sharded_parameters
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind, ModelShape
@@ -33,7 +33,7 @@ _LEAST_MESSAGES = 1e-9  # for a stage chunk without layers
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class ClusterLinks:
     """The links of a cluster as collectives use them."""
 
     cluster: Cluster
@@ -114,7 +114,7 @@ class Traffic(NamedTuple):
     ends: Quantity  # share of a pass's traffic that nothing hides: the embedding's, at either end of it
 
 
-def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Traffic:
+def traffic(shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks) -> Traffic:
     """Return the traffic of one configuration or many."""
     plain_s, products_s = _tensor_s(shape, stage, configuration, network)
     stages_apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
@@ -160,7 +160,7 @@ def _passes(configuration: Configuration) -> int:
 
 
 def _tensor_s(
-    shape: ModelShape, stage: Stage, configuration: Configuration, network: Network
+    shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks
 ) -> tuple[Quantity, Quantity]:
     """Return exposed seconds, and those hidden behind products of the backward pass.
 
@@ -179,7 +179,7 @@ def _tensor_s(
     return once_s * (everything - hidden * layers), once_s * 4 * layers
 
 
-def _ring_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
+def _ring_s(shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks) -> Quantity:
     """Return the seconds of ring attention: keys and values go around once forward, and with their gradients backward."""
     widths = [
         layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.value_head_dim)
@@ -193,7 +193,9 @@ def _ring_s(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
     return once_s * (_passes(configuration) + 1)
 
 
-def _expert_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
+def _expert_s(
+    shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks
+) -> Quantity:
     """Return the seconds of sending tokens to their experts and back, in every pass."""
     chosen = [
         layer.feed_forward.experts_per_token
@@ -224,7 +226,7 @@ class _Ring(NamedTuple):
     stride: Any  # distance between two of these GPUs
 
 
-def _rings(shape: ModelShape, stage: Stage, configuration: Configuration) -> list[_Ring]:
+def _rings(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> list[_Ring]:
     """Return one ring for all parameters; experts under expert parallelism have fewer replicas, further apart."""
     ranks, everyone = shards(configuration), configuration.data * np.asarray(configuration.cp)
     layers = _layers(shape) * stage.share
@@ -242,7 +244,7 @@ def _rings(shape: ModelShape, stage: Stage, configuration: Configuration) -> lis
 
 
 def _data_s(
-    shape: ModelShape, stage: Stage, configuration: Configuration, network: Network
+    shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks
 ) -> tuple[Quantity, Quantity, Quantity]:
     """Return the seconds to gather parameters, to reduce-scatter gradients and to all-reduce them.
 

@@ -44,7 +44,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pass:
+class DiffusionPass:
     """One pass of a part. Rows of `moments` give bytes beside the weights: a + b·B + c·B·P, then the same per LoRA
     rank.
 
@@ -74,12 +74,12 @@ def all_weights() -> Mapping[str, Weights]:
 
 
 @cache
-def passes(part: str) -> Mapping[str, Pass]:
+def passes(part: str) -> Mapping[str, DiffusionPass]:
     """Return the measured passes of a part, by name."""
     found = {}
     for text in (_DATA / f"{all_weights()[part].like}.jsonl").read_text("utf-8").splitlines():
         row = json.loads(text)
-        found[row["pass"]] = Pass(
+        found[row["pass"]] = DiffusionPass(
             moments=tuple(map(tuple, row["moments"])), launches=tuple(row.get("launches", ())), host_s=row.get("host_s", 0.0),
             adapters=row.get("adapters", 0), frames=row.get("frames", 0),
         )  # fmt: skip

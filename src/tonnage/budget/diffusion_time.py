@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from tonnage.budget.diffusion import Pass
+from tonnage.budget.diffusion import DiffusionPass
 from tonnage.clock import kernels
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels import copies
@@ -58,7 +58,7 @@ class Seconds:
 
 @lru_cache(maxsize=1 << 12)
 def pass_seconds(
-    way: Pass, batch: int, size: Size, gpu: Gpu, backward: Backward = "none", again: bool = False
+    way: DiffusionPass, batch: int, size: Size, gpu: Gpu, backward: Backward = "none", again: bool = False
 ) -> Seconds:
     """Return the seconds of one pass, optionally with its backward and a recomputed forward (`again`)."""
     turns = size.latent_frames / way.frames if way.frames else 1.0

@@ -6,14 +6,14 @@ engines fuse them (norm with residual, gate with up), and tensors live as long a
 
 from dataclasses import dataclass
 
-from tonnage.budget.weights import Stage
+from tonnage.budget.weights import StageLayers
 from tonnage.hardware import Gpu
-from tonnage.models.shape import AttentionKind, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 from tonnage.units import KIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ForwardPass:
     """One forward pass of `tokens`, of which `sequences` end in logits."""
 
     tokens: int
@@ -22,12 +22,12 @@ class Pass:
     compute_bytes: int
 
 
-def layer_elements(layer: Layer, hidden: int, tp: int, *, held: int) -> int:
+def layer_elements(layer: LayerShape, hidden: int, tp: int, *, held: int) -> int:
     """Return elements per token at the widest point of a layer: `held` hidden-size vectors and its own tensors."""
     return held * hidden + max(_attention_elements(layer, tp), _mlp_elements(layer, tp))
 
 
-def _mlp_elements(layer: Layer, tp: int) -> int:
+def _mlp_elements(layer: LayerShape, tp: int) -> int:
     """Return the MLP's elements: gate and up in one matrix, then their product. Experts have buffers of their own."""
     mlp = layer.feed_forward
     if mlp is None:
@@ -36,7 +36,7 @@ def _mlp_elements(layer: Layer, tp: int) -> int:
     return (3 if mlp.gated else 2) * -(-width // tp)
 
 
-def _attention_elements(layer: Layer, tp: int) -> int:
+def _attention_elements(layer: LayerShape, tp: int) -> int:
     """Return attention's elements: projected queries, keys and values, its inputs and its output."""
     mixer = layer.attention
     if mixer is None or mixer.kind is AttentionKind.RECURRENT:
@@ -48,7 +48,7 @@ def _attention_elements(layer: Layer, tp: int) -> int:
     return query + kv_heads * (mixer.head_dim + mixer.value_head_dim) + output
 
 
-def expert_elements(layer: Layer, hidden: int, tp: int) -> int:
+def expert_elements(layer: LayerShape, hidden: int, tp: int) -> int:
     """Return elements per token in the two buffers of a fused mixture-of-experts kernel."""
     mlp = layer.feed_forward
     if mlp is None or not mlp.experts:
@@ -57,7 +57,7 @@ def expert_elements(layer: Layer, hidden: int, tp: int) -> int:
     return mlp.experts_per_token * (max(width, hidden) + max((2 if mlp.gated else 1) * width, hidden))
 
 
-def forward_bytes(shape: ModelShape, stage: Stage, at: Pass, *, held: int, experts: bool = True) -> int:
+def forward_bytes(shape: ModelShape, stage: StageLayers, at: ForwardPass, *, held: int, experts: bool = True) -> int:
     """Return the peak of a stage's layers; `experts` False excludes the buffers of mixtures."""
     elements = 0
     for layer, _ in stage.kinds:
@@ -67,13 +67,13 @@ def forward_bytes(shape: ModelShape, stage: Stage, at: Pass, *, held: int, exper
     return at.tokens * (elements + between) * at.compute_bytes
 
 
-def expert_bytes(shape: ModelShape, stage: Stage, at: Pass) -> int:
+def expert_bytes(shape: ModelShape, stage: StageLayers, at: ForwardPass) -> int:
     """Return the buffers of mixtures alone."""
     elements = max((expert_elements(layer, shape.hidden, at.tp) for layer, _ in stage.kinds), default=0)
     return at.tokens * elements * at.compute_bytes
 
 
-def sampler_bytes(shape: ModelShape, at: Pass, bytes_per_word: int, rows: int = 0) -> int:
+def sampler_bytes(shape: ModelShape, at: ForwardPass, bytes_per_word: int, rows: int = 0) -> int:
     """Return the logits of all sequences with the sampler's copies, `rows` more in FP32, and the hidden states.
 
     FP32 models need no FP32 copy of their logits.

@@ -14,7 +14,7 @@ from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.forward import layer_elements
 from tonnage.budget.frameworks import MAX_LIVE_PARAMETERS, framework_of, working_bytes
 from tonnage.budget.loss import head_weights
-from tonnage.budget.sharding import Stage, block_parameters, sharded, stages
+from tonnage.budget.sharding import StageParameters, block_parameters, sharded, stages
 from tonnage.budget.states import base_terms, sharded_parameters
 from tonnage.budget.terms import Term, model_term
 from tonnage.ledger import Category
@@ -88,7 +88,7 @@ def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Ter
     return [model_term(Category.PARAMETERS, name, size * count, "bytes × parameters", **numbers)]
 
 
-def _stage(shape: ModelShape, configuration: Configuration) -> Stage:
+def _stage(shape: ModelShape, configuration: Configuration) -> StageParameters:
     """Return the whole model as one stage: pipelines are not combined with frozen models."""
     return next(stages(configuration.objective.frozen_shape(shape), configuration))
 

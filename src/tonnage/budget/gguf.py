@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.models.shape import AttentionKind, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 
 _DATA = Path(__file__).parent / "data" / "gguf.toml"
 # Architectures with fused QKV and fused gate and up matrices in their files.
@@ -52,7 +52,7 @@ def _matrix(kind: str, row: int, rows: int) -> int:
     return rows * row_bytes(kind, row)
 
 
-class Recipe:
+class GgufRecipe:
     """How a file of one type stores a model."""
 
     def __init__(self, shape: ModelShape, name: str) -> None:
@@ -134,7 +134,7 @@ class Recipe:
             attention + self._dense(layer, number) + 4 * layer.norm_parameters, self._mixture(layer, number)
         )
 
-    def _attention(self, layer: Layer, number: int) -> int:
+    def _attention(self, layer: LayerShape, number: int) -> int:
         mixer, hidden = layer.attention, self._shape.hidden
         if mixer is None:
             return 0
@@ -155,7 +155,7 @@ class Recipe:
         counted = hidden * (query + key + value + mixer.heads * mixer.value_head_dim)
         return size + 4 * max(parameters - counted, 0)
 
-    def _dense(self, layer: Layer, number: int) -> int:
+    def _dense(self, layer: LayerShape, number: int) -> int:
         """Return a dense MLP; of a mixture, the router and the shared experts."""
         mlp, hidden = layer.feed_forward, self._shape.hidden
         if mlp is None:
@@ -169,7 +169,7 @@ class Recipe:
         counted = hidden * mlp.shared_intermediate * (3 if mlp.gated else 2)
         return shared + 4 * max(layer.feed_forward_parameters - experts - counted, 0)
 
-    def _mixture(self, layer: Layer, number: int) -> int:
+    def _mixture(self, layer: LayerShape, number: int) -> int:
         mlp, hidden = layer.feed_forward, self._shape.hidden
         if mlp is None or not mlp.experts:
             return 0

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tonnage.models.shape import Attention, AttentionKind, Layer
+from tonnage.models.shape import AttentionKind, AttentionShape, LayerShape
 
 # Block sizes of hybrids with recurrent layers are multiples of this.
 _BLOCK_STEP = 16
@@ -53,12 +53,12 @@ KV_FORMATS = {
 }
 
 
-def kv_heads_of(attention: Attention, tp: int) -> int:
+def kv_heads_of(attention: AttentionShape, tp: int) -> int:
     """Return the KV heads that one rank holds."""
     return max(1, -(-attention.kv_heads // tp))
 
 
-def token_bytes(attention: Attention | None, form: KvFormat, tp: int = 1) -> int:
+def token_bytes(attention: AttentionShape | None, form: KvFormat, tp: int = 1) -> int:
     """Return the bytes per token in one layer on one rank."""
     if attention is None or attention.kind is AttentionKind.RECURRENT:
         return 0
@@ -68,7 +68,7 @@ def token_bytes(attention: Attention | None, form: KvFormat, tp: int = 1) -> int
     return kv_heads_of(attention, tp) * one_head
 
 
-def state_bytes(attention: Attention | None, tp: int = 1) -> int:
+def state_bytes(attention: AttentionShape | None, tp: int = 1) -> int:
     """Return the bytes that a recurrent layer keeps per sequence on one rank."""
     if attention is None or attention.kind is not AttentionKind.RECURRENT:
         return 0
@@ -81,7 +81,7 @@ def blocks_for(tokens: int, block: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LayerGroup:
     """Layers that share a block table. `window` is 0 for full attention."""
 
     kind: AttentionKind
@@ -103,7 +103,7 @@ class KvLayout:
 
     block: int
     bytes_per_block: int
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
 
     @property
     def bytes_per_token(self) -> int:
@@ -131,7 +131,7 @@ class KvLayout:
 
 
 def kv_layout(
-    kinds: Iterable[tuple[Layer, int]],
+    kinds: Iterable[tuple[LayerShape, int]],
     form: KvFormat,
     *,
     block: int = 16,
@@ -144,7 +144,7 @@ def kv_layout(
     `grouped` False: every layer keeps all tokens, even with a window. `extra_bytes` is what each layer keeps per token
     beside keys and values, such as an index.
     """
-    groups: Counter[Group] = Counter()
+    groups: Counter[LayerGroup] = Counter()
     sizes: Counter[int] = Counter()
     states = 0
     for layer, count in kinds:
@@ -153,7 +153,7 @@ def kv_layout(
         # Latent attention keeps every token, as full attention does.
         latent = layer.attention.kind is AttentionKind.LATENT
         kind = AttentionKind.FULL if latent else layer.attention.kind
-        groups[Group(kind, layer.attention.window)] += count
+        groups[LayerGroup(kind, layer.attention.window)] += count
         size = token_bytes(layer.attention, form, tp)
         sizes[size + extra_bytes if size else 0] += count
         states = max(states, state_bytes(layer.attention, tp))
@@ -161,11 +161,11 @@ def kv_layout(
         return _with_states(groups, max(sizes), states, block)
     if len(groups) > 1 and grouped and len(sizes) == 1:
         return _grouped(groups, max(sizes) * block, block)
-    only = next(iter(groups)) if len(groups) == 1 and grouped else Group(AttentionKind.FULL)
+    only = next(iter(groups)) if len(groups) == 1 and grouped else LayerGroup(AttentionKind.FULL)
     return KvLayout(block, sum(size * count for size, count in sizes.items()) * block, (only,) if groups else ())
 
 
-def _grouped(kinds: Counter[Group], page_bytes: int, block: int) -> KvLayout:
+def _grouped(kinds: Counter[LayerGroup], page_bytes: int, block: int) -> KvLayout:
     """Size groups by the rarest kind, or by the commonest if the counts are close and padding is cheaper."""
     least, most = min(kinds.values()), max(kinds.values())
     size = most if most < least * 1.5 else least
@@ -173,7 +173,7 @@ def _grouped(kinds: Counter[Group], page_bytes: int, block: int) -> KvLayout:
     return KvLayout(block, page_bytes * size, tuple(groups))
 
 
-def _with_states(kinds: Counter[Group], size_bytes: int, states: int, block: int) -> KvLayout:
+def _with_states(kinds: Counter[LayerGroup], size_bytes: int, states: int, block: int) -> KvLayout:
     """Grow the block until its page holds a recurrent state: a page is either."""
     if not size_bytes:
         return KvLayout(block, states * sum(kinds.values()), tuple(kinds))

@@ -23,7 +23,7 @@ from tonnage.budget.styles import Style, style_of
 from tonnage.clock.kernels.rows import softmax_form
 from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
-from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, ModelShape
 
 _DATA = Path(__file__).parent / "data" / "kernels.toml"
 _FP32_BYTES = 4
@@ -41,7 +41,7 @@ _ALIGNED_BYTES = 16  # rows aligned to this many bytes are read fastest
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LaunchCost:
     """A kernel launch and the host work it costs.
 
     `operators` are dispatched by the host, `inner` within them, and `in_python` from Python in either pass; `regions`
@@ -58,26 +58,26 @@ class Call:
 
 
 # Autograd sets a parameter's gradient, which costs host time only.
-_SET_GRADIENT = Call(None, operators=3, inner=_INNER["cast"])
+_SET_GRADIENT = LaunchCost(None, operators=3, inner=_INNER["cast"])
 
 
 @dataclass(slots=True)
-class Calls:
+class PartLaunches:
     """The calls of one part of a micro-batch.
 
     Two lists are subsets of `products`: `closing`, the last product of a layer, and `second`, every other product,
     which selective recomputation runs again.
     """
 
-    products: list[Call] = field(default_factory=list)
-    attention: list[Call] = field(default_factory=list)
-    others: list[Call] = field(default_factory=list)
-    closing: list[Call] = field(default_factory=list)
-    second: list[Call] = field(default_factory=list)
-    backward: list[Call] = field(default_factory=list)
-    attention_backward: list[Call] = field(default_factory=list)
+    products: list[LaunchCost] = field(default_factory=list)
+    attention: list[LaunchCost] = field(default_factory=list)
+    others: list[LaunchCost] = field(default_factory=list)
+    closing: list[LaunchCost] = field(default_factory=list)
+    second: list[LaunchCost] = field(default_factory=list)
+    backward: list[LaunchCost] = field(default_factory=list)
+    attention_backward: list[LaunchCost] = field(default_factory=list)
 
-    def add(self, other: "Calls", times: Quantity) -> None:
+    def add(self, other: "PartLaunches", times: Quantity) -> None:
         """Add the calls of another part, repeated `times` times."""
         for name in self.__slots__:
             getattr(self, name).extend(replace(call, times=times * call.times) for call in getattr(other, name))
@@ -133,15 +133,15 @@ class LayerLaunches:
 
     # ── a layer ──
 
-    def layer(self, layer: Layer, hidden: int, memory_tokens: Quantity = 0) -> Calls:
+    def layer(self, layer: LayerShape, hidden: int, memory_tokens: Quantity = 0) -> PartLaunches:
         """Return all calls of a layer. Cross-attention reads `memory_tokens` tokens, or the micro-batch's own if 0."""
-        calls, style = Calls(), style_of(self.shape, layer, self.configuration)
+        calls, style = PartLaunches(), style_of(self.shape, layer, self.configuration)
         tp = self.configuration.tp
         spread = tp if self.configuration.sequence_parallel else 1
         rows: Quantity = self.tokens / spread
         # Norms and residual additions.
         branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
-        norms, sums = Calls(), Calls()
+        norms, sums = PartLaunches(), PartLaunches()
         self._part(norms, "norm", _norm_form(style, layer), rows, hidden)
         norms.backward += [_SET_GRADIENT] * (1 if layer.rms_norm else 2)
         calls.add(norms, layer.norms)
@@ -164,19 +164,26 @@ class LayerLaunches:
         forward, backward = framework_of(self.configuration).split_operators
         for known, operators in ((calls.others, forward), (calls.backward, backward)):
             if operators:
-                known.append(Call(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
+                known.append(LaunchCost(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
         calls.second = _every_other(calls.products)
         if self.configuration.compile and self.configuration.framework == "fsdp2":
             self._region(calls)  # torchtitan compiles block by block
         return calls
 
-    def _region(self, calls: Calls) -> None:
+    def _region(self, calls: PartLaunches) -> None:
         """Add the host's overhead of entering a compiled region, forward and backward."""
         for known in (calls.others, calls.backward):
-            known.append(Call(None, operators=0, regions=1))
+            known.append(LaunchCost(None, operators=0, regions=1))
 
     def _attention(
-        self, calls: Calls, attention: Attention, layer: Layer, hidden: int, style: Style, biased: bool, read: Quantity
+        self,
+        calls: PartLaunches,
+        attention: AttentionShape,
+        layer: LayerShape,
+        hidden: int,
+        style: Style,
+        biased: bool,
+        read: Quantity,
     ) -> None:
         tp, rows = self.configuration.tp, self.tokens
         queries = attention.heads * attention.head_dim / tp
@@ -220,13 +227,13 @@ class LayerLaunches:
             operations = 1.0 * _RECURRENT_OPERATIONS * attention.state_elements / tp
             width = np.sqrt(operations / 2)
             for known, times in ((calls.attention, 1), (calls.attention_backward, 2)):
-                known.append(Call(_product(1, rows, width, width, "bf16", "nn-16"), times=times))
+                known.append(LaunchCost(_product(1, rows, width, width, "bf16", "nn-16"), times=times))
         elif style.scores and (style.scores == "eager" or not np.any(read)):
             self._scores(calls, attention, style)
         else:
             self._fused_attention(calls, attention, style, read)
 
-    def _feed_forward(self, calls: Calls, mlp: FeedForward, hidden: int, style: Style, biased: bool) -> None:
+    def _feed_forward(self, calls: PartLaunches, mlp: FeedForward, hidden: int, style: Style, biased: bool) -> None:
         tp, ep, rows = self.configuration.tp, self.configuration.ep, self.tokens
         activation: str = "gated" if mlp.gated else style.activation
         if mlp.gated and style.fused_gate:
@@ -263,10 +270,10 @@ class LayerLaunches:
     # ── products ──
 
     def _product(
-        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity = 1, biased: bool = False,
+        self, calls: PartLaunches, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity = 1, biased: bool = False,
         casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False, spread: str = "",
         names: tuple[str, ...] = (),
-    ) -> list[Call]:  # fmt: skip
+    ) -> list[LaunchCost]:  # fmt: skip
         """Multiply activations by a weight, forward and backward, with the casts and the bias around it.
 
         Tensor parallelism splits the weight by "columns" or "rows". `names` are the names of a block's matrix, which
@@ -276,13 +283,13 @@ class LayerLaunches:
         name = "fp8" if configuration.precision == "fp8" and not wide else RATES[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
         layouts = _TURNED_LAYOUTS if turned else _LAYOUTS
-        forward = Call(
+        forward = LaunchCost(
             _product(groups, rows, n, k, precision, f"{layouts[0]}-{aligned}", biased), inner=_INNER["product"]
         )
-        into = Call(
+        into = LaunchCost(
             _product(groups, rows, k, n, precision, f"{layouts[1]}-{aligned}"), operators=3, inner=_INNER["gradient"]
         )
-        weight = Call(
+        weight = LaunchCost(
             _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
         )
         cuts = framework_of(configuration).cuts_products
@@ -317,20 +324,22 @@ class LayerLaunches:
         return wide and framework_of(configuration).written == "transformers" and not configuration.compile
 
     def _product_by_expert(
-        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
-    ) -> list[Call]:
+        self, calls: PartLaunches, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
+    ) -> list[LaunchCost]:
         """Multiply expert by expert. The host first reads back where each expert's rows end."""
         precision = "tf32" if self.configuration.precision == "tf32" else "fp32"
         shapes = ((rows, n, k, "tn-16"), (rows, k, n, "nn-16"), (n, k, rows, "nt-16"))
         forward, *backward = (
-            Call(_product(1, m, wide, deep, precision, layout), inner=_INNER["gradient"], waits=True, times=groups)
+            LaunchCost(
+                _product(1, m, wide, deep, precision, layout), inner=_INNER["gradient"], waits=True, times=groups
+            )
             for m, wide, deep, layout in shapes
         )
         calls.products.append(forward)
         calls.backward += [*backward, _SET_GRADIENT]
         return [forward]
 
-    def _cut(self, product: Call) -> list[Call]:
+    def _cut(self, product: LaunchCost) -> list[LaunchCost]:
         """Split a product into the rows a GPU owns and the rows that arrive from other ranks, before and after its own."""
         assert product.launch is not None
         batch, rows, n, k = product.launch.shape
@@ -343,14 +352,14 @@ class LayerLaunches:
         )
         return [replace(product, launch=own), replace(product, launch=rest, times=sides * (tp > 1))]
 
-    def _cast(self, calls: Calls, n: Quantity, k: Quantity, rows: Quantity, *, inputs: bool) -> None:
+    def _cast(self, calls: PartLaunches, n: Quantity, k: Quantity, rows: Quantity, *, inputs: bool) -> None:
         """Add autocast's casts of the weight and the input, and of their gradients."""
         pairs = [(n, k), (rows, k)] if inputs else [(n, k)]
         for high, wide in pairs:
             calls.others.append(replace(self._call("cast 4 > c", high, wide), operators=0, inner=4))
             calls.backward.append(self._call("cast c > 4", high, wide))
 
-    def _made_wide(self, weights: Quantity) -> list[Call]:
+    def _made_wide(self, weights: Quantity) -> list[LaunchCost]:
         """Dequantize a base matrix to 16 bits, as every product does; bitsandbytes dequantizes its scales first."""
         configuration = self.configuration
         kept, made = configuration.base_bytes, configuration.compute_bytes
@@ -359,7 +368,7 @@ class LayerLaunches:
             scales = weights / NF4_BLOCK
             sizes = [(scales, 1 + _FP32_BYTES), (scales, 2 * _FP32_BYTES), *sizes]
         return [
-            Call(
+            LaunchCost(
                 Launch(
                     kind="elementwise", name="dequantize", shape=(elements, _ROW_LOOPS), precision="bf16",
                     moved_bytes=elements * moved, operations=2.0 * elements, variant="mixed",
@@ -369,7 +378,7 @@ class LayerLaunches:
             for elements, moved in sizes
         ]  # fmt: skip
 
-    def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
+    def _adapter(self, calls: PartLaunches, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
         """Add a LoRA adapter: two thin products, scaled and added. PEFT keeps adapters in FP32 if parameters are."""
         rank, compiled = self.configuration.lora_rank, self.configuration.compile
         wide = self.configuration.parameter_bytes > self.configuration.compute_bytes
@@ -389,14 +398,16 @@ class LayerLaunches:
         calls.backward += [self._call(text, every, width) for text, width in backward]
         precision = "fp32" if wide else RATES[self.configuration.precision]
         for high, deep in ((rank, k), (n, rank)):
-            calls.products.append(Call(_product(groups, rows, high, deep, precision, "tn-16"), inner=_INNER["product"]))
+            calls.products.append(
+                LaunchCost(_product(groups, rows, high, deep, precision, "tn-16"), inner=_INNER["product"])
+            )
             for launch in (
                 _product(groups, rows, deep, high, precision, "nn-16"),
                 _product(groups, high, deep, rows, precision, "nt-16"),
             ):
-                calls.backward.append(Call(launch, operators=3, inner=_INNER["gradient"]))
+                calls.backward.append(LaunchCost(launch, operators=3, inner=_INNER["gradient"]))
 
-    def _joined(self, calls: Calls, rows: Quantity, hidden: Quantity, products: int) -> None:
+    def _joined(self, calls: PartLaunches, rows: Quantity, hidden: Quantity, products: int) -> None:
         """Sum the gradients of an input that several products read, in kernels of their own or in the norm's."""
         if products > 1:
             added = self._call("fused c" if fused_kernels(self.configuration) else "add r r > r", rows, hidden)
@@ -404,7 +415,7 @@ class LayerLaunches:
 
     # ── attention ──
 
-    def _fused_attention(self, calls: Calls, attention: Attention, style: Style, read: Quantity) -> None:
+    def _fused_attention(self, calls: PartLaunches, attention: AttentionShape, style: Style, read: Quantity) -> None:
         """Add fused attention: one kernel forward, several backward; under context parallelism one per rank."""
         cp, tp, batch = self.configuration.cp, self.configuration.tp, self.configuration.micro_batch
         heads, key_heads = attention.heads / tp, np.maximum(attention.kv_heads / tp, 1)
@@ -438,7 +449,7 @@ class LayerLaunches:
                 operations=products * batch * heads * pairs * width, variant=" ".join([library, way, *options]),
             )  # fmt: skip
             inner = _INNER["attention" if way == "forward" else "attention gradient"]
-            known.append(Call(launch, operators=5, inner=inner, times=cp))
+            known.append(LaunchCost(launch, operators=5, inner=inner, times=cp))
             if np.any(np.asarray(cp) > 1):
                 how = "torch" if framework_of(self.configuration).parallel == "torch" else "fused"
                 turn = self._calls(
@@ -455,7 +466,7 @@ class LayerLaunches:
         has_cudnn = self.gpu.maker == "NVIDIA" and self.gpu.compute_capability[0] >= first
         return precision, "cudnn" if has_cudnn and not dropout else "flash"
 
-    def _scores(self, calls: Calls, attention: Attention, style: Style) -> None:
+    def _scores(self, calls: PartLaunches, attention: AttentionShape, style: Style) -> None:
         """Add unfused attention: two products over every pair, and passes over the scores in memory.
 
         PyTorch computes the decomposed operators in FP32, in the backward pass too unless autocast casts it.
@@ -471,11 +482,11 @@ class LayerLaunches:
         key, value = attention.head_dim, attention.value_head_dim
         for n, k, layout in ((seq, key, "tn"), (value, seq, "nn")):
             launch = _product(heads, rows, n, k, forward, f"{layout}-{self._aligned(seq, wide_bytes)}")
-            calls.attention.append(Call(launch, operators=2, inner=7))
+            calls.attention.append(LaunchCost(launch, operators=2, inner=7))
             for m, wide, deep, layout in ((rows, k, n, "nn"), (n, k, rows, "nt")):
                 launch = _product(heads, m, wide, deep, backward, f"{layout}-{self._aligned(seq, narrow_bytes)}")
-                calls.attention_backward.append(Call(launch, operators=3, inner=2))
-        scores = Calls()
+                calls.attention_backward.append(LaunchCost(launch, operators=3, inner=2))
+        scores = PartLaunches()
         widened = style.scores == "math" and compute_bytes < _FP32_BYTES
         how = "widened" if widened else style.scores
         self._part(scores, "scores", how, heads * rows, seq)
@@ -494,9 +505,9 @@ class LayerLaunches:
 
     # ── outside the layers ──
 
-    def embedding(self) -> Calls:
+    def embedding(self) -> PartLaunches:
         """Return the calls of the embedding lookup and of its gradient, which is summed into a zeroed table."""
-        calls = Calls()
+        calls = PartLaunches()
         hidden = self.shape.stacks[0].hidden
         if not self.configuration.compile:
             self._part(calls, "start", "eager", self.tokens, 1)
@@ -524,9 +535,9 @@ class LayerLaunches:
         # Inductor pads the width.
         return np.ceil(width / _ALIGNED_BYTES) * _ALIGNED_BYTES if self.configuration.compile else width
 
-    def head(self) -> Calls:
+    def head(self) -> PartLaunches:
         """Return the calls of final norm, logits and loss, if any. Configurations must share one `head_form`."""
-        calls, shape, rows = Calls(), self.shape, self.tokens * self.configuration.logit_share
+        calls, shape, rows = PartLaunches(), self.shape, self.tokens * self.configuration.logit_share
         if not (shape.logits and shape.vocab):
             return calls
         last = shape.decoder.layers[-1]
@@ -534,7 +545,7 @@ class LayerLaunches:
         self._part(calls, "norm", _norm_form(style, last), rows, shape.hidden)
         width = self._logits_width(self.configuration.tp)
         at_once = fused_tokens(shape, rows) if self.configuration.fused_loss else rows
-        one = Calls()
+        one = PartLaunches()
         self._product(
             one, at_once, width, shape.hidden, aligned=self._aligned(width, self.configuration.compute_bytes), wide=True,
             biased=shape.head_parameters % shape.hidden != 0,
@@ -552,35 +563,35 @@ class LayerLaunches:
 
     # ── kernels of the data file ──
 
-    def _part(self, calls: Calls, part: str, how: str, rows: Quantity, columns: Quantity) -> None:
+    def _part(self, calls: PartLaunches, part: str, how: str, rows: Quantity, columns: Quantity) -> None:
         ways = _parts()[part][how]
         loops = _HEAD_LOOPS if part == "rotary" else _ROW_LOOPS
         calls.others += self._calls(ways["forward"], rows, columns, loops)
         calls.backward += self._calls(ways["backward"], rows, columns, loops)
 
-    def _calls(self, kernels: Iterable[_Kernel], rows: Quantity, columns: Quantity, loops: int) -> Iterator[Call]:
+    def _calls(self, kernels: Iterable[_Kernel], rows: Quantity, columns: Quantity, loops: int) -> Iterator[LaunchCost]:
         widths = self.widths
         for kernel in kernels:
             if kernel.name == "view":
-                yield Call(None)
+                yield LaunchCost(None)
                 continue
             reads, writes = ([widths[letter] for letter in letters] for letters in (kernel.reads, kernel.writes))
             if kernel.name != "cast" or reads != writes:
                 inner = _INNER["cast"] if kernel.name == "cast" else 0
-                yield Call(_launch(kernel, reads, writes, rows, columns, loops), inner=inner)
+                yield LaunchCost(_launch(kernel, reads, writes, rows, columns, loops), inner=inner)
 
-    def _call(self, text: str, rows: Quantity, columns: Quantity) -> Call:
+    def _call(self, text: str, rows: Quantity, columns: Quantity) -> LaunchCost:
         """Build the call of one kernel, written as in the data file."""
         (call,) = self._calls([_kernel(text)], rows, columns, _ROW_LOOPS)
         return call
 
 
-def _norm_form(style: Style, layer: Layer) -> str:
+def _norm_form(style: Style, layer: LayerShape) -> str:
     native_rms = style.norm == "native" and layer.rms_norm
     return "fused" if style.fused else "native-rms" if native_rms else style.norm
 
 
-def _every_other(products: Iterable[Call]) -> list[Call]:
+def _every_other(products: Iterable[LaunchCost]) -> list[LaunchCost]:
     """Return every second product, counting repeated ones."""
     chosen, before = [], 0
     for call in products:
@@ -668,7 +679,7 @@ def fused_kernels(configuration: Configuration) -> bool:
     return configuration.compile or framework_of(configuration).written == "fused"
 
 
-def _is_biased(layer: Layer, hidden: int) -> bool:
+def _is_biased(layer: LayerShape, hidden: int) -> bool:
     """Say whether the layer's products add a bias, which shows in its parameter count."""
     mlp = layer.feed_forward
     if mlp is None or mlp.experts:

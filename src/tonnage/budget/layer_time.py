@@ -13,7 +13,7 @@ import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
-from tonnage.budget.layer_launches import Call, Calls
+from tonnage.budget.layer_launches import LaunchCost, PartLaunches
 from tonnage.clock import kernels
 from tonnage.clock.host import PhaseCosts, host_costs
 from tonnage.clock.kernels.figures import peak
@@ -82,26 +82,26 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassTime:
     """A micro-batch. `recompute` is what full activation checkpointing adds to the backward pass."""
 
     forward: Busy = Busy()
     backward: Busy = Busy()
     recompute: Busy = Busy()
 
-    def __add__(self, other: "Pass") -> "Pass":
-        return Pass(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
+    def __add__(self, other: "PassTime") -> "PassTime":
+        return PassTime(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
 
-    def __mul__(self, times: Quantity) -> "Pass":
-        return Pass(self.forward * times, self.backward * times, self.recompute * times)
+    def __mul__(self, times: Quantity) -> "PassTime":
+        return PassTime(self.forward * times, self.backward * times, self.recompute * times)
 
-    def each(self, change: Callable[[Any], Any]) -> "Pass":
+    def each(self, change: Callable[[Any], Any]) -> "PassTime":
         """Return a copy with every figure changed."""
-        return Pass(self.forward.each(change), self.backward.each(change), self.recompute.each(change))
+        return PassTime(self.forward.each(change), self.backward.each(change), self.recompute.each(change))
 
-    def slowed(self, times: Quantity) -> "Pass":
+    def slowed(self, times: Quantity) -> "PassTime":
         """Return the same pass on a GPU that is `times` times slower."""
-        return Pass(self.forward.slowed(times), self.backward.slowed(times), self.recompute.slowed(times))
+        return PassTime(self.forward.slowed(times), self.backward.slowed(times), self.recompute.slowed(times))
 
     @property
     def whole(self) -> Busy:
@@ -110,7 +110,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LayerWork:
     """The work of a layer, before choosing what is recomputed."""
 
     products: Busy
@@ -134,12 +134,12 @@ class Work:
         return [figure for part in (*forward, *others) for figure in part.values()]
 
     @classmethod
-    def of(cls, figures: Sequence[Quantity]) -> "Work":
+    def of(cls, figures: Sequence[Quantity]) -> "LayerWork":
         """Build a work from its figures."""
         return cls(*(Busy(*figures[start : start + 4]) for start in range(0, len(figures), 4)))
 
 
-def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:
+def work_of(calls: PartLaunches, configuration: Configuration, gpu: Gpu) -> LayerWork:
     """Return the seconds of all calls of a layer."""
     forward = (calls.products, calls.closing, calls.second, calls.attention, calls.others)
     ways = (*forward, calls.backward, calls.attention_backward)
@@ -148,16 +148,16 @@ def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:
     parts = [_sum(way, known, configuration, gpu, "forward") for way in forward]
     parts += [_sum(way, known, configuration, gpu, "backward") for way in ways[len(forward) :]]
     parts.append(_packing(calls, configuration))
-    return Work(*parts)
+    return LayerWork(*parts)
 
 
-def busy(calls: Sequence[Call], configuration: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:
+def busy(calls: Sequence[LaunchCost], configuration: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:
     """Return the seconds of some calls."""
     known = {id(call.launch): kernels.seconds(call.launch, gpu) for call in calls if call.launch is not None}
     return _sum(calls, known, configuration, gpu, phase)
 
 
-def _packing(calls: Calls, configuration: Configuration) -> Busy:
+def _packing(calls: PartLaunches, configuration: Configuration) -> Busy:
     """Return the Python overhead of PyTorch's checkpoint hooks, which pack and unpack every saved tensor."""
     if configuration.compile or framework_of(configuration).written != "transformers":
         return Busy()
@@ -203,7 +203,9 @@ def _timed(launch: Launch, gpu: Gpu) -> Any:
     return _TIMED[key]
 
 
-def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configuration, gpu: Gpu, phase: Phase) -> Busy:
+def _sum(
+    calls: Iterable[LaunchCost], known: dict[int, Any], configuration: Configuration, gpu: Gpu, phase: Phase
+) -> Busy:
     costs = host_costs()
     its: PhaseCosts = getattr(costs, phase)
     arithmetic_s: Quantity = 0.0
@@ -233,7 +235,7 @@ def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configurat
     return Busy(arithmetic_s, other_s, at_peak_s, host_s)
 
 
-def layer_pass(work: Work, configuration: Configuration) -> Pass:
+def layer_pass(work: LayerWork, configuration: Configuration) -> PassTime:
     """Return the layer's pass, with what checkpointing recomputes."""
     if configuration.checkpoint == "selective":
         # Either the scores, or every other product and cheap operators.
@@ -242,4 +244,4 @@ def layer_pass(work: Work, configuration: Configuration) -> Pass:
     else:
         # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.
         again = work.forward - work.closing + work.packing
-    return Pass(work.forward, work.backward + work.attention_backward, again)
+    return PassTime(work.forward, work.backward + work.attention_backward, again)

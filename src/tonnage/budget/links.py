@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tonnage.budget.collectives import Network
+from tonnage.budget.collectives import ClusterLinks
 from tonnage.budget.roofline import calibration
 from tonnage.hardware.cluster import Cluster
 
@@ -13,7 +13,7 @@ _MESSAGES = ("send", "recv")
 
 def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float]:
     """Return a function of operation, total bytes, ranks and stride that gives the seconds of a collective."""
-    network = Network(cluster, calibration())
+    network = ClusterLinks(cluster, calibration())
 
     def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:
         if operation in _MESSAGES:

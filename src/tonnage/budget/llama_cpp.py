@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from tonnage.budget import gguf
-from tonnage.budget.kv_cache import Group, KvLayout
+from tonnage.budget.kv_cache import KvLayout, LayerGroup
 from tonnage.budget.own_engine import context_term
 from tonnage.budget.serving import LONGEST_CONTEXT, KvPool, ServingBudget, ServingConfiguration, check
 from tonnage.budget.terms import Term
@@ -24,7 +24,7 @@ from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.errors import BadLayout, RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.models.shape import AttentionKind, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 from tonnage.units import GIB
 
 # Tokens per pass (--ubatch-size), the cells a cache is padded to, and the bytes left free on a GPU.
@@ -59,12 +59,12 @@ class DeviceBytes:
         return self.weights + self.cache + self.compute + self.context
 
 
-class Case:
+class LlamaCppRun:
     """A model, its file and its flags on some GPUs; computes sizes by layers on the GPUs, slots and context."""
 
     def __init__(self, shape: ModelShape, asked: ServingConfiguration, gpu: Gpu, gpus: int) -> None:
         self.shape, self.asked, self.gpu, self.gpus = shape, asked, gpu, gpus
-        self.recipe = gguf.Recipe(shape, asked.weights)
+        self.recipe = gguf.GgufRecipe(shape, asked.weights)
         self.count, self.ubatch = len(shape.decoder.layers), asked.batched_tokens
         digits = asked.engine_version.strip().removeprefix("b")
         if digits and not digits.isdecimal():
@@ -114,7 +114,7 @@ class Case:
     def _cells(self, tokens: int) -> int:
         return -(-tokens // PADDING) * PADDING
 
-    def layer_cache(self, layer: Layer, users: int, context: int) -> int:
+    def layer_cache(self, layer: LayerShape, users: int, context: int) -> int:
         """Return the cache bytes of one layer for all slots."""
         mixer = layer.attention
         if mixer is None:
@@ -152,7 +152,7 @@ class Case:
         moved = max(((layer.experts or layer.rest) // 3 for layer in away), default=0) if first else 0
         return max(logits, mask + 4 * self.ubatch * (2 * hidden + widest) + moved)
 
-    def _widest(self, layer: Layer, context: int) -> int:
+    def _widest(self, layer: LayerShape, context: int) -> int:
         """Return elements per token at the widest point of attention or MLP."""
         mixer, mlp = layer.attention, layer.feed_forward
         wide = 0
@@ -185,7 +185,7 @@ class Case:
 class LlamaPool(KvPool):
     """The cells of all slots, which llama.cpp allocates at start."""
 
-    case: Case = None  # type: ignore[assignment]
+    case: LlamaCppRun = None  # type: ignore[assignment]
     on_gpu: int = 0
     room_bytes: int = 0
     host_bytes: int = 0
@@ -213,7 +213,7 @@ class LlamaPool(KvPool):
 class LlamaBudget(ServingBudget):
     """The budget of the fullest GPU and of the host. `gpu_layers` counts the head, as llama.cpp does."""
 
-    case: Case
+    case: LlamaCppRun
     gpu_layers: int
     layers: int
     host: DeviceBytes
@@ -262,7 +262,7 @@ def llama_budget(
     check(shape, configuration)
     _check(shape, configuration)
     asked = resolved(shape, configuration)
-    case = Case(shape, asked, gpu, gpus)
+    case = LlamaCppRun(shape, asked, gpu, gpus)
     room = max(gpu.memory_bytes - asked.reserved_bytes, 0)
     on_gpu = case.fitting(room) if asked.gpu_layers < 0 else min(asked.gpu_layers, case.count + 1)
     unified = not host_bytes
@@ -273,7 +273,7 @@ def llama_budget(
     terms = tuple(_terms(case, fullest, host if unified else None))
     share = sum(case.layer_cache(layer, 1, PADDING) for layer in shape.decoder.layers) // PADDING
     cells = -(-asked.context // PADDING) * PADDING * asked.users
-    layout = KvLayout(1, share, (Group(AttentionKind.FULL),))
+    layout = KvLayout(1, share, (LayerGroup(AttentionKind.FULL),))
     pool = LlamaPool(
         layout, fullest.cache, cells, cells, case.ubatch, case=case, on_gpu=on_gpu,
         room_bytes=room - (host.total if unified else 0), host_bytes=host_bytes or _UNBOUND,
@@ -304,7 +304,7 @@ def _check(shape: ModelShape, asked: ServingConfiguration) -> None:
         )
 
 
-def _terms(case: Case, card: DeviceBytes, unified: DeviceBytes | None) -> Iterator[Term]:
+def _terms(case: LlamaCppRun, card: DeviceBytes, unified: DeviceBytes | None) -> Iterator[Term]:
     """Yield the buffers of one GPU, by llama.cpp's names."""
     numbers: dict[str, object] = {"layers": card.layers, "file_bytes": case.recipe.file_bytes}
     yield Term(
@@ -326,7 +326,7 @@ def _terms(case: Case, card: DeviceBytes, unified: DeviceBytes | None) -> Iterat
         yield context_term(case.gpu)
 
 
-def _notes(case: Case, on_gpu: int) -> Iterator[str]:
+def _notes(case: LlamaCppRun, on_gpu: int) -> Iterator[str]:
     shape, asked = case.shape, case.asked
     if shape.max_positions and asked.context > shape.max_positions:
         yield f"the model states {shape.max_positions:,} positions: a context of {asked.context:,} needs its rope scaled"

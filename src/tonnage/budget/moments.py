@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
+from tonnage.budget.activations import FP32, BlockActivations, SavedPerToken, block_of, final_norm
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import (
@@ -36,12 +36,12 @@ from tonnage.budget.frameworks import (
 from tonnage.budget.frozen import frozen_block, frozen_copies, frozen_gathered, frozen_weights
 from tonnage.budget.loss import LossMoment, head_weights, loss_term, similarities
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered, trains_with_nanotron
-from tonnage.budget.sharding import Stage, block_parameters, sharded, trained_stage
+from tonnage.budget.sharding import StageParameters, block_parameters, sharded, trained_stage
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.styles import compiled_whole
 from tonnage.budget.terms import Term, model_term, total
 from tonnage.ledger import Category
-from tonnage.models.shape import ModelShape, Stack
+from tonnage.models.shape import LayerStack, ModelShape
 
 # Highest ZeRO stage at which gradients are reduced in DDP's buckets: `ZeroRedundancyOptimizer` leaves them to DDP.
 _REPLICATED = {"torch": 1, "nanotron": 0}
@@ -50,7 +50,7 @@ _REDUCE_BUCKET = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StepMoment:
     """A point of the step on one pipeline stage, and the memory alive at it."""
 
     name: str
@@ -62,11 +62,11 @@ class Scene:
     """The inputs from which the moments of one stage are computed."""
 
     shape: ModelShape
-    stage: Stage
+    stage: StageParameters
     configuration: Configuration
     states: States
-    trained: Stage  # its trainable part
-    blocks: tuple[tuple[Stack, Block, Sequence[int]], ...]  # each kind, with the indices of its layers
+    trained: StageParameters  # its trainable part
+    blocks: tuple[tuple[LayerStack, BlockActivations, Sequence[int]], ...]  # each kind, with the indices of its layers
 
     @property
     def tokens(self) -> Quantity:
@@ -74,7 +74,7 @@ class Scene:
         return self.configuration.tokens
 
 
-def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
+def moments(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> Iterator[StepMoment]:
     """Yield the moments of one stage in the order of the step."""
     trained = trained_stage(shape, stage, configuration)
     blocks = tuple(
@@ -98,58 +98,58 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     # logits' gradient.
     early = _head_gradient(scene) if configuration.fused_loss else []
     ending: LossMoment = "forward" if configuration.objective.plain else "head"
-    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, ending), *early))
+    yield StepMoment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, ending), *early))
     if not configuration.objective.plain:
         yield from _objective_moments(scene, always, (*passing, *gathered, *_casts(scene)))
     elif compiled_whole(configuration):
         early = _head_gradient(scene)
     back = (*passing, *_casts(scene), *_held_logits(scene))
     summed = _summed_chunks(scene)
-    yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early, *summed))
+    yield StepMoment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early, *summed))
     back = (*back, *gathered)
-    yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene), *summed))
+    yield StepMoment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene), *summed))
     kept_head = [] if configuration.step_in_backward else _head_gradient(scene)
     through = (*always, *_live_gradients(scene), *in_blocks, *_casts(scene), *_held_logits(scene), *gathered)
     unreduced = _unreduced(scene, ending=False, kept=in_blocks)
-    yield Moment("backward", (*through, *kept_head, *_inside_block(scene), *unreduced))
+    yield StepMoment("backward", (*through, *kept_head, *_inside_block(scene), *unreduced))
     waiting = (*always, *_waiting(scene, kept), *_held_logits(scene))
     made = made_gradients(shape, stage, configuration, ended=False)
     inside, ended = _inside_block(scene, last_kept=True), _gathered(scene, "ending")
     first = (*inside, *_unreduced(scene, ending=True))
-    yield Moment("first block", (*waiting, *ended, *_grown_gradients(scene), *first, *made))
+    yield StepMoment("first block", (*waiting, *ended, *_grown_gradients(scene), *first, *made))
     if configuration.framework == "fsdp2":
         # One block reduces its gradients while the next one is gathered.
         one = [
             replace(term, name=f"{term.name} in the first block", size_bytes=term.size_bytes / _blocks(scene))
             for term in in_blocks
         ]
-        yield Moment("second block", (*waiting, *one, *gathered, *_grown_gradients(scene, to_come=1), *first))
+        yield StepMoment("second block", (*waiting, *one, *gathered, *_grown_gradients(scene, to_come=1), *first))
     if np.any(np.asarray(configuration.pp) > 1):
         # The last micro-batch: none is in flight, and all gradients exist.
         added = (*_all_gradients(scene, _accumulates(configuration)), *inside)
-        yield Moment("last micro-batch", (*always, *_held_logits(scene), *ended, *added))
+        yield StepMoment("last micro-batch", (*always, *_held_logits(scene), *ended, *added))
     made = made_gradients(shape, stage, configuration, ended=True)
     rest = _rest_of_embedding(scene)
     waiting = (*waiting, *ended)
-    yield Moment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene), *rest))
+    yield StepMoment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene), *rest))
     if np.any(reduces_once(configuration)):
-        yield Moment("reduce", (*always, *ended, *_all_gradients(scene), *_reduced(scene)))
+        yield StepMoment("reduce", (*always, *ended, *_all_gradients(scene), *_reduced(scene)))
     flat = flat_copies(stage, configuration, in_use=True)
-    yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *rest, *flat, *_optimizer(scene)))
+    yield StepMoment("optimizer", (*states_and_buffers, scene.states.gradients, *rest, *flat, *_optimizer(scene)))
 
 
-def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Term, ...]) -> Iterator[Moment]:
+def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Term, ...]) -> Iterator[StepMoment]:
     """Yield the moments between forward pass and loss: a frozen model's pass, its logits, and the scores."""
     shape, configuration = scene.shape, scene.configuration
     name = configuration.objective.frozen_name
     if configuration.objective.frozen_passes:
         read = (*passed, *frozen_copies(shape, configuration), *frozen_gathered(shape, configuration))
         block = frozen_block(shape, configuration, scene.tokens)
-        yield Moment(f"pass of the {name}", (*read, block, *_logits(scene, "kept")))
-        yield Moment(f"logits of the {name}", (*read, *_logits(scene, "frozen")))
+        yield StepMoment(f"pass of the {name}", (*read, block, *_logits(scene, "kept")))
+        yield StepMoment(f"logits of the {name}", (*read, *_logits(scene, "frozen")))
     # GradCache compares vectors of the whole batch before any of its chunks saves activations.
     here = always if configuration.objective.grad_cache else passed
-    yield Moment("scores", (*here, *_logits(scene, "forward"), *similarities(configuration)))
+    yield StepMoment("scores", (*here, *_logits(scene, "forward"), *similarities(configuration)))
 
 
 def _buckets(scene: Scene) -> list[Term]:
@@ -316,7 +316,7 @@ def recomputed_blocks(checkpoint: str, places: Sequence[int]) -> int:
     return sum(place % every == 0 for place in places)
 
 
-def _bytes(scene: Scene, stack: Stack, kept: Kept) -> Quantity:
+def _bytes(scene: Scene, stack: LayerStack, kept: SavedPerToken) -> Quantity:
     """Return the bytes for one micro-batch on one GPU."""
     configuration = scene.configuration
     keys: Number = stack.tokens or configuration.seq
@@ -339,7 +339,7 @@ def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
     ]
 
 
-def _present(scene: Scene, stack: Stack, block: Block, last_kept: bool) -> Quantity:
+def _present(scene: Scene, stack: LayerStack, block: BlockActivations, last_kept: bool) -> Quantity:
     """Return the bytes of the running block not already counted as saved; if it is recomputed, including its input."""
     configuration, whole = scene.configuration, _bytes(scene, stack, block.kept)
     moved = configuration.activation_place != "gpu"

@@ -18,7 +18,7 @@ import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import made_bytes, working_bytes
-from tonnage.budget.sharding import Stage, shards
+from tonnage.budget.sharding import StageParameters, shards
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -47,7 +47,9 @@ def gather_buffers(shape: ModelShape, configuration: Configuration, tokens: Quan
     return [Term(Category.WORKSPACE, "gather buffers", size, formula, numbers, "model")]
 
 
-def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration, *, ended: bool) -> list[Term]:
+def made_gradients(
+    shape: ModelShape, stage: StageParameters, configuration: Configuration, *, ended: bool
+) -> list[Term]:
     """Return a micro-batch's gradients before accumulation; without the embedding's until backward has `ended`."""
     if not trains_with_nanotron(configuration):
         return []
@@ -59,7 +61,7 @@ def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration
     return [Term(Category.GRADIENTS, "gradients not yet added", size, "parameters × bytes", numbers, "model")]
 
 
-def scattered(shape: ModelShape, stage: Stage, configuration: Configuration, tokens: Quantity) -> list[Term]:
+def scattered(shape: ModelShape, stage: StageParameters, configuration: Configuration, tokens: Quantity) -> list[Term]:
     """Return the inputs of reduce-scatters that cannot be freed yet, as the host runs ahead of the GPU.
 
     They are those of forward passes in flight, and as much of a backward pass as CUDA's queue holds.
@@ -76,7 +78,7 @@ def scattered(shape: ModelShape, stage: Stage, configuration: Configuration, tok
     return [Term(Category.FRAGMENTATION, "held for NCCL's stream", size, words, numbers, "model")]
 
 
-def flat_copies(stage: Stage, configuration: Configuration, *, in_use: bool) -> list[Term]:
+def flat_copies(stage: StageParameters, configuration: Configuration, *, in_use: bool) -> list[Term]:
     """Return the flat copies through which ZeRO-1 gathers.
 
     Most are larger than any block that activations free, so the allocator keeps them even while unused. This is an

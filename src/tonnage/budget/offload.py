@@ -16,14 +16,14 @@ NVME_BUFFER_BYTES = 4 * 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
+class HostBytes:
     """Bytes on the host, and how many of them must be pinned for transfers to overlap."""
 
     host_bytes: Quantity
     pinned_bytes: Quantity
 
-    def __add__(self, other: "HostMemory") -> "HostMemory":
-        return HostMemory(self.host_bytes + other.host_bytes, self.pinned_bytes + other.pinned_bytes)
+    def __add__(self, other: "HostBytes") -> "HostBytes":
+        return HostBytes(self.host_bytes + other.host_bytes, self.pinned_bytes + other.pinned_bytes)
 
 
 def offloads(configuration: Configuration) -> bool:
@@ -51,13 +51,13 @@ def _place(term: Term, configuration: Configuration) -> Place:
     return "gpu"
 
 
-def host_memory(terms: tuple[Term, ...], states: States, configuration: Configuration) -> HostMemory:
+def host_memory(terms: tuple[Term, ...], states: States, configuration: Configuration) -> HostBytes:
     """Return the offloaded memory; with the optimizer on the host also pinned gradients to read and parameters to
     write.
 
     Parameters on the host are written in place, and frozen ones are not written.
     """
-    memory = HostMemory(0.0, 0.0)
+    memory = HostBytes(0.0, 0.0)
     for term in terms:
         place = _place(term, configuration)
         if place != "gpu" and term.name != "gradients":
@@ -67,13 +67,13 @@ def host_memory(terms: tuple[Term, ...], states: States, configuration: Configur
     exchanged = states.gradients.size_bytes
     if not master_bytes(configuration) and configuration.parameter_place != "host":
         exchanged = exchanged + total(term for term in states.parameters if not term.name.startswith("frozen"))
-    return memory + HostMemory(exchanged, exchanged)
+    return memory + HostBytes(exchanged, exchanged)
 
 
-def _held(term: Term, place: Place) -> HostMemory:
+def _held(term: Term, place: Place) -> HostBytes:
     """Return one term's host memory. Parameters and activations are transferred in every pass, so they are pinned."""
     if place == "nvme":
         staged = np.minimum(term.size_bytes, float(NVME_BUFFERS * NVME_BUFFER_BYTES))
-        return HostMemory(staged, staged)
+        return HostBytes(staged, staged)
     pinned = 0.0 if term.category is Category.OPTIMIZER_STATES else term.size_bytes
-    return HostMemory(term.size_bytes, pinned)
+    return HostBytes(term.size_bytes, pinned)

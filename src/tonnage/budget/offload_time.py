@@ -20,7 +20,7 @@ from tonnage.budget.frameworks import gradient_bytes
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.optimizer_time import step_bytes
 from tonnage.budget.roofline import Calibration
-from tonnage.budget.sharding import Stage
+from tonnage.budget.sharding import StageParameters
 from tonnage.budget.states import optimizer_bytes, states, trained_parameters
 from tonnage.budget.terms import total
 from tonnage.hardware.cluster import Cluster
@@ -39,7 +39,7 @@ class Crossing(NamedTuple):
 
 
 def crossing(
-    shape: ModelShape, stage: Stage, configuration: Configuration, cluster: Cluster, shares: Calibration
+    shape: ModelShape, stage: StageParameters, configuration: Configuration, cluster: Cluster, shares: Calibration
 ) -> Crossing:
     """Return the transfers of one configuration or many; zero if nothing is offloaded."""
     pace = {place: bytes_per_s(place, cluster, shares) for place in ("host", "nvme")}
@@ -59,7 +59,7 @@ def crossing(
     return Crossing(pass_s, pass_s, out_s, _update_s(configuration, count, cluster, shares) + back_s)
 
 
-def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
+def kept_bytes(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> Quantity:
     """Return the bytes that one micro-batch saves for the backward pass on this stage."""
     kept: Quantity = 0.0
     for stack in shape.stacks:

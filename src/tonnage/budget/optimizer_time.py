@@ -21,8 +21,8 @@ from tonnage.budget.frameworks import (
     state_bytes,
     working_bytes,
 )
-from tonnage.budget.layer_launches import Call
-from tonnage.budget.layer_time import Busy, Pass, busy
+from tonnage.budget.layer_launches import LaunchCost
+from tonnage.budget.layer_time import Busy, PassTime, busy
 from tonnage.budget.sharding import shards
 from tonnage.budget.states import sharded_parameters
 from tonnage.clock.host import host_costs
@@ -71,26 +71,28 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     narrow = "narrow" if state_bytes(configuration) < 4 else "wide"
     if configuration.step_in_backward and (kernel == "fused" or len(operations) == 1):
-        calls = [Call(_lists(parameters / tensors, step_bytes(configuration), f"fused_{narrow}"), times=tensors)]
+        calls = [LaunchCost(_lists(parameters / tensors, step_bytes(configuration), f"fused_{narrow}"), times=tensors)]
     elif kernel == "fused" or len(operations) == 1:
-        calls = [Call(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
+        calls = [LaunchCost(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
     elif kernel == "foreach":
         calls = [
-            Call(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}"))
+            LaunchCost(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}"))
             for numbers, form in operations
         ]
     else:
         # One kernel per tensor and operation, timed by the tensor's share of the bytes.
         calls = [
-            replace(Call(_each(parameters / tensors, numbers * state_bytes(configuration))), times=tensors)
+            replace(LaunchCost(_each(parameters / tensors, numbers * state_bytes(configuration))), times=tensors)
             for numbers, _ in operations
         ]
     if framework_of(configuration).clips and not configuration.step_in_backward:
         # The norm reads gradients once, scaling them reads and writes.
-        calls += [Call(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)]
+        calls += [
+            LaunchCost(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)
+        ]
     if configuration.precision == "fp16-mixed":
         calls.append(
-            Call(_lists(parameters, 2 * gradient_bytes(configuration), "foreach_wide"))
+            LaunchCost(_lists(parameters, 2 * gradient_bytes(configuration), "foreach_wide"))
         )  # the gradient scaler's inf check
     if configuration.optimizer == "muon":
         sides = parameters / (2 * shape.hidden**2)
@@ -98,7 +100,7 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
             kind="matmul", name="mm", shape=(1, *(shape.hidden,) * 3), precision="bf16",
             operations=2.0 * shape.hidden**3, variant="nn-16",
         )  # fmt: skip
-        calls.append(Call(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
+        calls.append(LaunchCost(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
     found = busy(calls, replace(configuration, compile=False), gpu, "optimizer")
     steps = tensors if configuration.step_in_backward else 1
     return found + Busy(host_s=steps * host_costs().optimizer_s(tensors / steps))
@@ -112,8 +114,10 @@ def gathered(shape: ModelShape, configuration: Configuration, parameters: Quanti
     tensors = _NANOTRON_TENSORS * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     size = working_bytes(configuration)
     calls = [
-        replace(Call(_each(parameters, 2 * size, "joined", 2)), times=3),
-        Call(_each(parameters / tensors / ranks, 2 * size, "vector", 2), operators=0, inner=1, times=tensors * ranks),
+        replace(LaunchCost(_each(parameters, 2 * size, "joined", 2)), times=3),
+        LaunchCost(
+            _each(parameters / tensors / ranks, 2 * size, "vector", 2), operators=0, inner=1, times=tensors * ranks
+        ),
     ]
     return busy(calls, replace(configuration, compile=False), gpu, "optimizer") * (np.asarray(ranks) > 1)
 
@@ -123,25 +127,25 @@ def accumulated(shape: ModelShape, configuration: Configuration, parameters: Qua
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     kept, made = gradient_bytes(configuration), made_bytes(configuration)
     form = "mixed" if kept != made else "vector"
-    added = Call(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
+    added = LaunchCost(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
     return busy([added], configuration, gpu, "backward")
 
 
-def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> Pass:
+def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> PassTime:
     """Return the copies that FSDP2 and DeepSpeed make around their collectives in each pass.
 
     Those that a pipeline makes once a step are spread over its micro-batches.
     """
     if configuration.framework not in ("fsdp2", "deepspeed") or configuration.zero < 2:
-        return Pass()
-    gathered = [Call(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
+        return PassTime()
+    gathered = [LaunchCost(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
     share = np.where(reduces_once(configuration), 1 / configuration.accumulate, 1.0)
     if not sharded_parameters(configuration):
         gathered = []
-    scattered = Call(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
+    scattered = LaunchCost(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
     again = gathered if configuration.zero == 3 else []
     forward, backward = busy(gathered, configuration, gpu), busy([scattered], configuration, gpu, "backward")
-    return Pass(forward * share, backward * share + busy(again, configuration, gpu, "backward"))
+    return PassTime(forward * share, backward * share + busy(again, configuration, gpu, "backward"))
 
 
 def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:

@@ -8,7 +8,7 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, FrameworkName, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.loss import loss_term
-from tonnage.budget.sharding import Stage, block_parameters, expert_shards, sharded, shards, trained_stage
+from tonnage.budget.sharding import StageParameters, block_parameters, expert_shards, sharded, shards, trained_stage
 from tonnage.budget.states import states
 from tonnage.budget.terms import Term, total
 from tonnage.hardware import Gpu
@@ -72,7 +72,7 @@ def _sharding_groups(configuration: Configuration) -> tuple[Quantity, ...]:
     return shards(configuration), replicas // shards(configuration), experts
 
 
-def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -> Term:
+def fragmentation(shape: ModelShape, end: StageParameters, configuration: Configuration) -> Term:
     """Return what the caching allocator reserves at its peak beyond what is allocated.
 
     The 16-bit logits leave a hole that nothing else fits into: 2 of the 12 bytes of a loss. If FP32 logits are shifted,
@@ -94,7 +94,7 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
 
 
 def other_streams(
-    shape: ModelShape, end: Stage, configuration: Configuration, moments: Sequence[Sequence[Term]]
+    shape: ModelShape, end: StageParameters, configuration: Configuration, moments: Sequence[Sequence[Term]]
 ) -> list[Term]:
     """Return what FSDP2's gather and reduce streams hold: memory freed on a stream stays with that stream.
 

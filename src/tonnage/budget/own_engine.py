@@ -17,7 +17,7 @@ from tonnage.budget.terms import Term
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.models.shape import AttentionKind, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 from tonnage.units import KIB, MIB
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
@@ -43,7 +43,7 @@ _GAPS = 1 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Widths:
+class ModelWidths:
     """The model sizes that determine memory beside the weights. `intermediate` is per expert in a mixture."""
 
     layers: int
@@ -59,7 +59,7 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EngineOptions:
     """The engine's start options. `weights` and `kv` are names of formats."""
 
     context: int
@@ -117,7 +117,7 @@ class OwnCard:
     name: str
     capacity_bytes: int
     limit_bytes: int
-    limits: Limits
+    limits: EngineOptions
     weight_bytes: int
     reserve: tuple[Term, ...]
     pool: OwnPool
@@ -144,8 +144,8 @@ class OwnCard:
 
 
 def own_card(
-    widths: Widths,
-    limits: Limits,
+    widths: ModelWidths,
+    limits: EngineOptions,
     gpu: Gpu | None,
     *,
     name: str,
@@ -163,19 +163,21 @@ def own_card(
     )  # fmt: skip
 
 
-def own_block_bytes(widths: Widths, kv: str, block: int = 16) -> int:
+def own_block_bytes(widths: ModelWidths, kv: str, block: int = 16) -> int:
     """Return the bytes of one block: keys, values and scales of `block` tokens in every layer. Windows use full blocks."""
     vectors = 2 * widths.layers * block * widths.kv_heads
     return vectors * OWN_KV_FORMATS[kv].vector_bytes(widths.head_dim)
 
 
-def own_pool(widths: Widths, limits: Limits, *, limit_bytes: int, weight_bytes: int, reserve_bytes: int) -> OwnPool:
+def own_pool(
+    widths: ModelWidths, limits: EngineOptions, *, limit_bytes: int, weight_bytes: int, reserve_bytes: int
+) -> OwnPool:
     """Return the blocks that fit beside weights and reserve in the engine's share; 0 if none do."""
     size = own_block_bytes(widths, limits.kv, limits.block)
     return OwnPool(limits.block, size, max(limit_bytes - weight_bytes - reserve_bytes, 0) // size)
 
 
-def own_reserve(widths: Widths, limits: Limits, gpu: Gpu | None) -> tuple[Term, ...]:
+def own_reserve(widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None) -> tuple[Term, ...]:
     """Return everything except weights and KV cache. `gpu` None: on the CPU, without graphs or CUDA context."""
     terms = [_step(widths, limits), _buffers(widths, limits)]
     if gpu is not None:
@@ -202,12 +204,12 @@ def check_formats(weights: str, kv: str) -> None:
             )
 
 
-def widths_of(shape: ModelShape) -> Widths:
+def widths_of(shape: ModelShape) -> ModelWidths:
     """Return the sizes of a model shape; raises RequestError if the engine does not serve it."""
     layer = _refuse_unserved(shape)
     mixer, mlp = layer.attention, layer.feed_forward
     assert mixer is not None and mlp is not None
-    return Widths(
+    return ModelWidths(
         layers=len(shape.decoder.layers),
         hidden=shape.hidden,
         heads=mixer.heads,
@@ -221,7 +223,7 @@ def widths_of(shape: ModelShape) -> Widths:
     )
 
 
-def _refuse_unserved(shape: ModelShape) -> Layer:
+def _refuse_unserved(shape: ModelShape) -> LayerShape:
     """Return the layer that all others match except for windows, or the one with experts if some have none."""
     layers = {id(layer): layer for layer in shape.decoder.layers}.values()
     heads = {(a.heads, a.kv_heads, a.head_dim, a.value_head_dim) for layer in layers if (a := layer.attention)}
@@ -235,7 +237,7 @@ def _refuse_unserved(shape: ModelShape) -> Layer:
     return max(layers, key=lambda layer: layer.feed_forward.experts if layer.feed_forward else 0)
 
 
-def _is_plain(layer: Layer) -> bool:
+def _is_plain(layer: LayerShape) -> bool:
     """Say whether the layer has attention with equal key and value widths and a gated MLP."""
     mixer, mlp = layer.attention, layer.feed_forward
     if mixer is None or mlp is None or mixer.kind not in (AttentionKind.FULL, AttentionKind.SLIDING):
@@ -285,7 +287,7 @@ def capture_sizes(largest: int) -> list[int]:
     return sorted(size for size in sizes if size <= largest)
 
 
-def _step(widths: Widths, limits: Limits) -> Term:
+def _step(widths: ModelWidths, limits: EngineOptions) -> Term:
     """Return the largest of layers, head and sampler, plus fragmentation."""
     inputs = 8 * _staged(limits) + _tables_bytes(limits)
     # Logits, a copy of the rows that need filtering, and temporaries for the rows filtered at once.
@@ -302,7 +304,7 @@ def _step(widths: Widths, limits: Limits) -> Term:
     return Term(Category.ACTIVATIONS, "peak of a step", size, formula, numbers, "model")
 
 
-def _forward_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
+def _forward_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
     """Return hidden states, residual and norms, beside attention or the MLP, whichever holds more."""
     query, keys, hidden = widths.heads * widths.head_dim, widths.kv_heads * widths.head_dim, widths.hidden
     # Projected and rotated queries, outputs of decodes and prefill chunks apart and together; then the output
@@ -318,7 +320,7 @@ def _forward_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
     return (tokens * 4 * hidden + max(attention, mlp)) * limits.compute_bytes + _SPLITS_BYTES
 
 
-def _experts_elements(widths: Widths, limits: Limits, tokens: int) -> int:
+def _experts_elements(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
     """Return the elements of rows sorted by expert, through gate and up, their product, down, and back in order.
 
     8-bit weights of all experts are dequantized for their product, whose result is scaled in FP32.
@@ -331,22 +333,22 @@ def _experts_elements(widths: Widths, limits: Limits, tokens: int) -> int:
     return routing + max(rows * row, widened + rows * (hidden + 2 * width))
 
 
-def _head_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
+def _head_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
     """Return the last hidden states, those of sampled rows, and their logits in compute dtype and in FP32."""
     states = (2 * tokens + 3 * limits.rows) * widths.hidden * limits.compute_bytes
     return states + limits.rows * widths.vocab * (limits.compute_bytes + 4)
 
 
-def _staged(limits: Limits) -> int:
+def _staged(limits: EngineOptions) -> int:
     """Return the most elements that a step's inputs have."""
     return 3 * limits.batched_tokens + limits.max_seqs * (2 * limits.columns + 20) + 16
 
 
-def _tables_bytes(limits: Limits) -> int:
+def _tables_bytes(limits: EngineOptions) -> int:
     return 4 * (limits.max_seqs + 1) * limits.columns
 
 
-def _buffers(widths: Widths, limits: Limits) -> Term:
+def _buffers(widths: ModelWidths, limits: EngineOptions) -> Term:
     """Return the persistent buffers: rotary tables, per-slot state and a step's inputs."""
     rotary = widths.ropes * limits.context * widths.head_dim * 4  # cosines and sines of half the dimensions, in FP32
     numbers: dict[str, object] = {
@@ -356,7 +358,7 @@ def _buffers(widths: Widths, limits: Limits) -> Term:
     return Term(Category.WORKSPACE, "buffers", size, "rotary + block tables + inputs + slots", numbers, "model")
 
 
-def _graphs(widths: Widths, limits: Limits) -> Term:
+def _graphs(widths: ModelWidths, limits: EngineOptions) -> Term:
     """Return one graph pool, sized by the largest graph's step and logits, plus driver memory per graph."""
     graphs = 0 if limits.eager else len(capture_sizes(limits.rows))
     step = max(_forward_bytes(widths, limits, limits.rows), _head_bytes(widths, limits, limits.rows))

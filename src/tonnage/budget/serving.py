@@ -16,11 +16,11 @@ from typing import Literal
 from tonnage.budget import own_engine, sglang, tensorrt_llm, vllm
 from tonnage.budget.kv_cache import KV_FORMATS, KvFormat, KvLayout, kv_heads_of, kv_layout, state_bytes
 from tonnage.budget.terms import Term
-from tonnage.budget.weights import WEIGHT_FORMATS, Stage, stages, weight_terms
+from tonnage.budget.weights import WEIGHT_FORMATS, StageLayers, stages, weight_terms
 from tonnage.errors import BadLayout, RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category, Ledger
-from tonnage.models.shape import Attention, AttentionKind, ModelShape
+from tonnage.models.shape import AttentionKind, AttentionShape, ModelShape
 
 Engine = Literal["tonnage", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 
@@ -323,7 +323,7 @@ def divides(shape: ModelShape, tp: int) -> bool:
     )
 
 
-def _mixers(shape: ModelShape) -> Iterator[Attention]:
+def _mixers(shape: ModelShape) -> Iterator[AttentionShape]:
     for layer in {id(layer): layer for layer in shape.decoder.layers}.values():
         if layer.attention is not None:
             yield layer.attention
@@ -344,7 +344,7 @@ def _check_formats(asked: ServingConfiguration) -> None:
             raise RequestError(f"vLLM {version} has no INT4 KV cache.", hint="Use --kv fp8, or --engine-version 0.25.")
 
 
-def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
+def stage_budget(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """Return the budget of one pipeline stage for a `resolved` configuration."""
     parts = _PARTS[asked.engine](shape, stage, asked, gpu)
     kv = _pool(shape, stage, asked, parts.available_bytes)
@@ -366,7 +366,7 @@ def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, g
     )
 
 
-def _token_words(stage: Stage, asked: ServingConfiguration) -> Iterator[str]:
+def _token_words(stage: StageLayers, asked: ServingConfiguration) -> Iterator[str]:
     """Yield the arithmetic of one token on one GPU, like "32 layers × 8 heads × (128 + 128) × 16 bits"."""
     form = _kv_format(asked)
     scales = f" with {form.scale_bytes} B of scales a vector" if form.scale_bytes else ""
@@ -384,7 +384,7 @@ def _token_words(stage: Stage, asked: ServingConfiguration) -> Iterator[str]:
             yield f"{count} layers × {heads} heads × {size} × {form.bits} bits{scales}{window}"
 
 
-def _pool(shape: ModelShape, stage: Stage, asked: ServingConfiguration, available: int) -> KvPool:
+def _pool(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, available: int) -> KvPool:
     release = vllm.find_release(asked.engine_version) if asked.engine == "vllm" else None
     layout = kv_layout(
         stage.kinds,
@@ -401,7 +401,7 @@ def _pool(shape: ModelShape, stage: Stage, asked: ServingConfiguration, availabl
     return KvPool(layout, max(available, 0), blocks, max(blocks - null, 0), asked.batched_tokens)
 
 
-def _with_window_pool(stage: Stage, layout: KvLayout, ratio: float) -> KvLayout:
+def _with_window_pool(stage: StageLayers, layout: KvLayout, ratio: float) -> KvLayout:
     """Return the layout if sliding-window layers have a pool of their own, with `ratio` times the tokens of the other."""
     layers = sum(count for layer, count in stage.kinds if layer.attention is not None)
     windows = sum(count for layer, count in stage.kinds if layer.attention and layer.attention.window)
@@ -414,12 +414,12 @@ def _kv_format(asked: ServingConfiguration) -> KvFormat:
     return (own_engine.OWN_KV_FORMATS if asked.engine == "tonnage" else KV_FORMATS)[asked.kv]
 
 
-def _weights(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> list[Term]:
+def _weights(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> list[Term]:
     form = WEIGHT_FORMATS[asked.weights]
     return list(weight_terms(shape, stage, asked.tp, form, vllm.expert_kernel(gpu) if form.experts_only else None))
 
 
-def _vllm_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+def _vllm_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Return vLLM's parts: its share is of the whole card, and the CUDA context lies outside it."""
     release = vllm.find_release(asked.engine_version)
     held = _weights(shape, stage, asked, gpu)
@@ -430,7 +430,7 @@ def _vllm_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gp
     return Parts(held, inside, outside, own_engine.share_bytes(gpu.memory_bytes, asked.utilization))
 
 
-def _sglang_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+def _sglang_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Return SGLang's parts: its share is of the memory free before loading; all but weights and KV cache lies outside."""
     linked = sglang.linked_term(asked.tp, gpu)
     taken = asked.reserved_bytes + gpu.overheads["context"].size_bytes + int(linked.size_bytes)
@@ -440,7 +440,7 @@ def _sglang_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, 
     return Parts(_weights(shape, stage, asked, gpu), [kernels], outside, max(int(free * asked.utilization), 0))
 
 
-def _tensorrt_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+def _tensorrt_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Return TensorRT-LLM's parts: its share is of the memory free at the peak of a dry run."""
     held = _weights(shape, stage, asked, gpu)
     first = [own_engine.context_term(gpu), sglang.linked_term(asked.tp, gpu)]
@@ -450,9 +450,9 @@ def _tensorrt_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration
     return Parts(held, inside, [], peak + int(free * asked.utilization))
 
 
-def _own_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+def _own_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Return the parts of Tonnage's own engine, all of which count against its share."""
-    limits = own_engine.Limits(
+    limits = own_engine.EngineOptions(
         context=asked.context, weights=asked.weights, kv=asked.kv, block=asked.block, max_seqs=asked.max_seqs,
         batched_tokens=asked.batched_tokens, eager=asked.eager,
     )  # fmt: skip

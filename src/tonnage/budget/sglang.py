@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.budget.forward import Pass, cublas_workspace_bytes, forward_bytes, graph_bytes, sampler_bytes
+from tonnage.budget.forward import ForwardPass, cublas_workspace_bytes, forward_bytes, graph_bytes, sampler_bytes
 from tonnage.budget.own_engine import context_term
 from tonnage.budget.terms import Term
 from tonnage.budget.vllm import GRAPHS, graph_costs
-from tonnage.budget.weights import Stage
+from tonnage.budget.weights import StageLayers
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
@@ -116,13 +116,13 @@ def window_ratio(shape: ModelShape) -> float:
     return float(_data()["swa_ratio"]) if shape.architecture in _data()["swa_architectures"] else 1.0
 
 
-def reserve_terms(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
+def reserve_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
     """Return what must fit beside the static share; SGLang measures none of it before allocating the KV cache."""
     version, width = asked.engine_version, asked.compute_bytes
-    at = Pass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, width)
+    at = ForwardPass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, width)
     forward = forward_bytes(shape, stage, at, held=4)
     rows = graph_batch(version, gpu, asked.tp)
-    sampler = sampler_bytes(shape, Pass(rows, rows, asked.tp, width), _SAMPLER_BYTES) if stage.last else 0
+    sampler = sampler_bytes(shape, ForwardPass(rows, rows, asked.tp, width), _SAMPLER_BYTES) if stage.last else 0
     peak = Term(
         Category.ACTIVATIONS, "peak of a step", max(forward, sampler) + cublas_workspace_bytes(gpu),
         "max(a chunk of a prompt, sampler) + cuBLAS",
@@ -136,9 +136,9 @@ def reserve_terms(shape: ModelShape, stage: Stage, asked: "ServingConfiguration"
     return [peak, requests, _graphs(shape, stage, asked, rows)]
 
 
-def _graphs(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", largest: int) -> Term:
+def _graphs(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", largest: int) -> Term:
     costs, graphs = graph_costs(), decode_sizes(largest)
-    pool = forward_bytes(shape, stage, Pass(largest, 0, asked.tp, asked.compute_bytes), held=4)
+    pool = forward_bytes(shape, stage, ForwardPass(largest, 0, asked.tp, asked.compute_bytes), held=4)
     size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
     numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
     formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"

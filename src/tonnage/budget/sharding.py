@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.models.shape import Layer, ModelShape
+from tonnage.models.shape import LayerShape, ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageParameters:
     """Parameters on one GPU of one pipeline stage, by what divides them further."""
 
     name: str
@@ -32,7 +32,7 @@ class Stage:
         return self.dense + self.experts + self.outside
 
 
-def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
+def stages(shape: ModelShape, configuration: Configuration) -> Iterator[StageParameters]:
     """Yield the ends of the pipeline; without one, a single stage that is both."""
     pp = configuration.pp
     only = np.asarray(pp) == 1
@@ -47,7 +47,7 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
         # Both ends of a pipeline hold a copy of a tied embedding.
         tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
         split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
-        yield Stage(
+        yield StageParameters(
             name=name,
             share=share,
             in_flight=_in_flight(configuration, pp if name == "first stage" else 1),
@@ -59,7 +59,7 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
         )
 
 
-def _parameters_on(runs: list[tuple[Layer, int]], configuration: Configuration) -> tuple[Quantity, int]:
+def _parameters_on(runs: list[tuple[LayerShape, int]], configuration: Configuration) -> tuple[Quantity, int]:
     """Return the parameters of runs of layers: outside experts per tensor-parallel rank, and of all experts."""
     norms = sum(layer.norm_parameters * count for layer, count in runs)
     experts = sum(expert_parameters(layer) * count for layer, count in runs)
@@ -79,7 +79,7 @@ def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
     return np.asarray(np.minimum(parts / configuration.chunks, configuration.accumulate))[()]
 
 
-def trained_stage(shape: ModelShape, stage: Stage, configuration: Configuration) -> Stage:
+def trained_stage(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> StageParameters:
     """Return the trained part of a stage: all of it unless parts of the model are frozen, which rules out a pipeline."""
     if shape.unfrozen is None:
         return stage
@@ -94,7 +94,9 @@ def trained_stage(shape: ModelShape, stage: Stage, configuration: Configuration)
     )
 
 
-def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: Configuration, name: str) -> Quantity:
+def _layers_on(
+    runs: list[tuple[LayerShape, int]], shape: ModelShape, configuration: Configuration, name: str
+) -> Quantity:
     """Return the layers on a stage: an equal share, or as nanotron balances cost, with the head counted as layers."""
     count, pp = sum(count for _, count in runs), configuration.pp
     if configuration.framework != "nanotron" or name == "stage":
@@ -107,7 +109,7 @@ def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: 
     return np.maximum(count - ((count + head) * (pp - 1) / pp // 1 + 1), 0)
 
 
-def expert_parameters(layer: Layer) -> int:
+def expert_parameters(layer: LayerShape) -> int:
     """Return the parameters of all routed experts of a layer."""
     mlp = layer.feed_forward
     return mlp.experts * layer.expert_parameters if mlp else 0
@@ -132,7 +134,7 @@ def expert_shards(configuration: Configuration) -> Quantity:
     return np.maximum(copies, 1)
 
 
-def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quantity:
+def sharded(stage: StageParameters, configuration: Configuration, from_stage: int) -> Quantity:
     """Return the parameters per GPU of something that is sharded from that ZeRO stage on."""
     if configuration.zero < from_stage:
         return stage.parameters

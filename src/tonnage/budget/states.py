@@ -19,7 +19,7 @@ import numpy as np
 from tonnage.budget.adapters import largest_matrix, lora_parameters, matrices
 from tonnage.budget.configuration import Configuration, Number, Optimizer, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes, state_bytes, working_bytes
-from tonnage.budget.sharding import Stage, expert_tp, sharded, trained_stage
+from tonnage.budget.sharding import StageParameters, expert_tp, sharded, trained_stage
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -61,7 +61,7 @@ class States:
         return tuple(term for term in self.kept if term.category is Category.PARAMETERS)
 
 
-def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
+def states(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> States:
     """Return the states that one GPU holds."""
     if configuration.lora_rank:
         return _lora_states(shape, stage, configuration)
@@ -77,7 +77,7 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
     return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(shape, stage, configuration))
 
 
-def trained_parameters(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
+def trained_parameters(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> Quantity:
     """Return the parameters that one GPU updates: its shard of the model or of the adapters."""
     if not configuration.lora_rank:
         return sharded(trained_stage(shape, stage, configuration), configuration, 1)
@@ -91,7 +91,7 @@ def sharded_parameters(configuration: Configuration) -> bool:
     return configuration.zero >= framework_of(configuration).parameters_sharded_from
 
 
-def _gradients(shape: ModelShape, stage: Stage, configuration: Configuration) -> Term:
+def _gradients(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> Term:
     count = sharded(stage, configuration, framework_of(configuration).gradients_sharded_from)
     if configuration.step_in_backward:
         # One at a time: the largest is that of the embedding, of the head or of an MLP.
@@ -100,7 +100,7 @@ def _gradients(shape: ModelShape, stage: Stage, configuration: Configuration) ->
     return _term(Category.GRADIENTS, "gradients", count, gradient_bytes(configuration))
 
 
-def _optimizer_terms(shape: ModelShape, stage: Stage, configuration: Configuration) -> list[Term]:
+def _optimizer_terms(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> list[Term]:
     count = sharded(stage, configuration, 1)
     if configuration.optimizer == "adafactor":
         # One FP32 number per row and per column of a matrix.
@@ -132,7 +132,7 @@ def optimizer_bytes(optimizer: Optimizer, number_bytes: int = 4) -> float:
     return {"sgd": 0, "adafactor": 0}.get(optimizer, number_bytes)
 
 
-def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
+def _lora_states(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> States:
     """Return LoRA's states: a frozen base in 16 bits or fewer (unless FP32), and those of the adapters."""
     base = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
     count = trained_parameters(shape, stage, configuration)
@@ -143,7 +143,7 @@ def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) 
     return States(tuple(kept), _term(Category.GRADIENTS, "gradients", count, configuration.parameter_bytes))
 
 
-def base_terms(shape: ModelShape, stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
+def base_terms(shape: ModelShape, stage: StageParameters, configuration: Configuration, shrunk: Quantity) -> list[Term]:
     """Return weights that are not trained: blocks in the base's format, the rest in the compute dtype."""
     plain_bytes = configuration.compute_bytes
     if not configuration.quantized_base:

@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.activations import configuration_of
-from tonnage.budget.collectives import Network, Traffic, traffic
+from tonnage.budget.collectives import ClusterLinks, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.frozen import frozen_weights
 from tonnage.budget.layer_launches import LayerLaunches
-from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
+from tonnage.budget.layer_time import FIGURES, Busy, LayerWork, PassTime, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.objectives import NEXT_TOKEN
 from tonnage.budget.offload_time import Crossing, bytes_per_s, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
-from tonnage.budget.sharding import Stage, sharded, stages, trained_stage
+from tonnage.budget.sharding import StageParameters, sharded, stages, trained_stage
 from tonnage.budget.states import states, trained_parameters
 from tonnage.budget.terms import total
 from tonnage.budget.training import needed_bytes
@@ -87,7 +87,7 @@ class StepClock:
     def __init__(self, shape: ModelShape, cluster: Cluster, shares: Calibration | None = None) -> None:
         self._shape, self._cluster = shape, cluster
         self.shares = shares or calibration()
-        self._network = Network(cluster, self.shares)
+        self._network = ClusterLinks(cluster, self.shares)
         self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, stack.kinds()) for stack in shape.stacks]
         self._known: dict[tuple[object, ...], _Known] = {}
@@ -103,7 +103,7 @@ class StepClock:
         passes = _on_slowest_stage(passes, stage, configuration)
         layers = passes.layers + beside
         if configuration.step_in_backward:
-            layers, update = layers + Pass(backward=update), Busy()
+            layers, update = layers + PassTime(backward=update), Busy()
         passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
         update = update.slowed(self._slowest)
         frozen = self._no_grad(passes, sent, configuration)
@@ -143,7 +143,7 @@ class StepClock:
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
 
-    def _paged_s(self, stage: Stage, configuration: Configuration) -> Quantity:
+    def _paged_s(self, stage: StageParameters, configuration: Configuration) -> Quantity:
         """Return the seconds in which paged optimizer states cross the host link for their update."""
         kept = states(self._shape, stage, configuration).kept
         size = total(term for term in kept if term.category is Category.OPTIMIZER_STATES)
@@ -245,7 +245,7 @@ class StepClock:
         ends = seen if self._shape.trains_head else replace(seen, lora_rank=1, lora_targets=())
         return _Works(layers, embedding, self._head(ends))
 
-    def _head(self, configuration: Configuration) -> Work:
+    def _head(self, configuration: Configuration) -> LayerWork:
         """Return the head's work, computed together for configurations whose logits take the same kernels."""
         gpu = self._cluster.gpu
         launches = LayerLaunches(self._shape, configuration, gpu)
@@ -259,16 +259,16 @@ class StepClock:
             some = replace(configuration, seq=tokens[chosen], tp=tp[chosen], micro_batch=1, cp=1, ep=1)
             found = work_of(replace(launches, configuration=some).head(), configuration, gpu)
             figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
-        return Work.of(list(figures[:, places]))
+        return LayerWork.of(list(figures[:, places]))
 
 
 class _Around(NamedTuple):
     """Parts of a step outside its layers."""
 
-    stage: Stage
+    stage: StageParameters
     sent: Traffic
     update: Busy
-    beside: Pass  # copies that sharding adds to each pass, and the host's pipeline sends and receives
+    beside: PassTime  # copies that sharding adds to each pass, and the host's pipeline sends and receives
 
 
 class _NoGrad(NamedTuple):
@@ -291,12 +291,12 @@ class _NoGrad(NamedTuple):
 class _Works(NamedTuple):
     """Work of a micro-batch in the layers, with the indices of each kind, and in embedding and head."""
 
-    layers: list[tuple[Work, list[int]]]
-    embedding: Work
-    head: Work
+    layers: list[tuple[LayerWork, list[int]]]
+    embedding: LayerWork
+    head: LayerWork
 
     @property
-    def all(self) -> list[Work]:
+    def all(self) -> list[LayerWork]:
         return [*(work for work, _ in self.layers), self.embedding, self.head]
 
 
@@ -319,16 +319,16 @@ class _Known:
         assert self._figures is not None
         figures = self._figures[:, places]
         size = len(figures) // (len(self._places) + 2)
-        each = [Work.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
+        each = [LayerWork.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
         return _Works(list(zip(each[:-2], self._places, strict=True)), *each[-2:])
 
 
 class _Passes(NamedTuple):
     """The passes of a micro-batch on the slowest stage."""
 
-    embedding: Pass
-    layers: Pass
-    head: Pass
+    embedding: PassTime
+    layers: PassTime
+    head: PassTime
 
 
 class _Seconds(NamedTuple):
@@ -346,21 +346,21 @@ class _Seconds(NamedTuple):
 
 def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
     """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
-    embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
+    embedding = PassTime(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
     product_again = works.head.products * (1.0 if configuration.loss == "chunked" else 0.0)
-    head = Pass(works.head.forward, works.head.backward, product_again)
-    layers, attention = Pass(), Busy()
+    head = PassTime(works.head.forward, works.head.backward, product_again)
+    layers, attention = PassTime(), Busy()
     for work, places in works.layers:
         one, count = layer_pass(work, configuration), len(places)
         # Layers without a backward pass are not recomputed.
         back = np.asarray(one.backward.card_s) > 0
         again = recomputed_blocks(configuration.checkpoint, places) * back
-        layers = layers + Pass(one.forward * count, one.backward * count, one.recompute * again)
+        layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
         attention = attention + count * (work.attention + work.attention_backward)
     return _Passes(embedding, layers, head), attention
 
 
-def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuration) -> _Passes:
+def _on_slowest_stage(passes: _Passes, stage: StageParameters, configuration: Configuration) -> _Passes:
     """Return the passes of the stage with the most layers, or of the last one with the head, whichever is slower."""
     embedding, layers, head = passes
     full, last = stage.share, 1 - stage.share * (configuration.pp - 1)
@@ -375,13 +375,13 @@ def _slowest(gpus: int, spread: float) -> float:
     return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
-def _handing_on(configuration: Configuration) -> Pass:
+def _handing_on(configuration: Configuration) -> PassTime:
     """Return the host's work to receive and send on a pipeline stage."""
     operators = framework_of(configuration).pipeline_operators
     if not operators:
-        return Pass()
+        return PassTime()
     once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(configuration.pp) > 1))
-    return Pass(once * 2, once, Busy())
+    return PassTime(once * 2, once, Busy())
 
 
 def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
@@ -416,7 +416,7 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     return _Seconds(*found.values())
 
 
-def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:
+def _update(shape: ModelShape, stage: StageParameters, configuration: Configuration, gpu: Gpu) -> Busy:
     """Return the optimizer's step and the accumulation of gradients over micro-batches."""
     count = trained_parameters(shape, stage, configuration)
     whole = reduces_once(configuration)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.frameworks import framework_of
-from tonnage.models.shape import Layer, ModelShape
+from tonnage.models.shape import LayerShape, ModelShape
 
 _DATA = Path(__file__).parent / "data" / "styles.toml"
 _FP32_BYTES = 4
@@ -54,7 +54,7 @@ def caps_logits(shape: ModelShape) -> bool:
     return bool(_rows()["style"].get(shape.architecture, {}).get("softcap"))
 
 
-def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> Style:
+def style_of(shape: ModelShape, layer: LayerShape, configuration: Configuration) -> Style:
     """Return the style in which the framework runs this block: transformers' eager code, or fused elsewhere."""
     written = _written(shape.architecture, layer.written, layer.rms_norm)
     written = replace(written, dropout=True) if configuration.dropout else written
@@ -79,7 +79,7 @@ def compiled_whole(configuration: Configuration) -> bool:
     return configuration.compile and whole
 
 
-def _scores(layer: Layer, written: Style, configuration: Configuration) -> Literal["", "eager", "math", "apart"]:
+def _scores(layer: LayerShape, written: Style, configuration: Configuration) -> Literal["", "eager", "math", "apart"]:
     attention = layer.attention
     if attention is None or configuration.attention == "eager":
         return "eager" if configuration.attention == "eager" else ""

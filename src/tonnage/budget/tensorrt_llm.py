@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.budget.forward import Pass, cublas_workspace_bytes, forward_bytes, graph_bytes
+from tonnage.budget.forward import ForwardPass, cublas_workspace_bytes, forward_bytes, graph_bytes
 from tonnage.budget.terms import Term
 from tonnage.budget.vllm import GRAPHS, graph_costs
-from tonnage.budget.weights import Stage
+from tonnage.budget.weights import StageLayers
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -39,10 +39,10 @@ def graph_sizes(largest: int) -> int:
     return sum(size <= largest for size in (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048))
 
 
-def dry_run_terms(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
+def dry_run_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
     """Return what the dry run holds beside weights and context."""
     tokens, sequences = asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens)
-    forward = forward_bytes(shape, stage, Pass(tokens, sequences, asked.tp, asked.compute_bytes), held=4)
+    forward = forward_bytes(shape, stage, ForwardPass(tokens, sequences, asked.tp, asked.compute_bytes), held=4)
     logits = sequences * shape.vocab * defaults()["logits_bytes"] if stage.last else 0
     peak = Term(
         Category.ACTIVATIONS, "peak of the dry run", max(forward, logits) + cublas_workspace_bytes(gpu),
@@ -52,10 +52,10 @@ def dry_run_terms(shape: ModelShape, stage: Stage, asked: "ServingConfiguration"
     return [peak, _graphs(shape, stage, asked)]
 
 
-def _graphs(shape: ModelShape, stage: Stage, asked: "ServingConfiguration") -> Term:
+def _graphs(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration") -> Term:
     largest = min(defaults()["graph_batch"], asked.max_seqs)
     costs, graphs = graph_costs(), graph_sizes(largest)
-    pool = forward_bytes(shape, stage, Pass(largest, 0, asked.tp, asked.compute_bytes), held=4)
+    pool = forward_bytes(shape, stage, ForwardPass(largest, 0, asked.tp, asked.compute_bytes), held=4)
     size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
     numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
     formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.moments import Moment, moments
-from tonnage.budget.offload import HostMemory, host_memory, offloads, stays
+from tonnage.budget.moments import StepMoment, moments
+from tonnage.budget.offload import HostBytes, host_memory, offloads, stays
 from tonnage.budget.overheads import context, fragmentation, nccl, other_streams, workspace
-from tonnage.budget.sharding import Stage, stages
+from tonnage.budget.sharding import StageParameters, stages
 from tonnage.budget.states import States, states
 from tonnage.budget.terms import Term, total
 from tonnage.hardware import Gpu
@@ -98,27 +98,27 @@ def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> t
     return functools.reduce(np.maximum, held) + total(beside), host.host_bytes
 
 
-def _seen(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration) -> list[Moment]:
+def _seen(shape: ModelShape, ends: Sequence[StageParameters], configuration: Configuration) -> list[StepMoment]:
     """Return the moments of every stage, with the allocator's fragmentation."""
     seen = []
     for end in ends:
         found = list(moments(shape, end, configuration))
         streams = other_streams(shape, end, configuration, [moment.terms for moment in found])
         wasted = (fragmentation(shape, end, configuration), *streams)
-        seen += [Moment(f"{moment.name}, {end.name}", (*moment.terms, *wasted)) for moment in found]
+        seen += [StepMoment(f"{moment.name}, {end.name}", (*moment.terms, *wasted)) for moment in found]
     return seen
 
 
-def _host(seen: Sequence[Moment], kept: States, configuration: Configuration) -> HostMemory:
+def _host(seen: Sequence[StepMoment], kept: States, configuration: Configuration) -> HostBytes:
     if not offloads(configuration):
-        return HostMemory(0.0, 0.0)
+        return HostBytes(0.0, 0.0)
     found = [host_memory(moment.terms, kept, configuration) for moment in seen]
     host = np.max(np.stack(np.broadcast_arrays(*(item.host_bytes for item in found))), axis=0)
     pinned = np.max(np.stack(np.broadcast_arrays(*(item.pinned_bytes for item in found))), axis=0)
-    return HostMemory(host[()], pinned[()])
+    return HostBytes(host[()], pinned[()])
 
 
-def _worst(seen: list[Moment]) -> tuple[list[Term], NDArray[np.intp]]:
+def _worst(seen: list[StepMoment]) -> tuple[list[Term], NDArray[np.intp]]:
     """Return, for each configuration, the terms of its worst moment."""
     sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
     peak = np.argmax(sums, axis=0)

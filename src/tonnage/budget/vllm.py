@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.budget.forward import (
-    Pass,
+    ForwardPass,
     cublas_workspace_bytes,
     expert_bytes,
     forward_bytes,
@@ -27,7 +27,7 @@ from tonnage.budget.forward import (
     sampler_bytes,
 )
 from tonnage.budget.terms import Term
-from tonnage.budget.weights import ExpertKernel, Stage
+from tonnage.budget.weights import ExpertKernel, StageLayers
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
@@ -47,7 +47,7 @@ LEAST_CAPABILITY = (7, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class VllmRelease:
     """The rules of one version, explained in the data file."""
 
     generation: str
@@ -72,7 +72,7 @@ def latest_version() -> str:
 
 
 @cache
-def find_release(version: str) -> Release:
+def find_release(version: str) -> VllmRelease:
     """Return the rules of a version; vendor builds ("0.11.2+vendor5") count as the release they are based on."""
     asked = _numbers(version)
     entries = [entry for entry in _data()["release"] if asked and _numbers(entry["since"]) <= asked]
@@ -85,7 +85,7 @@ def find_release(version: str) -> Release:
     for entry in entries:
         merged |= entry
     del merged["since"]
-    return Release(**merged)
+    return VllmRelease(**merged)
 
 
 @cache
@@ -98,7 +98,7 @@ def _numbers(version: str) -> tuple[int, int, int]:
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
 
 
-def card_class(release: Release, gpu: Gpu) -> str:
+def card_class(release: VllmRelease, gpu: Gpu) -> str:
     """Return "small", "large" or "huge": the class that determines the defaults."""
     if gpu.memory_bytes >= 160 * GIB:
         return "huge"
@@ -116,7 +116,7 @@ def expert_kernel(gpu: Gpu) -> ExpertKernel:
     return ExpertKernel(**chosen)
 
 
-def default_batched_tokens(release: Release, gpu: Gpu, context: int, max_seqs: int) -> int:
+def default_batched_tokens(release: VllmRelease, gpu: Gpu, context: int, max_seqs: int) -> int:
     """Return the default token limit of one step."""
     usual = release.batched_tokens[card_class(release, gpu)]
     if release.generation == "V0":
@@ -125,7 +125,7 @@ def default_batched_tokens(release: Release, gpu: Gpu, context: int, max_seqs: i
     return min(usual, max_seqs * context)
 
 
-def default_max_seqs(release: Release, gpu: Gpu) -> int:
+def default_max_seqs(release: VllmRelease, gpu: Gpu) -> int:
     """Return the default limit of sequences in one step."""
     return release.max_seqs[card_class(release, gpu)]
 
@@ -136,18 +136,18 @@ def index_bytes(shape: ModelShape) -> int:
 
 
 def profiling_terms(
-    shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", gpu: Gpu, compute_bytes: int
+    shape: ModelShape, stage: StageLayers, configuration: "ServingConfiguration", gpu: Gpu, compute_bytes: int
 ) -> Iterator[Term]:
     """Yield what vLLM finds in its profiling run beside the weights."""
     release = find_release(configuration.engine_version)
     tokens, sequences = configuration.batched_tokens, min(configuration.max_seqs, configuration.batched_tokens)
-    at = Pass(tokens, sequences, configuration.tp, compute_bytes)
+    at = ForwardPass(tokens, sequences, configuration.tp, compute_bytes)
     yield _rotary(shape, stage, compute_bytes)
     yield _peak(shape, stage, at, release, gpu)
     yield non_torch_term(configuration.tp, gpu)
 
 
-def _peak(shape: ModelShape, stage: Stage, at: Pass, release: Release, gpu: Gpu) -> Term:
+def _peak(shape: ModelShape, stage: StageLayers, at: ForwardPass, release: VllmRelease, gpu: Gpu) -> Term:
     """Return the larger of the forward pass and the sampler."""
     kept = expert_bytes(shape, stage, at) if release.moe_workspace_kept else 0
     # V0 runs layer by layer; V1's compiled pieces also hold attention's output.
@@ -167,7 +167,7 @@ def _peak(shape: ModelShape, stage: Stage, at: Pass, release: Release, gpu: Gpu)
     )  # fmt: skip
 
 
-def _rotary(shape: ModelShape, stage: Stage, compute_bytes: int) -> Term:
+def _rotary(shape: ModelShape, stage: StageLayers, compute_bytes: int) -> Term:
     """Return the sines and cosines of every position, one table for all layers."""
     mixers = [layer.attention for layer, _ in stage.kinds if layer.attention is not None]
     rotary = [m.rope_dim if m.kind is AttentionKind.LATENT else m.head_dim for m in mixers]
@@ -190,7 +190,9 @@ def graph_costs() -> dict[str, int]:
     return dict(_data()["graphs"])
 
 
-def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", compute_bytes: int) -> Term:
+def graph_term(
+    shape: ModelShape, stage: StageLayers, configuration: "ServingConfiguration", compute_bytes: int
+) -> Term:
     """Return the CUDA graphs: those of decode, and from 0.11 on both kinds."""
     release = find_release(configuration.engine_version)
     largest = min(2 * configuration.max_seqs, release.largest_graph, configuration.batched_tokens)
@@ -198,7 +200,7 @@ def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfigura
     if release.full_graphs:
         graphs += graph_sizes(min(largest, configuration.max_seqs))
     costs = graph_costs()
-    pool = forward_bytes(shape, stage, Pass(largest, 0, configuration.tp, compute_bytes), held=4)
+    pool = forward_bytes(shape, stage, ForwardPass(largest, 0, configuration.tp, compute_bytes), held=4)
     size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
     numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
     formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
-from tonnage.models.shape import AttentionKind, Layer, ModelShape
+from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 
 # Engines pad the vocabulary so that it can be split.
 VOCAB_PADDING = 64
@@ -66,14 +66,14 @@ WEIGHT_FORMATS = {name: WeightFormat(name, **row) for name, row in tomllib.loads
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageLayers:
     """The decoder layers of one pipeline stage, and whether it has the model's first or last part.
 
     The first stage also has encoders and towers, of which only the parameter count is known here.
     """
 
-    layers: tuple[Layer, ...]
-    kinds: tuple[tuple[Layer, int], ...]  # each distinct layer, and its count
+    layers: tuple[LayerShape, ...]
+    kinds: tuple[tuple[LayerShape, int], ...]  # each distinct layer, and its count
     first: bool
     last: bool
 
@@ -86,20 +86,20 @@ def even_counts(layers: int, pp: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def stages(shape: ModelShape, pp: int, counts: tuple[int, ...] = ()) -> tuple[Stage, ...]:
+def stages(shape: ModelShape, pp: int, counts: tuple[int, ...] = ()) -> tuple[StageLayers, ...]:
     """Return the stages, with `counts` layers each or split evenly."""
     cut = counts or even_counts(len(shape.decoder.layers), pp)
     return tuple(stage_at(shape, sum(cut[:number]), count) for number, count in enumerate(cut))
 
 
-def stage_at(shape: ModelShape, start: int, count: int) -> Stage:
+def stage_at(shape: ModelShape, start: int, count: int) -> StageLayers:
     """Return the stage of `count` layers beginning at `start`."""
     layers = shape.decoder.layers
     part = layers[start : start + count]
     # Equal layers are mostly one object, and comparing ids is faster than comparing fields.
     counts = Counter(map(id, part))
     kinds = tuple((layer, counts[key]) for key, layer in {id(layer): layer for layer in part}.items())
-    return Stage(part, kinds, start == 0, start + count == len(layers))
+    return StageLayers(part, kinds, start == 0, start + count == len(layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class ExpertKernel:
 
 
 def weight_terms(
-    shape: ModelShape, stage: Stage, tp: int, form: WeightFormat, kernel: ExpertKernel | None = None
+    shape: ModelShape, stage: StageLayers, tp: int, form: WeightFormat, kernel: ExpertKernel | None = None
 ) -> Iterator[Term]:
     """Yield what one rank of a stage holds, with experts in their kernel's layout."""
     whole = form.unquantized_bytes
@@ -152,7 +152,7 @@ def weight_terms(
     yield from _ends(shape, stage, tp, form)
 
 
-def _laid_out(shape: ModelShape, stage: Stage, tp: int, kernel: ExpertKernel) -> Iterator[Term]:
+def _laid_out(shape: ModelShape, stage: StageLayers, tp: int, kernel: ExpertKernel) -> Iterator[Term]:
     """Yield MXFP4 experts with their scales and biases, padded for their kernel."""
     values = scales = biases = 0
     hidden = _rounded(shape.hidden, kernel.hidden)
@@ -184,7 +184,7 @@ def _rounded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _ends(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -> Iterator[Term]:
+def _ends(shape: ModelShape, stage: StageLayers, tp: int, form: WeightFormat) -> Iterator[Term]:
     whole = form.unquantized_bytes
     # GGUF and MLX tables include their scales: bytes per weight with its share of a scale.
     per = form.bits / 8 + (form.scale_bytes / form.group if form.group else 0) if form.container else whole
@@ -214,7 +214,7 @@ def _vocabulary(shape: ModelShape, parameters: int, tp: int) -> int:
     return -(-padded // tp) * width + (parameters - rows)
 
 
-def _attention(layer: Layer, hidden: int, tp: int) -> int:
+def _attention(layer: LayerShape, hidden: int, tp: int) -> int:
     mixer, parameters = layer.attention, layer.attention_parameters
     if mixer is None or tp == 1:
         return parameters

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.certify.program import TEMPLATE_GIVE_ARGUMENT, Program, Template
+from tonnage.certify.program import TEMPLATE_GIVE_ARGUMENT, RecordedProgram, Template
 
 Key = tuple[Any, ...]
 _DEPTH = 8
@@ -43,7 +43,7 @@ class _Place:
         self.index = index
 
 
-class Output:
+class ResultTree:
     """The structure of a result, and its tensors' layouts."""
 
     def __init__(self, value: Any, layout_of: Callable[[Any], TensorLayout], tensor_type: type) -> None:
@@ -131,11 +131,11 @@ def tensors_within(value: Any, tensor_type: type, found: list[Any], depth: int) 
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """A call that was run and can be replayed."""
 
     template: Template
-    output: Output | None = None
+    output: ResultTree | None = None
     loose_at_once: list[int] = field(default_factory=list)  # slots dropped right after it, by no other call
     loose_before_backward: list[int] = field(default_factory=list)  # dropped before backward, such as autocast's cache
     loose: list[int] = field(default_factory=list)  # slots dropped later
@@ -144,7 +144,7 @@ class Call:
     left: list[int] = field(default_factory=list)  # slots that nothing outside holds after it
     drop: Template | None = None
 
-    def dropping(self, program: Program) -> Template:
+    def dropping(self, program: RecordedProgram) -> Template:
         """Return the template that drops everything the call left: a graph without a backward, or cleared gradients."""
         if self.drop is None:
             self.drop = program.new_template(f"drop {self.template.name}")
@@ -154,10 +154,10 @@ class Call:
 
 
 @dataclass
-class Pending:
+class PendingBackward:
     """A forward whose backward has not come yet."""
 
-    call: Call | None
+    call: RecordedCall | None
     instance: int
     is_real: bool
     done: bool = False

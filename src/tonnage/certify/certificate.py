@@ -8,7 +8,7 @@ from math import prod
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
-from tonnage.certify.program import ALLOWED, CALL, PART, TAKE, Part, Program
+from tonnage.certify.program import ALLOWED, CALL, PART, TAKE, ProgramPart, RecordedProgram
 from tonnage.certify.replay import Lived, live_through, operations_of
 from tonnage.hardware import Gpu
 
@@ -19,7 +19,7 @@ _BUCKETS = 6
 
 
 @dataclass(frozen=True)
-class Change:
+class SafeChange:
     """A change that would make it safe, and the outcome of the training with it."""
 
     words: str
@@ -32,7 +32,7 @@ class Certificate:
     """The verdict on one card."""
 
     gpu: Gpu
-    program: Program
+    program: RecordedProgram
     settings: AllocatorSettings
     lived: Lived
 
@@ -49,7 +49,7 @@ class Certificate:
         return "tight" if self.lived.retries else "safe"
 
     @property
-    def part(self) -> Part:
+    def part(self) -> ProgramPart:
         """The part where it dies, or else where it needs most."""
         at = self.lived.failure.part if self.lived.failure else self.lived.peak_part
         return self.program.parts[at]
@@ -83,7 +83,7 @@ class Certificate:
         return limits[-1] if limits and 0 <= limits[-1] < self.gpu.memory_bytes else None
 
     @cached_property
-    def heaviest(self) -> list[tuple[Part, int, int]]:
+    def heaviest(self) -> list[tuple[ProgramPart, int, int]]:
         """The parts that need most, one per shape, with allocated and reserved bytes."""
         lived, shapes, found = self.in_all, set(), []
         for at in sorted(range(len(lived.allocated_bytes)), key=lambda at: -lived.allocated_bytes[at]):
@@ -96,30 +96,30 @@ class Certificate:
         return found
 
     @cached_property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[SafeChange]:
         """Changes that make it safe, each simulated; for a tight verdict, only those that avoid retries."""
         if self.verdict == "safe":
             return []
         return [one for one in self._tried() if one.lived.failure is None and not (self.survives and one.lived.retries)]
 
-    def _tried(self) -> list[Change]:
-        found: list[Change] = []
+    def _tried(self) -> list[SafeChange]:
+        found: list[SafeChange] = []
         settings = self.settings
         if not settings.expandable_segments:
             settings = replace(settings, expandable_segments=True)
             lived = self._live(self.program, settings)
-            found.append(Change("PYTORCH_ALLOC_CONF=expandable_segments:True", "it costs nothing", lived))
+            found.append(SafeChange("PYTORCH_ALLOC_CONF=expandable_segments:True", "it costs nothing", lived))
         bucketed = _bucketed(self.program)
         if bucketed is not None:
             sizes, program = bucketed
-            found.append(Change(f"pad to {sizes}", "more padding is computed", self._live(program, self.settings)))
+            found.append(SafeChange(f"pad to {sizes}", "more padding is computed", self._live(program, self.settings)))
         limit = None if self.survives else self._limit()
         return [*found, limit] if limit else found
 
-    def _live(self, program: Program, settings: AllocatorSettings) -> Lived:
+    def _live(self, program: RecordedProgram, settings: AllocatorSettings) -> Lived:
         return live_through(program, self.gpu.memory_bytes, settings)
 
-    def _limit(self) -> Change | None:
+    def _limit(self) -> SafeChange | None:
         """Return the largest sample size seen with which it is safe."""
         parts = [part for part in self.program.parts if part.kind == "step" and len(part.shape) in (2, 4)]
         sizes = sorted({_size(part) for part in parts})
@@ -137,15 +137,15 @@ class Certificate:
         longer = sum(_size(part) > best[0] for part in parts)
         shape = next(part.shape for part in parts if _size(part) == best[0])
         words = f"max_length={best[0]}" if len(shape) == 2 else f"images of at most {shape[2]} × {shape[3]}"
-        return Change(words, f"{longer:,} of {len(parts):,} batches {'is' if longer == 1 else 'are'} cut", best[1])
+        return SafeChange(words, f"{longer:,} of {len(parts):,} batches {'is' if longer == 1 else 'are'} cut", best[1])
 
 
-def certify(program: Program, gpu: Gpu, settings: AllocatorSettings) -> Certificate:
+def certify(program: RecordedProgram, gpu: Gpu, settings: AllocatorSettings) -> Certificate:
     """Simulate the training on a card."""
     return Certificate(gpu, program, settings, live_through(program, gpu.memory_bytes, settings))
 
 
-def _uncapped(program: Program) -> Program:
+def _uncapped(program: RecordedProgram) -> RecordedProgram:
     operations = program.operations[:]
     for at in operations_of(operations):
         if operations[at] == ALLOWED:
@@ -156,7 +156,7 @@ def _uncapped(program: Program) -> Program:
 # -- the same training with other batches
 
 
-def substituted(program: Program, donor_of: Callable[[int], int | None]) -> Program | None:
+def substituted(program: RecordedProgram, donor_of: Callable[[int], int | None]) -> RecordedProgram | None:
     """Return the program with the blocks of other parts in place of some; None if their operations differ.
 
     A part takes the sizes and templates of its donor but keeps its own block names, so that later operations drop
@@ -187,7 +187,7 @@ def substituted(program: Program, donor_of: Callable[[int], int | None]) -> Prog
     return replace(program, operations=operations, parts=parts)
 
 
-def _spans(program: Program) -> list[list[int]]:
+def _spans(program: RecordedProgram) -> list[list[int]]:
     """Return where the operations of each part start."""
     spans: list[list[int]] = [[]]
     for at in operations_of(program.operations):
@@ -198,11 +198,11 @@ def _spans(program: Program) -> list[list[int]]:
     return spans
 
 
-def _size(part: Part) -> int:
+def _size(part: ProgramPart) -> int:
     return prod(part.shape[1:])
 
 
-def _donors(program: Program) -> dict[tuple[int, bool], dict[int, int]]:
+def _donors(program: RecordedProgram) -> dict[tuple[int, bool], dict[int, int]]:
     """Map (samples per batch, gradients present) to the last part of each size."""
     found: dict[tuple[int, bool], dict[int, int]] = {}
     for number, part in enumerate(program.parts):
@@ -211,7 +211,7 @@ def _donors(program: Program) -> dict[tuple[int, bool], dict[int, int]]:
     return found
 
 
-def _at_most(program: Program, size: int) -> Callable[[int], int | None]:
+def _at_most(program: RecordedProgram, size: int) -> Callable[[int], int | None]:
     donors = _donors(program)
 
     def donor_of(number: int) -> int | None:
@@ -224,7 +224,7 @@ def _at_most(program: Program, size: int) -> Callable[[int], int | None]:
     return donor_of
 
 
-def _bucketed(program: Program) -> tuple[str, Program] | None:
+def _bucketed(program: RecordedProgram) -> tuple[str, RecordedProgram] | None:
     """Pad all batches up to a few lengths that were seen."""
     donors = _donors(program)
     lengths = sorted({size for known in donors.values() for size in known})

@@ -10,20 +10,20 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
-from tonnage.certify.calls import Call, CannotRepeat, Key, Pending, TensorLayout
+from tonnage.certify.calls import CannotRepeat, Key, PendingBackward, RecordedCall, TensorLayout
 from tonnage.certify.program import (
     OUTSIDE,
     TEMPLATE_GIVE,
     TEMPLATE_GIVE_ARGUMENT,
     TEMPLATE_TAKE,
     Owner,
-    Part,
-    Program,
+    ProgramPart,
+    RecordedProgram,
     Template,
 )
 from tonnage.recording.records import Allocation
 from tonnage.script.attribution import address_of
-from tonnage.script.lines import Place
+from tonnage.script.lines import ScriptPlace
 from tonnage.virtual.device import _WITHOUT_KERNELS
 from tonnage.virtual.going_on import Stopped
 
@@ -36,7 +36,7 @@ class Events:
     """The sink of a virtual GPU's events."""
 
     def __init__(
-        self, session: Any, program: Program, *, replays: bool = True, most_epochs: int = 0, most_steps: int = 0
+        self, session: Any, program: RecordedProgram, *, replays: bool = True, most_epochs: int = 0, most_steps: int = 0
     ) -> None:
         self.program = program
         self.replays = replays
@@ -51,27 +51,27 @@ class Events:
         self._drain = getattr(session.device, "drain", lambda: None)
         self._owners: dict[int, Owner] = {}
         self._address = 0
-        self._calls: dict[Key, Call] = {}
-        self._by_instance: dict[int, Call] = {}  # of calls that were run, while their blocks live
+        self._calls: dict[Key, RecordedCall] = {}
+        self._by_instance: dict[int, RecordedCall] = {}  # of calls that were run, while their blocks live
         self._template: Template | None = None
         self._instance = -1
         self._arguments: list[int] = []
         self._deferred: list[Owner] = []
         self._binding: list[Owner] = []
         self._muted = 0
-        self._pending: list[Pending] = []
-        self._replaying: Call | None = None
+        self._pending: list[PendingBackward] = []
+        self._replaying: RecordedCall | None = None
         self._last_forward: dict[int, int] = {}
         self._stepped = True
         self._handling_gradients = 0
-        self._virtual_gradients: list[tuple[int, Call]] = []
+        self._virtual_gradients: list[tuple[int, RecordedCall]] = []
         self._materialises = False  # the script handles gradients itself
         self._parameters: dict[int, list[Any]] = {}
         self._loose_later: list[Owner] = []
         self._loose_before_backward: list[Owner] = []
         self._takes = 0
         self._present_is_real = True
-        self._fresh: list[tuple[Key, int, Call]] = []  # what was run in the current part
+        self._fresh: list[tuple[Key, int, RecordedCall]] = []  # what was run in the current part
         self._runs: dict[Key, int] = {}
         self._outside = -1
         self._waiting: list[int] | None = None  # for a backward to reach what was run
@@ -130,7 +130,7 @@ class Events:
 
     def _allocated(
         self, address: int, size: int, block_size: int, stream: int, operator: str, module: str, serial: int, shape: Any,
-        dtype: str, place: Place,
+        dtype: str, place: ScriptPlace,
     ) -> Allocation:  # fmt: skip
         device, who = self._device, self._device.attribution
         device.sequence += 1
@@ -193,7 +193,7 @@ class Events:
         self._arguments, self._deferred = arguments, []
         return self._instance
 
-    def _stop(self) -> Call:
+    def _stop(self) -> RecordedCall:
         self._drain()
         template, self._template = self._template, None
         assert template is not None
@@ -201,7 +201,7 @@ class Events:
         self.program.call(template, self._instance, self._arguments)
         for owner in self._deferred:
             self._give(owner)
-        call = Call(template)
+        call = RecordedCall(template)
         self._by_instance[self._instance] = call
         while len(self._by_instance) > 64:
             del self._by_instance[next(iter(self._by_instance))]
@@ -212,7 +212,7 @@ class Events:
         return call
 
     @contextmanager
-    def _written_down(self, name: str, arguments: list[int], found: list[Call]) -> Iterator[None]:
+    def _written_down(self, name: str, arguments: list[int], found: list[RecordedCall]) -> Iterator[None]:
         self._start(name, arguments)
         try:
             yield
@@ -253,7 +253,7 @@ class Events:
             self._drain()
             self._muted -= 1
 
-    def _tensors(self, call: Call, instance: int, arguments: list[Any]) -> list[Any]:
+    def _tensors(self, call: RecordedCall, instance: int, arguments: list[Any]) -> list[Any]:
         """Return new tensors in the blocks of a replayed call."""
         torch, layouts = self._torch, call.output.layouts if call.output else []
         storages: dict[int, Any] = {}
@@ -286,7 +286,7 @@ class Events:
             with self._unseen():
                 tensor.copy_(values)
 
-    def _replay(self, call: Call, arguments: list[int]) -> int:
+    def _replay(self, call: RecordedCall, arguments: list[int]) -> int:
         instance = self.program.new_instance()
         self.program.call(call.template, instance, arguments)
         for slot in call.loose_at_once:
@@ -297,7 +297,7 @@ class Events:
 
     # -- parts of the training
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: ProgramPart) -> None:
         self._drain()
         self._takes = 0
         self._distrust_first_runs()
@@ -348,7 +348,7 @@ class Events:
             self.step += self._stepped
             self._stepped = False
         kind = "step" if trains else "evaluation"
-        part = Part(kind, self.step, self.micro_batch, shape, replayed)
+        part = ProgramPart(kind, self.step, self.micro_batch, shape, replayed)
         if self.program.parts[-1].kind == "data":
             self.program.parts[-1] = part
         else:

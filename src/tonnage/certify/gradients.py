@@ -8,12 +8,12 @@ from functools import wraps
 from types import MethodType
 from typing import Any
 
-from tonnage.certify.calls import Call, CannotRepeat, Key, Output
+from tonnage.certify.calls import CannotRepeat, Key, RecordedCall, ResultTree
 from tonnage.certify.events import Events
-from tonnage.certify.program import Part
+from tonnage.certify.program import ProgramPart
 
 
-class Gradients(Events):
+class GradientEvents(Events):
     """Records and replays operations on gradients."""
 
     def _has_gradients(self, parameters: list[Any]) -> bool:
@@ -44,14 +44,14 @@ class Gradients(Events):
             return known.output.build(self._tensors(known, instance, []))
         self._materialise()
         self._handling_gradients += 1
-        found: list[Call] = []
+        found: list[RecordedCall] = []
         try:
             with self._written_down(name, [], found):
                 result = run()
         finally:
             self._handling_gradients -= 1
         try:
-            found[0].output = Output(result, self._layout_of(self._instance, []), self._torch.Tensor)
+            found[0].output = ResultTree(result, self._layout_of(self._instance, []), self._torch.Tensor)
             self._calls[key] = found[0]
         except CannotRepeat:
             pass
@@ -106,7 +106,7 @@ class Gradients(Events):
             key = ("step", id(optimizer), bool(optimizer.state), len(optimizer.param_groups))
             result = self._memoised(key, "optimizer", run)
         self._stepped = True
-        self._begin(Part("between", self.step))
+        self._begin(ProgramPart("between", self.step))
         return result
 
     def _wrap_gradients(self) -> None:

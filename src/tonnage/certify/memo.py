@@ -10,14 +10,22 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tonnage.certify.calls import Call, CannotRepeat, Key, Output, Pending, Unfaithful, tensors_within
-from tonnage.certify.gradients import Gradients
-from tonnage.certify.program import ALLOWED, EMPTY, TEMPLATE_EMPTY, Part
+from tonnage.certify.calls import (
+    CannotRepeat,
+    Key,
+    PendingBackward,
+    RecordedCall,
+    ResultTree,
+    Unfaithful,
+    tensors_within,
+)
+from tonnage.certify.gradients import GradientEvents
+from tonnage.certify.program import ALLOWED, EMPTY, TEMPLATE_EMPTY, ProgramPart
 from tonnage.script.attribution import address_of
 from tonnage.virtual.going_on import Stopped
 
 
-class Memo(Gradients):
+class Memo(GradientEvents):
     """Writes events of the virtual GPU into the program between `install` and its undo."""
 
     def install(self) -> Callable[[], None]:
@@ -79,7 +87,7 @@ class Memo(Gradients):
             self._present_is_real = False
             if not trains:
                 return known.output.build(self._tensors(known, instance, given))
-            pending = Pending(known, instance, is_real=False)
+            pending = PendingBackward(known, instance, is_real=False)
             self._pending.append(pending)
             if self._anchor is None:
                 self._anchor = torch.zeros((), requires_grad=True)
@@ -100,7 +108,7 @@ class Memo(Gradients):
         self._last_forward[id(module)] = instance
         self._present_is_real = True
         try:
-            call.output = Output(output, self._layout_of(instance, given), self._torch.Tensor)
+            call.output = ResultTree(output, self._layout_of(instance, given), self._torch.Tensor)
         except CannotRepeat as reason:
             self.notes.add(f"{type(module).__name__} is run at every step: {reason}")
             key = None
@@ -111,7 +119,7 @@ class Memo(Gradients):
             self._calls[key] = call
             self._fresh.append((key, instance, call))
         if trains:
-            pending = Pending(call if key is not None else None, instance, is_real=True)
+            pending = PendingBackward(call if key is not None else None, instance, is_real=True)
             self._pending.append(pending)
             # Detect when a backward reaches what the model returned.
             found: list[Any] = []
@@ -206,16 +214,16 @@ class Memo(Gradients):
 
         self._patch((graph, torch.autograd), "_engine_run_backward", run_backward)
 
-    def _backward_key(self, pending: list[Pending]) -> Key:
+    def _backward_key(self, pending: list[PendingBackward]) -> Key:
         return "backward", tuple(one.call.template.number if one.call else -1 for one in pending)
 
     def _run_backward(
-        self, plain: Any, pending: list[Pending], arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self, plain: Any, pending: list[PendingBackward], arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         key = self._backward_key(pending)
         held = [one.instance for one in pending]
         self._waiting = held
-        call: Call | None = None
+        call: RecordedCall | None = None
         try:
             result = plain(*arguments, **keywords)
         finally:
@@ -251,7 +259,7 @@ class Memo(Gradients):
             if self._materialises:
                 self._materialise()
 
-    def dropped(self, pending: Pending) -> None:
+    def dropped(self, pending: PendingBackward) -> None:
         """Drop what the graph of a replayed call held, if it is freed without a backward."""
         if not pending.done and pending.call is not None:
             pending.done = True
@@ -268,7 +276,7 @@ class Memo(Gradients):
         def following(iterator: Any) -> Any:
             memo._loader = getattr(iterator, "_tonnage_loader", 0)
             if memo._template is None and memo.program.parts[-1].kind != "data":
-                memo._begin(Part("data", memo.step))
+                memo._begin(ProgramPart("data", memo.step))
             return plain_next(iterator)
 
         def beginning(loader: Any) -> Any:
@@ -307,7 +315,7 @@ class Memo(Gradients):
 class _Graph:
     """Lives as long as the graph of a replayed call."""
 
-    def __init__(self, memo: Memo, pending: Pending) -> None:
+    def __init__(self, memo: Memo, pending: PendingBackward) -> None:
         self.memo, self.pending = memo, pending
 
     def __del__(self) -> None:
@@ -320,7 +328,7 @@ def _replayed_function(torch: Any) -> Any:
 
     class Replayed(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, anchor: Any, memo: Memo, pending: Pending, given: list[Any]) -> Any:
+        def forward(ctx: Any, anchor: Any, memo: Memo, pending: PendingBackward, given: list[Any]) -> Any:
             assert pending.call is not None and pending.call.output is not None
             ctx.graph = _Graph(memo, pending)
             tensors = memo._tensors(pending.call, pending.instance, given)

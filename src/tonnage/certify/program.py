@@ -44,7 +44,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProgramPart:
     """A stretch of the training: a step's forward and what follows, an evaluation batch, or what is between."""
 
     kind: str  # "setup", "step", "evaluation" or "between"
@@ -55,12 +55,12 @@ class Part:
 
 
 @dataclass
-class Program:
+class RecordedProgram:
     """The whole program, as it is recorded."""
 
     operations: "array[int]" = field(default_factory=lambda: array("q"))
     templates: list[Template] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=lambda: [Part("setup", 0)])
+    parts: list[ProgramPart] = field(default_factory=lambda: [ProgramPart("setup", 0)])
     lines: list[str] = field(default_factory=list)
     block_lines: "array[int]" = field(default_factory=lambda: array("l"))  # of the script's own blocks, by id
     instances: int = 0
@@ -100,7 +100,7 @@ class Program:
         """Record that a template runs."""
         self.operations.extend((CALL, template.number, instance, len(arguments), *arguments))
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: ProgramPart) -> None:
         """Start the next part of the training."""
         self.operations.append(PART)
         self.parts.append(part)

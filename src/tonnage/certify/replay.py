@@ -27,7 +27,7 @@ from tonnage.certify.program import (
     TEMPLATE_GIVE,
     TEMPLATE_GIVE_ARGUMENT,
     TEMPLATE_TAKE,
-    Program,
+    RecordedProgram,
 )
 from tonnage.virtual.cache import cache_folder, check_code, make_safe
 
@@ -66,7 +66,7 @@ class Lived:
         return max(range(len(self.reserved_bytes)), key=lambda at: (self.reserved_bytes[at], self.allocated_bytes[at]))
 
 
-def live_through(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
+def live_through(program: RecordedProgram, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
     """Run the whole program, until it ends or a request fails."""
     library = native_library()
     if library is None:
@@ -99,7 +99,9 @@ def native_library() -> ctypes.CDLL | None:
     return library
 
 
-def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
+def _natively(
+    library: ctypes.CDLL, program: RecordedProgram, capacity_bytes: int, settings: AllocatorSettings
+) -> Lived:
     size, pointer = ctypes.c_uint64, ctypes.c_void_p
     machine = pointer(
         library.tn_new(
@@ -175,7 +177,7 @@ def _limits(operations: "array[int]", end: int) -> tuple[int, int]:
 # -- in Python
 
 
-def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
+def in_python(program: RecordedProgram, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
     """Like `live_through`, with the Python model of the allocator."""
     allocator = CachingAllocator(capacity_bytes, settings)
     counters, operations = allocator.counters, program.operations

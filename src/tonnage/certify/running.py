@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from tonnage.certify.calls import Unfaithful
 from tonnage.certify.memo import Memo
-from tonnage.certify.program import Program
+from tonnage.certify.program import RecordedProgram
 from tonnage.hardware import Gpu
-from tonnage.script.program import Program as Script
+from tonnage.script.program import Program
 from tonnage.script.running import Ending, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
@@ -16,10 +16,10 @@ from tonnage.virtual.imports import quick_imports
 
 
 @dataclass
-class Training:
+class TrainingResult:
     """The result of a script on a card without a limit."""
 
-    program: Program
+    program: RecordedProgram
     ending: Ending
     steps: int
     replayed_parts: int
@@ -30,11 +30,11 @@ class Training:
 
 
 def run_training(
-    script: Script, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, epochs: int = 0, steps: int = 0,
+    script: Program, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, epochs: int = 0, steps: int = 0,
     replays: bool = True, progress: Callable[[Memo], None] | None = None,
-) -> Training:  # fmt: skip
+) -> TrainingResult:  # fmt: skip
     """Run the script to its end, or for some epochs or steps."""
-    session, program = new_session(gpu, torch_version), Program()
+    session, program = new_session(gpu, torch_version), RecordedProgram()
     memo = Memo(session, program, replays=replays, most_epochs=epochs, most_steps=steps)
     memo.take_over()
     session.open()
@@ -54,7 +54,7 @@ def run_training(
         session.close()
     if ending.error.startswith(Stopped.__name__):
         ending = Ending("ok")
-    return Training(
+    return TrainingResult(
         program, ending, memo.step, memo.replayed_parts, not memo.misses_blocks, sorted(memo.notes), session.modelled,
         session.device.torch_version,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 
 # A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a named range. What `streams`
 # reads has kinds of its own: how streams wait for each other, and collectives between GPUs.
@@ -22,7 +22,7 @@ READS_BACK = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedCall(Call):
+class CapturedCall(OperatorCall):
     """A distinct call. A list of tensors has a type like "float[]".
 
     `devices` holds "cuda", "cpu", "pinned" (page-locked host memory) or "" for each argument.
@@ -42,7 +42,7 @@ class CapturedCall(Call):
         return self.kind in _COMPILED and self.name.split(":")[0] == _COMPILED[self.kind]
 
 
-class Moment(NamedTuple):
+class CallInStep(NamedTuple):
     """One call in the step: its nesting depth, phase and thread (0: the script's own)."""
 
     call: CapturedCall
@@ -105,7 +105,7 @@ class CapturedStep:
         """Nodes that autograd's engine evaluated."""
         return sum(count for call, count in self.counts.items() if call.kind == "node")
 
-    def moments(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[CallInStep]:
         """Yield every call in order; `parent` is the index of its caller."""
         begins = dict(self.phases)
         phase = ""
@@ -118,5 +118,5 @@ class CapturedStep:
             del above[depth:]
             call, is_operator, begins_compiled = opens[number]
             parent, is_inner, is_compiled = above[-1] if above else (None, False, False)
-            yield Moment(call, depth, phase, thread, parent, is_inner, is_compiled)
+            yield CallInStep(call, depth, phase, thread, parent, is_inner, is_compiled)
             above.append((place, is_inner or is_operator, is_compiled or begins_compiled))

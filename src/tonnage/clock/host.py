@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.clock.captured import Moment
+from tonnage.clock.captured import CallInStep
 from tonnage.clock.launch import Launch
 
 _DATA = Path(__file__).parent / "data" / "host.toml"
@@ -56,7 +56,7 @@ class HostCosts:
     compiled_parameter: float  # guards and argument passing
     recomputed_tensor: float
 
-    def phase(self, moment: Moment) -> PhaseCosts:
+    def phase(self, moment: CallInStep) -> PhaseCosts:
         """Return the costs that apply where a call is."""
         if moment.is_compiled:
             return self.compiled
@@ -64,7 +64,7 @@ class HostCosts:
             return self.optimizer
         return self.backward if moment.thread and moment.phase != "recompute" else self.forward
 
-    def call_s(self, moment: Moment) -> float:
+    def call_s(self, moment: CallInStep) -> float:
         """Return the seconds for a call, without its launches."""
         call = moment.call
         if call.kind != "operator":
@@ -74,7 +74,7 @@ class HostCosts:
         costs = self.phase(moment)
         return costs.inner_operator if moment.is_inner else costs.operator
 
-    def launch_s(self, moment: Moment, launch: Launch) -> float:
+    def launch_s(self, moment: CallInStep, launch: Launch) -> float:
         """Return the seconds for its kernels."""
         if moment.call.kind == "kernel":
             return self.triton_kernel

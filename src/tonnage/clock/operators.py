@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class OperatorCall:
     """An operator call: `shapes` holds a tuple of numbers, or a tuple of tuples for a list of tensors."""
 
     name: str
@@ -63,7 +63,7 @@ class Call:
                 yield at
 
 
-def work_of(call: Call) -> Work | None:
+def work_of(call: OperatorCall) -> Work | None:
     """Return what the call must do; None if unknown."""
     if not call.shapes:
         return None
@@ -81,7 +81,7 @@ def work_of(call: Call) -> Work | None:
 # ── products ──
 
 
-def _product(call: Call) -> Work | None:
+def _product(call: OperatorCall) -> Work | None:
     at = _tables()["products"][call.name]
     left, right = call.shapes[at], call.shapes[at + 1]
     inner = right[-2] if len(right) > 1 else right[-1]
@@ -96,13 +96,13 @@ def _product(call: Call) -> Work | None:
     return Work(2.0 * out_elements * left[-1], moved, _precision(call, at))
 
 
-def _precision(call: Call, at: int) -> str:
+def _precision(call: OperatorCall, at: int) -> str:
     """Return the precision of the arithmetic: TF32 if a kernel's name says so."""
     name: str = _tables()["precision"].get(call.types[at], "fp32")
     return "tf32" if name == "fp32" and any("tf32" in kernel for kernel in call.kernels) else name
 
 
-def _attention(call: Call) -> Work | None:
+def _attention(call: OperatorCall) -> Work | None:
     table = _tables()["attention"][call.name]
     at, heads_axis = table["query"], table["heads"]
     if "lengths" in table and call.shapes[table["lengths"]]:
@@ -123,7 +123,7 @@ def _attention(call: Call) -> Work | None:
     return Work(2.0 * table["products"] * each * mean_width, moved, _precision(call, at))
 
 
-def _convolution(call: Call) -> Work | None:
+def _convolution(call: OperatorCall) -> Work | None:
     table = _tables()["convolution"][call.name]
     at = table["input"]
     image, weight = call.shapes[at], call.shapes[at + 1]
@@ -153,8 +153,8 @@ def _numbers(text: str, count: int) -> Sequence[int]:
 # ── what moves bytes ──
 
 
-def _elementwise(each: int, *, out_bytes: int = 0) -> Callable[[Call], Work | None]:
-    def work(call: Call) -> Work | None:
+def _elementwise(each: int, *, out_bytes: int = 0) -> Callable[[OperatorCall], Work | None]:
+    def work(call: OperatorCall) -> Work | None:
         tensors = list(call.tensors())
         if not tensors:
             return None
@@ -173,16 +173,16 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))
 
 
-def _copy(call: Call) -> Work:
+def _copy(call: OperatorCall) -> Work:
     return Work(0.0, call.tensor_bytes(0) + call.tensor_bytes(1))
 
 
-def _written(call: Call) -> Work:
+def _written(call: OperatorCall) -> Work:
     return Work(0.0, call.tensor_bytes(0))
 
 
-def _reduction(each: int) -> Callable[[Call], Work]:
-    def work(call: Call) -> Work:
+def _reduction(each: int) -> Callable[[OperatorCall], Work]:
+    def work(call: OperatorCall) -> Work:
         shape = call.shapes[0]
         axes = {axis % len(shape) for axis in _numbers(call.value(1), 1)} if shape and "[" in call.value(1) else set()
         kept = prod(extent for axis, extent in enumerate(shape) if axis not in axes) if axes else 1
@@ -191,8 +191,8 @@ def _reduction(each: int) -> Callable[[Call], Work]:
     return work
 
 
-def _rowwise(each: int) -> Callable[[Call], Work]:
-    def work(call: Call) -> Work:
+def _rowwise(each: int) -> Callable[[OperatorCall], Work]:
+    def work(call: OperatorCall) -> Work:
         elements = prod(call.shapes[0])
         written = _FLOAT_BYTES if call.name in ("_softmax", "_log_softmax") and call.value(2) == "True" else 0
         out_bytes = elements * (written or call.element_bytes(0))
@@ -201,8 +201,8 @@ def _rowwise(each: int) -> Callable[[Call], Work]:
     return work
 
 
-def _rowwise_backward(each: int) -> Callable[[Call], Work]:
-    def work(call: Call) -> Work:
+def _rowwise_backward(each: int) -> Callable[[OperatorCall], Work]:
+    def work(call: OperatorCall) -> Work:
         elements = prod(call.shapes[0])
         read = sum(map(call.tensor_bytes, call.tensors()))
         return Work(float(each * elements), read + elements * call.element_bytes(0))
@@ -210,7 +210,7 @@ def _rowwise_backward(each: int) -> Callable[[Call], Work]:
     return work
 
 
-def _rows(call: Call) -> Work:
+def _rows(call: OperatorCall) -> Work:
     """Read rows of a table by index: embedding(weight, indices), index_select(table, axis, indices), gather."""
     at = next(at for at in call.tensors() if call.types[at] in ("long int", "long", "int"))
     width = call.shapes[0][-1] if call.name != "gather" else 1
@@ -218,21 +218,21 @@ def _rows(call: Call) -> Work:
     return Work(0.0, call.tensor_bytes(at) + 2 * elements * call.element_bytes(0))
 
 
-def _embedding_backward(call: Call) -> Work:
+def _embedding_backward(call: OperatorCall) -> Work:
     """Read gradients and indices; a gradient of the whole table is written."""
     width = call.shapes[0][-1]
     table = int(call.value(2)) * width * call.element_bytes(0)
     return Work(float(prod(call.shapes[0])), call.tensor_bytes(0) + call.tensor_bytes(1) + table)
 
 
-def _cat(call: Call) -> Work | None:
+def _cat(call: OperatorCall) -> Work | None:
     """Read a concatenation. The kernel's name gives the element size: the trace does not for lists."""
     width = next((int(found[1]) for kernel in call.kernels if (found := _ELEMENT_IN_KERNEL.search(kernel))), 0)
     elements = sum(prod(shape) for shape in call.shapes[0])
     return Work(0.0, 2.0 * elements * width) if width and elements else None
 
 
-def _lists(call: Call) -> Work | None:
+def _lists(call: OperatorCall) -> Work | None:
     """Read fused updates of many tensors; long lists are not recorded, and then nothing is known."""
     named = next((found[1] for kernel in call.kernels if (found := _TYPE_IN_KERNEL.search(kernel))), "")
     elements = sum(prod(shape) for shape in call.shapes[0])
@@ -242,7 +242,7 @@ def _lists(call: Call) -> Work | None:
     return Work(2.0 * passes * elements, float(passes * elements * _tables()["bytes"][named]))
 
 
-_MAKERS: dict[str, Callable[[int], Callable[[Call], Work | None]]] = {
+_MAKERS: dict[str, Callable[[int], Callable[[OperatorCall], Work | None]]] = {
     "elementwise": _elementwise,
     "comparison": lambda each: _elementwise(each, out_bytes=1),
     "written": lambda _: _written,
@@ -250,7 +250,7 @@ _MAKERS: dict[str, Callable[[int], Callable[[Call], Work | None]]] = {
     "rowwise": _rowwise,
     "rowwise_backward": _rowwise_backward,
 }
-_ALONE: dict[str, Callable[[Call], Work | None]] = {
+_ALONE: dict[str, Callable[[OperatorCall], Work | None]] = {
     "copy_": _copy,
     "cat": _cat,
     "embedding": _rows,
@@ -261,7 +261,7 @@ _ALONE: dict[str, Callable[[Call], Work | None]] = {
 
 
 @cache
-def _families() -> dict[str, Callable[[Call], Work | None]]:
+def _families() -> dict[str, Callable[[OperatorCall], Work | None]]:
     tables = _tables()
     found = dict(_ALONE)
     for family, make in _MAKERS.items():

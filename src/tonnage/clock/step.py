@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tonnage.clock import kernels
-from tonnage.clock.captured import READS_BACK, CapturedCall, CapturedStep, Moment
+from tonnage.clock.captured import READS_BACK, CallInStep, CapturedCall, CapturedStep
 from tonnage.clock.host import OPTIMIZER, host_costs
 from tonnage.clock.kernels import copies
 from tonnage.clock.kernels.matmul import goes_one_by_one
@@ -15,7 +15,7 @@ from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
 from tonnage.clock.settings import Settings
 from tonnage.clock.streams import CollectiveSeconds, Streams
-from tonnage.clock.timeline import Task, Timeline, steady_s, timeline
+from tonnage.clock.timeline import StepTimeline, Task, steady_s, timeline
 from tonnage.hardware import Gpu
 
 WAITING = "waiting for the host"
@@ -25,11 +25,11 @@ _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # these do not reach a GPU's power lim
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
+class SteadyStep:
     """A step in the steady state, and the range in which nine of ten such steps lie."""
 
     gpu: Gpu
-    timeline: Timeline
+    timeline: StepTimeline
     low_s: float
     high_s: float
     samples: int | None
@@ -53,7 +53,7 @@ class StepTime:
         return self.timeline.by_kind | {WAITING: self.timeline.idle_s}
 
 
-def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> StepTime:
+def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> SteadyStep:
     """Predict a captured step on this GPU; without `collective_s`, collectives take no time."""
     launched = list(launches_of(step, settings_of(step)))
     tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters, collective_s)))
@@ -62,7 +62,7 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
         if launch is not None and launch.kind in _ARITHMETIC:
             by_precision[launch.precision] += launch.operations
     low_s, high_s = (steady_s(tasks, card, host) for card, host in factors(gpu))
-    return StepTime(
+    return SteadyStep(
         gpu=gpu,
         timeline=timeline(tasks),
         low_s=low_s,
@@ -98,7 +98,7 @@ def settings_of(step: CapturedStep) -> Settings:
     )
 
 
-def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment, Launch | None]]:
+def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[CallInStep, Launch | None]]:
     """Yield every call with what it launches itself.
 
     Builds of torch differ in which inner operators they record, and autocast calls an operator again with narrower
@@ -149,7 +149,7 @@ def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
 
 
 def _tasks(
-    launched: Iterable[tuple[Moment, Launch | None]],
+    launched: Iterable[tuple[CallInStep, Launch | None]],
     gpu: Gpu,
     parameters: int,
     collective_s: CollectiveSeconds | None = None,

@@ -17,7 +17,7 @@ duration.
 
 from collections.abc import Callable, Iterator
 
-from tonnage.clock.captured import CapturedCall, Moment
+from tonnage.clock.captured import CallInStep, CapturedCall
 from tonnage.clock.timeline import EVERYTHING, HOST, Task
 
 # Seconds of a collective by operation, total bytes, number of ranks and their stride.
@@ -33,18 +33,18 @@ class Streams:
         self._current: dict[int, int] = {}  # by thread
         self._futures: list[str] = []  # not yet waited for
 
-    def of(self, moment: Moment) -> int:
+    def of(self, moment: CallInStep) -> int:
         """Return the stream that a call runs on."""
         return self._current.get(moment.thread, 0)
 
-    def awaited(self, moment: Moment) -> tuple[str, ...]:
+    def awaited(self, moment: CallInStep) -> tuple[str, ...]:
         """Return what a call implicitly waits for: futures of collectives, once backward is over."""
         if moment.thread or not self._futures:
             return ()
         found, self._futures = tuple(self._futures), []
         return found
 
-    def tasks(self, moment: Moment, host_s: float) -> Iterator[Task]:
+    def tasks(self, moment: CallInStep, host_s: float) -> Iterator[Task]:
         """Yield the tasks of a note, after `host_s` of host work since the last task."""
         call, stream = moment.call, self.of(moment)
         numbers = [int(value) for value in call.values]

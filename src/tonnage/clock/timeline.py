@@ -57,7 +57,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class StepTimeline:
     """One step in the steady state."""
 
     step_s: float
@@ -67,7 +67,7 @@ class Timeline:
     idle_s: float = 0.0  # while all streams are idle
 
 
-def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
+def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> StepTimeline:
     """Run a step's tasks repeatedly and return the last step, which is in the steady state."""
     lanes = _Lanes()
     lanes.warm(tasks, warm_steps)
@@ -89,7 +89,7 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
             start_s = max(0.0, min(start_s % step_s, step_s - length_s))
         placed.append(replace(span, start_s=start_s, end_s=start_s + length_s))
     shown = tuple(sorted(placed, key=lambda span: span.start_s))
-    return Timeline(
+    return StepTimeline(
         step_s=step_s,
         host_s=host_s,
         spans=shown,

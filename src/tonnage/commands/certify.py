@@ -12,8 +12,8 @@ from tonnage.hardware import Gpu, find_cuda_gpu
 
 if TYPE_CHECKING:
     from tonnage.certify.certificate import Certificate
-    from tonnage.certify.running import Training
-    from tonnage.script.launchers import Launch
+    from tonnage.certify.running import TrainingResult
+    from tonnage.script.launchers import LaunchCommand
 
 SUMMARY = "Walk through a whole training on a GPU that is not there: does every step survive?"
 _EXIT_STATUS = "Exits with the script's own status where it failed for its own reasons, 1 where a step dies, else 0."
@@ -67,7 +67,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _launch(options: Namespace) -> "Launch":
+def _launch(options: Namespace) -> "LaunchCommand":
     from tonnage.script.launchers import read_launch
 
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
@@ -80,7 +80,7 @@ def _launch(options: Namespace) -> "Launch":
     return launch
 
 
-def _run(options: Namespace, launch: "Launch", gpu: Gpu) -> "Training":
+def _run(options: Namespace, launch: "LaunchCommand", gpu: Gpu) -> "TrainingResult":
     from tonnage.certify.running import run_training
     from tonnage.report.certify import StepProgress
 
@@ -94,7 +94,7 @@ def _run(options: Namespace, launch: "Launch", gpu: Gpu) -> "Training":
         progress.wipe()
 
 
-def _no_steps(training: "Training") -> int:
+def _no_steps(training: "TrainingResult") -> int:
     ending = training.ending
     if ending.outcome != "ok":
         print(f"tonnage: the script failed before its first step: {ending.error}", file=sys.stderr)
@@ -119,7 +119,7 @@ def _larger_card(certificate: "Certificate") -> str:
     return ""
 
 
-def _publish(options: Namespace, certificate: "Certificate", training: "Training", larger_card: str) -> None:
+def _publish(options: Namespace, certificate: "Certificate", training: "TrainingResult", larger_card: str) -> None:
     from tonnage.report.certify import certificate_figures, certificate_lines
     from tonnage.report.lines import print_lines
     from tonnage.report.output import write_json

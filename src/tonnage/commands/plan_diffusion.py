@@ -10,7 +10,7 @@ from tonnage.errors import BadLayout
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models.diffusion import Pipeline, Size
-    from tonnage.planner.diffusion import Findings
+    from tonnage.planner.diffusion import DiffusionSearch
 
 _EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
 
@@ -24,13 +24,13 @@ def is_asked(words: list[str]) -> bool:
 
 def train(words: list[str]) -> int:
     """Plan the training, report; the exit status."""
-    from tonnage.planner.diffusion import TrainingRequest, plan_training, usual_precision
+    from tonnage.planner.diffusion import DiffusionRequest, plan_training, usual_precision
 
     options = _training_parser().parse_args(words)
     pipeline, size = _asked(options)
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
-    request = TrainingRequest(
+    request = DiffusionRequest(
         size=size, precision=options.precision or usual_precision(pipeline), optimizer=options.optimizer,
         lora_rank=options.lora or 0, base=options.base, ema=options.ema, micro_batch=options.micro_batch,
         checkpoint=options.checkpoint, text=options.text_encoders, vae=options.vae,
@@ -119,7 +119,7 @@ def _outputs(parser: ArgumentParser) -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
 
 
-def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callable[[Cluster], Findings]") -> int:
+def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callable[[Cluster], DiffusionSearch]") -> int:
     from tonnage.hardware import find_cluster
     from tonnage.report import diffusion as report
     from tonnage.report.lines import print_lines
@@ -140,12 +140,12 @@ def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callabl
     return 0 if findings.fits else 1
 
 
-def _on_common_cards(plan: "Callable[[Cluster], Findings]") -> "list[tuple[Cluster, Findings | None]]":
+def _on_common_cards(plan: "Callable[[Cluster], DiffusionSearch]") -> "list[tuple[Cluster, DiffusionSearch | None]]":
     """One of each, by memory; None where a card cannot do it at all."""
     from tonnage.hardware import find_cluster
     from tonnage.hardware.catalogue import common_cards
 
-    found: list[tuple[Cluster, Findings | None]] = []
+    found: list[tuple[Cluster, DiffusionSearch | None]] = []
     problems = []
     for name, _ in common_cards():
         cluster = find_cluster(name)

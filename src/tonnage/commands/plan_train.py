@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tonnage.models import ModelShape
     from tonnage.planner.lengths import Lengths
     from tonnage.planner.request import Offload, TrainingRequest
-    from tonnage.planner.search import Findings
+    from tonnage.planner.search import PlanSearch
 
 SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
 _EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
@@ -48,12 +48,12 @@ def command(words: list[str]) -> int:
     return 0 if findings.fits else 1
 
 
-def planned(words: list[str]) -> "Findings":
+def planned(words: list[str]) -> "PlanSearch":
     """What is found for the words after `tonnage plan train`, --gpus among them; nothing is printed."""
     return _search(_parser().parse_args(words))
 
 
-def _search(options: Namespace) -> "Findings":
+def _search(options: Namespace) -> "PlanSearch":
     from tonnage.planner.search import search
 
     shape = shape_of(options)
@@ -276,7 +276,7 @@ def _check_export(options: Namespace) -> None:
             raise BadLayout(problem, hint="Leave one of the two out.")
 
 
-def _publish(findings: "Findings", options: Namespace, page: Path | None, seconds: float) -> None:
+def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seconds: float) -> None:
     from tonnage.planner.lengths import choices
     from tonnage.planner.offers import offers
     from tonnage.planner.reasons import rejected
@@ -306,12 +306,12 @@ def _publish(findings: "Findings", options: Namespace, page: Path | None, second
         print_plan(findings, reasons, changes, offered, stream=sys.stdout, batchings=batchings, **how)
 
 
-def _export(findings: "Findings", options: Namespace) -> None:
-    from tonnage.planner.export import Launch, export_training
+def _export(findings: "PlanSearch", options: Namespace) -> None:
+    from tonnage.planner.export import TrainingRun, export_training
 
     assert findings.best is not None
     chosen = findings.best.configuration
-    launch = Launch(model=options.model, shape=findings.shape, cluster=findings.cluster, configuration=chosen)
+    launch = TrainingRun(model=options.model, shape=findings.shape, cluster=findings.cluster, configuration=chosen)
     written = export_training(launch, options.export, force=options.force)
     stream = sys.stderr if options.json == "-" else sys.stdout
     stream.write("".join(f"  wrote {path}\n" for path in written) + "\n")

@@ -9,7 +9,7 @@ import typer
 from tonnage.errors import RequestError
 
 if TYPE_CHECKING:
-    from tonnage.roofline import Analysis, Ceilings, Profile
+    from tonnage.roofline import Analysis, Ceilings, RooflineProfile
 
 
 def roofline(
@@ -51,7 +51,7 @@ def _check(file: Path | None, model: str) -> None:
         )
 
 
-def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str, online: bool) -> "Profile":
+def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str, online: bool) -> "RooflineProfile":
     from tonnage.roofline import PHASES, model_profile, read_profile
 
     if file:
@@ -64,7 +64,7 @@ def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str, on
     return model_profile(find_model(model, online=online), phase, batch=batch, seq=parse_count(seq))
 
 
-def _ceilings(profile: "Profile", gpu: str, ceilings: Path | None) -> "Ceilings":
+def _ceilings(profile: "RooflineProfile", gpu: str, ceilings: Path | None) -> "Ceilings":
     from tonnage.hardware import find_gpu
     from tonnage.roofline import catalogue_ceilings, read_ceilings
 

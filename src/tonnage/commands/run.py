@@ -18,7 +18,7 @@ from tonnage.hardware.cluster import Cluster, find_cuda_cluster
 if TYPE_CHECKING:
     from tonnage.explain.cards import AllCards
     from tonnage.recording import Recording
-    from tonnage.script.launchers import Launch
+    from tonnage.script.launchers import LaunchCommand
 
 ALL_CARDS = "all"
 SUMMARY = "Run a script on a GPU that is not there, and report what it would allocate."
@@ -93,7 +93,7 @@ def add_program(parser: ArgumentParser) -> None:
     own.required = False  # else it is said to be missing where SCRIPT is
 
 
-def read(options: Namespace, *, gpus: int = 1) -> "Launch":
+def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
     """What is to run, and whether the recording can be kept: before the run, so that no one waits for a mistake."""
     from tonnage.script.launchers import read_launch
 
@@ -125,7 +125,7 @@ def _check_writable(path: Path) -> None:
     raise RequestError(f"Cannot write {path}: {why}.", hint="Name a file in a folder that you can write to.")
 
 
-def _record(options: Namespace, launch: "Launch", card: Gpu, *, unlimited: bool = False) -> "Recording":
+def _record(options: Namespace, launch: "LaunchCommand", card: Gpu, *, unlimited: bool = False) -> "Recording":
     from tonnage.report.progress import live_progress
     from tonnage.virtual import run_script
 
@@ -136,7 +136,7 @@ def _record(options: Namespace, launch: "Launch", card: Gpu, *, unlimited: bool 
         )  # fmt: skip
 
 
-def _on_all_cards(options: Namespace, launch: "Launch", page: Path | None) -> int:
+def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None) -> int:
     """One run without a limit, and which cards of the catalogue hold it."""
     from tonnage.explain.cards import MEASURED_CARD, on_all_cards
     from tonnage.recording.replay import as_its_card_saw_it
@@ -152,7 +152,7 @@ def _on_all_cards(options: Namespace, launch: "Launch", page: Path | None) -> in
     return int(cards.smallest is None)
 
 
-def _on_cluster(options: Namespace, launch: "Launch", cards: Cluster, page: Path | None) -> int:
+def _on_cluster(options: Namespace, launch: "LaunchCommand", cards: Cluster, page: Path | None) -> int:
     """The same on many cards: every distinct rank, and the one that needs most in full."""
     from tonnage.recording import write_cluster
     from tonnage.report.ranks import publish_ranks, tell_round

@@ -13,9 +13,9 @@ from tonnage.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tonnage.watch import History, Moment
+    from tonnage.watch import GpuSample, WatchHistory
 
-    Show = Callable[[Moment], None]
+    Show = Callable[[GpuSample], None]
 
 
 def watch(
@@ -28,9 +28,9 @@ def watch(
     if once and prometheus is not None:
         raise RequestError("--once samples and stops; --prometheus serves.", hint="Leave one of them out.")
     from tonnage.hardware.nvml import open_nvml
-    from tonnage.watch import History, moments
+    from tonnage.watch import WatchHistory, moments
 
-    history = History()
+    history = WatchHistory()
     words = sys.stderr if json == "-" else sys.stdout
     with ExitStack() as stack:
         reader = stack.enter_context(open_nvml())
@@ -49,7 +49,7 @@ def watch(
 
 
 @contextmanager
-def _served(history: "History", port: int) -> Iterator[str]:
+def _served(history: "WatchHistory", port: int) -> Iterator[str]:
     from tonnage.watch.prometheus import serve
 
     with serve(history, port) as bound:
@@ -57,7 +57,7 @@ def _served(history: "History", port: int) -> Iterator[str]:
 
 
 @contextmanager
-def _shown(history: "History", interval_s: float, served: str, stream: TextIO, once: bool) -> Iterator["Show"]:
+def _shown(history: "WatchHistory", interval_s: float, served: str, stream: TextIO, once: bool) -> Iterator["Show"]:
     """A frame that is drawn again on a terminal; elsewhere a line for each GPU and sample."""
     from rich.console import Console, Group
     from rich.live import Live

@@ -1,7 +1,7 @@
 """Why memory ran out, what would save it, and what grew from one run to another."""
 
 from tonnage.explain.diagnosis import Diagnosis, advice_for, diagnose
-from tonnage.explain.diff import Difference, Growth, compare
+from tonnage.explain.diff import Growth, RunDifference, compare
 from tonnage.explain.findings import Cause, Finding, Guilty
 from tonnage.explain.fixes import Advice, Climb, Fix, Outlook, advise
 
@@ -10,12 +10,12 @@ __all__ = [
     "Cause",
     "Climb",
     "Diagnosis",
-    "Difference",
     "Finding",
     "Fix",
     "Growth",
     "Guilty",
     "Outlook",
+    "RunDifference",
     "advice_for",
     "advise",
     "compare",

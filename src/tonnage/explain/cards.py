@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tonnage.hardware import Gpu, all_gpus
-from tonnage.recording import OutOfMemory, Recording
+from tonnage.recording import FailedRequest, Recording
 from tonnage.recording.replay import least_bytes, outcome_on, outside_on, refused
 
 # The GPU used for runs without a limit: the virtual GPU is measured against it.
@@ -22,7 +22,7 @@ class CardAnswer:
 
     gpu: Gpu
     process_bytes: int
-    oom: OutOfMemory | None
+    oom: FailedRequest | None
 
     @property
     def left_bytes(self) -> int:
@@ -55,13 +55,13 @@ class AllCards:
         yield row
 
 
-def _place(oom: OutOfMemory | None) -> tuple[object, ...]:
+def _place(oom: FailedRequest | None) -> tuple[object, ...]:
     return (oom.step, oom.phase, oom.line) if oom else ()
 
 
 def on_all_cards(recording: Recording, cards: Iterable[Gpu] = ()) -> AllCards:
     """Replay the run on each card; by default on every CUDA card of the catalogue."""
-    found: dict[tuple[int, int], tuple[int, OutOfMemory | None]] = {}
+    found: dict[tuple[int, int], tuple[int, FailedRequest | None]] = {}
     answers = []
     chosen = list(cards) or [card for card in all_gpus() if card.runs_cuda]
     for card in sorted(chosen, key=lambda card: card.memory_bytes):

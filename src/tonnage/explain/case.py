@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.explain.turns import turns
-from tonnage.recording import Allocation, ClusterSummary, OutOfMemory, Recording
+from tonnage.recording import Allocation, ClusterSummary, FailedRequest, Recording
 from tonnage.recording.replay import demand, until_refused
 from tonnage.units import parse_bytes
 
@@ -71,7 +71,7 @@ def is_limited_by_itself(recording: Recording) -> bool:
     return death is not None and (death.is_limited or any(note.operator == OWN_LIMIT for note in recording.notes))
 
 
-def _first(pattern: re.Pattern[str], oom: OutOfMemory) -> int | None:
+def _first(pattern: re.Pattern[str], oom: FailedRequest) -> int | None:
     found = pattern.search(oom.message)
     return _size(found[1]) if found else None
 

@@ -30,7 +30,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RunDifference:
     """Two runs side by side; each list is sorted by the size of the change."""
 
     peaks: tuple[Growth, ...]
@@ -71,11 +71,11 @@ class GrowthLimit:
         return growth.grew_bytes > allowed
 
 
-def compare(before: Recording, after: Recording) -> Difference:
+def compare(before: Recording, after: Recording) -> RunDifference:
     """Compare the first run with the second."""
     # The peak of each phase of either run.
     first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
-    return Difference(
+    return RunDifference(
         peaks=(
             Growth("allocated", before.peak_allocated_bytes, after.peak_allocated_bytes),
             Growth("reserved", before.peak_reserved_bytes, after.peak_reserved_bytes),
@@ -88,7 +88,7 @@ def compare(before: Recording, after: Recording) -> Difference:
     )
 
 
-def passes(difference: Difference, limit: GrowthLimit) -> bool:
+def passes(difference: RunDifference, limit: GrowthLimit) -> bool:
     """Say whether a peak, of allocated or reserved memory, grew by more than the limit."""
     return any(limit.is_passed_by(growth) for growth in difference.peaks[:2])
 

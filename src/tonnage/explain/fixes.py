@@ -17,7 +17,7 @@ from tonnage.explain.total import Total, total_of
 from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import Recording
 from tonnage.recording.replay import outcome_on
-from tonnage.recording.timeline import Timeline
+from tonnage.recording.timeline import MemoryTimeline
 from tonnage.units import MIB
 
 _WORTH_SHARE = 0.01
@@ -105,7 +105,7 @@ def _first_that_holds(needed: Recording, cards: list[Gpu]) -> str | None:
 def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:
     """Return what a rewrite takes off the peak of all that a run needs; None if it is not worth making."""
     peak = needed.peak_allocated_bytes
-    saved = peak - Timeline.of(rewrite.allocations, []).peak_allocated_bytes
+    saved = peak - MemoryTimeline.of(rewrite.allocations, []).peak_allocated_bytes
     if saved < max(_WORTH_SHARE * peak, MIB):
         return None
     rescues = None

@@ -40,7 +40,7 @@ def autocast(recording: Recording) -> Rewrite | None:
     unfused = _unfused(recording)
     if unfused is None:
         return None
-    walk = _Walk(recording)
+    walk = _DtypeWalk(recording)
     lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
     dtype = half_type(recording)
     copies = list(_weight_copies(recording))
@@ -78,7 +78,7 @@ def _is_square(shape: tuple[int, ...] | None) -> bool:
     return shape is not None and len(shape) > 2 and shape[-1] == shape[-2]
 
 
-class _Walk:
+class _DtypeWalk:
     """The dtypes that a forward's results would have, and how often a product would copy each."""
 
     def __init__(self, recording: Recording) -> None:

@@ -18,7 +18,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class KeepingStatement:
     """A statement that keeps a value: its line, its text, and whether it is in a hook."""
 
     line: str
@@ -62,14 +62,14 @@ class Source:
                 made |= {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
         return made
 
-    def keeper_on(self, line: int) -> Keeper | None:
+    def keeper_on(self, line: int) -> KeepingStatement | None:
         """Return this line's statement, if it stores its result."""
         for statement in self._statements():
             if _spans(statement, line) and list(_stored_values(statement)):
                 return self._keeper(statement)
         return None
 
-    def keeper_of(self, names: set[str], *, of_graph: bool) -> Keeper | None:
+    def keeper_of(self, names: set[str], *, of_graph: bool) -> KeepingStatement | None:
         """Return the first statement that stores a value (`of_graph`: its graph) derived from one of these names."""
         tracked = set(names)
         releasing = _RELEASING_GRAPHS if of_graph else _RELEASING
@@ -84,7 +84,7 @@ class Source:
                 return self._keeper(statement)
         return None
 
-    def keeping_hook(self) -> Keeper | None:
+    def keeping_hook(self) -> KeepingStatement | None:
         """Return a statement in a registered hook that stores one of the hook's arguments."""
         calls = (node for node in ast.walk(self._tree) if isinstance(node, ast.Call))
         hooking = [c for c in calls if isinstance(c.func, ast.Attribute) and "hook" in c.func.attr]
@@ -113,9 +113,9 @@ class Source:
             if isinstance(node, ast.stmt) and not isinstance(node, compound):
                 yield node
 
-    def _keeper(self, statement: ast.stmt, is_hook: bool = False) -> Keeper:
+    def _keeper(self, statement: ast.stmt, is_hook: bool = False) -> KeepingStatement:
         text = (ast.get_source_segment(self._text, statement) or "").split("\n")[0]
-        return Keeper(f"{self.name}:{statement.lineno}", text, is_hook)
+        return KeepingStatement(f"{self.name}:{statement.lineno}", text, is_hook)
 
 
 def _spans(node: ast.stmt | ast.expr, line: int) -> bool:

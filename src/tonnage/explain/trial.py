@@ -24,7 +24,7 @@ _COMMAND = (sys.executable, "-c", "from tonnage.commands.main import main; main(
 _PATIENCE_S = 60
 
 
-class Change(NamedTuple):
+class ScriptChange(NamedTuple):
     """The script's arguments, and additions to its environment."""
 
     arguments: tuple[str, ...]
@@ -44,10 +44,10 @@ def tried(recording: Recording, fixes: Sequence[Fix], say: Callable[[str], None]
     return tuple(after)
 
 
-def change_of(fix: Fix, arguments: Sequence[str]) -> Change | None:
+def change_of(fix: Fix, arguments: Sequence[str]) -> ScriptChange | None:
     """Return how to run it; None if the change edits the script."""
     if setting := _SETTINGS.fullmatch(fix.how):
-        return Change(tuple(arguments), {setting[1]: setting[2]})
+        return ScriptChange(tuple(arguments), {setting[1]: setting[2]})
     flag, separator, value = fix.how.partition("=" if "=" in fix.how else " ")
     if not flag.startswith("--") or not value.isdigit():
         return None
@@ -56,10 +56,10 @@ def change_of(fix: Fix, arguments: Sequence[str]) -> Change | None:
     else:
         place = list(arguments).index(flag) + 1
         words = [*arguments[:place], value, *arguments[place + 1 :]]
-    return Change(tuple(words), {})
+    return ScriptChange(tuple(words), {})
 
 
-def _run(recording: Recording, change: Change) -> dict[str, Any] | None:
+def _run(recording: Recording, change: ScriptChange) -> dict[str, Any] | None:
     """Return the run's figures; None if it failed."""
     header = recording.header
     with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from tonnage.fit.fitted import Fitted
-    from tonnage.fit.plan import Plan
+    from tonnage.fit.plan import FitPlan
     from tonnage.fit.sharding.shard import Shard
     from tonnage.fit.stepping.batches import Weighting
     from tonnage.fit.training import Batch, Loss
@@ -37,7 +37,7 @@ def fit(
     clip_norm: float | None = None,
     weighting: "Weighting" = "auto",
     dropout: str = "same",
-    plan: "Plan | str | Path | None" = None,
+    plan: "FitPlan | str | Path | None" = None,
     measure: bool = True,
     verbose: bool = False,
     mesh: "DeviceMesh | None" = None,

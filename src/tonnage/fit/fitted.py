@@ -15,7 +15,7 @@ from tonnage.errors import RequestError
 from tonnage.fit.checks import FITTED
 from tonnage.fit.choose.summary import summary
 from tonnage.fit.modules import uncompiled, without_cache
-from tonnage.fit.plan import Plan
+from tonnage.fit.plan import FitPlan
 from tonnage.fit.prove.proof import Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.registry import find_conflict
@@ -99,7 +99,7 @@ class Fitted:
         self,
         training: Training,
         applied: Applied,
-        plan: Plan,
+        plan: FitPlan,
         measured: Rehearsed | None,
         *,
         refit: "Callable[[str | int | None, str | int | None], Fitted] | None" = None,
@@ -201,7 +201,7 @@ class Fitted:
         return "\n".join(lines)
 
 
-def apply_plan(training: Training, plan: Plan, *, weighting: Weighting = "auto") -> Fitted:
+def apply_plan(training: Training, plan: FitPlan, *, weighting: Weighting = "auto") -> Fitted:
     """Apply a plan made here or elsewhere. `weighting` is for parts of a batch, if the plan cannot hold it."""
     problem = find_conflict(list(plan.techniques))
     if problem:

@@ -21,18 +21,18 @@ from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_request
 from tonnage.fit.choose.assembly import assemble, coarser_states, narrower_parameters, tiling, with_coarse_states
 from tonnage.fit.choose.infeasible import does_not_fit, smallest_budget
-from tonnage.fit.choose.solver import Layout, Solution, solve
+from tonnage.fit.choose.solver import BatchLayout, Solution, solve
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import eagerly
 from tonnage.fit.moving.host import free_host_bytes
-from tonnage.fit.plan import Plan, read_plan
+from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.registry import BY_PLAN, NAMES, technique_class
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.stages import Request, Stages
 from tonnage.fit.survey.survey import KEEP
 from tonnage.fit.survey.undisturbed import draw_others
@@ -68,7 +68,7 @@ def fit(
     clip_norm: float | None = None,
     weighting: Weighting = "auto",
     dropout: str = "same",
-    plan: Plan | str | Path | None = None,
+    plan: FitPlan | str | Path | None = None,
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
@@ -82,8 +82,8 @@ def fit(
     if wrong:
         raise RequestError(wrong, hint="See the table of tonnage.fit's arguments.")
     if plan is not None:
-        return apply_plan(training, plan if isinstance(plan, Plan) else read_plan(plan), weighting=weighting)
-    meter = Meter(device)
+        return apply_plan(training, plan if isinstance(plan, FitPlan) else read_plan(plan), weighting=weighting)
+    meter = GpuMeter(device)
     request = Request(
         budget_bytes=budget_bytes(budget, meter.free_bytes()),
         host_bytes=budget_bytes(host, free_host_bytes(), name="host", least_bytes=0),
@@ -156,14 +156,14 @@ class Fitting(Stages):
             self._measure_sizes()
         return bool(put_in)
 
-    def _plan(self, solution: Solution) -> Plan:
+    def _plan(self, solution: Solution) -> FitPlan:
         measured_plain = self.stages[0][0] == "plain"
         plain = self.stages[0][1]
         plain_peak, plain_s = plain_cost(plain, self.resident) if measured_plain else (0, 0.0)
         host_bytes = solution.choice.moved_bytes
         if solution.placement.splits_states:
             host_bytes += self.resident.states_bytes - solution.states_on_gpu_bytes
-        return Plan(
+        return FitPlan(
             techniques=self.applied.techniques,
             device=torch.cuda.get_device_name(self.training.device),
             torch=torch.__version__,
@@ -354,7 +354,9 @@ class Fitting(Stages):
         self.request.say(f"predicted {predicted}; measured {measured.words}{seconds}")
         return measured
 
-    def _fastest(self, budget_bytes: int, *, resort: bool = True, without: Layout | None = None) -> Solution | None:
+    def _fastest(
+        self, budget_bytes: int, *, resort: bool = True, without: BatchLayout | None = None
+    ) -> Solution | None:
         """Solve until the chosen solution was measured as it will run: it has to be compiled anyway."""
         while solution := self._solve(budget_bytes, without=without):
             if self.survey.supposed:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.stepping.batches import Part
+from tonnage.fit.stepping.batches import MicroBatch
 from tonnage.fit.training import Training
 
 # A gradient is compared with its own norm plus this share of the global norm: where it is zero except for rounding (the
@@ -25,7 +25,7 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 6e-2, tor
 Samples = dict[str, Tensor]
 
 
-def gradients_of(training: Training, parts: Sequence[Part], *, elements: int) -> tuple[float, Samples]:
+def gradients_of(training: Training, parts: Sequence[MicroBatch], *, elements: int) -> tuple[float, Samples]:
     """Return the loss over the parts of a batch, and up to `elements` of each gradient in FP64 on the host."""
     total = 0.0
     samples: Samples = {}

@@ -19,11 +19,11 @@ from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
 from tonnage.fit.choose.infeasible import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
-from tonnage.fit.plan import Plan, read_plan
+from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.survey.growth import Axis, Rows, Tokens
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.step_curve import StepCurve
 from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import Technique
@@ -61,7 +61,7 @@ def largest_batch(
     sample: Batch,
     budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
-    fitted: Fitted | Plan | str | Path | None = None,
+    fitted: Fitted | FitPlan | str | Path | None = None,
     at_most: int | None = None,
     multiple_of: int = 1,
 ) -> Found:
@@ -78,7 +78,7 @@ def largest_batch(
     """
     with _training(model, optimizer, loss, sample, clip_norm, fitted) as (training, techniques):
         axis = Rows(sample, multiple_of, at_most, micro_batches=training.micro_batches)
-        return _Search(training, techniques, axis, budget).run()
+        return _LimitSearch(training, techniques, axis, budget).run()
 
 
 def longest_sequence(
@@ -89,7 +89,7 @@ def longest_sequence(
     sample: Batch,
     budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
-    fitted: Fitted | Plan | str | Path | None = None,
+    fitted: Fitted | FitPlan | str | Path | None = None,
     at_most: int | None = None,
     multiple_of: int = 64,
     dimension: int = 1,
@@ -101,7 +101,7 @@ def longest_sequence(
     """
     with _training(model, optimizer, loss, sample, clip_norm, fitted) as (training, techniques):
         axis = Tokens(sample, multiple_of, at_most, dimension=dimension, model=model)
-        return _Search(training, techniques, axis, budget).run()
+        return _LimitSearch(training, techniques, axis, budget).run()
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def _training(
     loss: Loss,
     sample: Batch,
     clip_norm: float | None,
-    fitted: Fitted | Plan | str | Path | None,
+    fitted: Fitted | FitPlan | str | Path | None,
 ) -> Iterator[tuple[Training, tuple[Technique, ...]]]:
     """Yield the training with its techniques applied; restore it afterwards."""
     if isinstance(fitted, Fitted):
@@ -132,7 +132,7 @@ def _training(
     placed = None
     try:
         if fitted is not None:
-            placed = apply_plan(training, fitted if isinstance(fitted, Plan) else read_plan(fitted))
+            placed = apply_plan(training, fitted if isinstance(fitted, FitPlan) else read_plan(fitted))
         yield training, placed.techniques if placed else ()
     finally:
         if placed:
@@ -141,12 +141,12 @@ def _training(
             optimizer.state.clear()
 
 
-class _Search:
+class _LimitSearch:
     def __init__(
         self, training: Training, techniques: tuple[Technique, ...], axis: Axis, budget: str | SupportsFloat | None
     ) -> None:
         self.training, self.axis = training, axis
-        self.meter = Meter(training.device)
+        self.meter = GpuMeter(training.device)
         self.budget_bytes = free_bytes = self.meter.free_bytes()
         if budget is not None:
             self.budget_bytes = budget_bytes(budget, free_bytes)

@@ -15,7 +15,7 @@ _MOST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TechniqueRow:
     """One technique in the summary of a plan."""
 
     name: str
@@ -26,7 +26,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class FitPlan:
     techniques: tuple[Technique, ...]
     device: str
     batch_rows: int
@@ -38,7 +38,7 @@ class Plan:
     plain_step_s: float
     host_bytes: int = 0
     torch: str = ""  # version that it was made with
-    rows: tuple[Row, ...] = field(default=())
+    rows: tuple[TechniqueRow, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
         body = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("techniques", "rows")}
@@ -51,7 +51,7 @@ class Plan:
         Path(path).write_text(json.dumps(self.to_json(), indent=2, default=dict) + "\n", "utf-8")
 
 
-def read_plan(path: str | Path) -> Plan:
+def read_plan(path: str | Path) -> FitPlan:
     """Read a saved plan; raises RequestError if the file is not a plan."""
     try:
         body = parse_json(read_bytes(Path(path), _MOST_BYTES))
@@ -60,12 +60,12 @@ def read_plan(path: str | Path) -> Plan:
     return plan_from_json(body, str(path))
 
 
-def plan_from_json(body: Any, name: str = "the plan") -> Plan:
+def plan_from_json(body: Any, name: str = "the plan") -> FitPlan:
     if not isinstance(body, dict) or body.get("version") != _VERSION:
         raise RequestError(f"{name} is no plan of this version ({_VERSION}).", hint="Make it again with tonnage.fit.")
     try:
         fields = {key: value for key, value in body.items() if key not in ("version", "techniques", "rows")}
         techniques = tuple(make(entry["name"], entry["settings"]) for entry in body["techniques"])
-        return Plan(techniques=techniques, rows=tuple(Row(**row) for row in body.get("rows", ())), **fields)
+        return FitPlan(techniques=techniques, rows=tuple(TechniqueRow(**row) for row in body.get("rows", ())), **fields)
     except (KeyError, TypeError) as error:
         raise RequestError(f"{name} is damaged: {error}.", hint="Make it again with tonnage.fit.") from None

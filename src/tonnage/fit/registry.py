@@ -8,7 +8,7 @@ from tonnage.fit.technique import Technique
 
 _CLASSES = {
     "activation-offload": "ActivationOffload",
-    "allocator": "AllocatorSettings",
+    "allocator": "SetAllocator",
     "autocast": "Autocast",
     "chunked-loss": "ChunkedLoss",
     "compile": "Compile",

@@ -16,7 +16,7 @@ from tonnage.fit.modules import eagerly, kept_modes
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
-    Part,
+    MicroBatch,
     Weighting,
     batch_rows,
     change_tensors,
@@ -79,11 +79,11 @@ def find_weighting(
 def _established(training: Training, likely: str, *, by_losses: bool, narrow: torch.dtype | None) -> Weighting:
     """Try with gradients of four rows, then of two, then with losses, as memory allows."""
 
-    def gradients(parts: Sequence[Part]) -> Samples:
+    def gradients(parts: Sequence[MicroBatch]) -> Samples:
         torch.manual_seed(0)
         return gradients_of(training, parts, elements=_ELEMENTS)[1]
 
-    def losses(parts: Sequence[Part]) -> Samples:
+    def losses(parts: Sequence[MicroBatch]) -> Samples:
         torch.manual_seed(0)
         with torch.no_grad(), training.forward_pass():
             total = sum(float(part.weigh(training.loss(training.model, part.batch))) for part in parts)
@@ -102,7 +102,7 @@ def _established(training: Training, likely: str, *, by_losses: bool, narrow: to
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _WeightingTrial:
     """A few rows, and their gradients together and alone."""
 
     rows: Batch
@@ -121,7 +121,7 @@ class _Trial:
 
 
 def _fitting(
-    training: Training, likely: str, rows: int, measure: Callable[[Sequence[Part]], Samples], tolerance: float
+    training: Training, likely: str, rows: int, measure: Callable[[Sequence[MicroBatch]], Samples], tolerance: float
 ) -> Weighting:
     chosen = take_rows(training.sample, unlike_rows(training.sample, rows))
     trials = [_trial(chosen, measure), *_thinned_trials(chosen, measure)]
@@ -138,13 +138,13 @@ def _fitting(
     )
 
 
-def _trial(rows: Batch, measure: Callable[[Sequence[Part]], Samples]) -> _Trial:
+def _trial(rows: Batch, measure: Callable[[Sequence[MicroBatch]], Samples]) -> _WeightingTrial:
     count = batch_rows(rows)
-    alone = [measure([Part(take_rows(rows, [row]), 1.0)]) for row in range(count)]
-    return _Trial(rows, measure([Part(rows, 1.0)]), alone)
+    alone = [measure([MicroBatch(take_rows(rows, [row]), 1.0)]) for row in range(count)]
+    return _WeightingTrial(rows, measure([MicroBatch(rows, 1.0)]), alone)
 
 
-def _thinned_trials(rows: Batch, measure: Callable[[Sequence[Part]], Samples]) -> list[_Trial]:
+def _thinned_trials(rows: Batch, measure: Callable[[Sequence[MicroBatch]], Samples]) -> list[_WeightingTrial]:
     """Return trials with uneven padding: zeros in integers and masks, and more ignored labels if there are any."""
     thinned = [_thinned(rows, _is_padded_with_zeros, 0), _thinned(rows, _holds_ignored, IGNORED_LABEL)]
     trials = []

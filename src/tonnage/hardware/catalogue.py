@@ -18,7 +18,7 @@ from typing import Any
 
 from tonnage.errors import UnknownGpu
 from tonnage.hardware.gpu import Gpu, Overhead
-from tonnage.hardware.tables import Tables, close_keys, plain
+from tonnage.hardware.tables import DataTables, close_keys, plain
 
 _DATA = Path(__file__).parent / "data"
 # Families in the order in which they are listed; each is a file.
@@ -73,7 +73,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 def common_cards() -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield keys of GPUs that are commonly owned or rented, each with the usual counts."""
-    table = Tables.read(_DATA / "common.toml").table("common")
+    table = DataTables.read(_DATA / "common.toml").table("common")
     yield from ((key, (1,)) for key in table["cards"])
     yield from ((key, (1, 2, 4, 8)) for key in table["multiples"])
 
@@ -84,15 +84,15 @@ def is_file(name: str) -> bool:
 
 
 @cache
-def gpu_tables() -> Tables:
+def gpu_tables() -> DataTables:
     """Return the GPUs, unparsed."""
-    return Tables.read(*(_DATA / "gpus" / f"{family}.toml" for family in FAMILIES))
+    return DataTables.read(*(_DATA / "gpus" / f"{family}.toml" for family in FAMILIES))
 
 
 @cache
-def architecture_tables() -> Tables:
+def architecture_tables() -> DataTables:
     """Return what GPUs of an architecture share, unparsed."""
-    return Tables.read(_DATA / "architectures.toml")
+    return DataTables.read(_DATA / "architectures.toml")
 
 
 @cache

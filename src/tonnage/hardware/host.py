@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from tonnage.hardware.gpu import Gpu
-from tonnage.hardware.tables import Tables
+from tonnage.hardware.tables import DataTables
 
 _DATA = Path(__file__).parent / "data"
 
@@ -44,9 +44,9 @@ class Host:
 
 
 @cache
-def host_tables() -> Tables:
+def host_tables() -> DataTables:
     """Return the hosts of the catalogue, unparsed."""
-    return Tables.read(_DATA / "hosts.toml", _DATA / "clouds.toml")
+    return DataTables.read(_DATA / "hosts.toml", _DATA / "clouds.toml")
 
 
 @cache
@@ -69,4 +69,4 @@ def homes_of(gpu: Gpu) -> tuple[Host, ...]:
 
 @cache
 def _homes() -> dict[str, list[str]]:
-    return Tables.read(_DATA / "homes.toml").table("homes")
+    return DataTables.read(_DATA / "homes.toml").table("homes")

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from tonnage.errors import UnknownGpu
 from tonnage.hardware.gpu import Gpu
-from tonnage.hardware.tables import Tables
+from tonnage.hardware.tables import DataTables
 from tonnage.units import GIB
 
 _DATA = Path(__file__).parent / "data" / "mig.toml"
@@ -31,7 +31,7 @@ def part_of(card: Gpu, words: str) -> Gpu:
 
 @cache
 def _instance(card: Gpu, profile: str) -> Gpu:
-    tables = Tables.read(_DATA)
+    tables = DataTables.read(_DATA)
     table = tables.table("cards").get(card.key)
     if table is None:
         raise UnknownGpu(f"{card.name} is not cut into MIG instances.", hint=f"Write {card.key}.")

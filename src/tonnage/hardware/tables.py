@@ -21,14 +21,14 @@ _NOISE = re.compile(r"nvidia|geforce|tesla|graphics|gpu|amd|instinct|[^a-z0-9]")
 
 
 @dataclass(frozen=True)
-class Tables:
+class DataTables:
     """The tables of some files, in order, by key; and the stem of the file that each is from."""
 
     texts: Mapping[str, str]
     sources: Mapping[str, str]
 
     @classmethod
-    def read(cls, *paths: Path) -> "Tables":
+    def read(cls, *paths: Path) -> "DataTables":
         """Split files at their headings."""
         texts: dict[str, str] = {}
         sources: dict[str, str] = {}
@@ -52,7 +52,7 @@ class Tables:
         return names
 
 
-def close_keys(name: str, *many: Tables) -> list[str]:
+def close_keys(name: str, *many: DataTables) -> list[str]:
     """Return keys with similar names, the closest first."""
     from difflib import get_close_matches
 

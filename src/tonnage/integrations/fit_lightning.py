@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.plan import Plan
+from tonnage.fit.plan import FitPlan
 from tonnage.fit.stepping.batches import Weighting, batch_rows, split
 from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Batch, Training, Undo
@@ -53,7 +53,7 @@ class FitCallback(Callback):
         without: Sequence[str] = (),
         weighting: Weighting = "auto",
         dropout: str = "same",
-        plan: Plan | str | Path | None = None,
+        plan: FitPlan | str | Path | None = None,
         measure: bool = True,
         verbose: bool = False,
     ) -> None:
@@ -117,7 +117,7 @@ def _problems(trainer: Any, module: Any) -> Iterator[tuple[str, str]]:
 
 
 def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx: int) -> Fitted:
-    plain_step = PlainStep(trainer, module, batch_idx)
+    plain_step = LightningStep(trainer, module, batch_idx)
     refused = {}
     if "mixed" in str(trainer.precision):
         refused["autocast"] = f"precision={trainer.precision!r} does the same"
@@ -151,7 +151,7 @@ def _silent(module: Any) -> Iterator[None]:
         yield
 
 
-class PlainStep:
+class LightningStep:
     """The module's own training_step, under Lightning's precision."""
 
     def __init__(self, trainer: Any, module: Any, batch_idx: int) -> None:
@@ -174,7 +174,7 @@ class PlainStep:
 class Steps:
     """Automatic optimization by fit: the hooks of a LightningModule that its Trainer calls."""
 
-    def __init__(self, trainer: Any, training: Training, plain_step: PlainStep) -> None:
+    def __init__(self, trainer: Any, training: Training, plain_step: LightningStep) -> None:
         self._trainer, self._training, self._plain_step = trainer, training, plain_step
         self._rows = -(-batch_rows(training.sample) // training.micro_batches)
         self._begun = False

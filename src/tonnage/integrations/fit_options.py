@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import fit
-from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.stepping.batches import Part, Weighting
+from tonnage.fit.plan import FitPlan, read_plan
+from tonnage.fit.stepping.batches import MicroBatch, Weighting
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.training import Batch, Loss
 from tonnage.units import budget_bytes
 
@@ -30,7 +30,7 @@ class FitOptions:
     without: Sequence[str] = ()
     weighting: Weighting = "auto"
     dropout: str = "same"
-    plan: Plan | str | Path | None = None
+    plan: FitPlan | str | Path | None = None
     measure: bool = True
     verbose: bool = False
 
@@ -55,7 +55,7 @@ class FitOptions:
         budget = self.budget
         if waiting_bytes:
             device = next(model.parameters()).device
-            budget = budget_bytes(budget, Meter(device).free_bytes()) - waiting_bytes
+            budget = budget_bytes(budget, GpuMeter(device).free_bytes()) - waiting_bytes
         fitted = fit(
             model,
             optimizer,
@@ -76,7 +76,7 @@ class FitOptions:
         _add_waiting(fitted, waiting_bytes)
         return fitted
 
-    def _plan(self, refused: Mapping[str, str]) -> Plan | None:
+    def _plan(self, refused: Mapping[str, str]) -> FitPlan | None:
         plan = read_plan(self.plan) if isinstance(self.plan, str | Path) else self.plan
         for technique in plan.techniques if plan else ():
             if technique.name in refused:
@@ -107,6 +107,6 @@ def _add_waiting(fitted: Fitted, waiting_bytes: int) -> None:
         )
 
 
-def shared_out(parts: Iterable[Part], share: float) -> list[Part]:
+def shared_out(parts: Iterable[MicroBatch], share: float) -> list[MicroBatch]:
     """Scale the weights of parts of a batch that is this share of a step."""
-    return [Part(part.batch, part.weight * share) for part in parts]
+    return [MicroBatch(part.batch, part.weight * share) for part in parts]

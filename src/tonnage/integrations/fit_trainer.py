@@ -25,7 +25,7 @@ from transformers import Trainer
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.plan import Plan
+from tonnage.fit.plan import FitPlan
 from tonnage.fit.stepping.batches import Weighting, tensors
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
@@ -34,7 +34,7 @@ from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.weighting import find_weighting
 from tonnage.integrations.fit_options import FitOptions
-from tonnage.integrations.trainer_step import ITEMS, Inputs, Step, join, with_items
+from tonnage.integrations.trainer_step import ITEMS, Inputs, TrainerStep, join, with_items
 
 
 def fit_trainer(
@@ -47,7 +47,7 @@ def fit_trainer(
     without: Sequence[str] = (),
     weighting: Weighting = "auto",
     dropout: str = "same",
-    plan: Plan | str | Path | None = None,
+    plan: FitPlan | str | Path | None = None,
     sample: Inputs | None = None,
     measure: bool = True,
     verbose: bool = False,
@@ -161,7 +161,9 @@ def _made_optimizer(trainer: Any) -> Iterator[Optimizer]:
 # One step's batches ---------------------------------------------------------------------------------------------------
 
 
-def _fit(trainer: Any, optimizer: Optimizer, options: FitOptions, sample: Inputs | None) -> "tuple[Fitted, Step]":
+def _fit(
+    trainer: Any, optimizer: Optimizer, options: FitOptions, sample: Inputs | None
+) -> "tuple[Fitted, TrainerStep]":
     batches, items = _first_batches(trainer, sample)
     largest = max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch)))
     alike = join(batches) is not None
@@ -186,7 +188,7 @@ def _fit(trainer: Any, optimizer: Optimizer, options: FitOptions, sample: Inputs
         refused=dict(_refused(trainer, one_backward=not several and alike)),
         gradients_wait=several,
     )
-    return fitted, Step(trainer, fitted.training, joins=joins)
+    return fitted, TrainerStep(trainer, fitted.training, joins=joins)
 
 
 def _refused(trainer: Any, *, one_backward: bool) -> Iterator[tuple[str, str]]:
@@ -281,7 +283,7 @@ class FittedSteps(Trainer):
     subclass leads here.
     """
 
-    fitted_step: Step
+    fitted_step: TrainerStep
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         model.train()
@@ -301,7 +303,7 @@ class FittedSteps(Trainer):
         return super()._get_grad_norm(model, grad_norm)
 
 
-def _drive(trainer: Any, fitted: Fitted, step: Step) -> Undo:
+def _drive(trainer: Any, fitted: Fitted, step: TrainerStep) -> Undo:
     plain_class = type(trainer)
     bases = (FittedSteps,) if plain_class is Trainer else (plain_class, FittedSteps)
     with ExitStack() as stack:

@@ -12,7 +12,7 @@ from tonnage.report.terminal import largest, ledger
 from tonnage.units import GIB, MIB, format_bytes
 
 
-class Gate:
+class MemoryGate:
     """Opened before a test's fixtures, checked after the test, closed after its fixtures."""
 
     def __init__(self, meter: Meter, limit_bytes: int, script: Path) -> None:

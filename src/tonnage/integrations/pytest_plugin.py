@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tonnage.integrations.gate import Gate
+    from tonnage.integrations.gate import MemoryGate
 
 _MARK = "gpu_memory"
 _MARK_WORDS = (
@@ -18,7 +18,7 @@ _MARK_WORDS = (
     "without a GPU it runs on a virtual card"
 )
 _CARD = "h200"
-_GATE = pytest.StashKey["Gate"]()
+_GATE = pytest.StashKey["MemoryGate"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,14 +111,14 @@ def _limit_of(limit: str | int, *, card: str | None = None, default_card: str) -
     return str(limit), card or default_card
 
 
-def _open(item: pytest.Item, limit: str, card: str) -> "Gate":
+def _open(item: pytest.Item, limit: str, card: str) -> "MemoryGate":
     from tonnage.errors import TonnageError
-    from tonnage.integrations.gate import Gate
+    from tonnage.integrations.gate import MemoryGate
     from tonnage.integrations.meter import meter
     from tonnage.units import parse_bytes
 
     try:
-        return Gate(meter(card), parse_bytes(limit), item.path)
+        return MemoryGate(meter(card), parse_bytes(limit), item.path)
     except TonnageError as error:
         words = error.words
     pytest.fail(f"{_MARK}: {words}", pytrace=False)

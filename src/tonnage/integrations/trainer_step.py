@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tonnage.errors import RequestError
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
-from tonnage.fit.stepping.batches import Part, batch_rows, split
+from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split
 from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Training
 from tonnage.integrations.fit_options import shared_out
@@ -17,7 +17,7 @@ Inputs = Mapping[str, Any]
 ITEMS = "num_items_in_batch"  # what the Trainer divides a sum of losses by
 
 
-class Step:
+class TrainerStep:
     """Collects the batches of an optimizer step until the last one arrives, then computes all of them."""
 
     def __init__(self, trainer: Any, training: Training, *, joins: bool) -> None:
@@ -60,19 +60,19 @@ class Step:
         if norm is not None:
             self.gradient_norm.copy_(norm)
 
-    def _parts(self, batches: list[Inputs], items: Tensor | int | None) -> list[Part]:
+    def _parts(self, batches: list[Inputs], items: Tensor | int | None) -> list[MicroBatch]:
         joined = join(batches) if self._joins else None
         groups = batches if joined is None else [joined]
         # One batch's share of the step's loss, as in the Trainer: a loss that got the item count is already scaled.
         told = self._trainer.model_accepts_loss_kwargs and items is not None
         share = 1.0 if told or self._trainer.compute_loss_func is not None else 1 / len(batches)
-        parts: list[Part] = []
+        parts: list[MicroBatch] = []
         for group in groups:
             count = -(-batch_rows(group) // self._rows)
             parts += shared_out(split(with_items(group, items), count, self._training.weighting), share)
         return parts
 
-    def _check_parts(self, parts: list[Part]) -> None:
+    def _check_parts(self, parts: list[MicroBatch]) -> None:
         if len(parts) > 1 and not self._training.stepper.accumulates:
             raise RequestError(
                 f"This step needs {len(parts)} backward passes (its batches are longer or of other shapes than the sample), "

@@ -3,15 +3,15 @@
 from tonnage.models.config import from_config
 from tonnage.models.find import find_model
 from tonnage.models.presets import all_presets
-from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape, Stack
+from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
 
 __all__ = [
-    "Attention",
     "AttentionKind",
+    "AttentionShape",
     "FeedForward",
-    "Layer",
+    "LayerShape",
+    "LayerStack",
     "ModelShape",
-    "Stack",
     "all_presets",
     "find_model",
     "from_config",

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from tonnage.models import roles
 from tonnage.models.fields import Fields
 from tonnage.models.pictures import picture_of, picture_tokens
-from tonnage.models.shape import Attention, FeedForward, Layer, Stack
+from tonnage.models.shape import AttentionShape, FeedForward, LayerShape, LayerStack
 from tonnage.models.structure import attention, feed_forward, is_parallel, recurrent
-from tonnage.models.templates import Tensor, Values
+from tonnage.models.templates import ConfigValues, Tensor
 
 # Stacks in the order in which data passes them.
 _FIRST = re.compile(r"vision|visual|image|audio|speech|encoder(?!\.layer)|vit\b|dvt")
@@ -25,7 +25,7 @@ class Model:
     """What describes the layers of a model."""
 
     model_type: str
-    values: Values
+    values: ConfigValues
     encoder: bool  # attention is bidirectional
 
     def fields(self, loop: str) -> Fields:
@@ -33,7 +33,7 @@ class Model:
         return Fields(self.values, loop.rpartition(".")[0])
 
 
-def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[Stack, ...], list[Tensor]]:
+def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[LayerStack, ...], list[Tensor]]:
     """Return the stacks in order, and the tensors that belong to none."""
     lists: dict[str, list[Tensor]] = {}
     outside = []
@@ -57,8 +57,8 @@ def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[Stack, ...], 
 
 def _stack(
     model: Model, paths: Sequence[str], lists: Mapping[str, list[Tensor]], two_sided: bool, outside: Sequence[Tensor]
-) -> Stack:
-    layers: list[Layer] = []
+) -> LayerStack:
+    layers: list[LayerShape] = []
     hidden = 0
     for path in paths:
         fields = model.fields(lists[path][0].loop)
@@ -70,7 +70,7 @@ def _stack(
     picture = picture_of(model.values, fields, outside)
     frames = fields.get("max_source_positions")
     tokens = frames if isinstance(frames, int) and side == "encoder" else 0
-    return Stack(
+    return LayerStack(
         layers=tuple(layers),
         hidden=hidden,
         causal=causal,
@@ -91,12 +91,12 @@ def _width(tensors: Sequence[Tensor]) -> int:
     return max(set(sizes), key=sizes.count) if sizes else 0
 
 
-def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, causal: bool) -> list[Layer]:
+def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, causal: bool) -> list[LayerShape]:
     by_index: dict[int, list[int]] = {}
     for number, tensor in enumerate(tensors):
         for index in tensor.members or ():
             by_index.setdefault(index, []).append(number)
-    made: dict[tuple[tuple[int, ...], Attention | None], Layer] = {}
+    made: dict[tuple[tuple[int, ...], AttentionShape | None], LayerShape] = {}
     layers = []
     for index in sorted(by_index):
         held = tuple(by_index[index])
@@ -108,7 +108,9 @@ def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, c
     return layers
 
 
-def _mixer(model: Model, fields: Fields, names: Sequence[str], index: int, side: str, causal: bool) -> Attention | None:
+def _mixer(
+    model: Model, fields: Fields, names: Sequence[str], index: int, side: str, causal: bool
+) -> AttentionShape | None:
     """Return attention if there are queries, a recurrent state if there are only a recurrent mixer's tensors."""
     if any(roles.is_recurrent(name) for name in names) and not any(
         re.search(r"self_attn|\bq_proj", name) for name in names
@@ -119,7 +121,9 @@ def _mixer(model: Model, fields: Fields, names: Sequence[str], index: int, side:
     return attention(fields, model.model_type, index, causal=causal, side=side)
 
 
-def _layer(model: Model, fields: Fields, tensors: Sequence[Tensor], mixer: Attention | None, side: str) -> Layer:
+def _layer(
+    model: Model, fields: Fields, tensors: Sequence[Tensor], mixer: AttentionShape | None, side: str
+) -> LayerShape:
     norms = [tensor for tensor in tensors if roles.is_norm(tensor.name, len(tensor.shape))]
     rest = [tensor for tensor in tensors if tensor not in norms]
     mixing = [tensor for tensor in rest if roles.is_attention(tensor.name)]
@@ -127,7 +131,7 @@ def _layer(model: Model, fields: Fields, tensors: Sequence[Tensor], mixer: Atten
     experts = [tensor for tensor in mlp if roles.is_routed_expert(tensor.name)]
     form = _feed_forward(fields, mlp, experts, side)
     crossing = mixer is not None and any(roles.is_cross(tensor.name) for tensor in mixing)
-    return Layer(
+    return LayerShape(
         attention=mixer,
         cross_attention=replace(mixer, causal=False, window=0) if mixer is not None and crossing else None,
         feed_forward=form,

@@ -16,9 +16,9 @@ from tonnage.models.assemble import Model, stacks
 from tonnage.models.closest import closest
 from tonnage.models.expressions import names_in
 from tonnage.models.fields import SYNONYMS, Fields
-from tonnage.models.shape import ModelShape, Projector, Stack
+from tonnage.models.shape import LayerStack, ModelShape, Projector
 from tonnage.models.stored import stored_format
-from tonnage.models.templates import Tensor, Values, tensors, turned
+from tonnage.models.templates import ConfigValues, Tensor, tensors, turned
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -40,7 +40,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         )
         return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
     config = _as_saved(config, row)
-    values = Values(config, row)
+    values = ConfigValues(config, row)
     head, notes = _head(config, row)
     _check(row, values)
     found = list(_all_tensors(config, row, values, head))
@@ -56,10 +56,10 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
 
 def counted(config: Mapping[str, Any], row: Mapping[str, Any], head: str) -> int:
     """Return the parameters of a configuration according to a row of templates."""
-    return sum(_count(tensor) for tensor in _all_tensors(config, row, Values(config, row), head))
+    return sum(_count(tensor) for tensor in _all_tensors(config, row, ConfigValues(config, row), head))
 
 
-def _check(row: Mapping[str, Any], values: Values) -> None:
+def _check(row: Mapping[str, Any], values: ConfigValues) -> None:
     """Raise for what transformers refuses: zero sizes, and heads that do not divide the width."""
     part = "text_config" if values("text_config.hidden_size") else ""
     fields = Fields(values, part)
@@ -120,7 +120,9 @@ def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple
     return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
 
 
-def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tensor]:
+def _all_tensors(
+    config: Mapping[str, Any], row: Mapping[str, Any], values: ConfigValues, head: str
+) -> Iterator[Tensor]:
     """Yield the row's tensors, replacing a part of an unusual type by that type's."""
     found = list(tensors(row, values, head))
     for part, usual in row["defaults"].items():
@@ -143,7 +145,7 @@ def _with_part(found: list[Tensor], part: str, given: Mapping[str, Any], other: 
     bare = next((head for head in reversed(other["heads"]) if head.endswith("Model")), next(iter(other["heads"])))
     inner = [
         replace(tensor, name=f"{tower}.{tensor.name}", loop=f"{part}.{tensor.loop}" if tensor.loop else "")
-        for tensor in tensors(other, Values(given, other), bare)
+        for tensor in tensors(other, ConfigValues(given, other), bare)
     ]
     return [tensor for tensor in found if tensor.name.partition(".")[0] != tower] + inner
 
@@ -178,9 +180,9 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
     )
 
 
-def _with_outside(made: tuple[Stack, ...], outside: list[Tensor]) -> tuple[Stack, ...]:
+def _with_outside(made: tuple[LayerStack, ...], outside: list[Tensor]) -> tuple[LayerStack, ...]:
     """Add to each tower what it has outside its layers; the rest is the language model's."""
-    towers: list[Stack] = []
+    towers: list[LayerStack] = []
     for stack in made[:-1]:
         # Of two lists of layers in one tower the first has it.
         first = all(other.part != stack.part for other in towers)
@@ -206,7 +208,7 @@ def _projector(outside: list[Tensor]) -> Projector | None:
     return Projector(parameters=sum(_count(tensor) for tensor in mine), matrices=sides)
 
 
-def _tied(values: Values, outside: list[Tensor]) -> bool:
+def _tied(values: ConfigValues, outside: list[Tensor]) -> bool:
     """Say whether embedding and head are tied: no head matrix is as large as the embedding."""
     vocab = values("vocab_size") or values("text_config.vocab_size")
     return not any(roles.is_head(tensor.name) and len(tensor.shape) > 1 and vocab in tensor.shape for tensor in outside)

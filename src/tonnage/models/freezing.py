@@ -15,7 +15,7 @@ import re
 from dataclasses import replace
 
 from tonnage.errors import BadLayout
-from tonnage.models.shape import Frozen, Layer, ModelShape, Stack, Unfrozen
+from tonnage.models.shape import Frozen, LayerShape, LayerStack, ModelShape, Unfrozen
 
 _BUT = "all-but-"
 _LAST = re.compile(r"last-([1-9][0-9]{0,4})")
@@ -49,7 +49,7 @@ def freeze(shape: ModelShape, text: str) -> ModelShape:
 
 def _frozen(shape: ModelShape, trained: set[str], last: int) -> ModelShape:
     """Return the shape with those parts and the last layers of the language model trained."""
-    stacks: list[Stack] = []
+    stacks: list[LayerStack] = []
     before = False
     for stack in shape.stacks[:-1]:
         before = before or stack.part in trained
@@ -72,10 +72,10 @@ def _frozen(shape: ModelShape, trained: set[str], last: int) -> ModelShape:
     return replace(shape, stacks=(*stacks, decoder), unfrozen=unfrozen)
 
 
-def _marked(stack: Stack, frozen: int, before: bool, *, narrow: bool = False) -> Stack:
+def _marked(stack: LayerStack, frozen: int, before: bool, *, narrow: bool = False) -> LayerStack:
     """Return the stack with its first layers frozen; `before`: whether something ahead of them is trained."""
     how: Frozen = "passing" if before else "still"
-    made: dict[tuple[int, bool], Layer] = {}
+    made: dict[tuple[int, bool], LayerShape] = {}
     layers = []
     for place, layer in enumerate(stack.layers):
         key = id(layer), place < frozen

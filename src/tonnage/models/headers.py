@@ -14,7 +14,7 @@ from tonnage.models import roles
 from tonnage.models.assemble import Model, stacks
 from tonnage.models.checkpoint import Stored, main_dtype
 from tonnage.models.shape import ModelShape
-from tonnage.models.templates import Tensor, Values
+from tonnage.models.templates import ConfigValues, Tensor
 
 _QUERY = re.compile(r"(q_proj|query|q_lin|\.q)\.weight$")
 _KEY = re.compile(r"(k_proj|key|k_lin|\.k)\.weight$")
@@ -41,7 +41,7 @@ def from_tensors(tensors: Sequence[Stored], name: str) -> ModelShape:
         raise BadModel(f"{name} holds no tensors.", hint="Give a checkpoint of a model.")
     fields, notes = _fields(kept)
     found = _folded(kept)
-    values = Values(fields, {"defaults": {}})
+    values = ConfigValues(fields, {"defaults": {}})
     made, outside = stacks(Model("unknown", values, encoder=False), found)
     heads = sum(tensor.elements for tensor in outside if roles.is_head(tensor.name))
     embedded = sum(_count(tensor) for tensor in outside if roles.is_embedding(tensor.name))

@@ -15,7 +15,7 @@ from tonnage.errors import BadLayout
 from tonnage.models import roles
 from tonnage.models.fields import Fields
 from tonnage.models.shape import ModelShape, Picture
-from tonnage.models.templates import Tensor, Values
+from tonnage.models.templates import ConfigValues, Tensor
 
 _DATA = Path(__file__).parent / "data" / "pictures.toml"
 _LARGEST_SIDE = 2**14
@@ -30,7 +30,7 @@ class PictureTokens(NamedTuple):
     language: int
 
 
-def picture_of(values: Values, fields: Fields, outside: Sequence[Tensor]) -> Picture | None:
+def picture_of(values: ConfigValues, fields: Fields, outside: Sequence[Tensor]) -> Picture | None:
     """Return how a tower splits images, if its fields have a patch size; None for other stacks."""
     # Of two sides that are given separately, the first.
     sides = (fields.get(name) for name in ("patch_size", "image_size"))

@@ -1,6 +1,6 @@
 """A model as the budget sees it: the number and form of its layers, and where its parameters are.
 
-One `Layer` object stands for all equal layers, so a shape of eighty layers holds one or two of them. `models.config`
+One `LayerShape` object stands for all equal layers, so a shape of eighty layers holds one or two of them. `models.config`
 and its neighbours make shapes.
 """
 
@@ -21,7 +21,7 @@ class AttentionKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class AttentionShape:
     """One attention (or state-space) mixer. `window` is 0 for full attention."""
 
     kind: AttentionKind = AttentionKind.FULL
@@ -56,11 +56,11 @@ Frozen = Literal["", "passing", "still"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LayerShape:
     """A transformer block. Parameters are exact counts; the parts sum to `parameters`."""
 
-    attention: Attention | None
-    cross_attention: Attention | None = None  # of an encoder-decoder's decoder
+    attention: AttentionShape | None
+    cross_attention: AttentionShape | None = None  # of an encoder-decoder's decoder
     feed_forward: FeedForward | None
     attention_parameters: int  # with biases, query and key norms, and cross-attention
     feed_forward_parameters: int  # of all experts, including router and shared experts
@@ -118,10 +118,10 @@ class Unfrozen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class LayerStack:
     """An encoder or decoder: its layers in order, and its number of tokens if that is not the sequence."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerShape, ...]
     hidden: int
     causal: bool = True
     tokens: int = 0  # fixed by the model (patches of an image, frames of audio); 0: the sequence
@@ -131,18 +131,18 @@ class Stack:
     embedding_parameters: int = 0  # a tower's patches and positions, included in the model's
     other_parameters: int = 0  # its norms and poolers, included in the model's
 
-    def kinds(self) -> list[tuple[Layer, list[int]]]:
+    def kinds(self) -> list[tuple[LayerShape, list[int]]]:
         """Return each kind of layer with its indices."""
         # Most are the same object, which ids tell without hashing each.
         same: dict[int, list[int]] = {}
         for place, layer in enumerate(self.layers):
             same.setdefault(id(layer), []).append(place)
-        alike: dict[Layer, list[int]] = {}
+        alike: dict[LayerShape, list[int]] = {}
         for places in same.values():
             alike.setdefault(self.layers[places[0]], []).extend(places)
         return list(alike.items())
 
-    def groups(self) -> Iterator[tuple[Layer, int]]:
+    def groups(self) -> Iterator[tuple[LayerShape, int]]:
         """Yield runs of equal layers, with their length."""
         for layer, run in groupby(self.layers):
             yield layer, len(list(run))
@@ -159,7 +159,7 @@ class ModelShape:
 
     name: str
     architecture: str  # the `model_type` of its configuration, or "unknown"
-    stacks: tuple[Stack, ...]
+    stacks: tuple[LayerStack, ...]
     vocab: int  # 0: no tokens
     tied: bool  # the head is the embedding: counted once, in `embedding_parameters`
     embedding_parameters: int  # tokens, positions, token types, patches
@@ -212,7 +212,7 @@ class ModelShape:
         return self.projector is not None and (self.unfrozen is None or self.unfrozen.projector)
 
     @property
-    def decoder(self) -> Stack:
+    def decoder(self) -> LayerStack:
         """The last stack, which ends in the head."""
         return self.stacks[-1]
 

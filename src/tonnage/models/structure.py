@@ -6,7 +6,7 @@ decides which layers have a window and what a state holds.
 
 from tonnage.errors import BadModel
 from tonnage.models.fields import Fields
-from tonnage.models.shape import Attention, AttentionKind, FeedForward
+from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward
 
 # Every n-th layer has full attention and the others a window, unless the configuration lists `layer_types`.
 _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
@@ -17,7 +17,7 @@ _PARALLEL_FLAGS = ("use_parallel_residual", "parallel_attn", "parallel_residual"
 _ALWAYS_PARALLEL = {"gptj", "codegen", "phi", "cohere", "cohere2"}
 
 
-def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side: str = "") -> Attention | None:
+def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side: str = "") -> AttentionShape | None:
     """Return a layer's attention; None if the configuration does not give the number of heads."""
     if fields.get("kv_lora_rank") is not None and fields.get("qk_rope_head_dim") is not None:
         return _latent(fields)
@@ -26,7 +26,7 @@ def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side
         return None
     head_dim = fields.find("head_dim") or fields.need("hidden") // heads
     window = fields.find("window") or 0 if _slides(fields, model_type, index) else 0
-    return Attention(
+    return AttentionShape(
         kind=AttentionKind.SLIDING if window else AttentionKind.FULL,
         heads=heads,
         kv_heads=_kv_heads(fields, heads),
@@ -37,11 +37,11 @@ def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side
     )
 
 
-def recurrent(fields: Fields) -> Attention:
+def recurrent(fields: Fields) -> AttentionShape:
     """Return a mixer that keeps a state."""
     state = _state_elements(fields)
     kind = AttentionKind.RECURRENT
-    return Attention(kind=kind, heads=0, kv_heads=0, head_dim=0, value_head_dim=0, state_elements=state)
+    return AttentionShape(kind=kind, heads=0, kv_heads=0, head_dim=0, value_head_dim=0, state_elements=state)
 
 
 def feed_forward(fields: Fields, *, widest: int, gated: bool, sparse: bool, side: str = "") -> FeedForward:
@@ -103,10 +103,10 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     return kv_heads
 
 
-def _latent(fields: Fields) -> Attention:
+def _latent(fields: Fields) -> AttentionShape:
     heads = fields.need("heads")
     rope, nope = fields.whole("qk_rope_head_dim", least=1), fields.whole("qk_nope_head_dim")
-    return Attention(
+    return AttentionShape(
         kind=AttentionKind.LATENT,
         heads=heads,
         kv_heads=heads,

@@ -33,7 +33,7 @@ class Tensor:
         return self.repeats * prod(self.shape)
 
 
-class Values:
+class ConfigValues:
     """A configuration's fields by path, with the architecture's defaults and derived fields."""
 
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any]) -> None:
@@ -97,11 +97,11 @@ _OLD_KINDS = {"conv": "linear_attention", "mamba": "linear_attention", "attentio
 
 def turned(row: Mapping[str, Any], config: Mapping[str, Any]) -> set[str]:
     """Return the row's switches that differ from their defaults."""
-    given, usual = Values(config, row), Values({}, row)
+    given, usual = ConfigValues(config, row), ConfigValues({}, row)
     return {text for text in row.get("switches", ()) if _holds(text, given) != _holds(text, usual)}
 
 
-def _holds(text: str, values: Values) -> bool:
+def _holds(text: str, values: ConfigValues) -> bool:
     try:
         return bool(evaluate(text, values))
     except BadModel:
@@ -134,7 +134,7 @@ def labels(config: Mapping[str, Any]) -> int:
     return whole(config["num_labels"], "num_labels") if config.get("num_labels") is not None else 2
 
 
-def turns(text: str, values: Values) -> int:
+def turns(text: str, values: ConfigValues) -> int:
     """Return the number of iterations of a loop."""
     count = evaluate(text, values)
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_TURNS:
@@ -142,11 +142,11 @@ def turns(text: str, values: Values) -> int:
     return count
 
 
-def _indexed(values: Values, index: int) -> Any:
+def _indexed(values: ConfigValues, index: int) -> Any:
     return lambda path: index if path == "i" else values(path)
 
 
-def tensors(row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tensor]:
+def tensors(row: Mapping[str, Any], values: ConfigValues, head: str) -> Iterator[Tensor]:
     """Yield every tensor of the model with that head."""
     chosen = row["heads"].get(head) or {"without": [], "with": []}
     without = set(chosen["without"])
@@ -158,7 +158,7 @@ def tensors(row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tenso
                 yield tensor
 
 
-def _tensor(template: list[Any], values: Values, rules: dict[tuple[str, str], tuple[int, ...]]) -> Tensor | None:
+def _tensor(template: list[Any], values: ConfigValues, rules: dict[tuple[str, str], tuple[int, ...]]) -> Tensor | None:
     name, sizes, loops, condition = template
     if condition and not evaluate(condition, values):
         return None
@@ -170,7 +170,9 @@ def _tensor(template: list[Any], values: Values, rules: dict[tuple[str, str], tu
     return Tensor(name, shape, inner, loops[0][0] if loops else "", members[0] if members else None)
 
 
-def _members(count: str, rule: str, values: Values, rules: dict[tuple[str, str], tuple[int, ...]]) -> tuple[int, ...]:
+def _members(
+    count: str, rule: str, values: ConfigValues, rules: dict[tuple[str, str], tuple[int, ...]]
+) -> tuple[int, ...]:
     if (count, rule) not in rules:
         indices = range(turns(count, values))
         kept = (index for index in indices if not rule or evaluate(rule, _indexed(values, index)))
@@ -178,7 +180,7 @@ def _members(count: str, rule: str, values: Values, rules: dict[tuple[str, str],
     return rules[count, rule]
 
 
-def _dimension(text: str, values: Values) -> int:
+def _dimension(text: str, values: ConfigValues) -> int:
     size = evaluate(text, values)
     if isinstance(size, float) and size.is_integer():
         size = int(size)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tonnage.budget import vllm
-from tonnage.budget.forward import Pass, forward_bytes
+from tonnage.budget.forward import ForwardPass, forward_bytes
 from tonnage.budget.own_engine import context_term
 from tonnage.budget.serving import ServingConfiguration
 from tonnage.budget.weights import WEIGHT_FORMATS, stages, weight_terms
@@ -97,7 +97,7 @@ def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gp
     )
     inside = (
         weights
-        + forward_bytes(shape, stage, Pass(tokens, 0, 1, 2), held=4)
+        + forward_bytes(shape, stage, ForwardPass(tokens, 0, 1, 2), held=4)
         + int(vllm.non_torch_term(1, gpu).size_bytes)
     )
     share = -(-inside * 100 // gpu.memory_bytes) / 100

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, get_args
 
-from tonnage.budget.diffusion import Pass, all_weights, passes, text_size
+from tonnage.budget.diffusion import DiffusionPass, all_weights, passes, text_size
 from tonnage.budget.diffusion_time import Seconds, crossing_s, pass_seconds, streamed_s
 from tonnage.budget.links import collective_seconds
 from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace
@@ -42,7 +42,7 @@ _FROM_HOST = ("model", "group", "sequential")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest:
+class DiffusionRequest:
     """A training request; fields that are None are searched."""
 
     size: Size
@@ -72,7 +72,7 @@ class ImageRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DiffusionPlan:
     """One configuration; `choices` are flags without their dashes."""
 
     choices: dict[str, str]
@@ -126,14 +126,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class DiffusionSearch:
     """Search results: the best (or closest) plan, alternatives, and the largest batch that fits."""
 
     pipeline: Pipeline
     cluster: Cluster
-    request: TrainingRequest | ImageRequest
-    plan: Plan
-    others: tuple[Plan, ...] = field(default=())
+    request: DiffusionRequest | ImageRequest
+    plan: DiffusionPlan
+    others: tuple[DiffusionPlan, ...] = field(default=())
     most: int = 0
 
     @property
@@ -145,7 +145,7 @@ class Findings:
 # Training -------------------------------------------------------------------------------------------------------------
 
 
-def plan_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> Findings:
+def plan_training(pipeline: Pipeline, cluster: Cluster, request: DiffusionRequest) -> DiffusionSearch:
     """Return the fastest plan that fits; within the clock's error, the simplest."""
     check_training(pipeline, cluster, request)
     plans = [_trained(pipeline, cluster, each) for each in _training_space(pipeline, request)]
@@ -156,12 +156,12 @@ def plan_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest
             request, checkpoint=best.choices["checkpoint"], text=_loop(best, "text-encoders"), vae=_loop(best, "vae")
         )
         most = _largest(lambda size: _trained(pipeline, cluster, replace(kept, micro_batch=size)).fits)
-    return Findings(
+    return DiffusionSearch(
         pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
     )
 
 
-def _loop(plan: Plan, name: str) -> Loop:
+def _loop(plan: DiffusionPlan, name: str) -> Loop:
     return "frozen" if plan.choices[name] == "frozen" else "cached"
 
 
@@ -170,7 +170,7 @@ def usual_precision(pipeline: Pipeline) -> TrainedIn:
     return "bf16-mixed" if "full-mixed-checkpoint" in passes(pipeline.denoiser) else "bf16"
 
 
-def check_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> None:
+def check_training(pipeline: Pipeline, cluster: Cluster, request: DiffusionRequest) -> None:
     """Raise RequestError for an impossible request."""
     _check_numbers(request.micro_batch, "micro_batch")
     if request.lora_rank:
@@ -196,7 +196,7 @@ def _check_numbers(number: int | None, name: str, flag: str = "") -> None:
         raise BadLayout(f"{flag} {number} is beyond anything that is used.", hint=f"Write at most {LARGEST[name]:,}.")
 
 
-def _ways(pipeline: Pipeline, request: TrainingRequest) -> dict[str, Pass]:
+def _ways(pipeline: Pipeline, request: DiffusionRequest) -> dict[str, DiffusionPass]:
     """Return the denoiser's passes for this kind of training, by what is recomputed."""
     known = passes(pipeline.denoiser)
     name = "lora" if request.lora_rank else f"full-{request.precision.removeprefix('bf16-')}"
@@ -205,7 +205,7 @@ def _ways(pipeline: Pipeline, request: TrainingRequest) -> dict[str, Pass]:
     return {checkpoint: known[way] for checkpoint, way in wanted.items() if way in known}
 
 
-def _training_space(pipeline: Pipeline, request: TrainingRequest) -> Iterator[TrainingRequest]:
+def _training_space(pipeline: Pipeline, request: DiffusionRequest) -> Iterator[DiffusionRequest]:
     batches = [request.micro_batch] if request.micro_batch else [1 << power for power in range(9)]
     loops = get_args(Loop)
     for checkpoint in _ways(pipeline, request):
@@ -215,7 +215,7 @@ def _training_space(pipeline: Pipeline, request: TrainingRequest) -> Iterator[Tr
                     yield replace(request, checkpoint=checkpoint, text=text, vae=vae, micro_batch=batch)
 
 
-def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> Plan:
+def _trained(pipeline: Pipeline, cluster: Cluster, request: DiffusionRequest) -> DiffusionPlan:
     gpu, size, batch, rank = cluster.gpu, request.size, request.micro_batch or 1, request.lora_rank
     weights, forward = all_weights()[pipeline.denoiser], passes(pipeline.denoiser)["forward"]
     checkpoint = request.checkpoint or "none"
@@ -270,13 +270,15 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
         "micro-batch": str(batch), "checkpoint": checkpoint, "text-encoders": request.text or "cached",
         "vae": request.vae or "cached",
     }  # fmt: skip
-    return Plan(
+    return DiffusionPlan(
         choices=choices, cluster=cluster, terms=(*terms, highest, *_overheads(cluster, highest, trains=True)), moment=moment,
         parts=parts, images=batch * cluster.gpus, trains=True,
     )  # fmt: skip
 
 
-def _training_seconds(forward: Pass, request: TrainingRequest, cluster: Cluster, trained: int, widened: int) -> Seconds:
+def _training_seconds(
+    forward: DiffusionPass, request: DiffusionRequest, cluster: Cluster, trained: int, widened: int
+) -> Seconds:
     """Return the seconds of the denoiser's step, its optimizer, and the exposed part of the gradient all-reduce."""
     gpu, batch = cluster.gpu, request.micro_batch or 1
     again = request.checkpoint == "full"
@@ -296,7 +298,7 @@ def _training_seconds(forward: Pass, request: TrainingRequest, cluster: Cluster,
 # Making images --------------------------------------------------------------------------------------------------------
 
 
-def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Findings:
+def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> DiffusionSearch:
     """Return the fastest plan that fits; within the clock's error, the one that moves least."""
     check_images(pipeline, cluster, request)
     plans = [_made(pipeline, cluster, each) for each in _image_space(cluster, request)]
@@ -306,7 +308,7 @@ def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> 
         offload: Offload = next(name for name in get_args(Offload) if name == best.choices["offload"])
         kept = replace(request, offload=offload, tiling=best.choices["vae-tiling"] == "on")
         most = _largest(lambda size: _made(pipeline, cluster, replace(kept, batch=size)).fits)
-    return Findings(
+    return DiffusionSearch(
         pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
     )
 
@@ -338,7 +340,7 @@ def _image_space(cluster: Cluster, request: ImageRequest) -> Iterator[ImageReque
                 yield replace(request, offload=offload, tiling=tiling)
 
 
-def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Plan:
+def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> DiffusionPlan:
     gpu, size, offload = cluster.gpu, request.size, request.offload or "none"
     guided = request.guided
     at_once = request.batch * (2 if guided and pipeline.guidance == "batch" else 1)
@@ -376,7 +378,7 @@ def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Plan:
     )
     whole = sum(all_weights()[name].size_bytes(how) for name, how in kept.items())
     tiling = {"vae-tiling": "on" if request.tiling else "off"}
-    return Plan(
+    return DiffusionPlan(
         choices={"offload": offload, **tiling, "weights": request.weights, "batch": str(request.batch)}, cluster=cluster,
         terms=(*terms, highest, *_overheads(cluster, highest, trains=False)), moment=title, parts=parts, moved_s=moved_s,
         images=request.batch * cluster.gpus, host_bytes=whole if offload in _FROM_HOST else 0.0,
@@ -464,7 +466,7 @@ def _overheads(cluster: Cluster, highest: Term, *, trains: bool) -> list[Term]:
     return [replace(both, size_bytes=size, formula=f"{threads} × bytes"), context(cluster.gpu), holes]
 
 
-def _best(plans: list[Plan]) -> Plan:
+def _best(plans: list[DiffusionPlan]) -> DiffusionPlan:
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
@@ -476,7 +478,7 @@ def _best(plans: list[Plan]) -> Plan:
     return min(near, key=lambda plan: (plan.choices.get("checkpoint", "none") != "none", plans.index(plan)))
 
 
-def _others(plans: list[Plan], best: Plan) -> tuple[Plan, ...]:
+def _others(plans: list[DiffusionPlan], best: DiffusionPlan) -> tuple[DiffusionPlan, ...]:
     """Return the best plan with each other value of a single choice; for batches, half and double."""
     found = []
     for name, value in best.choices.items():

@@ -15,7 +15,7 @@ from tonnage.hardware.catalogue import common_cards
 from tonnage.models.shape import ModelShape
 from tonnage.planner.remedies import leanest
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, for_checkpoint, for_cluster
-from tonnage.planner.search import Findings, search
+from tonnage.planner.search import PlanSearch, search
 from tonnage.planner.serving import best_layout
 
 
@@ -88,7 +88,7 @@ def _trained(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> H
     )
 
 
-def largest_micro_batch(findings: Findings) -> int:
+def largest_micro_batch(findings: PlanSearch) -> int:
     """Return the largest micro-batch of all fitting configurations, with full recomputation if that helps."""
     most = 1
     for judged in findings.judged:

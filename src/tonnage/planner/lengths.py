@@ -33,7 +33,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.units import parse_count
 
 if TYPE_CHECKING:
-    from tonnage.planner.search import Findings, Plan
+    from tonnage.planner.search import PlanSearch, TrainingPlan
 
 Batching = Literal["pad", "bucket", "padding-free", "pack"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
@@ -54,7 +54,7 @@ _LENGTH = re.compile(r"(?:([0-9]{1,12})x)?([0-9.]+[kKmM]?)")
 _NEARLY = 0.9
 
 
-class Work(NamedTuple):
+class MeanBatch(NamedTuple):
     """The mean micro-batch: its tokens including padding, and the equivalent length per token for attention."""
 
     tokens: float
@@ -104,15 +104,15 @@ class Lengths:
             return largest
         return self.seq if self.batching == "pack" else self.longest
 
-    def work(self, micro_batch: int) -> Work:
+    def work(self, micro_batch: int) -> MeanBatch:
         """Return the work of the mean micro-batch."""
         if self.batching == "pack":
-            return Work(micro_batch * self.seq, self.attended)
+            return MeanBatch(micro_batch * self.seq, self.attended)
         if self.batching == "padding-free":
-            return Work(micro_batch * self.mean, self.attended)
+            return MeanBatch(micro_batch * self.mean, self.attended)
         lengths, shares = self.padded(micro_batch)
         mean = float(lengths @ shares)
-        return Work(micro_batch * mean, float(lengths**2.0 @ shares) / mean)
+        return MeanBatch(micro_batch * mean, float(lengths**2.0 @ shares) / mean)
 
     def padded(self, micro_batch: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the lengths that micro-batches are padded to, and how often each occurs."""
@@ -184,14 +184,14 @@ class LengthClock(StepClock):
         return self._mean[micro_batch]
 
 
-class Choice(NamedTuple):
+class BatchingChoice(NamedTuple):
     """A way to batch samples and its best plan; None if nothing fits."""
 
     batching: Batching
-    plan: "Plan | None"
+    plan: "TrainingPlan | None"
 
 
-def choices(findings: "Findings") -> list[Choice]:
+def choices(findings: "PlanSearch") -> list[BatchingChoice]:
     """Return every way to batch, each with its best plan."""
     from tonnage.planner.search import search
 
@@ -203,7 +203,7 @@ def choices(findings: "Findings") -> list[Choice]:
         asked = replace(request, lengths=replace(request.lengths, batching=batching))
         same = batching == request.lengths.batching
         best = findings.best if same else search(findings.shape, findings.cluster, asked).best
-        found.append(Choice(batching, best))
+        found.append(BatchingChoice(batching, best))
     return found
 
 

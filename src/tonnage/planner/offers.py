@@ -18,7 +18,7 @@ from tonnage.budget.frameworks import architectures
 from tonnage.budget.training import needed_bytes
 from tonnage.clock.ranges import comparison_error
 from tonnage.planner.request import FRAMEWORK_STAGES, NO_OFFLOAD, Offload, TrainingRequest
-from tonnage.planner.search import HEADROOM, Findings, Judged, Plan, explore, plan_of
+from tonnage.planner.search import HEADROOM, Judged, PlanSearch, TrainingPlan, explore, plan_of
 from tonnage.planner.simplicity import fastest, simplest
 from tonnage.planner.space import RUNNERS, Layouts, Sharding, family, layouts, passes, shardings
 
@@ -36,12 +36,12 @@ class Offer:
 
     change: str
     flag: str
-    plan: Plan
+    plan: TrainingPlan
     gain: float
     numbers: bool = False  # whether it changes the numerics
 
 
-def offers(findings: Findings) -> list[Offer]:
+def offers(findings: PlanSearch) -> list[Offer]:
     """Return other frameworks, and changes that gain more than the clock's error, fastest first; none if nothing fits."""
     best = findings.best
     if best is None:
@@ -56,12 +56,12 @@ def offers(findings: Findings) -> list[Offer]:
 class _Rated(NamedTuple):
     """The findings, and every layout with its highest speed in any sharding."""
 
-    findings: Findings
+    findings: PlanSearch
     rows: Layouts
     speeds: NDArray[np.float64]
 
 
-def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
+def _frameworks(rated: _Rated, best: TrainingPlan) -> Iterator[Offer]:
     """Yield the best plan of each framework that was not chosen, unless it is far slower."""
     findings = rated.findings
     request = findings.request
@@ -84,7 +84,7 @@ def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
             yield offer
 
 
-def _offloaded(findings: Findings, best: Plan) -> Iterator[Offer]:
+def _offloaded(findings: PlanSearch, best: TrainingPlan) -> Iterator[Offer]:
     """Yield the fastest offloaded plan, if the answer does not offload."""
     pool = [one for one in findings.pool if one.family.offload != NO_OFFLOAD and one.fits.any()]
     if best.offload == NO_OFFLOAD and pool:
@@ -92,7 +92,7 @@ def _offloaded(findings: Findings, best: Plan) -> Iterator[Offer]:
         yield Offer("offload", f"--offload {plan.offload.words}", plan, plan.tokens_per_s / best.tokens_per_s - 1)
 
 
-def _changes(rated: _Rated, best: Plan) -> Iterator[Offer]:
+def _changes(rated: _Rated, best: TrainingPlan) -> Iterator[Offer]:
     request, chosen = rated.findings.request, best.configuration
     changes: list[tuple[str, str, dict[str, Any]]] = []
     if not request.compile and chosen.framework in _COMPILES:
@@ -111,7 +111,7 @@ def _changes(rated: _Rated, best: Plan) -> Iterator[Offer]:
             yield replace(offer, numbers="compile" not in changed)
 
 
-def _offer(findings: Findings, best: Plan, change: str, flag: str, pool: list[Judged]) -> Offer | None:
+def _offer(findings: PlanSearch, best: TrainingPlan, change: str, flag: str, pool: list[Judged]) -> Offer | None:
     roomy = [replace(one, fits=one.leaves_headroom) for one in pool if one.leaves_headroom.any()]
     if not roomy:
         return None
@@ -138,7 +138,7 @@ def _looked_at_again(
     return []
 
 
-def _first_that_fit(findings: Findings, asked: TrainingRequest, sharding: Sharding, count: int) -> Sharding:
+def _first_that_fit(findings: PlanSearch, asked: TrainingRequest, sharding: Sharding, count: int) -> Sharding:
     cluster = findings.cluster
     leanest = family(asked, sharding, *passes(asked, sharding.offload)[0])
     needed, host = needed_bytes(findings.shape, leanest.configuration, cluster.gpu)
@@ -146,7 +146,7 @@ def _first_that_fit(findings: Findings, asked: TrainingRequest, sharding: Shardi
     return sharding.where(np.flatnonzero(np.broadcast_to(fits, leanest.size))[:count])
 
 
-def _speeds(findings: Findings, rows: Layouts) -> NDArray[np.float64]:
+def _speeds(findings: PlanSearch, rows: Layouts) -> NDArray[np.float64]:
     """Return the highest speed of each layout in any sharding."""
     codes = np.concatenate([_codes(one.family.configuration) for one in findings.judged])
     speeds = np.concatenate([one.tokens_per_s for one in findings.judged])

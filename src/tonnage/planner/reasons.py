@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.step_time import StepTime
 from tonnage.budget.training import needed_bytes, training_budget
-from tonnage.planner.search import HEADROOM, Findings, Judged, Plan
+from tonnage.planner.search import HEADROOM, Judged, PlanSearch, TrainingPlan
 from tonnage.planner.space import passes
 from tonnage.units import GIB
 
@@ -38,7 +38,7 @@ class Reason:
     slower: float | None = None
 
 
-def rejected(findings: Findings) -> list[Reason]:
+def rejected(findings: PlanSearch) -> list[Reason]:
     """Return every searched value of every choice except the best plan's; empty if nothing fits."""
     if findings.best is None:
         return []
@@ -58,7 +58,7 @@ def rejected(findings: Findings) -> list[Reason]:
     return found
 
 
-def value_of(plan: Plan, choice: str) -> object:
+def value_of(plan: TrainingPlan, choice: str) -> object:
     """Return what a plan has chosen."""
     return plan.offload.words if choice == "offload" else getattr(plan.configuration, choice)
 
@@ -78,7 +78,7 @@ def _values(judged: list[Judged], choice: str) -> dict[str, list[tuple[Judged, N
 
 
 def _reason(
-    findings: Findings, best: Plan, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
+    findings: PlanSearch, best: TrainingPlan, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
 ) -> Reason | None:
     fitting = [(one, chosen & one.fits) for one, chosen in members]
     fitting = [(one, chosen) for one, chosen in fitting if chosen.any()]
@@ -97,7 +97,7 @@ def _reason(
     return Reason(choice, value, words, slower=slower)
 
 
-def _beside(findings: Findings, best: Plan, choice: str, value: str) -> Configuration | None:
+def _beside(findings: PlanSearch, best: TrainingPlan, choice: str, value: str) -> Configuration | None:
     """Return the best plan with more recomputation than it needs, which the search skips; None if that does not fit."""
     if choice not in ("checkpoint", "loss"):
         return None
@@ -108,7 +108,9 @@ def _beside(findings: Findings, best: Plan, choice: str, value: str) -> Configur
     return configuration if fits else None
 
 
-def _too_large(findings: Findings, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]) -> Reason:
+def _too_large(
+    findings: PlanSearch, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
+) -> Reason:
     one, chosen = min(members, key=lambda item: item[0].total_bytes[item[1]].min())
     configuration = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
     budget, cluster = training_budget(findings.shape, configuration, findings.cluster.gpu), findings.cluster
@@ -125,7 +127,7 @@ def _too_large(findings: Findings, choice: str, value: str, members: list[tuple[
     return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
 
 
-def _slower_words(findings: Findings, best: Plan, other: Configuration, slower: float) -> Iterator[str]:
+def _slower_words(findings: PlanSearch, best: TrainingPlan, other: Configuration, slower: float) -> Iterator[str]:
     if slower < _WORTH_SAYING / 10:
         yield (
             "as fast, and asks for more" if slower > -_WORTH_SAYING / 5 else "no slower, within what the clock errs by"
@@ -140,7 +142,7 @@ def _slower_words(findings: Findings, best: Plan, other: Configuration, slower: 
         yield cause
 
 
-def _cause(best: Plan, other: Configuration, time: StepTime) -> str:
+def _cause(best: TrainingPlan, other: Configuration, time: StepTime) -> str:
     """Return the part that grew most per token, if it is large enough to mention."""
     tokens, best_tokens = float(time.tokens), best.step_s * best.tokens_per_s
     grown = {name: float(part) / tokens - best.parts_s[name] / best_tokens for name, part in time.parts.items()}

@@ -19,7 +19,7 @@ from tonnage.hardware import find_cluster
 from tonnage.hardware.cluster import Cluster, common_clusters
 from tonnage.models.shape import ModelShape
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, check, for_cluster
-from tonnage.planner.search import Findings
+from tonnage.planner.search import PlanSearch
 from tonnage.planner.space import family, layouts, offloads, passes, shardings
 
 _SHORTEST_SEQ = 256
@@ -41,7 +41,7 @@ class Remedy:
     capacity_bytes: int
 
 
-def remedies(findings: Findings) -> list[Remedy]:
+def remedies(findings: PlanSearch) -> list[Remedy]:
     """Return the first few that help, the least intrusive first."""
     shape, cluster, request = findings.shape, findings.cluster, findings.request
     doubled = (f"{cluster.gpus * 2**times}x{cluster.gpu.key}" for times in range(1, _MOST_DOUBLINGS))

@@ -22,7 +22,7 @@ from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, divisors
 from tonnage.planner.rollout import Rollout, rollout
-from tonnage.planner.search import HEADROOM, Findings, Plan, search
+from tonnage.planner.search import HEADROOM, PlanSearch, TrainingPlan, search
 
 # vLLM's share of the card is at most its default.
 _LARGEST_SHARE = 0.9
@@ -96,7 +96,7 @@ class RlPlan:
     request: RlRequest
     cluster: Cluster
     cast: Cast
-    trainer: Plan
+    trainer: TrainingPlan
     engine: ServingBudget
     rollout: Rollout | None
     phases: tuple[Phase, ...]
@@ -300,7 +300,7 @@ class _Bench:
         self._training = replace(
             training, seq=request.seq, global_batch=request.samples, logit_share=share, offload=NO_OFFLOAD, zero=zero
         )
-        self._trainers: dict[tuple[int, int], Findings | None] = {}
+        self._trainers: dict[tuple[int, int], PlanSearch | None] = {}
         self._clocks: dict[tuple[int, int], StepClock] = {}
         self.problem: TonnageError | None = None
 
@@ -391,7 +391,7 @@ class _Bench:
 
     def _beside(
         self, cluster: Cluster, engine: ServingBudget, apart: int, sleep: int, offload: frozenset[Movable]
-    ) -> tuple[Plan, Cast] | None:
+    ) -> tuple[TrainingPlan, Cast] | None:
         """Find a trainer on a card reduced by everything else on it, which in turn depends on how the trainer shards."""
         card = self.cluster.gpu.memory_bytes
         left, found = card, None
@@ -457,7 +457,7 @@ class _Bench:
 
     # The trainer.
 
-    def _trainer(self, cluster: Cluster, left_bytes: int) -> Plan | None:
+    def _trainer(self, cluster: Cluster, left_bytes: int) -> TrainingPlan | None:
         """Return the fastest trainer that fits, or the one closest to fitting."""
         # To a hundredth of the card: options that differ by less share a trainer.
         grain = self.cluster.gpu.memory_bytes // 100
@@ -515,7 +515,7 @@ class _Clock:
     bench: _Bench
     cluster: Cluster  # the trainer's
     cast: Cast
-    trainer: Plan
+    trainer: TrainingPlan
 
     def seconds(self, phase: Phase, made: Rollout | None, engine: ServingBudget) -> float:
         """Return the seconds of one phase, with its transfers between GPU and host."""

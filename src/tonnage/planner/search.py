@@ -50,7 +50,7 @@ Timed = Literal["all", "what fits", "what leaves headroom"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """One configuration with plain numbers, the memory it needs on one GPU and its step time."""
 
     configuration: Configuration
@@ -121,7 +121,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Findings:
+class PlanSearch:
     """Everything that was searched."""
 
     shape: ModelShape
@@ -130,10 +130,12 @@ class Findings:
     clock: StepClock
     judged: list[Judged]
     pool: list[Judged]  # the same, counting only what leaves headroom as fitting: plans are chosen from it
-    best: Plan | None
-    closest: Plan  # the best if one fits, else the one that needs least
-    alternatives: list[Plan] = field(default_factory=list)
-    fastest: Plan | None = None  # of the pool: the best itself, or one that is faster by less than the clock's error
+    best: TrainingPlan | None
+    closest: TrainingPlan  # the best if one fits, else the one that needs least
+    alternatives: list[TrainingPlan] = field(default_factory=list)
+    fastest: TrainingPlan | None = (
+        None  # of the pool: the best itself, or one that is faster by less than the clock's error
+    )
 
     @property
     def fits(self) -> bool:
@@ -161,7 +163,7 @@ class Findings:
         return sum(int(one.fits.sum()) for one in self.judged)
 
     @cached_property
-    def front(self) -> list[Plan]:
+    def front(self) -> list[TrainingPlan]:
         """Return the thinned Pareto front of speed and memory, from the fastest to the smallest."""
         timed = [one.fits & (one.tokens_per_s > 0) for one in self.judged]
         owner = np.concatenate([np.full(int(rows.sum()), number) for number, rows in enumerate(timed)])
@@ -178,7 +180,7 @@ class Findings:
         return [plan_of(self.shape, self.cluster, self.clock, *kept[number]) for number in chosen]
 
 
-def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock | None = None) -> Findings:
+def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock | None = None) -> PlanSearch:
     """Search every configuration that the request leaves open. A clock of the same cluster reuses its cached times."""
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
@@ -313,19 +315,19 @@ def _full(values: Quantity, size: int) -> NDArray[np.float64]:
 
 def _findings(
     shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock, judged: list[Judged]
-) -> Findings:
+) -> PlanSearch:
     known = (shape, cluster, request, clock, judged)
     if not any(one.fits.any() for one in judged):
         smallest = min(judged, key=lambda one: one.total_bytes.min())
         closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
-        return Findings(*known, judged, None, closest)
+        return PlanSearch(*known, judged, None, closest)
     # With headroom, if any configuration has it.
     roomy = any(one.leaves_headroom.any() for one in judged)
     pool = [replace(one, fits=one.leaves_headroom) for one in judged] if roomy else judged
     chosen = simplest(pool, cluster)
     best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool, chosen, cluster)]
     quickest = plan_of(shape, cluster, clock, *fastest(comparable(pool, cluster)))
-    return Findings(*known, pool, best, best, others, quickest)
+    return PlanSearch(*known, pool, best, best, others, quickest)
 
 
 def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) -> list[tuple[Judged, int]]:
@@ -376,12 +378,12 @@ def _kind(one: Judged, index: int) -> tuple[object, ...]:
     return numbers.zero, numbers.tp, numbers.pp, numbers.cp, numbers.ep, numbers.checkpoint, one.family.offload
 
 
-def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, index: int) -> Plan:
+def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, index: int) -> TrainingPlan:
     """Return one configuration of a family with plain numbers."""
     configuration = one.family.configuration.at(index)
     budget = training_budget(shape, configuration, cluster.gpu)
     time = clock.step(configuration)
-    return Plan(
+    return TrainingPlan(
         configuration=configuration,
         offload=one.family.offload,
         terms=budget.terms_at(0),

@@ -46,7 +46,7 @@ _SGLANG_LEFT_BYTES = 5 * GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ServingLayout:
     """One layout: `replicas` copies as in `budget`, with users spread over them."""
 
     budget: ServingBudget
@@ -101,7 +101,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FlagChange:
     """One flag that would make it fit or leave more room, and its effect."""
 
     flag: str
@@ -118,9 +118,9 @@ class ServingPlan:
     model: str
     cluster: Cluster
     users: int
-    best: Layout
-    others: tuple[Layout, ...]
-    changes: tuple[Change, ...]
+    best: ServingLayout
+    others: tuple[ServingLayout, ...]
+    changes: tuple[FlagChange, ...]
     neighbours: "tuple[Neighbour, ...]" = ()  # other processes on the cards
 
     @property
@@ -194,7 +194,7 @@ def plan_serving(
 
 def best_layout(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0
-) -> Layout | None:
+) -> ServingLayout | None:
     """Return only the best layout that holds all users; None if there is none."""
     weights = WEIGHT_FORMATS[resolved(shape, asked, cluster.gpu).weights]
     hosted = weights.experts_only or asked.engine == "llama.cpp"
@@ -207,16 +207,16 @@ def best_layout(
     return best if best.fits else None
 
 
-def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[Layout]:
+def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[ServingLayout]:
     """Return layouts, the fastest fitting one first; if none fits, by missing memory to a tenth of the card."""
     step = cluster.gpu.memory_bytes // 10
 
-    def rank(layout: Layout) -> tuple[bool, int, float]:
+    def rank(layout: ServingLayout) -> tuple[bool, int, float]:
         return not layout.fits, layout.missing_bytes // step, -layout.tokens_per_s
 
     if asked.engine == "llama.cpp":
         budget = llama_cpp.placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
-        return [Layout(budget, cluster.hosts, llama_cpp.decode_step_s(shape, budget, cluster))]
+        return [ServingLayout(budget, cluster.hosts, llama_cpp.decode_step_s(shape, budget, cluster))]
     ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
     layouts = sorted((_layout(shape, cluster, asked, *each) for each in ways), key=rank)
     # Only vLLM can be given another split.
@@ -231,13 +231,13 @@ def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp
     return sorted(layouts, key=rank)
 
 
-def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Layout:
+def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> ServingLayout:
     replicas = cluster.gpus // (tp * pp)
     share = replace(asked, tp=tp, pp=pp, users=-(-asked.users // replicas))
     budget = serving_budget(shape, share, cluster.gpu)
     if budget.overflows and not asked.utilization and 0 < budget.largest_utilization < budget.configuration.utilization:
         budget = serving_budget(shape, replace(share, utilization=budget.largest_utilization), cluster.gpu)
-    return Layout(budget, replicas, decode_step_s(shape, budget, cluster))
+    return ServingLayout(budget, replicas, decode_step_s(shape, budget, cluster))
 
 
 def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) -> float:
@@ -271,8 +271,8 @@ def all_reduces_s(shape: ModelShape, asked: ServingConfiguration, cluster: Clust
 
 
 def _changes(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: Layout
-) -> Iterator[Change]:
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: ServingLayout
+) -> Iterator[FlagChange]:
     """Yield changes that would make it fit, the mildest first."""
     if best.budget.overflows and best.budget.outside_bytes:
         share = best.budget.largest_utilization
@@ -295,7 +295,7 @@ def _changes(
         yield from _less(best, asked.users)
 
 
-def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
+def _trials(best: ServingLayout, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
     """Yield flags that change no output, then those that cost increasing accuracy."""
     known = best.configuration
     fewer = 1 << (max(known.users, best.most_users // best.replicas) - 1).bit_length()
@@ -320,8 +320,8 @@ def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, Se
 
 
 def _roomier(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: Layout
-) -> Iterator[Change]:
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: ServingLayout
+) -> Iterator[FlagChange]:
     """Yield changes that leave more room in a layout that fits."""
     if asked.engine == "llama.cpp":
         yield from _faster(shape, cluster, asked, best)
@@ -340,7 +340,9 @@ def _roomier(
             )
 
 
-def _faster(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, best: Layout) -> Iterator[Change]:
+def _faster(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, best: ServingLayout
+) -> Iterator[FlagChange]:
     """Yield changes with which llama.cpp would decode faster, if layers are on the host."""
     trials = list(_trials(best, asked)) if best.on_host else []
     mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
@@ -373,16 +375,18 @@ def _surest_utilization(budget: ServingBudget) -> float:
     return max(int(free * 100 / whole) if whole else 0, 0) / 100
 
 
-def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
+def _change(flag: str, found: ServingLayout, beside: ServingLayout | None = None) -> FlagChange:
     """Return the effect of a flag, naming the layout if it differs from `beside`."""
     most = min(found.most_users, found.replicas * found.configuration.max_seqs)
     words = f"{_users(most)} at {found.configuration.context:,} tokens"
     if beside is not None and found.replicas != beside.replicas:
         words += f", {found.replicas} copies of {found.configuration.gpus} GPUs"
-    return Change(flag, words, most, found.longest_context)
+    return FlagChange(flag, words, most, found.longest_context)
 
 
-def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Iterator[Change]:
+def _more_gpus(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
+) -> Iterator[FlagChange]:
     times = 2
     while times <= _MOST_TIMES_GPUS:
         # Fill a host before adding another.
@@ -398,7 +402,7 @@ def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration,
 
 def _other_cards(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
-) -> Iterator[Change]:
+) -> Iterator[FlagChange]:
     """Yield the smallest common GPU on which it fits."""
     for other in common_clusters(cluster.gpu.maker):
         found = best_layout(shape, other, asked, tp=tp, pp=pp)
@@ -408,15 +412,15 @@ def _other_cards(
             return
 
 
-def _less(best: Layout, users: int) -> Iterator[Change]:
+def _less(best: ServingLayout, users: int) -> Iterator[FlagChange]:
     """Yield a shorter context or fewer users, if any fit at all."""
     asked = best.configuration
     if best.longest_context >= asked.block:
         context = best.longest_context // asked.block * asked.block
-        yield Change(f"--context {context}", f"{_users(users)} at {context:,} tokens", users, context)
+        yield FlagChange(f"--context {context}", f"{_users(users)} at {context:,} tokens", users, context)
     if best.most_users:
         most = best.most_users
-        yield Change(f"--users {most}", f"{_users(most)} at {asked.context:,} tokens", most, asked.context)
+        yield FlagChange(f"--users {most}", f"{_users(most)} at {asked.context:,} tokens", most, asked.context)
 
 
 def _users(number: int) -> str:

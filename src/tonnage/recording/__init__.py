@@ -4,22 +4,22 @@ from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster_store import write_cluster
 from tonnage.recording.files import ended_in_error, open_cluster, open_recording
-from tonnage.recording.groups import Group, alike_with_members, group_alike, module_pattern, telling_lines
+from tonnage.recording.groups import BlockGroup, alike_with_members, group_alike, module_pattern, telling_lines
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
+from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.recording.store import read_recording, write_recording
 
 __all__ = [
     "Allocation",
+    "BlockGroup",
     "CapturedCall",
     "CapturedStep",
     "ClusterRecording",
     "ClusterSummary",
-    "Group",
+    "FailedRequest",
     "Header",
     "Mark",
     "Note",
-    "OutOfMemory",
     "RankSummary",
     "Recording",
     "SegmentEvent",

@@ -8,13 +8,13 @@ from dataclasses import replace
 from itertools import accumulate
 
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Mark, OutOfMemory
+from tonnage.recording.records import FailedRequest, Mark
 
 # How a continued run ended; any other value is the error that ended it.
 TO_ITS_END, REPEATS, PATIENCE = "ended", "repeats", "patience"
 
 
-def parted(whole: Recording, oom: OutOfMemory, since: int, ending: str) -> Recording:
+def parted(whole: Recording, oom: FailedRequest, since: int, ending: str) -> Recording:
     """Split a run at the event `since`: returns the part up to it, whose `whole` is the complete run."""
     # Libraries first used later held nothing yet.
     outside_bytes = max(0, whole.header.capacity_bytes - oom.free_bytes - oom.reserved_bytes)

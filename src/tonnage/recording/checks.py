@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
-from tonnage.recording.records import Header, MarkKind, NoteKind, Outcome, OutOfMemory, SegmentAction, Source
+from tonnage.recording.records import FailedRequest, Header, MarkKind, NoteKind, Outcome, SegmentAction, Source
 
 Kinds = Mapping[str, Callable[[Any], bool]]
 _MOST_BYTES = 2**50
@@ -87,7 +87,7 @@ def _kinds_of(record: type) -> Kinds:
 
 
 HEADER_KINDS = _kinds_of(Header)
-OOM_KINDS = _kinds_of(OutOfMemory)
+OOM_KINDS = _kinds_of(FailedRequest)
 
 
 def check_values(values: Any, kinds: Kinds, what: str) -> None:

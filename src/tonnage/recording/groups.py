@@ -13,7 +13,7 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BlockGroup:
     """Blocks of one kind: `count` of them, `each_bytes` and `shape` of the largest, `stack` of the first."""
 
     each_bytes: int
@@ -42,12 +42,12 @@ def module_pattern(module: str) -> str:
     return _INDEX.sub("*", module)
 
 
-def group_alike(allocations: Iterable[Allocation]) -> list[Group]:
+def group_alike(allocations: Iterable[Allocation]) -> list[BlockGroup]:
     """Group blocks that differ only in the layer index or, in a growing KV cache, in shape. Largest total first."""
     return [group for group, _ in alike_with_members(allocations)]
 
 
-def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[Group, list[Allocation]]]:
+def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[BlockGroup, list[Allocation]]]:
     """Return the groups with their members."""
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for a in allocations:
@@ -58,10 +58,10 @@ def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[Group, l
     return sorted(rows, key=lambda row: (-row[0].total_bytes, -row[0].each_bytes))
 
 
-def _group(members: list[Allocation]) -> Group:
+def _group(members: list[Allocation]) -> BlockGroup:
     first, largest = members[0], max(members, key=lambda a: (a.block_bytes, a.requested_bytes))
     modules = {a.module for a in members}
-    return Group(
+    return BlockGroup(
         each_bytes=largest.block_bytes,
         total_bytes=sum(a.block_bytes for a in members),
         count=len(members),

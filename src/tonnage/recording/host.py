@@ -57,7 +57,7 @@ class HostMoment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
+class HostPeaks:
     """The peaks of a run. `resident_peak_bytes` includes pages of files, and may occur at another moment."""
 
     phases: tuple[HostMoment, ...]
@@ -86,13 +86,13 @@ def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...
     return tuple(sorted(groups, key=lambda group: -group.size_bytes)[:LARGEST])
 
 
-def host_memory(values: Any) -> HostMemory:
+def host_memory(values: Any) -> HostPeaks:
     """Validate and convert what a file says."""
-    kinds = {field.name: is_count for field in fields(HostMemory)} | {"phases": _is_rows}
+    kinds = {field.name: is_count for field in fields(HostPeaks)} | {"phases": _is_rows}
     check_values(values, kinds, "host's memory")
     if not values["phases"]:
         raise ValueError("its host's memory has no phase")
-    return HostMemory(**values | {"phases": tuple(map(_moment, values["phases"]))})
+    return HostPeaks(**values | {"phases": tuple(map(_moment, values["phases"]))})
 
 
 def _moment(values: Any) -> HostMoment:

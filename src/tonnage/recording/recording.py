@@ -18,13 +18,13 @@ from tonnage.hardware import Gpu, find_gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.hardware.host import read_host
 from tonnage.ledger import Category, Ledger
-from tonnage.recording.groups import Group, group_alike
-from tonnage.recording.host import HostMemory
-from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
-from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
+from tonnage.recording.groups import BlockGroup, group_alike
+from tonnage.recording.host import HostPeaks
+from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
+from tonnage.recording.timeline import MemoryTimeline, PhasePeak, StepPeak, peaks_by_phase, peaks_by_step
 
 if TYPE_CHECKING:
-    from tonnage.clock.step import StepTime
+    from tonnage.clock.step import SteadyStep
     from tonnage.clock.streams import CollectiveSeconds
 
 # Settings of a step on a cluster: "2x8" for hosts × cards, and the kind of host.
@@ -49,14 +49,14 @@ class Recording:
     marks: list[Mark] = field(default_factory=list)
     stand_ins: list[StandIn] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    oom: OutOfMemory | None = None
+    oom: FailedRequest | None = None
     captured: CapturedStep | None = None
     # For a run that ran out of memory and continued, the whole run without a limit (`recording.beyond`).
     whole: "Recording | None" = None
-    host: HostMemory | None = None
+    host: HostPeaks | None = None
 
     @cached_property
-    def step_time(self) -> "StepTime | None":
+    def step_time(self) -> "SteadyStep | None":
         """The duration of the captured step; None if the run does not fit, or no plausible step was captured."""
         if self.captured is None or self.fits is False:
             return None
@@ -80,9 +80,9 @@ class Recording:
         return collective_seconds(Cluster(gpu, cards, hosts, read_host(settings[HOST])))
 
     @cached_property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> MemoryTimeline:
         """Allocated and reserved bytes after each event."""
-        return Timeline.of(self.allocations, self.segments)
+        return MemoryTimeline.of(self.allocations, self.segments)
 
     @cached_property
     def begins_at(self) -> int:
@@ -148,7 +148,7 @@ class Recording:
         entries = ((a.category, a.block_bytes) for a in self.live_at_peak)
         return Ledger.of(entries, measured=self.header.source != "virtual")
 
-    def largest(self, count: int = 10) -> list[Group]:
+    def largest(self, count: int = 10) -> list[BlockGroup]:
         """Return the largest tensors at the peak; those alike (the same in every layer) are one group."""
         return group_alike(self.live_at_peak)[:count]
 

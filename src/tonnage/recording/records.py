@@ -83,7 +83,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class FailedRequest:
     """The failed request that ended a run, with the device's figures at that moment."""
 
     line: str

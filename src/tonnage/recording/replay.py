@@ -8,15 +8,14 @@ allocator counts from the start.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, Shortage
-from tonnage.allocator import OutOfMemory as AllocatorOutOfMemory
+from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, Shortage
 from tonnage.allocator.replay import BOUNDLESS_BYTES
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.beyond import TO_ITS_END, demand_of, parted
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Allocation, Header, Mark, OutOfMemory, SegmentEvent
+from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, SegmentEvent
 
 _CATEGORY_BY_PHASE = {
     "forward": Category.ACTIVATIONS,
@@ -59,7 +58,7 @@ def until_refused(recording: Recording) -> Recording:
     return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None, whole=None)
 
 
-def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
+def _request(oom: FailedRequest, recording: Recording, moment: int) -> Allocation:
     return Allocation(
         index=1 + max((a.index for a in recording.allocations), default=-1),
         address=0,
@@ -182,7 +181,7 @@ def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None
             continue
         try:
             block = allocator.malloc(allocation.requested_bytes, allocation.stream)
-        except AllocatorOutOfMemory as error:
+        except OutOfMemory as error:
             failed, shortage = allocation, error.shortage
             break
         blocks[allocation.index, allocation.born] = block
@@ -229,12 +228,12 @@ class _Tape:
         self._by_origin.pop((origin.index, origin.born)).died = self._take()
 
 
-def refused(outcomes: Outcomes) -> OutOfMemory | None:
+def refused(outcomes: Outcomes) -> FailedRequest | None:
     """Convert the failed request of a replay to a run's record."""
     failed, shortage = outcomes.failed, outcomes.shortage
     if failed is None or shortage is None:
         return None
-    return OutOfMemory(
+    return FailedRequest(
         line=failed.line,
         requested_bytes=shortage.requested_bytes,
         free_bytes=shortage.free_bytes,

@@ -22,10 +22,10 @@ from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, writ
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import (
     Allocation,
+    FailedRequest,
     Header,
     Mark,
     Note,
-    OutOfMemory,
     SegmentEvent,
     StandIn,
 )
@@ -149,7 +149,7 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
         request = decoded(value)
         check_values(request, OOM_KINDS, "failed request")
         shape = None if request["shape"] is None else tuple(request["shape"])
-        oom = OutOfMemory(**request | {"stack": tuple(request["stack"]), "shape": shape})
+        oom = FailedRequest(**request | {"stack": tuple(request["stack"]), "shape": shape})
         break
     return Recording(
         header=Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")}),

@@ -15,14 +15,14 @@ _SIGN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unma
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class MemoryTimeline:
     """Bytes after the event of each sequence number."""
 
     allocated_bytes: list[int]
     reserved_bytes: list[int]
 
     @classmethod
-    def of(cls, allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> "Timeline":
+    def of(cls, allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> "MemoryTimeline":
         """Sum up the events."""
         born = max((a.born for a in allocations), default=0)
         died = max((a.died for a in allocations if a.died is not None), default=0)
@@ -80,12 +80,12 @@ class StepPeak:
     phases: tuple[PhasePeak, ...]
 
 
-def peaks_by_phase(timeline: Timeline, marks: Sequence[Mark]) -> list[PhasePeak]:
+def peaks_by_phase(timeline: MemoryTimeline, marks: Sequence[Mark]) -> list[PhasePeak]:
     """Return the peak of each phase, over all its occurrences."""
     return _phase_peaks(timeline, marks, 0, len(timeline.allocated_bytes))
 
 
-def peaks_by_step(timeline: Timeline, marks: Sequence[Mark]) -> list[StepPeak]:
+def peaks_by_step(timeline: MemoryTimeline, marks: Sequence[Mark]) -> list[StepPeak]:
     """Return the peak of each step, in order; a step that recurs (such as 0 after an evaluation) counts as one."""
     found: dict[int, StepPeak] = {}
     for name, start, end in spans(marks, "step", len(timeline.allocated_bytes)):
@@ -98,7 +98,7 @@ def peaks_by_step(timeline: Timeline, marks: Sequence[Mark]) -> list[StepPeak]:
     return list(found.values())
 
 
-def _phase_peaks(timeline: Timeline, marks: Sequence[Mark], start: int, end: int) -> list[PhasePeak]:
+def _phase_peaks(timeline: MemoryTimeline, marks: Sequence[Mark], start: int, end: int) -> list[PhasePeak]:
     peaks: dict[str, int] = {}
     for name, first, last in _stretches(marks, "phase", len(timeline.allocated_bytes)):
         is_empty = first == last and name in _EVEN_IF_EMPTY and start < first <= end

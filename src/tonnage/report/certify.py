@@ -12,13 +12,13 @@ from tonnage.units import format_bytes
 if TYPE_CHECKING:
     from tonnage.certify.certificate import Certificate
     from tonnage.certify.memo import Memo
-    from tonnage.certify.program import Part
-    from tonnage.certify.running import Training
+    from tonnage.certify.program import ProgramPart
+    from tonnage.certify.running import TrainingResult
 
 _WIPE = "\r\x1b[2K"
 
 
-def certificate_lines(certificate: "Certificate", training: "Training", larger_card: str) -> Iterator[str]:
+def certificate_lines(certificate: "Certificate", training: "TrainingResult", larger_card: str) -> Iterator[str]:
     """Yield the verdict, the parts that need most, and what would make it safe."""
     gpu = certificate.gpu
     verdict = certificate.verdict
@@ -86,7 +86,7 @@ def verdict_words(certificate: "Certificate") -> str:
     return f"dies in {_where(part)}{batch}, at {failure.line}: {asked}, {short} short"
 
 
-def _where(part: "Part") -> str:
+def _where(part: "ProgramPart") -> str:
     if part.kind == "evaluation":
         return f"evaluation after step {part.step:,}" if part.step else "evaluation before the first step"
     if part.kind in ("between", "data"):
@@ -96,11 +96,11 @@ def _where(part: "Part") -> str:
     return f"step {part.step:,}" + (f", micro-batch {part.micro_batch}" if part.micro_batch > 1 else "")
 
 
-def _batch(part: "Part") -> str:
+def _batch(part: "ProgramPart") -> str:
     return " × ".join(f"{one:,}" for one in part.shape)
 
 
-def _counts(training: "Training") -> str:
+def _counts(training: "TrainingResult") -> str:
     parts = training.program.parts
     steps = [part for part in parts if part.kind == "step"]
     evaluated = sum(part.kind == "evaluation" for part in parts)
@@ -112,7 +112,7 @@ def _counts(training: "Training") -> str:
     return ", ".join(words)
 
 
-def certificate_figures(certificate: "Certificate", training: "Training", larger_card: str) -> dict[str, Any]:
+def certificate_figures(certificate: "Certificate", training: "TrainingResult", larger_card: str) -> dict[str, Any]:
     """Return the same as JSON values."""
     lived, failure = certificate.lived, certificate.lived.failure
     return {
@@ -154,7 +154,7 @@ def certificate_figures(certificate: "Certificate", training: "Training", larger
     }
 
 
-def _part_figures(part: "Part") -> dict[str, Any]:
+def _part_figures(part: "ProgramPart") -> dict[str, Any]:
     return {"kind": part.kind, "step": part.step, "micro_batch": part.micro_batch, "shape": list(part.shape)}
 
 

@@ -5,7 +5,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from tonnage.explain.diff import Difference, Growth, GrowthLimit
+from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.ledger import Category
 from tonnage.recording import Recording
 from tonnage.report.lines import beside, column, cut, print_sections, report_width, spread, table_unit, wrapped
@@ -21,7 +21,7 @@ _Runs = tuple[Recording, Recording]
 def print_difference(
     names: _Names,
     runs: _Runs,
-    difference: Difference,
+    difference: RunDifference,
     limit: GrowthLimit | None,
     failed: bool,
     *,
@@ -43,7 +43,7 @@ def print_difference(
     print_sections(sections, stream)
 
 
-def _headline(names: _Names, runs: _Runs, difference: Difference) -> Iterator[Text]:
+def _headline(names: _Names, runs: _Runs, difference: RunDifference) -> Iterator[Text]:
     grew = difference.peaks[0].grew_bytes
     words = "no change" if not grew else f"{signed(grew)} ({growth_percent(difference.peaks[0])})"
     yield from spread(Text("  allocated, at the peak", style="bold"), Text(words, _style(grew)))
@@ -76,7 +76,7 @@ def labelled(growths: Sequence[Growth]) -> list[Growth]:
     return [Growth(Category(g.name).label, g.before_bytes, g.after_bytes) for g in growths]
 
 
-def _verdict(difference: Difference, limit: GrowthLimit | None, failed: bool) -> Iterator[Text]:
+def _verdict(difference: RunDifference, limit: GrowthLimit | None, failed: bool) -> Iterator[Text]:
     if limit is None:
         return
     growth = difference.largest_growth
@@ -110,7 +110,7 @@ def _style(grew_bytes: int) -> str:
 
 
 def diff_figures(
-    names: _Names, runs: _Runs, difference: Difference, limit: GrowthLimit | None, failed: bool
+    names: _Names, runs: _Runs, difference: RunDifference, limit: GrowthLimit | None, failed: bool
 ) -> dict[str, object]:
     """Return the JSON values; the keys are stable and every size is in bytes."""
     return {

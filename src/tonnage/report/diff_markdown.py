@@ -5,7 +5,7 @@ Names come from untrusted scripts: they are shown as code, so that they cannot f
 
 from collections.abc import Iterator, Sequence
 
-from tonnage.explain.diff import Difference, Growth, GrowthLimit
+from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.recording import Recording
 from tonnage.report.diff import growth_percent, labelled, signed
 from tonnage.units import format_bytes
@@ -17,7 +17,7 @@ _LONGEST_NAME = 80
 def markdown_difference(
     names: tuple[str, str],
     runs: tuple[Recording, Recording],
-    difference: Difference,
+    difference: RunDifference,
     limit: GrowthLimit | None,
     failed: bool,
     *,

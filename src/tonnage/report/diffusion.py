@@ -10,7 +10,7 @@ from tonnage import __version__
 from tonnage.budget.diffusion import all_weights
 from tonnage.hardware import Cluster
 from tonnage.models.diffusion import Pipeline
-from tonnage.planner.diffusion import Findings, Plan, TrainingRequest
+from tonnage.planner.diffusion import DiffusionPlan, DiffusionRequest, DiffusionSearch
 from tonnage.planner.search import HEADROOM
 from tonnage.report.lines import bar, beside, column, heading, packed, report_width, spread, table, table_unit, wrapped
 from tonnage.report.plan import number_words, time_words
@@ -21,7 +21,7 @@ _PLAIN = ("off", "bf16", "cached", "none", "1")  # values of choices that are no
 _NAME = 32
 
 
-def plan_lines(findings: Findings, *, explain: bool = False) -> Iterator[Text | str]:
+def plan_lines(findings: DiffusionSearch, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
     yield ""
     yield from _headline(findings)
@@ -39,7 +39,7 @@ def plan_lines(findings: Findings, *, explain: bool = False) -> Iterator[Text | 
     yield ""
 
 
-def _headline(findings: Findings) -> Iterator[Text | str]:
+def _headline(findings: DiffusionSearch) -> Iterator[Text | str]:
     pipeline, plan, request = findings.pipeline, findings.plan, findings.request
     parameters = all_weights()[pipeline.denoiser].parameters
     verdict = Text("fits", style="bold green") if findings.fits else Text("does not fit", style="bold red")
@@ -51,7 +51,7 @@ def _headline(findings: Findings) -> Iterator[Text | str]:
     speed = [f"{rate_words(plan.images_per_s)} {unit}/s", _pace(findings)] if findings.fits else []
     yield from packed([*speed, used])
     yield from packed(flags(findings), gap="  ")
-    if isinstance(request, TrainingRequest):
+    if isinstance(request, DiffusionRequest):
         what = f"adapters of rank {request.lora_rank} on {request.base}" if request.lora_rank else request.precision
         most = f", micro-batch {findings.most} at most" if findings.most else ""
         yield from wrapped(f"{request.size.words}, {what}, {request.optimizer}{', EMA' * request.ema}{most}")
@@ -70,10 +70,10 @@ def _headline(findings: Findings) -> Iterator[Text | str]:
         yield from (Text(line, style="red") for line in wrapped(f"its host needs {format_bytes(more)} more"))
 
 
-def _pace(findings: Findings) -> str:
+def _pace(findings: DiffusionSearch) -> str:
     plan, batch = findings.plan, int(findings.plan.choices.get("batch", findings.plan.choices.get("micro-batch", "1")))
     what = (
-        "step" if isinstance(findings.request, TrainingRequest) else "video" if findings.pipeline.is_video else "image"
+        "step" if isinstance(findings.request, DiffusionRequest) else "video" if findings.pipeline.is_video else "image"
     )
     of = f" of {batch}" if batch > 1 else ""
     each = f"{what}{of}" if what == "step" else f"batch{of}" if batch > 1 else what
@@ -86,12 +86,12 @@ def rate_words(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def flags(findings: Findings) -> list[str]:
+def flags(findings: DiffusionSearch) -> list[str]:
     """Return the choices as flags without their dashes."""
     return [f"{name} {value}" for name, value in findings.plan.choices.items()]
 
 
-def _ledger(plan: Plan) -> Iterator[Text | str]:
+def _ledger(plan: DiffusionPlan) -> Iterator[Text | str]:
     capacity = plan.cluster.gpu.memory_bytes
     unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
     for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
@@ -111,7 +111,7 @@ def _with_bar(line: Text, share: float) -> Text:
     return line
 
 
-def _time(plan: Plan) -> Iterator[Text | str]:
+def _time(plan: DiffusionPlan) -> Iterator[Text | str]:
     yield heading("where the time goes")
     rows = {name: part.s for name, part in plan.parts.items()} | {"copies to and from host": plan.moved_s}
     for name, seconds in sorted(rows.items(), key=lambda row: -row[1]):
@@ -121,7 +121,7 @@ def _time(plan: Plan) -> Iterator[Text | str]:
             yield _with_bar(line, share)
 
 
-def _why_not(findings: Findings) -> Iterator[Text | str]:
+def _why_not(findings: DiffusionSearch) -> Iterator[Text | str]:
     best = findings.plan
     yield heading("why not")
     for plan in findings.others:
@@ -129,7 +129,7 @@ def _why_not(findings: Findings) -> Iterator[Text | str]:
         yield from wrapped(reason(plan, best), first=f"   {f'{name} {value}':<22}")
 
 
-def reason(plan: Plan, best: Plan) -> str:
+def reason(plan: DiffusionPlan, best: DiffusionPlan) -> str:
     """Say why another plan is not the answer."""
     capacity = plan.cluster.gpu.memory_bytes
     needs = f"{plan.total_bytes / GIB:,.1f} GiB"
@@ -145,7 +145,7 @@ def reason(plan: Plan, best: Plan) -> str:
     return f"{speed}, {needs}" + (", within the clock's error" if gain >= 0.005 else "")
 
 
-def _arithmetic(plan: Plan) -> Iterator[Text | str]:
+def _arithmetic(plan: DiffusionPlan) -> Iterator[Text | str]:
     yield heading("term by term, at the peak")
     for term in plan.terms:
         size = column(round(float(term.size_bytes)), "GiB")
@@ -158,7 +158,9 @@ def _arithmetic(plan: Plan) -> Iterator[Text | str]:
             yield from (Text(line, style="dim") for line in wrapped(words, first=f"{'':15}"))
 
 
-def holder_lines(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None]]", what: str) -> Iterator[Text | str]:
+def holder_lines(
+    pipeline: Pipeline, found: "list[tuple[Cluster, DiffusionSearch | None]]", what: str
+) -> Iterator[Text | str]:
     """Yield the lines that say which GPUs hold it."""
     yield ""
     yield from wrapped(f"{pipeline.name} · {what} · which cards hold it")
@@ -180,7 +182,7 @@ def holder_lines(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None
             yield from wrapped(f"{words}: {', '.join(names)}")
 
 
-def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None]]") -> dict[str, Any]:
+def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, DiffusionSearch | None]]") -> dict[str, Any]:
     """Return the same as JSON values."""
     cards = [
         {"gpus": cluster.name, "memory_bytes": cluster.gpu.memory_bytes, "fits": each is not None and each.fits}
@@ -190,7 +192,7 @@ def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | No
     return {"tonnage": __version__, "model": {"name": pipeline.name}, "cards": cards}
 
 
-def plan_figures(findings: Findings) -> dict[str, Any]:
+def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
     """Return everything in the report as JSON values."""
     return {
         "tonnage": __version__,
@@ -205,7 +207,7 @@ def plan_figures(findings: Findings) -> dict[str, Any]:
     }
 
 
-def one_figures(plan: Plan) -> dict[str, Any]:
+def one_figures(plan: DiffusionPlan) -> dict[str, Any]:
     """Return one plan as JSON values."""
     terms = [
         {

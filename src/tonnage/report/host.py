@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tonnage.explain.model_copies import host_capacity_bytes, model_copies
 from tonnage.recording import ClusterSummary, Recording
-from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMemory, HostMoment
+from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMoment, HostPeaks
 from tonnage.report.lines import packed, wrapped
 from tonnage.units import GIB, format_bytes
 
@@ -48,7 +48,7 @@ def when_words(moment: HostMoment) -> str:
     return f"in step {moment.step}, {moment.phase}" if moment.step else "before any step"
 
 
-def is_much(host: HostMemory) -> bool:
+def is_much(host: HostPeaks) -> bool:
     """Say whether tensors, workers or files use enough host memory to mention."""
     own = sum(host.peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES, CUDA))
     return max(host.needed_bytes - own, host.mapped_peak_bytes) >= _WORTH_BYTES
@@ -95,7 +95,7 @@ def part_label(part: str) -> str:
     return _LABELS.get(part, part.replace("_", " "))
 
 
-def host_figures(host: HostMemory | None) -> dict[str, Any] | None:
+def host_figures(host: HostPeaks | None) -> dict[str, Any] | None:
     """Return JSON values. `needed_bytes` excludes pages of mapped files, `resident_peak_bytes` includes them."""
     if host is None:
         return None

@@ -10,14 +10,14 @@ from tonnage.report.lines import beside, report_width, wrapped
 from tonnage.units import GIB, percent
 
 if TYPE_CHECKING:
-    from tonnage.planner.lengths import Choice, Lengths
-    from tonnage.planner.search import Findings
+    from tonnage.planner.lengths import BatchingChoice, Lengths
+    from tonnage.planner.search import PlanSearch
 
 # Another way is mentioned if it gains this share.
 _WORTH_A_WORD = 0.05
 
 
-def length_words(findings: Findings) -> Iterator[str]:
+def length_words(findings: PlanSearch) -> Iterator[str]:
     """Yield the lengths, the worst micro-batch and its frequency, and the padding."""
     lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
     if lengths is None:
@@ -37,7 +37,7 @@ def length_words(findings: Findings) -> Iterator[str]:
         yield "shapes that change leave the allocator's memory in pieces: set PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
-def length_lines(findings: Findings, choices: list[Choice]) -> Iterator[tuple[str, str]]:
+def length_lines(findings: PlanSearch, choices: list[BatchingChoice]) -> Iterator[tuple[str, str]]:
     """Yield the same as a section, with a table of all ways; each line with its style."""
     lengths = findings.request.lengths
     if lengths is None:
@@ -61,7 +61,7 @@ def _of(lengths: Lengths, batching: Any) -> Lengths:
     return replace(lengths, batching=batching)
 
 
-def _advice(findings: Findings, choices: list[Choice]) -> str:
+def _advice(findings: PlanSearch, choices: list[BatchingChoice]) -> str:
     """Recommend the fastest way, if it is another."""
     known = [(plan.sequences_per_s, batching) for batching, plan in choices if plan is not None]
     if not known or findings.request.lengths is None:
@@ -75,7 +75,7 @@ def _advice(findings: Findings, choices: list[Choice]) -> str:
     return f"--batching {best} would train {gain:.1f} × as many samples a second"
 
 
-def length_figures(findings: Findings, choices: list[Choice]) -> dict[str, Any]:
+def length_figures(findings: PlanSearch, choices: list[BatchingChoice]) -> dict[str, Any]:
     """Return the same as JSON values; empty if all samples have one length."""
     lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
     if lengths is None:

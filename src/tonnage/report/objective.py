@@ -14,7 +14,7 @@ from tonnage.units import GIB
 if TYPE_CHECKING:
     from tonnage.budget.configuration import Configuration
     from tonnage.models.shape import ModelShape
-    from tonnage.planner.search import Findings, Plan
+    from tonnage.planner.search import PlanSearch, TrainingPlan
 
 _WITHOUT_COPY = {
     "adapters-off": "the reference is the model without its adapters",
@@ -22,7 +22,7 @@ _WITHOUT_COPY = {
 }
 
 
-def objective_notes(findings: Findings) -> Iterator[str]:
+def objective_notes(findings: PlanSearch) -> Iterator[str]:
     """Yield samples per step and second, what is frozen, and for in-batch negatives how many pairs fit."""
     plan = findings.closest
     objective = plan.configuration.objective
@@ -48,7 +48,7 @@ def objective_notes(findings: Findings) -> Iterator[str]:
         yield f"at most {most:,} {objective.sample} fit in a pass of one GPU; --grad-cache takes a larger batch in parts"
 
 
-def frozen_bytes(plan: Plan) -> int:
+def frozen_bytes(plan: TrainingPlan) -> int:
     """Return the weights of a reference or teacher on one GPU."""
     objective = plan.configuration.objective
     if not objective.holds_frozen:
@@ -57,7 +57,7 @@ def frozen_bytes(plan: Plan) -> int:
     return round(sum(float(term.size_bytes) for term in kept if term.name.startswith(objective.frozen_name)))
 
 
-def objective_figures(plan: Plan) -> dict[str, Any]:
+def objective_figures(plan: TrainingPlan) -> dict[str, Any]:
     """Return JSON values for a plan's choices; batches count samples, as the flags do."""
     objective = plan.configuration.objective
     teacher = objective.teacher.name if objective.teacher else None

@@ -23,11 +23,11 @@ from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
-    from tonnage.planner.lengths import Choice
+    from tonnage.planner.lengths import BatchingChoice
     from tonnage.planner.offers import Offer
     from tonnage.planner.reasons import Reason
     from tonnage.planner.remedies import Remedy
-    from tonnage.planner.search import Findings, Plan
+    from tonnage.planner.search import PlanSearch, TrainingPlan
 
 _BAR_CELLS = 28
 _REASONS = 8
@@ -41,7 +41,7 @@ Line = list[tuple[str, str]]
 
 
 def print_plan(
-    findings: Findings,
+    findings: PlanSearch,
     reasons: list[Reason],
     remedies: list[Remedy],
     offers: list[Offer],
@@ -50,7 +50,7 @@ def print_plan(
     explain: bool,
     seconds: float,
     campaign: Campaign = NONE,
-    batchings: Sequence[Choice] = (),
+    batchings: Sequence[BatchingChoice] = (),
 ) -> None:
     """Print all sections, with a blank line between them."""
     sections = [
@@ -77,7 +77,7 @@ def print_plan(
         stream.write("\n" if lines else "")
 
 
-def headline(findings: Findings, campaign: Campaign = NONE) -> Iterator[Line]:
+def headline(findings: PlanSearch, campaign: Campaign = NONE) -> Iterator[Line]:
     """Yield the model, the GPUs and the verdict; speed and size; the whole training; the flags."""
     shape, plan = findings.shape, findings.closest
     verdict = ("fits", "good") if findings.fits else ("does not fit", "bad")
@@ -98,7 +98,7 @@ def headline(findings: Findings, campaign: Campaign = NONE) -> Iterator[Line]:
         yield from _lines(wrapped(text, rest="    "), "dim")
 
 
-def pace(plan: Plan, shape: ModelShape) -> tuple[float, int, str]:
+def pace(plan: TrainingPlan, shape: ModelShape) -> tuple[float, int, str]:
     """Return how many tokens or images are trained on per second and per step, and which."""
     batch = int(plan.configuration.global_batch)
     if shape.fixed_tokens:
@@ -110,7 +110,7 @@ def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
     return ([(text, style)] for text in texts)
 
 
-def flags(plan: Plan) -> list[str]:
+def flags(plan: TrainingPlan) -> list[str]:
     """Return a plan's choices as flags without their dashes, omitting degrees of one."""
     chosen = plan.configuration
     batch = f"micro-batch {chosen.samples}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
@@ -120,7 +120,7 @@ def flags(plan: Plan) -> list[str]:
     return [*words, *_offload(plan), *(["compile"] if chosen.compile else [])]
 
 
-def brief(plan: Plan, beside: Plan | None = None) -> str:
+def brief(plan: TrainingPlan, beside: TrainingPlan | None = None) -> str:
     """Return the same for a table row: only non-default choices, and the framework if it differs from `beside`."""
     chosen = plan.configuration
     words: list[str] = [chosen.framework] if beside and beside.configuration.framework != chosen.framework else []
@@ -130,18 +130,18 @@ def brief(plan: Plan, beside: Plan | None = None) -> str:
     return " ".join([*words, *_offload(plan)])
 
 
-def _spread(plan: Plan) -> list[str]:
+def _spread(plan: TrainingPlan) -> list[str]:
     chosen = plan.configuration
     words = [f"zero {chosen.zero}"] if chosen.gpus > 1 or chosen.zero else []
     words += [f"{name} {getattr(chosen, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(chosen, name) > 1]
     return words + ([f"pp-chunks {chosen.pp_chunks}"] if chosen.pp_chunks > 1 else [])
 
 
-def _offload(plan: Plan) -> list[str]:
+def _offload(plan: TrainingPlan) -> list[str]:
     return [] if plan.offload.words == "none" else [f"offload {plan.offload.words}"]
 
 
-def notes(findings: Findings) -> Iterator[str]:
+def notes(findings: PlanSearch) -> Iterator[str]:
     """Yield notes on the figures above."""
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
@@ -182,7 +182,7 @@ def notes(findings: Findings) -> Iterator[str]:
     yield from shape.notes
 
 
-def does_not_fit(findings: Findings) -> Iterator[Line]:
+def does_not_fit(findings: PlanSearch) -> Iterator[Line]:
     """Yield how far the closest configuration is from fitting, and its largest terms."""
     plan = findings.closest
     if findings.fits:
@@ -198,7 +198,7 @@ def does_not_fit(findings: Findings) -> Iterator[Line]:
         yield [(f"  {column(round(float(term.size_bytes)), 'GiB')}  {term.name}", "")]
 
 
-def ledger(plan: Plan) -> Iterator[Line]:
+def ledger(plan: TrainingPlan) -> Iterator[Line]:
     """Yield bytes by category at the peak, and what is left."""
     unit = table_unit(plan.capacity_bytes)
     whole = max(plan.capacity_bytes, plan.total_bytes)
@@ -216,7 +216,7 @@ def ledger(plan: Plan) -> Iterator[Line]:
     yield [(f"  peak in the {moment}{of_stage}", "dim")]
 
 
-def step(plan: Plan) -> Iterator[Line]:
+def step(plan: TrainingPlan) -> Iterator[Line]:
     """Yield the parts of a step's time, omitting empty ones."""
     total = plan.step_s
     yield [("  where a step goes", "bold")]
@@ -231,7 +231,7 @@ def step(plan: Plan) -> Iterator[Line]:
         yield [(f"  and {time_words(plan.hidden_s)} of transfers run behind the arithmetic", "dim")]
 
 
-def next_best(findings: Findings) -> Iterator[Line]:
+def next_best(findings: PlanSearch) -> Iterator[Line]:
     """Yield other kinds of plans that fit."""
     best = findings.best
     if best is None or not findings.alternatives:
@@ -240,7 +240,7 @@ def next_best(findings: Findings) -> Iterator[Line]:
     yield from _table("next best", findings.shape, others)
 
 
-def one_more_flag(findings: Findings, offers: list[Offer]) -> Iterator[Line]:
+def one_more_flag(findings: PlanSearch, offers: list[Offer]) -> Iterator[Line]:
     """Yield the best plans of other frameworks, and other changes that gain."""
     if not offers:
         return
@@ -253,7 +253,7 @@ def one_more_flag(findings: Findings, offers: list[Offer]) -> Iterator[Line]:
             )
 
 
-def _table(title: str, shape: ModelShape, rows: list[tuple[str, Plan, float]]) -> Iterator[Line]:
+def _table(title: str, shape: ModelShape, rows: list[tuple[str, TrainingPlan, float]]) -> Iterator[Line]:
     """Yield plans by description, with speed, gain and size."""
     width = min(report_width() - 3 - 25, max(52, *(len(words) + 1 for words, *_ in rows)))
     yield [(f"  {title:<{width + 2}}{f'{pace(rows[0][1], shape)[2]}/s':>9}{'GiB':>15}", "bold")]
@@ -303,7 +303,7 @@ def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
         yield from _lines(wrapped(remedy.flag, first="     "))
 
 
-def arithmetic(plan: Plan) -> Iterator[Line]:
+def arithmetic(plan: TrainingPlan) -> Iterator[Line]:
     """Yield every term: its bytes, source, formula and inputs."""
     yield [("  term by term, at the peak", "bold")]
     for category in Category:
@@ -327,7 +327,7 @@ def number_words(value: object) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,.4g}"
 
 
-def clock(findings: Findings) -> Iterator[Line]:
+def clock(findings: PlanSearch) -> Iterator[Line]:
     """Yield what the times are based on: kernels and host, the power limit, and attained shares of link bandwidth."""
     shares, cluster, plan = findings.clock.shares, findings.cluster, findings.closest
     time, rate = findings.clock.step(plan.configuration), peak_rate(cluster.gpu, plan.configuration.precision)
@@ -360,7 +360,7 @@ def _share(name: str, share: float, peak: float, unit: str) -> Iterator[Line]:
     return _lines(wrapped(f"{percent(share, 0)} of {peak:,.4g} {unit}", first=f"   {name:<17}"))
 
 
-def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
+def footer(findings: PlanSearch, seconds: float, explain: bool) -> Iterator[Line]:
     """Yield what was searched, and what to do next."""
     looked = [f"{findings.looked_at:,} looked at", f"{findings.fitting:,} fit"]
     yield from _lines(packed([f"{findings.searched:,} configurations in {seconds:.2f} s", *looked]), "dim")

@@ -10,7 +10,7 @@ from tonnage.ledger import Category, Ledger
 from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
-from tonnage.planner.search import Findings, Plan
+from tonnage.planner.search import PlanSearch, TrainingPlan
 from tonnage.report.campaign import NONE, Campaign, campaign_figures
 from tonnage.report.loading import loading_figures
 from tonnage.report.objective import frozen_bytes, objective_figures
@@ -27,7 +27,7 @@ _KEYS = {
 
 
 def plan_figures(
-    findings: Findings,
+    findings: PlanSearch,
     reasons: list[Reason],
     remedies: list[Remedy],
     offers: list[Offer],
@@ -77,7 +77,7 @@ def plan_figures(
     }
 
 
-def one_figures(plan: Plan) -> dict[str, Any]:
+def one_figures(plan: TrainingPlan) -> dict[str, Any]:
     """Return one plan."""
     plain = replace(plan.configuration, objective=NEXT_TOKEN)
     return {

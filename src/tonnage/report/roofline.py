@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tonnage import __version__
 from tonnage.report.lines import bar, cut, heading, packed, print_sections, report_width, wrapped
-from tonnage.roofline import MEANINGS, Analysis, Bound, Ceilings, Row, Timeline
+from tonnage.roofline import MEANINGS, Analysis, Bound, Ceilings, GpuTime, RooflineRow
 from tonnage.units import percent
 
 ROWS = 16
@@ -72,7 +72,7 @@ def _headline(analysis: Analysis) -> Iterator[Text | str]:
     )
 
 
-def _timeline(timeline: Timeline) -> Iterator[Text | str]:
+def _timeline(timeline: GpuTime) -> Iterator[Text | str]:
     idle_s = timeline.host_s + timeline.queue_s
     words = f"{seconds_words(timeline.span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
     yield from (Text(line, style="bold") for line in wrapped(words))
@@ -146,7 +146,7 @@ def _slow(analysis: Analysis) -> Iterator[Text | str]:
     yield ""
 
 
-def _table_row(analysis: Analysis, row: Row) -> Iterator[Text]:
+def _table_row(analysis: Analysis, row: RooflineRow) -> Iterator[Text]:
     """Yield a row with its full name if possible: what does not fit goes below, and kernel names are shortened."""
     item, verdict = row.item, row.verdict
     line = Text(f"  {seconds_words(row.seconds):>8} {percent(analysis.part(row.seconds)):>7} {item.calls:>6,}  ")
@@ -188,7 +188,7 @@ def _fixes(analysis: Analysis) -> Iterator[Text | str]:
 
 def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:
     """Return seconds at stake, their owner, and what to try, merging equal advice."""
-    alike: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[RooflineRow]] = defaultdict(list)
     for row in analysis.rows:
         alike[row.item.name if analysis.measured else "", row.advice].append(row)
     found = []
@@ -200,7 +200,7 @@ def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:
     return sorted((fix for fix in found if fix[0] > 0), key=lambda fix: -fix[0])
 
 
-def _named(rows: Sequence[Row]) -> str:
+def _named(rows: Sequence[RooflineRow]) -> str:
     names = list(dict.fromkeys(row.item.name for row in rows))
     if len(names) > 1:
         return "; ".join(names)
@@ -245,7 +245,7 @@ def ceiling_figures(ceilings: Ceilings) -> dict[str, Any]:
     }
 
 
-def _row_figures(row: Row) -> dict[str, Any]:
+def _row_figures(row: RooflineRow) -> dict[str, Any]:
     item, verdict = row.item, row.verdict
     return {
         "name": item.name,

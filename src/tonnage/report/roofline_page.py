@@ -6,7 +6,7 @@ from html import escape
 from tonnage.report.html.shell import simple_page
 from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
 from tonnage.report.roofline_plot import NARROW_HEIGHT, NARROW_WIDTH, plane_of, svg
-from tonnage.roofline import MEANINGS, Analysis, Row
+from tonnage.roofline import MEANINGS, Analysis, RooflineRow
 from tonnage.units import percent
 
 
@@ -42,7 +42,7 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield from (f"<p>{escape(note)}</p>" for note in analysis.profile.notes)
 
 
-def describe(row: Row) -> str:
+def describe(row: RooflineRow) -> str:
     """Return the hover text of a mark."""
     item, verdict = row.item, row.verdict
     parts = [f"{item.name} {item.detail}".strip(), f"{seconds_words(row.seconds)} in {item.calls:,} calls"]
@@ -83,7 +83,7 @@ def _table(analysis: Analysis) -> Iterator[str]:
     yield "</tbody></table></div>"
 
 
-def _table_row(row: Row) -> str:
+def _table_row(row: RooflineRow) -> str:
     item, verdict = row.item, row.verdict
     shares = (verdict.memory_share, verdict.compute_share)
     numbers = ["–" if share is None else percent(share, 0) for share in shares] + [intensity_words(item.work.intensity)]

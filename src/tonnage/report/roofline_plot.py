@@ -10,7 +10,7 @@ from html import escape
 from math import ceil, floor, log10, sqrt
 
 from tonnage.report.lines import cut
-from tonnage.roofline import Analysis, Bound, Row
+from tonnage.roofline import Analysis, Bound, RooflineRow
 
 WIDTH, HEIGHT = 960, 560
 NARROW_WIDTH, NARROW_HEIGHT = 400, 420  # for a phone: the same font size on a smaller plot
@@ -29,7 +29,7 @@ class Point:
 
     x: float
     y: float
-    row: Row
+    row: RooflineRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Plane:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class LogAxis:
     """Maps whole decades to pixels."""
 
     first: int
@@ -100,13 +100,13 @@ def plane_of(analysis: Analysis) -> Plane | None:
     )
 
 
-def svg(plane: Plane, describe: Callable[[Row], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
+def svg(plane: Plane, describe: Callable[[RooflineRow], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
     """Return the whole picture."""
     x, y = _axes(plane, width, height)
     # Areas are proportional to times; the smallest come last, on top.
     longest = max(point.row.seconds for point in plane.points)
     marks = [
-        Mark(x(point.x), y(point.y), max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest)), point.row)
+        PlotMark(x(point.x), y(point.y), max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest)), point.row)
         for point in sorted(plane.points, key=lambda point: -point.row.seconds)
     ]
     labels = Labels(x.end, [(m.x - m.size, m.y - m.size, m.x + m.size, m.y + m.size) for m in marks])
@@ -123,7 +123,7 @@ def svg(plane: Plane, describe: Callable[[Row], str], *, width: int = WIDTH, hei
     )
 
 
-def _axes(plane: Plane, width: int, height: int) -> tuple[Axis, Axis]:
+def _axes(plane: Plane, width: int, height: int) -> tuple[LogAxis, LogAxis]:
     xs = [point.x for point in plane.points] + [
         value for roof in plane.roofs for value in (roof.ridge / 10, roof.ridge * 10)
     ]
@@ -132,10 +132,10 @@ def _axes(plane: Plane, width: int, height: int) -> tuple[Axis, Axis]:
     top = max(ceil(log10(max(ys) * 1.2)), floor(log10(min(ys))) + 1)
     left = max(floor(log10(min(xs))), right - _DECADES)
     bottom = max(floor(log10(min(ys))), top - _DECADES)
-    return Axis(left, right, _LEFT, width - _RIGHT), Axis(bottom, top, height - _BOTTOM, _TOP)
+    return LogAxis(left, right, _LEFT, width - _RIGHT), LogAxis(bottom, top, height - _BOTTOM, _TOP)
 
 
-def _grid(plane: Plane, x: Axis, y: Axis) -> Iterator[str]:
+def _grid(plane: Plane, x: LogAxis, y: LogAxis) -> Iterator[str]:
     for decade in x.ticks():
         at = x(10.0**decade)
         yield f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{y.start}"/>'
@@ -181,7 +181,7 @@ class Labels:
         return over + 2 * (right > self.edge + 2 or left < _LEFT)
 
 
-def _slope(plane: Plane, x: Axis, y: Axis) -> tuple[float, float, float, float]:
+def _slope(plane: Plane, x: LogAxis, y: LogAxis) -> tuple[float, float, float, float]:
     """Return the memory slope from where it enters the plot to the highest roof."""
     highest = max(plane.roofs, key=lambda roof: roof.rate)
     slope = highest.rate / highest.ridge
@@ -190,7 +190,7 @@ def _slope(plane: Plane, x: Axis, y: Axis) -> tuple[float, float, float, float]:
     return x(start), y(start * slope), x(highest.ridge), y(highest.rate)
 
 
-def _roof_names(plane: Plane, x: Axis, y: Axis, labels: Labels) -> Iterator[str]:
+def _roof_names(plane: Plane, x: LogAxis, y: LogAxis, labels: Labels) -> Iterator[str]:
     x1, y1, x2, y2 = _slope(plane, x, y)
     # Above the slope and left of it, wherever there is room.
     wide = _LETTER * len(plane.slope_name) + 8
@@ -210,16 +210,16 @@ def _line(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PlotMark:
     """A row's position and size on the plot."""
 
     x: float
     y: float
     size: float
-    row: Row
+    row: RooflineRow
 
 
-def _mark(mark: Mark, describe: Callable[[Row], str]) -> str:
+def _mark(mark: PlotMark, describe: Callable[[RooflineRow], str]) -> str:
     bound = mark.row.verdict.bound
     return (
         f'<g class="mark {bound.removesuffix("-bound")}" tabindex="0"><title>{escape(describe(mark.row))}</title>'
@@ -227,7 +227,7 @@ def _mark(mark: Mark, describe: Callable[[Row], str]) -> str:
     )
 
 
-def _names(marks: Sequence[Mark], labels: Labels) -> Iterator[str]:
+def _names(marks: Sequence[PlotMark], labels: Labels) -> Iterator[str]:
     """Yield the names of the longest rows, if there is room beside their marks."""
     for mark in marks[:_NAMED]:
         words = cut(mark.row.item.name, 26)

@@ -21,7 +21,7 @@ from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.ledger import Category
 from tonnage.models.presets import hub_id
 from tonnage.planner.beside import Neighbour
-from tonnage.planner.serving import Layout, ServingPlan
+from tonnage.planner.serving import ServingLayout, ServingPlan
 from tonnage.report.lines import (
     bar,
     beside,
@@ -436,7 +436,7 @@ def _device_figures(device: DeviceBytes) -> dict[str, int]:
     }
 
 
-def _configuration(layout: Layout) -> dict[str, Any]:
+def _configuration(layout: ServingLayout) -> dict[str, Any]:
     asked = layout.configuration
     names = (
         "engine", "engine_version", "tp", "pp", "stage_layers", "context", "shared_prefix", "weights", "kv", "block",
@@ -463,7 +463,7 @@ def _kv_figures(plan: ServingPlan) -> dict[str, Any]:
     }
 
 
-def _layout_figures(layout: Layout) -> dict[str, Any]:
+def _layout_figures(layout: ServingLayout) -> dict[str, Any]:
     return {
         "tp": layout.configuration.tp,
         "pp": layout.configuration.pp,

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tonnage.clock.step import StepTime
+from tonnage.clock.step import SteadyStep
 from tonnage.recording import ClusterRecording, ClusterSummary, Recording
 from tonnage.report.campaign import NONE, Campaign, campaign_figures, campaign_words
 from tonnage.report.lines import packed
@@ -43,12 +43,12 @@ def rank_words(summary: ClusterSummary) -> str:
     return "every rank" if alike or summary.slowest is None else f"rank {summary.slowest.rank}, the slowest"
 
 
-def _kind_lines(time: StepTime) -> Iterator[Text]:
+def _kind_lines(time: SteadyStep) -> Iterator[Text]:
     words = (f"{kind} {percent(share, 0)}" for kind, share in shares(time).items() if share >= _WORTH_SAYING)
     yield from map(Text, packed(words))
 
 
-def step_words(time: StepTime, where: str = "") -> list[str]:
+def step_words(time: SteadyStep, where: str = "") -> list[str]:
     """Return "a step takes about 412 ms on the h200 (388 to 440 ms)", "39,700 tokens/s", "41 % of its peak"."""
     on = where or f"the {time.gpu.key}"
     words = [f"a step takes about {time_words(time.step_s)} on {on} ({range_words(time)})"]
@@ -63,7 +63,7 @@ def step_words(time: StepTime, where: str = "") -> list[str]:
     return words
 
 
-def shares(time: StepTime) -> dict[str, float]:
+def shares(time: SteadyStep) -> dict[str, float]:
     """Return the shares of the step's time by kind, most first, ignoring overlap of streams and gaps."""
     by_kind = time.time_by_kind
     whole = max(sum(by_kind.values()), 1e-12)
@@ -80,7 +80,7 @@ def time_words(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
-def range_words(time: StepTime) -> str:
+def range_words(time: SteadyStep) -> str:
     """Format the range: "388 to 440 ms"."""
     low, high = time_words(time.low_s), time_words(time.high_s)
     amount, _, unit = low.partition(" ")

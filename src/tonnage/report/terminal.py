@@ -13,7 +13,7 @@ from tonnage.explain import Advice, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
-from tonnage.recording import Allocation, OutOfMemory, Recording, telling_lines
+from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
 from tonnage.recording.timeline import name_at
 from tonnage.report.all_cards import all_cards_sections
 from tonnage.report.campaign import NONE, Campaign
@@ -287,7 +287,7 @@ def _where(step: int, phase: str) -> str:
     )
 
 
-def _place_lines(recording: Recording, what: str, at: Allocation | OutOfMemory, style: str = "") -> Iterator[Text]:
+def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest, style: str = "") -> Iterator[Text]:
     """Yield "peak in step 2, backward, at train.py:88  loss.backward()", with source if the script is available.
 
     Below it is the library's line that the script's own line led to, if any.

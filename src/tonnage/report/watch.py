@@ -16,7 +16,7 @@ from rich.text import Text
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
 from tonnage.report.lines import cut, report_width, spread, wrapped
 from tonnage.units import GIB, format_bytes, percent
-from tonnage.watch import History, Moment
+from tonnage.watch import GpuSample, WatchHistory
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _PROCESSES = 8
@@ -34,7 +34,7 @@ def sparkline(values: Iterable[int], full: int, cells: int) -> str:
     return "".join(_HEIGHTS[min(steps, -(-max(0, value) * steps // full))] if full else " " for value in shown)
 
 
-def frame(history: History) -> Iterator[Text]:
+def frame(history: WatchHistory) -> Iterator[Text]:
     """Yield every GPU and process now, with its timeline."""
     moment = history.latest
     if moment is None:
@@ -46,7 +46,7 @@ def frame(history: History) -> Iterator[Text]:
         yield from _advice(gpu)
 
 
-def _gpu_lines(gpu: GpuMemory, history: History) -> Iterator[Text]:
+def _gpu_lines(gpu: GpuMemory, history: WatchHistory) -> Iterator[Text]:
     track = history.gpu(gpu.index)
     busy = "" if gpu.busy_percent is None else f"   {gpu.busy_percent} % busy"
     yield from spread(Text(f"  GPU {gpu.index}  {cut(gpu.name, _NAME_CELLS)}", style="bold"), Text(_of_total(gpu)))
@@ -67,7 +67,7 @@ def _of_total(gpu: GpuMemory) -> str:
     return f"{gpu.used_bytes / GIB:.2f} of {format_bytes(gpu.total_bytes, 'GiB')}  {percent(share, 0)}"
 
 
-def _process_line(process: ProcessMemory, gpu: GpuMemory, history: History) -> Text:
+def _process_line(process: ProcessMemory, gpu: GpuMemory, history: WatchHistory) -> Text:
     track = history.process(gpu.index, process.pid)
     name = cut(process.name, _PROCESS_CELLS + 2)
     line = Text(f"   {process.pid:>7}  {name:<{_PROCESS_CELLS + 2}}{_used(process):>11}  ")
@@ -92,7 +92,7 @@ def _advice(gpu: GpuMemory) -> Iterator[Text]:
     yield from (Text(line, style="yellow") for line in wrapped(words))
 
 
-def footer(history: History, interval_s: float, served: str) -> Iterator[Text]:
+def footer(history: WatchHistory, interval_s: float, served: str) -> Iterator[Text]:
     """Yield how long it has run, and how to stop it."""
     latest_s = history.latest.time_s if history.latest else 0.0
     minutes, seconds = divmod(int(latest_s - history.first_s), 60)
@@ -100,7 +100,7 @@ def footer(history: History, interval_s: float, served: str) -> Iterator[Text]:
     yield from (Text(line, style="dim") for line in wrapped(" · ".join(filter(None, words))))
 
 
-def plain_lines(moment: Moment) -> Iterator[str]:
+def plain_lines(moment: GpuSample) -> Iterator[str]:
     """Yield one line per GPU, for logs."""
     clock = datetime.fromtimestamp(moment.time_s).strftime("%H:%M:%S")
     for gpu in moment.gpus:
@@ -109,7 +109,7 @@ def plain_lines(moment: Moment) -> Iterator[str]:
         yield f"{clock}  GPU {gpu.index}  {_of_total(gpu)}{busy}  {who}".rstrip()
 
 
-def moment_figures(moment: Moment) -> dict[str, Any]:
+def moment_figures(moment: GpuSample) -> dict[str, Any]:
     """Return one moment as JSON values; keys say that sizes are in bytes."""
     gpus = [asdict(gpu) | {"free_bytes": gpu.free_bytes, "unseen_bytes": gpu.unseen_bytes} for gpu in moment.gpus]
     return {"time_s": moment.time_s, "gpus": gpus}

@@ -3,12 +3,12 @@ ceilings.
 """
 
 from tonnage.clock.work import Work
-from tonnage.roofline.analysis import Analysis, Row, analyse
+from tonnage.roofline.analysis import Analysis, RooflineRow, analyse
 from tonnage.roofline.ceilings import Ceilings, catalogue_ceilings, read_ceilings
 from tonnage.roofline.classes import MEANINGS, Bound, Verdict, judge
 from tonnage.roofline.items import Item
 from tonnage.roofline.layers import PHASES, Phase, model_profile
-from tonnage.roofline.profile import Profile, Timeline
+from tonnage.roofline.profile import GpuTime, RooflineProfile
 from tonnage.roofline.readers import read_profile
 
 __all__ = [
@@ -17,11 +17,11 @@ __all__ = [
     "Analysis",
     "Bound",
     "Ceilings",
+    "GpuTime",
     "Item",
     "Phase",
-    "Profile",
-    "Row",
-    "Timeline",
+    "RooflineProfile",
+    "RooflineRow",
     "Verdict",
     "Work",
     "analyse",

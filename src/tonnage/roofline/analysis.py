@@ -6,14 +6,14 @@ from tonnage.roofline.advice import advice_for
 from tonnage.roofline.ceilings import Ceilings
 from tonnage.roofline.classes import Bound, Verdict, judge
 from tonnage.roofline.items import Item
-from tonnage.roofline.profile import Profile
+from tonnage.roofline.profile import RooflineProfile
 
 SLOW = 1.25  # times what the clock expects, which is itself off by about a tenth
 _WORTH = 0.002  # of all time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RooflineRow:
     """A judged item. `seconds` is measured, or the least that the ceilings allow; `lost_s` is what its bound does not
     explain.
 
@@ -41,9 +41,9 @@ class Row:
 class Analysis:
     """A profile and its rows, the longest first."""
 
-    profile: Profile
+    profile: RooflineProfile
     ceilings: Ceilings
-    rows: tuple[Row, ...]
+    rows: tuple[RooflineRow, ...]
 
     @property
     def measured(self) -> bool:
@@ -70,7 +70,7 @@ class Analysis:
         known = [row for row in self.rows if row.expected_s is not None]
         return sum(row.seconds for row in known), sum(row.expected_s or 0.0 for row in known)
 
-    def slow_rows(self, least: float = SLOW) -> list[Row]:
+    def slow_rows(self, least: float = SLOW) -> list[RooflineRow]:
         """Return rows slower than the clock expects, the largest excess first."""
         worth_s = _WORTH * self.seconds
         slow = [
@@ -86,16 +86,16 @@ class Analysis:
         return sum(row.item.launches for row in self.rows) * self.ceilings.launch_s
 
 
-def analyse(profile: Profile, ceilings: Ceilings) -> Analysis:
+def analyse(profile: RooflineProfile, ceilings: Ceilings) -> Analysis:
     """Judge every item."""
     rows = sorted((_row(_proven(item, ceilings), ceilings) for item in profile.items), key=lambda row: -row.seconds)
     return Analysis(profile=profile, ceilings=ceilings, rows=tuple(rows))
 
 
-def _row(item: Item, ceilings: Ceilings) -> Row:
+def _row(item: Item, ceilings: Ceilings) -> RooflineRow:
     verdict = judge(item, ceilings)
     seconds = verdict.bound_s if item.seconds is None else item.seconds
-    return Row(
+    return RooflineRow(
         item=item,
         verdict=verdict,
         seconds=seconds,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.work import Work
 
 
@@ -37,7 +37,7 @@ class Item:
     kind: str = ""
     kernels: tuple[str, ...] = ()
     unknown: str = ""
-    made: tuple[tuple[Call, int], ...] = ()
+    made: tuple[tuple[OperatorCall, int], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, str, tuple[str, ...]]:

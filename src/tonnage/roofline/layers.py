@@ -19,9 +19,9 @@ from typing import Literal
 from tonnage.budget.kv_cache import KvFormat, state_bytes, token_bytes
 from tonnage.clock.work import Work
 from tonnage.errors import RequestError
-from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape, Stack
+from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
 from tonnage.roofline.items import Item
-from tonnage.roofline.profile import Profile
+from tonnage.roofline.profile import RooflineProfile
 
 Phase = Literal["prefill", "decode", "train"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "train")
@@ -54,14 +54,14 @@ class ModelPass:
         """Bytes per element of weights and activations."""
         return _ELEMENT_BYTES[self.precision]
 
-    def tokens(self, stack: Stack) -> int:
+    def tokens(self, stack: LayerStack) -> int:
         """Return the tokens that pass a stack: one per sequence for a generating decoder."""
         if self.phase == "decode" and stack is self.shape.decoder:
             return self.batch
         return self.batch * (stack.tokens or self.seq)
 
 
-def model_profile(shape: ModelShape, phase: Phase, *, batch: int, seq: int) -> Profile:
+def model_profile(shape: ModelShape, phase: Phase, *, batch: int, seq: int) -> RooflineProfile:
     """Return every part of a model, in the order of the pass."""
     for name, number in (("--batch", batch), ("--seq", seq)):
         if number < 1:
@@ -70,7 +70,7 @@ def model_profile(shape: ModelShape, phase: Phase, *, batch: int, seq: int) -> P
         raise RequestError(f"{shape.name} does not generate: it has no decode phase.", hint="Use --phase prefill.")
     at = ModelPass(shape=shape, phase=phase, batch=batch, seq=seq)
     source = f"{shape.name}, {phase}, batch {batch:,}, {seq:,} tokens"
-    return Profile(kind="model", source=source, items=tuple(_items(at)), notes=shape.notes)
+    return RooflineProfile(kind="model", source=source, items=tuple(_items(at)), notes=shape.notes)
 
 
 def _items(at: ModelPass) -> Iterator[Item]:
@@ -113,7 +113,7 @@ def _times(work: Work, factor: float) -> Work:
 # ── a layer ──
 
 
-def _layer(at: ModelPass, stack: Stack, layer: Layer) -> Iterator[Item]:
+def _layer(at: ModelPass, stack: LayerStack, layer: LayerShape) -> Iterator[Item]:
     tokens, hidden = at.tokens(stack), stack.hidden
     if layer.norms:
         # The residual is read and written with each: two in, two out.
@@ -141,7 +141,7 @@ def _words(number: float) -> str:
     return f"{number:.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
 
-def _attention(at: ModelPass, stack: Stack, layer: Layer, mixer: Attention) -> Iterator[Item]:
+def _attention(at: ModelPass, stack: LayerStack, layer: LayerShape, mixer: AttentionShape) -> Iterator[Item]:
     tokens, hidden = at.tokens(stack), stack.hidden
     if mixer.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
         # Many small projections, modelled as one in and one out with the same number of weights.
@@ -156,7 +156,7 @@ def _attention(at: ModelPass, stack: Stack, layer: Layer, mixer: Attention) -> I
     yield _product(at, "attention output", tokens, hidden, mixer.heads * mixer.value_head_dim)
 
 
-def _mixing(at: ModelPass, stack: Stack, mixer: Attention) -> Item:
+def _mixing(at: ModelPass, stack: LayerStack, mixer: AttentionShape) -> Item:
     tokens = at.tokens(stack)
     if mixer.kind is AttentionKind.RECURRENT:
         operations = float(_RECURRENT_OPERATIONS * mixer.state_elements * tokens)
@@ -177,7 +177,7 @@ def _mixing(at: ModelPass, stack: Stack, mixer: Attention) -> Item:
     )
 
 
-def _decoding(at: ModelPass, mixer: Attention, name: str, length: int) -> Item:
+def _decoding(at: ModelPass, mixer: AttentionShape, name: str, length: int) -> Item:
     """Return one query per sequence against the cache; latent attention works on the compressed vectors."""
     seen = min(mixer.window, length) if mixer.window else length
     keys, values = mixer.head_dim, mixer.value_head_dim
@@ -189,7 +189,7 @@ def _decoding(at: ModelPass, mixer: Attention, name: str, length: int) -> Item:
     return Item(name=name, kind="attention", detail=f"{seen:,} tokens kept", work=Work(operations, moved, at.precision))
 
 
-def _cross_attention(at: ModelPass, stack: Stack, mixer: Attention) -> Iterator[Item]:
+def _cross_attention(at: ModelPass, stack: LayerStack, mixer: AttentionShape) -> Iterator[Item]:
     tokens, hidden = at.tokens(stack), stack.hidden
     source = at.shape.stacks[0].tokens or at.seq
     width = mixer.heads * mixer.head_dim

@@ -11,7 +11,7 @@ from tonnage.roofline.items import Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class GpuTime:
     """The time of one GPU from its first kernel to the end of its last, over all streams.
 
     `host_s` is idle time before the next kernel was launched: the host was late. `queue_s` is idle time after that:
@@ -34,7 +34,7 @@ class Activity:
     launched_s: float | None = None
 
 
-def timeline_of(activities: Iterable[Activity]) -> Timeline | None:
+def timeline_of(activities: Iterable[Activity]) -> GpuTime | None:
     """Return the busy and idle time of one GPU; None if nothing ran."""
     ordered = sorted(activities, key=lambda activity: activity.start_s)
     if not ordered:
@@ -47,16 +47,16 @@ def timeline_of(activities: Iterable[Activity]) -> Timeline | None:
         host_s, queue_s = host_s + late_s, queue_s + gap_s - late_s
         busy_s += max(0.0, activity.end_s - max(busy_until, activity.start_s))
         busy_until = max(busy_until, activity.end_s)
-    return Timeline(span_s=busy_until - first_s, busy_s=busy_s, host_s=host_s, queue_s=queue_s, launches=len(ordered))
+    return GpuTime(span_s=busy_until - first_s, busy_s=busy_s, host_s=host_s, queue_s=queue_s, launches=len(ordered))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class RooflineProfile:
     """Items of one kind of source: "torch-profiler", "nsight-compute" or "model"; `gpu` is the GPU's name if known."""
 
     kind: str
     source: str
     gpu: str = ""
     items: tuple[Item, ...]
-    timeline: Timeline | None = None
+    timeline: GpuTime | None = None
     notes: tuple[str, ...] = ()

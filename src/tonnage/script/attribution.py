@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind
-from tonnage.script.lines import NOWHERE, LineFinder, Place
+from tonnage.script.lines import NOWHERE, LineFinder, ScriptPlace
 from tonnage.script.training import facts_of_driver, facts_of_model, name_of_optimizer
 
 _BY_PHASE = {
@@ -135,19 +135,21 @@ class Attribution:
         """Return the script's current line; on PyTorch's own threads, the line where the main thread waits."""
         return self.place().line
 
-    def place(self) -> Place:
+    def place(self) -> ScriptPlace:
         """Return the script's current line and its callers."""
         found = self.lines.find(sys._getframe().f_back)
         if found.line:
             return found
-        return Place(self._held.line or self.lines.last, found.stack + self._held.stack, found.phase or self._region)
+        return ScriptPlace(
+            self._held.line or self.lines.last, found.stack + self._held.stack, found.phase or self._region
+        )
 
     def enter(self, phase: str) -> None:
         """Start a phase, unless a function on the stack determines another."""
         self._base = phase
         self._settle()
 
-    def at(self, place: Place) -> None:
+    def at(self, place: ScriptPlace) -> None:
         """Update the phase from the functions on the stack of an allocation."""
         if place.phase != self._region and not self._is_marking:
             self._leave(self._region)

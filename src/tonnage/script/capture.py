@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
 from tonnage.script import profiler, streams
-from tonnage.script.profiled import RECOMPUTE, Profile, read_step
+from tonnage.script.profiled import RECOMPUTE, ProfilerResults, read_step
 
 if TYPE_CHECKING:
     from tonnage.script.attribution import Attribution
@@ -66,7 +66,7 @@ class StepCapture:
         self._spoiled = False  # by a compilation, so not to be kept
         self._paused = 0
         self._has_streams = False  # streams created by the script
-        self._steps: list[_Step] = []
+        self._steps: list[_StepInProgress] = []
         self._tried = 0
         self._thousands = 0
 
@@ -198,7 +198,7 @@ class StepCapture:
             callbacks.callback_handler.register_start_callback(self._compilation_starts)
         profiler.begin(follows_nodes=self._has_streams)
         self._profiling, self._spoiled = True, False
-        self._steps = [_Step(self._who.trains)]
+        self._steps = [_StepInProgress(self._who.trains)]
         profiler.mark("step")
         profiler.mark(f"phase {self._who.phase}")
 
@@ -206,7 +206,7 @@ class StepCapture:
         done = self._steps[-1]
         done.complete, done.settings = True, profiler.settings()
         self._tried += 1
-        self._steps.append(_Step(self._who.trains))
+        self._steps.append(_StepInProgress(self._who.trains))
         profiler.mark("step")
         profiler.mark(f"phase {self._who.phase}")
         typical = sum(step.complete and not step.evaluates for step in self._steps)
@@ -225,7 +225,7 @@ class StepCapture:
             complete = [(at, step) for at, step in enumerate(self._steps) if step.complete]
             if complete and not self._spoiled:
                 at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
-                self.captured = step.read(Profile(results), at)
+                self.captured = step.read(ProfilerResults(results), at)
 
     # Interruptions
 
@@ -272,7 +272,7 @@ class StepCapture:
         return lambda: setattr(owner, name, plain)
 
 
-class _Step:
+class _StepInProgress:
     """One step in progress."""
 
     def __init__(self, training: bool) -> None:
@@ -305,7 +305,7 @@ class _Step:
             self.samples = None if samples is None or self.samples is None else self.samples + samples
             self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens
 
-    def read(self, profile: Profile, at: int) -> CapturedStep:
+    def read(self, profile: ProfilerResults, at: int) -> CapturedStep:
         """Read what the profiler recorded from this step's mark to the next."""
         return read_step(
             profile,

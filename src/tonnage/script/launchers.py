@@ -44,7 +44,7 @@ LOCAL_RANK = "${local_rank}"  # torchrun's syntax
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchCommand:
     """What to run, with which arguments, and with how many processes (0: a single process without ranks)."""
 
     program: Program
@@ -71,7 +71,7 @@ class Launch:
         return replace(cluster, hosts=self.hosts, gpus_per_host=self.per_host)
 
 
-def read_launch(words: Sequence[str], *, is_module: bool = False, gpus: int = 1) -> Launch:
+def read_launch(words: Sequence[str], *, is_module: bool = False, gpus: int = 1) -> LaunchCommand:
     """Parse a command for a host with `gpus` GPUs; raise an error with the reason if it cannot be run."""
     first, *rest = words
     if is_module:
@@ -86,10 +86,10 @@ def read_launch(words: Sequence[str], *, is_module: bool = False, gpus: int = 1)
             f"{name} is not a launcher that Tonnage knows, and the command was not started.",
             hint=f"{WHAT_RUNS} For many GPUs without a launcher: tonnage run --gpus 8xh200 SCRIPT",
         )
-    return Launch(Program.of_file(first).check(), tuple(rest))
+    return LaunchCommand(Program.of_file(first).check(), tuple(rest))
 
 
-def _of_python(words: Sequence[str], command: tuple[str, ...], gpus: int) -> Launch:
+def _of_python(words: Sequence[str], command: tuple[str, ...], gpus: int) -> LaunchCommand:
     words = list(words)
     while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
         word = words.pop(0)
@@ -103,11 +103,11 @@ def _of_python(words: Sequence[str], command: tuple[str, ...], gpus: int) -> Lau
         _, name, *rest = words
         if name in _LAUNCHERS:
             return _asked(name, rest, ("-m", name, *rest), gpus)
-        return Launch(Program(name, "module", ("-m", name)).check(), tuple(rest))
-    return Launch(Program.of_file(words[0], command).check(), tuple(words[1:]))
+        return LaunchCommand(Program(name, "module", ("-m", name)).check(), tuple(rest))
+    return LaunchCommand(Program.of_file(words[0], command).check(), tuple(words[1:]))
 
 
-def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: int) -> Launch:
+def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: int) -> LaunchCommand:
     """Return what a launcher would start; it prints its own errors itself."""
     if launcher == "accelerate":
         if words[:1] != ["launch"]:
@@ -134,4 +134,4 @@ def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: 
     inner = _of_python(said["words"], (), gpus)
     own = sum(LOCAL_RANK not in word for word in inner.arguments)
     program = replace(inner.program, command=command[: len(command) - own])
-    return Launch(program, inner.arguments, said["hosts"], said["per_host"], said["environment"])
+    return LaunchCommand(program, inner.arguments, said["hosts"], said["per_host"], said["environment"])

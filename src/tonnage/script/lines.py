@@ -20,7 +20,7 @@ _OF_TORCH = ("torch", "functorch", "triton")
 _PHASES = Path(__file__).parent / "data" / "phases.toml"
 
 
-class Place(NamedTuple):
+class ScriptPlace(NamedTuple):
     """Where a program is: the script's innermost line, and its callers."""
 
     line: str
@@ -46,7 +46,7 @@ def _phases() -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(_PHASES.read_text("utf-8"))
 
 
-NOWHERE = Place("", ())
+NOWHERE = ScriptPlace("", ())
 
 
 class LineFinder:
@@ -65,9 +65,9 @@ class LineFinder:
         # phase. Keyed by file instead of code object, because some code objects of torch.compile are not hashable.
         self._files: dict[str, tuple[str, bool, dict[str, str] | None]] = {}
         self._ranks = {phase: rank for rank, phase in enumerate(_phases())}
-        self._places: dict[tuple[str | int, ...], Place] = {}
+        self._places: dict[tuple[str | int, ...], ScriptPlace] = {}
 
-    def find(self, frame: FrameType | None) -> Place:
+    def find(self, frame: FrameType | None) -> ScriptPlace:
         """Return the place of this stack of frames."""
         files = self._files
         seen: list[Any] = []
@@ -88,7 +88,7 @@ class LineFinder:
         self.last = place.line or self.last
         return place
 
-    def _place(self, files: list[str], numbers: list[int], phase: str) -> Place:
+    def _place(self, files: list[str], numbers: list[int], phase: str) -> ScriptPlace:
         """Build a place; for generated code, the script's line behind it counts, if there is one."""
         line, stack = "", []
         for file, number in zip(files, numbers, strict=True):
@@ -97,7 +97,7 @@ class LineFinder:
             if at := f"{name}:{number}" if made_from is None else made_from[0]:
                 stack.append(at)
                 line = line or (at if is_own else "")
-        return Place(line, tuple(stack), phase)
+        return ScriptPlace(line, tuple(stack), phase)
 
     def is_own(self, path: str) -> bool:
         """Whether a file is the script's."""

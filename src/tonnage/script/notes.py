@@ -13,7 +13,7 @@ _STREAM_AT = {"set_stream": 0, "synchronize_stream": 0, "record_event": 1, "wait
 _FIRST_OWN = 1_000_000  # events that autograd's engine records
 
 
-class Notes:
+class NoteReader:
     """Reads notes and replaces raw ids by small numbers.
 
     Streams are numbered as they appear. Events and collectives are numbered from the start of each step, so that one

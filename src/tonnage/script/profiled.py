@@ -14,7 +14,7 @@ from typing import Any
 
 from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall, CapturedStep
 from tonnage.clock.silent import shapeless
-from tonnage.script.notes import BackwardStreams, Note, Notes
+from tonnage.script.notes import BackwardStreams, Note, NoteReader
 
 MARK = "tonnage: "
 RECOMPUTE = "recompute"
@@ -52,7 +52,7 @@ class Event:
         return self.mark.startswith(_NOTES)
 
 
-class Profile:
+class ProfilerResults:
     """The profiler's results."""
 
     def __init__(self, results: Any) -> None:
@@ -104,10 +104,10 @@ class Profile:
 _Key = tuple[str, tuple[Any, ...], tuple[Any, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
-class Calls:
+class DistinctCalls:
     """Distinct calls, numbered in order of appearance."""
 
-    def __init__(self, flat: Mapping[int, Any], notes: Notes) -> None:
+    def __init__(self, flat: Mapping[int, Any], notes: NoteReader) -> None:
         self._flat, self._notes = flat, notes
         self._numbers: dict[_Key | tuple[str, ...], int] = {}
         self.distinct: list[CapturedCall] = []
@@ -204,10 +204,10 @@ class Calls:
         return found + [None] * (count - len(found))
 
 
-def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
+def read_step(profile: ProfilerResults, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
     """Read what the profiler recorded from this step's mark to the next; `facts` are values that no call shows."""
     own = profile.events(at)
-    calls = Calls(profile.flat, Notes(profile.notes_before(at)))
+    calls = DistinctCalls(profile.flat, NoteReader(profile.notes_before(at)))
     states = set(_states(own)) if at == 0 else set()
     kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
     threads = {own[0].thread: 0}  # the thread of our mark is the main one

@@ -11,7 +11,7 @@ from typing import Any
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
 from tonnage.script import streams
-from tonnage.script.profiled import MARK, Profile, read_step
+from tonnage.script.profiled import MARK, ProfilerResults, read_step
 
 STEP = "step"
 _watching: list[Callable[[], None]] = []  # how to stop it, while we profile
@@ -72,7 +72,7 @@ def calls_of(run: Callable[[], object]) -> CapturedStep:
             mark(STEP)
         finally:
             results = end()
-        return read_step(Profile(results), 0, settings=settings())
+        return read_step(ProfilerResults(results), 0, settings=settings())
 
 
 def settings() -> dict[str, str]:

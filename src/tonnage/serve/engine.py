@@ -20,7 +20,7 @@ from tonnage.errors import RequestError
 from tonnage.serve.cache.block_pool import BlockPool
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.generation import Prompt, generate, token_ids
-from tonnage.serve.model_runner.runner import Pending
+from tonnage.serve.model_runner.runner import TokensInTransit
 from tonnage.serve.model_runner.warmup import clear
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
@@ -28,7 +28,7 @@ from tonnage.serve.models.load import load_decoder
 from tonnage.serve.models.sharing import share_decoder
 from tonnage.serve.sampling import Output, Sampling, TokenLogprob
 from tonnage.serve.scheduler.scheduler import Scheduler
-from tonnage.serve.scheduler.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
 from tonnage.serve.startup import DTYPES, Startup, look
 from tonnage.serve.stats import KvLedger, Stats, kv_ledger
 from tonnage.serve.text import Tokenizer
@@ -54,8 +54,8 @@ class StepOutput:
 class InFlightStep:
     """A launched step, and how many sequences had finished at its launch."""
 
-    step: Step
-    pending: Pending
+    step: ScheduledStep
+    pending: TokensInTransit
     finished: int
 
 
@@ -254,7 +254,7 @@ class Engine:
         self._count(landing.step, len(output.tokens), host_s + perf_counter() - arrived_s, began_s)
         return output
 
-    def _launch(self, step: Step) -> tuple[InFlightStep | None, list[Sequence]]:
+    def _launch(self, step: ScheduledStep) -> tuple[InFlightStep | None, list[Sequence]]:
         """Launch a step; if memory runs out, return the sequences that this ended."""
         try:
             return InFlightStep(step, self.runner.launch(step), self.scheduler.counters.finished), []
@@ -270,7 +270,7 @@ class Engine:
             torch.cuda.empty_cache()
         return None, failed
 
-    def _count(self, step: Step, tokens: int, host_s: float, began_s: float) -> None:
+    def _count(self, step: ScheduledStep, tokens: int, host_s: float, began_s: float) -> None:
         """Count time from one completion to the next, or from `began_s` if nothing was in flight."""
         stats, now_s = self.stats, perf_counter()
         passed_s = now_s - (self._last_s or began_s)

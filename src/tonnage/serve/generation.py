@@ -27,7 +27,7 @@ _SHOWN_FROM = 8
 
 
 @dataclass(slots=True)
-class _Answer:
+class _GrowingAnswer:
     """One sequence as it grows. `stream` looks for stop strings, if there are any."""
 
     sequence: Sequence
@@ -67,8 +67,8 @@ class _Batch:
     def __init__(self, engine: "Engine", requests: list[tuple[list[int], Sampling]]) -> None:
         self._engine = engine
         self.requests = deque(requests)
-        self.answers: list[_Answer] = []
-        self.unfinished: dict[Sequence, _Answer] = {}
+        self.answers: list[_GrowingAnswer] = []
+        self.unfinished: dict[Sequence, _GrowingAnswer] = {}
 
     def feed(self) -> None:
         """Submit in order, as far as the queue has room."""
@@ -82,7 +82,7 @@ class _Batch:
                 if sampling.stop:
                     assert engine.tokenizer is not None
                     stream = TextStream(engine.tokenizer, sampling.stop, prompt=tokens)
-                answer = self.unfinished[sequence] = _Answer(sequence, stream)
+                answer = self.unfinished[sequence] = _GrowingAnswer(sequence, stream)
                 self.answers.append(answer)
             self.requests.popleft()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tonnage.budget.own_engine import GRAPHS, Limits, OwnCard, Widths, context_term, own_card, share_bytes
+from tonnage.budget.own_engine import GRAPHS, EngineOptions, ModelWidths, OwnCard, context_term, own_card, share_bytes
 from tonnage.budget.terms import Term
 from tonnage.errors import RequestError, TonnageError, UnknownGpu
 from tonnage.hardware import Gpu, find_gpu
@@ -94,9 +94,9 @@ def _limit(budget: float | str, capacity_bytes: int) -> int:
     return share_bytes(capacity_bytes, budget)
 
 
-def widths_of(shape: Architecture) -> Widths:
+def widths_of(shape: Architecture) -> ModelWidths:
     """Return the dimensions that determine memory besides the weights."""
-    return Widths(
+    return ModelWidths(
         layers=len(shape.layers),
         hidden=shape.hidden,
         heads=shape.heads,
@@ -138,7 +138,7 @@ class Startup:
         config, memory, shape = self.config, self.memory, self.architecture
         # Counted on meta tensors.
         weights = Decoder(shape, Builder(torch.device("meta"), self.dtype, config.weights), 1)
-        limits = Limits(
+        limits = EngineOptions(
             context=config.context or shape.positions, weights=config.weights or self._compute_format,
             kv=self.kv_format, block=config.block, max_seqs=config.max_seqs, batched_tokens=config.batched_tokens,
             eager=config.eager,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
 from tonnage.hardware import Gpu
-from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
+from tonnage.recording.records import FailedRequest
 from tonnage.virtual.recorded import RecordedDevice, Shape
 
 if TYPE_CHECKING:
-    from tonnage.virtual.cuda.history import History
+    from tonnage.virtual.cuda.history import DeviceHistory
 
 DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
@@ -51,7 +51,7 @@ class Device(RecordedDevice):
         self.native_context = ctypes.c_int32()  # the module id that autograd nodes created now are tagged with
         self._no_kernel_yet = True
         self._copies = count(_FIRST_COPY)
-        self.history: History | None = None
+        self.history: DeviceHistory | None = None
         self.oom_observers: list[Callable[[Shortage], None]] = []
 
     def lift_limit(self) -> None:
@@ -150,7 +150,7 @@ class Device(RecordedDevice):
     def _note_oom(self, error: OutOfMemory, operator: str, context: int, shape: Shape, dtype: str) -> None:
         who, shortage = self.attribution, error.shortage
         place = who.place()
-        record = OutOfMemoryRecord(
+        record = FailedRequest(
             line=place.line,
             requested_bytes=shortage.requested_bytes,
             free_bytes=shortage.free_bytes,

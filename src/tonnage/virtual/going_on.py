@@ -32,7 +32,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _StepKey:
     """What distinguishes two steps: the number of blocks allocated, their bytes, and the bytes held at the end."""
 
     blocks: int
@@ -50,7 +50,7 @@ class GoingOn:
         self.at_oom = 0  # number of failed requests up to it
         self.stopped_by = ""
         self._began = 0.0
-        self._steps: list[_Step] = []
+        self._steps: list[_StepKey] = []
         self._seen = 0
 
     def grants(self, shortage: Shortage) -> bool:
@@ -82,7 +82,7 @@ class GoingOn:
             made = self._device.allocations[self._seen :]
             self._seen = len(self._device.allocations)
             held = self._device.memory_stats()["allocated_bytes.all.current"]
-            self._steps.append(_Step(len(made), sum(a.block_bytes for a in made), held))
+            self._steps.append(_StepKey(len(made), sum(a.block_bytes for a in made), held))
             last = self._steps[-_ALIKE_STEPS:]
             if gone_on_s > _REPEATING_S and len(last) == _ALIKE_STEPS and len(set(last)) == 1:
                 self.stopped_by = "repeats"

@@ -24,11 +24,11 @@ from tonnage.recording.host import (
     ROUNDING,
     SHARED,
     WORKERS,
-    HostMemory,
     HostMoment,
+    HostPeaks,
     groups_of,
 )
-from tonnage.script.lines import NOWHERE, Place
+from tonnage.script.lines import NOWHERE, ScriptPlace
 from tonnage.virtual import process_memory
 from tonnage.virtual.driver.loading import is_cuda_build, torch_root
 from tonnage.virtual.process_memory import MappedFile, Resident, footprint_bytes, takes_huge_pages
@@ -63,7 +63,7 @@ class _Height:
 
     needed: int = -1
     step: int = 0
-    place: Place = NOWHERE
+    place: ScriptPlace = NOWHERE
     blocks: tuple[_Block, ...] | None = None
     beside: dict[str, int] | None = None
 
@@ -129,12 +129,12 @@ class HostMeter:
 
         return undo
 
-    def memory(self) -> HostMemory | None:
+    def memory(self) -> HostPeaks | None:
         """Return the peaks so far."""
         if self._open:
             self._write_down(self._open)
         moments = (_moment(phase, height) for phase, height in self._heights.items())
-        return HostMemory(
+        return HostPeaks(
             phases=tuple(moments),
             mapped_peak_bytes=self._mapped_peak[0],
             mapped_file_bytes=self._mapped_peak[1],
@@ -211,7 +211,7 @@ class HostMeter:
 
     # Peaks
 
-    def _rises(self, place: Place) -> None:
+    def _rises(self, place: ScriptPlace) -> None:
         who = self._device.attribution
         self._files.grow(process_memory.resident().file_bytes)
         mapped, size = self._files.bytes
@@ -233,12 +233,12 @@ class HostMeter:
 
     # The process
 
-    def _look(self, place: Place | None = None) -> None:
+    def _look(self, place: ScriptPlace | None = None) -> None:
         began = time.thread_time()
         self._device.drain()
         now = process_memory.resident()
         self._files.look(now.file_bytes)
-        tensors = _Stretches()
+        tensors = _AddressRanges()
         # Copy: threads that load a model allocate blocks meanwhile.
         live = [(address, block.size) for address, block in list(self._live.items())]
         for address, size in [*list(self._kept.items()), *live]:
@@ -283,8 +283,8 @@ class _Files:
     def __init__(self) -> None:
         self._mapped: list[MappedFile] = []
         self._resident: dict[MappedFile, int] = {}
-        self._copied: dict[MappedFile, _Stretches] = {}
-        self._sent: dict[MappedFile, _Stretches] = {}
+        self._copied: dict[MappedFile, _AddressRanges] = {}
+        self._sent: dict[MappedFile, _AddressRanges] = {}
         self._no_files: set[int] = set()  # addresses of storages that are not in files
         self._read_since = 0  # file bytes that the process has read since the last look
         self._process_bytes = 0  # file bytes in memory at that look
@@ -295,7 +295,7 @@ class _Files:
         if file is None:
             return False
         read = self._copied if really else self._sent
-        read.setdefault(file, _Stretches()).add(address, min(address + size, file.end))
+        read.setdefault(file, _AddressRanges()).add(address, min(address + size, file.end))
         return True
 
     def grow(self, process_bytes: int) -> None:
@@ -344,7 +344,7 @@ class _Files:
         return None
 
 
-class _Stretches:
+class _AddressRanges:
     """Address ranges, each byte counted once."""
 
     def __init__(self) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentAction, SegmentEvent
-from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
+from tonnage.recording.records import Allocation, FailedRequest, Mark, MarkKind, SegmentAction, SegmentEvent
 from tonnage.script.attribution import Attribution
-from tonnage.script.lines import Place
+from tonnage.script.lines import ScriptPlace
 from tonnage.virtual.going_on import GoingOn
 
 Shape = tuple[int, ...]
@@ -34,7 +33,7 @@ class RecordedDevice(ABC):
         self.sequence = 0
         self.cards: set[int] = set()  # cards that have blocks
         self.serials: dict[int, int] = {}
-        self.ooms: list[OutOfMemoryRecord] = []
+        self.ooms: list[FailedRequest] = []
         self.on_progress: Callable[[], None] | None = None
         self.on_request: Callable[[], None] | None = None
         self.going_on: GoingOn | None = None  # set if the run continues past its memory limit
@@ -72,7 +71,7 @@ class RecordedDevice(ABC):
 
     def allocated(
         self, address: int, size: int, block_size: int, stream: int, operator: str, module: str, serial: int, shape: Shape | None,
-        dtype: str, place: Place,
+        dtype: str, place: ScriptPlace,
     ) -> Allocation:  # fmt: skip
         """Record a new block; `serial` numbers the outermost operator that requested it."""
         who = self.attribution

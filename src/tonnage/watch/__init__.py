@@ -1,6 +1,6 @@
 """Live memory of this machine's GPUs: samples over time, and an endpoint that serves the latest."""
 
-from tonnage.watch.history import History, Moment
+from tonnage.watch.history import GpuSample, WatchHistory
 from tonnage.watch.sampling import moments
 
-__all__ = ["History", "Moment", "moments"]
+__all__ = ["GpuSample", "WatchHistory", "moments"]

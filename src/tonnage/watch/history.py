@@ -12,7 +12,7 @@ _Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class GpuSample:
     """Every GPU at one time, in seconds since 1970."""
 
     time_s: float
@@ -32,7 +32,7 @@ class Track:
         self.peak_bytes = max(self.peak_bytes, used_bytes)
 
 
-class History:
+class WatchHistory:
     """The last `kept` moments of current GPUs and processes. Ended processes are dropped; the GPU's peak remains."""
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -40,9 +40,9 @@ class History:
         self._gpus: dict[int, Track] = {}
         self._processes: dict[tuple[int, int], Track] = {}
         self.first_s = 0.0
-        self.latest: Moment | None = None
+        self.latest: GpuSample | None = None
 
-    def add(self, moment: Moment) -> None:
+    def add(self, moment: GpuSample) -> None:
         """Add a moment."""
         if self.latest is None:
             self.first_s = moment.time_s

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tonnage.errors import MissingPart, RequestError
-from tonnage.watch.history import History
+from tonnage.watch.history import WatchHistory
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -18,7 +18,7 @@ _PROCESS = ("gpu", "pid", "process")
 
 
 @contextmanager
-def serve(history: History, port: int) -> Iterator[int]:
+def serve(history: WatchHistory, port: int) -> Iterator[int]:
     """Serve a history while the block runs. Yields the port, a free one if 0 was given."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -42,7 +42,7 @@ def serve(history: History, port: int) -> Iterator[int]:
 
 
 class _Collector:
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: WatchHistory) -> None:
         self._history = history
 
     def collect(self) -> "Iterator[Metric]":

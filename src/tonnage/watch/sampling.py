@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tonnage.hardware.nvml import NvmlReader
-from tonnage.watch.history import Moment
+from tonnage.watch.history import GpuSample
 
 
 def moments(
@@ -13,9 +13,9 @@ def moments(
     *,
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Moment]:
+) -> Iterator[GpuSample]:
     """Yield moments at an interval, from which the time for sampling and display is subtracted."""
     while True:
         start_s = now()
-        yield Moment(start_s, reader.sample())
+        yield GpuSample(start_s, reader.sample())
         sleep(max(0.0, start_s + interval_s - now()))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import Gpu, find_gpu
 
@@ -12,10 +12,10 @@ SETTINGS = Settings()
 H200 = find_gpu("h200")
 
 
-def call(name: str, *arguments: Any, kernels: tuple[str, ...] = ()) -> Call:
+def call(name: str, *arguments: Any, kernels: tuple[str, ...] = ()) -> OperatorCall:
     """Arguments as (shape, type), (shape, type, strides) or a text."""
     tensors = [argument if isinstance(argument, tuple) else ((), "Scalar") for argument in arguments]
-    return Call(
+    return OperatorCall(
         name=name,
         shapes=tuple(tensor[0] for tensor in tensors),
         strides=tuple(tensor[2] if len(tensor) > 2 else () for tensor in tensors),

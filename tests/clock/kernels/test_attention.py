@@ -10,7 +10,7 @@ from clock.kernels.measured import errors, errors_of_trainings
 from tonnage.clock.kernels.attention import OPERATORS, modelled, seconds
 from tonnage.clock.kernels.figures import figures
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import all_gpus, find_gpu
 
@@ -23,7 +23,7 @@ def read(name: str, tensors: dict[int, tuple[int, ...]], values: dict[int, str],
     shapes = tuple(tensors.get(place, ()) for place in range(20))
     types = tuple(kind if place in tensors else "" for place in range(20))
     texts = tuple(values.get(place, "") for place in range(20))
-    return OPERATORS[name](Call(name=name, shapes=shapes, types=types, values=texts), Settings())
+    return OPERATORS[name](OperatorCall(name=name, shapes=shapes, types=types, values=texts), Settings())
 
 
 def attention(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from clock.kernels.measured import errors, errors_of_trainings
 from tonnage.clock.kernels.convolution import OPERATORS, modelled, seconds
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import all_gpus, find_gpu
 
@@ -22,7 +22,7 @@ def read(
     settings: Settings | None = None,
 ) -> Launch | None:  # fmt: skip
     texts = tuple(values.get(place, "") for place in range(12))
-    call = Call(name=name, shapes=tuple(shapes), types=(kind,) * len(shapes), values=texts, strides=strides)
+    call = OperatorCall(name=name, shapes=tuple(shapes), types=(kind,) * len(shapes), values=texts, strides=strides)
     return OPERATORS[name](call, settings or Settings())
 
 

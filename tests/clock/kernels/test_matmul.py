@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from clock.kernels.measured import errors, errors_of_trainings
 from tonnage.clock.kernels.matmul import OPERATORS, modelled, seconds
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import all_gpus, find_gpu
 
@@ -18,9 +18,9 @@ H200 = find_gpu("h200")
 EXTENTS = st.integers(1, 20_000)
 
 
-def call(name: str, *tensors: tuple[Any, ...]) -> Call:
+def call(name: str, *tensors: tuple[Any, ...]) -> OperatorCall:
     """Tensors as (shape, type) or (shape, type, strides)."""
-    return Call(
+    return OperatorCall(
         name=name, shapes=tuple(tensor[0] for tensor in tensors), types=tuple(tensor[1] for tensor in tensors),
         strides=tuple(tensor[2] if len(tensor) > 2 else () for tensor in tensors),
     )  # fmt: skip

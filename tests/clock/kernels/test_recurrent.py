@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from clock.kernels.measured import errors
 from tonnage.clock.kernels.recurrent import OPERATORS, modelled, seconds
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import all_gpus, find_gpu
 
@@ -21,7 +21,7 @@ def read(name: str, mode_at: int, mode: str, *, first: bool) -> Launch | None:
     shapes = (given_shape, (), (), (1000,), (2, 64, 512), cells)
     types = ("float", "TensorList", "Scalar", "float", "float", "float")
     values = tuple(mode if place == mode_at else "" for place in range(22))
-    return OPERATORS[name](Call(name=name, shapes=shapes, types=types, values=values), Settings())
+    return OPERATORS[name](OperatorCall(name=name, shapes=shapes, types=types, values=values), Settings())
 
 
 def recurrent(length: int, hidden: int = 512, variant: str = "forward", batch: int = 32) -> Launch:

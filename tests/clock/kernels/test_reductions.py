@@ -2,7 +2,7 @@ import pytest
 
 from clock.kernels.calls import BF16, FP32, H200, SETTINGS, call
 from tonnage.clock.kernels import reductions
-from tonnage.clock.kernels.reductions import FIRST, INNER, LAST, WHOLE, Grid, grid_of
+from tonnage.clock.kernels.reductions import FIRST, INNER, LAST, WHOLE, ReductionGrid, grid_of
 
 IMAGES = (8, 64, 32, 32)
 
@@ -32,10 +32,10 @@ def test_a_mean_without_axes_on_record_is_of_the_last() -> None:
 
 def test_grids() -> None:
     # A warp for each short row; all threads of a block for a long one.
-    assert grid_of(4096, 1024, LAST, H200) == Grid(512, 256, 32, 0)
+    assert grid_of(4096, 1024, LAST, H200) == ReductionGrid(512, 256, 32, 0)
     assert grid_of(64, 65536, LAST, H200).loads == 128
     # Down the rows of a narrow matrix, a thousand blocks share an output, and the last one adds up what they left.
-    assert grid_of(192, 100352, FIRST, H200) == Grid(128, 2112, 24, 264)
+    assert grid_of(192, 100352, FIRST, H200) == ReductionGrid(128, 2112, 24, 264)
 
 
 def test_a_narrow_matrix_takes_longer_than_its_bytes_say() -> None:

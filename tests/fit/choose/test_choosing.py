@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tonnage.fit.choose.choosing import Choice, MemoryContext, Mode, choose_modes, peak_of
+from tonnage.fit.choose.choosing import MemoryContext, Mode, ModeChoice, choose_modes, peak_of
 from tonnage.units import GIB, MIB
 
 GAP = 2e-3  # what the solver may leave on the table, and rounding
@@ -77,7 +77,7 @@ def _every_choice(blocks: list[list[Mode]], around: MemoryContext) -> Iterator[f
             yield _seconds(taken, around, states)
 
 
-def _of(choice: Choice, blocks: list[list[Mode]], around: MemoryContext) -> tuple[tuple[Mode, ...], int]:
+def _of(choice: ModeChoice, blocks: list[list[Mode]], around: MemoryContext) -> tuple[tuple[Mode, ...], int]:
     taken = tuple(
         next(mode for mode in ways if mode.name == name) for ways, name in zip(blocks, choice.modes, strict=True)
     )

@@ -12,7 +12,7 @@ from tonnage.fit.choose.placement import (
     PLAIN,
     STEP_IN_BACKWARD,
     WINDOW_BYTES,
-    Gradients,
+    GradientPlace,
     Placement,
     ResidentState,
     launches_s,
@@ -81,16 +81,16 @@ def test_only_what_is_allowed_is_tried() -> None:
 @pytest.mark.parametrize(
     ("placement", "micro_batches", "clips", "expected"),
     [
-        (PLAIN, 1, False, Gradients.GROW),
-        (PLAIN, 2, False, Gradients.STAY),
-        (STEP_IN_BACKWARD, 1, False, Gradients.PASS),
-        (HOST_STATES, 1, False, Gradients.PASS),
-        (HOST_STATES, 1, True, Gradients.GROW),
-        (HOST_STATES, 2, False, Gradients.STAY),
-        (HOST_GRADIENTS, 2, True, Gradients.PASS),
+        (PLAIN, 1, False, GradientPlace.GROW),
+        (PLAIN, 2, False, GradientPlace.STAY),
+        (STEP_IN_BACKWARD, 1, False, GradientPlace.PASS),
+        (HOST_STATES, 1, False, GradientPlace.PASS),
+        (HOST_STATES, 1, True, GradientPlace.GROW),
+        (HOST_STATES, 2, False, GradientPlace.STAY),
+        (HOST_GRADIENTS, 2, True, GradientPlace.PASS),
     ],
 )
-def test_what_gradients_do(placement: Placement, micro_batches: int, clips: bool, expected: Gradients) -> None:
+def test_what_gradients_do(placement: Placement, micro_batches: int, clips: bool, expected: GradientPlace) -> None:
     assert placement.gradients(replace(HELD, clips=clips), micro_batches) is expected
 
 

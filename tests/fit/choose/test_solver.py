@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fit.choose.test_placement import HELD
 from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.placement import ResidentState
-from tonnage.fit.choose.solver import Layout, Solution, block_modes, layouts, outside_at, solve
+from tonnage.fit.choose.solver import BatchLayout, Solution, block_modes, layouts, outside_at, solve
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
 from tonnage.units import GIB, MIB
@@ -122,10 +122,10 @@ def test_an_offload_that_moves_nothing_is_no_solution_of_its_own() -> None:
 
 def test_micro_batches_and_slices_both_divide_the_batch() -> None:
     found = list(layouts(SIZES, 4, sliceable=True, divisible=True))
-    assert Layout(rows=1, micro_batches=4) in found
-    assert Layout(rows=4, micro_batches=1, slices=4) in found
-    assert Layout(rows=4, micro_batches=1) in found
-    assert Layout(rows=2, micro_batches=3) in list(layouts(SIZES, 5, sliceable=False, divisible=True))
+    assert BatchLayout(rows=1, micro_batches=4) in found
+    assert BatchLayout(rows=4, micro_batches=1, slices=4) in found
+    assert BatchLayout(rows=4, micro_batches=1) in found
+    assert BatchLayout(rows=2, micro_batches=3) in list(layouts(SIZES, 5, sliceable=False, divisible=True))
 
 
 def test_what_may_not_be_divided_is_one_batch_in_one_piece() -> None:
@@ -134,13 +134,13 @@ def test_what_may_not_be_divided_is_one_batch_in_one_piece() -> None:
     assert not any(layout.sliced for layout in found if layout.slices > 1)
 
 
-def _modes(size: SizeProfile, layout: Layout) -> dict[str, Mode]:
+def _modes(size: SizeProfile, layout: BatchLayout) -> dict[str, Mode]:
     return {mode.name: mode for mode in block_modes(size, layout, offload=True)[0]}
 
 
 def test_slices_shrink_what_runs_again_and_nothing_else() -> None:
-    whole = _modes(SIZES[4], Layout(rows=4, micro_batches=1))
-    sliced = _modes(SIZES[1], Layout(rows=4, micro_batches=1, slices=4))
+    whole = _modes(SIZES[4], BatchLayout(rows=4, micro_batches=1))
+    sliced = _modes(SIZES[1], BatchLayout(rows=4, micro_batches=1, slices=4))
     assert sliced[KEEP] == whole[KEEP]
     for name in (BLOCK, BLOCK_OFFLOAD):
         assert sliced[name].resident_bytes == whole[name].resident_bytes
@@ -151,8 +151,8 @@ def test_slices_shrink_what_runs_again_and_nothing_else() -> None:
 
 
 def test_a_size_in_proportion_is_the_size_itself() -> None:
-    in_proportion = _modes(SIZES[1], Layout(rows=4, micro_batches=1, slices=4, sliced=False))
-    assert in_proportion == _modes(SIZES[4], Layout(rows=4, micro_batches=1))
+    in_proportion = _modes(SIZES[1], BatchLayout(rows=4, micro_batches=1, slices=4, sliced=False))
+    assert in_proportion == _modes(SIZES[4], BatchLayout(rows=4, micro_batches=1))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])

@@ -6,9 +6,9 @@ import pytest
 
 from fit.choose.test_solver import BLOCKS, SIZES, SMALL, size, solutions
 from fit.test_plan import make_plan
-from tonnage.fit.choose.solver import Layout
+from tonnage.fit.choose.solver import BatchLayout
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary, summary_rows
-from tonnage.fit.plan import Row
+from tonnage.fit.plan import TechniqueRow
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.survey.survey import KEEP, SizeProfile, Survey
 from tonnage.fit.technique import Technique
@@ -40,7 +40,7 @@ def changed(plain: SizeProfile, *, time: float = 1.0, memory: float = 1.0) -> Si
     return replace(plain, blocks={"block": {KEEP: block}})
 
 
-def rows_of(*stages: Survey, techniques: tuple[Technique, ...] = (ChunkedLoss(),)) -> tuple[Row, ...]:
+def rows_of(*stages: Survey, techniques: tuple[Technique, ...] = (ChunkedLoss(),)) -> tuple[TechniqueRow, ...]:
     names = ["plain", *(technique.name for technique in techniques)]
     solution = solutions(100, allowed=frozenset())[0]
     last = survey(*SIZES.values())
@@ -125,14 +125,14 @@ def test_each_stage_has_a_row_against_the_one_before() -> None:
 def test_slices_of_a_batch_need_not_be_even() -> None:
     measured = survey(size(1), size(22), rows=90)
     found = solutions(100, allowed=frozenset())[0]
-    found = replace(found, layout=Layout(rows=90, micro_batches=1, slices=5))
+    found = replace(found, layout=BatchLayout(rows=90, micro_batches=1, slices=5))
     technique = Recompute(modes={f"blocks.{index}": "block" for index in range(BLOCKS)}, slices=5)
     rows = summary_rows([("plain", measured)], measured, SMALL, found, (technique,))
     assert [row.name for row in rows] == ["recompute"]
 
 
 # In words, at home in 80 columns.
-ROW = Row(
+ROW = TechniqueRow(
     name="recompute",
     title="recompute in backward",
     saved_bytes=30 * GIB,

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.recomputing.operators import Recorder, matrix_operations, operations_clock, profile_operators, untimed
+from tonnage.fit.recomputing.operators import (
+    OperatorRecorder,
+    matrix_operations,
+    operations_clock,
+    profile_operators,
+    untimed,
+)
 from tonnage.fit.survey.profile import OperatorProfile
 
 
@@ -97,7 +103,7 @@ def test_hooks_that_hide_what_is_saved_are_noticed() -> None:
             return x.exp()
 
     for hooks in (False, True):
-        recorder = Recorder()
+        recorder = OperatorRecorder()
         with recorder.saving(hold=True), recorder:
             forward(torch.ones(2, requires_grad=True), hooks)
         assert recorder.overlooked == hooks

@@ -12,8 +12,8 @@ from fit.cases import build_training, llama
 from fit.zoo.trainings import KINDS
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.measuring import _forward_block, _Stretches, _without_frame, capture_calls, required_gradients
-from tonnage.fit.survey.meter import Duration, Meter, Watch
+from tonnage.fit.survey.measuring import _forward_block, _PeaksAround, _without_frame, capture_calls, required_gradients
+from tonnage.fit.survey.meter import Duration, GpuMeter, Watch
 from tonnage.fit.training import Training
 
 
@@ -81,7 +81,7 @@ def test_where_the_loss_asks_for_gradients_itself_its_blocks_are_seen() -> None:
 
 
 def test_what_head_and_loss_keep_is_gone_when_blocks_run_backward() -> None:
-    stretches = _Stretches(Mock(spec=Meter))
+    stretches = _PeaksAround(Mock(spec=GpuMeter))
     stretches.forward = [(130, 120), (120, 120)]
     stretches.backward = [(700, 150), (150, 150)]  # the loss's peak, then what is there when the last block begins
     assert stretches.peaks(Watch(before_bytes=100, peak_bytes=40, kept_bytes=0)) == {

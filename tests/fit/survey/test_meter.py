@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from tonnage.fit.survey.meter import Duration, Meter
+from tonnage.fit.survey.meter import Duration, GpuMeter
 
 
-class MadeUp(Meter):
+class MadeUp(GpuMeter):
     """A meter of a card that takes `gpu_s` for a call which takes the host `host_s` to launch."""
 
     def __init__(self, gpu_s: float, host_s: float) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fit.cases import CASES, build_training
 from tonnage.fit.technique import NotApplicable
-from tonnage.fit.techniques.allocator import AllocatorSettings, with_setting
+from tonnage.fit.techniques.allocator import SetAllocator, with_setting
 from tonnage.fit.training import Training
 from tonnage.units import GIB
 from tonnage.virtual import virtual_gpu
@@ -27,7 +27,7 @@ def _text() -> str:
 
 
 def test_segments_are_expandable_until_undone(training: Training) -> None:
-    undo = AllocatorSettings().apply(training)
+    undo = SetAllocator().apply(training)
     assert _text() == "expandable_segments:True"
     first = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_snapshot()[0]["is_expandable"]
@@ -43,14 +43,14 @@ def test_segments_are_expandable_until_undone(training: Training) -> None:
 def test_other_settings_stay(training: Training) -> None:
     before = "garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,>:4]"
     torch._C._accelerator_setAllocatorSettings(before)
-    undo = AllocatorSettings().apply(training)
+    undo = SetAllocator().apply(training)
     assert _text() == f"{before},expandable_segments:True"
     undo()
     assert _text() == f"{before},expandable_segments:False"
 
 
 def test_the_limit_holds_and_goes(training: Training) -> None:
-    undo = AllocatorSettings(limit_bytes=8 * GIB).apply(training)
+    undo = SetAllocator(limit_bytes=8 * GIB).apply(training)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(9 * GIB, dtype=torch.uint8, device="cuda")
     undo()
@@ -60,13 +60,13 @@ def test_the_limit_holds_and_goes(training: Training) -> None:
 
 def test_a_limit_beyond_the_card_is_refused_and_nothing_changes(training: Training) -> None:
     with pytest.raises(NotApplicable, match=r"limit of 200.00 GiB .* has 139"):
-        AllocatorSettings(limit_bytes=200 * GIB).apply(training)
+        SetAllocator(limit_bytes=200 * GIB).apply(training)
     assert _text() == ""
 
 
 def test_the_cpu_has_no_such_allocator() -> None:
     with pytest.raises(NotApplicable, match="Tensors on cpu"):
-        AllocatorSettings().apply(build_training(CASES["dropout"]))
+        SetAllocator().apply(build_training(CASES["dropout"]))
 
 
 @given(st.dictionaries(st.sampled_from(["max_split_size_mb", "expandable_segments", "backend"]), st.integers(1, 9)))

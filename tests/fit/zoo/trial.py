@@ -26,7 +26,7 @@ import tonnage
 from fit.zoo.trainings import KINDS, Case, fp64_everywhere, seed
 from tonnage.errors import TonnageError
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.plan import Plan, read_plan
+from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.stepping.batches import batch_rows
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
@@ -132,7 +132,7 @@ def _has_work(technique: Technique) -> bool:
     return bool(getattr(technique, "modes", True)) and bool(getattr(technique, "blocks", True))
 
 
-def _tried(kind: str, case: Case, plan: Plan) -> Outcome:
+def _tried(kind: str, case: Case, plan: FitPlan) -> Outcome:
     before = traces(case)
     try:
         fitted = tonnage.fit(
@@ -161,11 +161,11 @@ def _tried(kind: str, case: Case, plan: Plan) -> Outcome:
     return Outcome(verdict, (*disturbed, *changes(before, case, only=("shape",))))
 
 
-def _plan(case: Case, techniques: tuple[Technique, ...]) -> Plan:
+def _plan(case: Case, techniques: tuple[Technique, ...]) -> FitPlan:
     unknown = dict.fromkeys(("budget_bytes", "host_budget_bytes", "peak_bytes", "plain_peak_bytes"), 0)
     seconds = dict.fromkeys(("step_s", "plain_step_s"), 0.0)
     rows = batch_rows(case.batches[0])
-    return Plan(techniques=techniques, device="cpu", torch=torch.__version__, batch_rows=rows, **unknown, **seconds)
+    return FitPlan(techniques=techniques, device="cpu", torch=torch.__version__, batch_rows=rows, **unknown, **seconds)
 
 
 def _died(where: str, error: Exception) -> str:

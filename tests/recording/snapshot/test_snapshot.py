@@ -30,7 +30,7 @@ from tonnage.allocator import replay
 from tonnage.explain import diagnose
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.recording.snapshot import Limits, Stream, load, read_snapshot, read_traced, snapshot_of, traced_of
+from tonnage.recording.snapshot import SnapshotLimits, Stream, load, read_snapshot, read_traced, snapshot_of, traced_of
 from tonnage.units import MIB
 
 REAL = sorted(path.name.removesuffix(".pickle.gz") for path in DATA.glob("*.gz"))
@@ -165,7 +165,7 @@ def test_any_tail_of_a_real_trace_replays_to_the_same_end() -> None:
     trace = whole["device_traces"][0]
     for first in range(0, len(trace), 1193):
         whole["device_traces"] = [trace[first:]]
-        traced = traced_of(snapshot_of(load(as_stream(whole), Limits()), Limits()))
+        traced = traced_of(snapshot_of(load(as_stream(whole), SnapshotLimits()), SnapshotLimits()))
         result = replay(traced.events, traced.settings, traced.start)
         assert result.differences == [], first
         assert result.unknown_frees == 0
@@ -179,7 +179,7 @@ def test_any_tail_of_a_real_trace_replays_to_the_same_end() -> None:
 def test_any_tail_of_a_trace_is_replayed_and_explained(settings: str, program: list[int], choice: int) -> None:
     running = run(program, settings)
     first = choice % (len(running.trace) + 1)
-    snapshot = snapshot_of(load(as_stream(running.snapshot(first)), Limits()), Limits())
+    snapshot = snapshot_of(load(as_stream(running.snapshot(first)), SnapshotLimits()), SnapshotLimits())
     traced = traced_of(snapshot)
     result = replay(traced.events, traced.settings, traced.start)
     stats = running.allocator.memory_stats()
@@ -196,7 +196,7 @@ def test_any_tail_of_a_trace_is_replayed_and_explained(settings: str, program: l
 
 
 def as_stream(snapshot: dict[str, Any]) -> Stream:
-    return Stream(io.BytesIO(pickle.dumps(snapshot)), Limits())
+    return Stream(io.BytesIO(pickle.dumps(snapshot)), SnapshotLimits())
 
 
 def test_blocks_from_before_the_trace_are_counted_and_said() -> None:

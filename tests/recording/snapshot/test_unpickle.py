@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import Limits
+from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.schema import plain
 from tonnage.recording.snapshot.stream import Stream
-from tonnage.recording.snapshot.unpickle import Table, load
+from tonnage.recording.snapshot.unpickle import SharedKeysDict, load
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**64), st.floats(allow_nan=False), st.text(max_size=20)
@@ -32,12 +32,12 @@ data = st.recursive(
 
 
 def unpickled(pickled: bytes, **limits: int) -> Any:
-    chosen = Limits(**limits)
+    chosen = SnapshotLimits(**limits)
     return as_plain(load(Stream(io.BytesIO(pickled), chosen), chosen))
 
 
 def as_plain(value: Any) -> Any:
-    if isinstance(value, Table):
+    if isinstance(value, SharedKeysDict):
         return {key: as_plain(item) for key, item in plain(value).items()}
     return [as_plain(item) for item in value] if isinstance(value, list) else value
 
@@ -78,7 +78,7 @@ def test_sets_and_bytes_are_data() -> None:
 
 
 def test_dicts_of_one_shape_share_their_keys() -> None:
-    limits = Limits()
+    limits = SnapshotLimits()
     rows = load(Stream(io.BytesIO(pickle.dumps([{"a": 1, "b": 2}, {"a": 3, "b": 4}], 4)), limits), limits)
     assert rows[0].keys is rows[1].keys
 

@@ -7,7 +7,7 @@ from clusters import cluster_of, rank_run
 from hostile_recordings import HOSTILE
 from support import training_run
 from tonnage.recording.cluster import WholeModel
-from tonnage.recording.host import HostGroup, HostMemory, HostMoment
+from tonnage.recording.host import HostGroup, HostMoment, HostPeaks
 from tonnage.report.html import render_cluster_page, render_page
 from tonnage.units import GIB
 
@@ -18,7 +18,7 @@ def a_host(line="train.py:3", **parts):
         HostMoment(phase="setup", line=line, parts=parts, largest=(group,)),
         HostMoment(phase="forward", step=1, line="train.py:9", parts={"python": GIB}),
     )
-    return HostMemory(phases=moments, mapped_peak_bytes=parts.get("mapped_files", 0))
+    return HostPeaks(phases=moments, mapped_peak_bytes=parts.get("mapped_files", 0))
 
 
 def a_run(**parts):

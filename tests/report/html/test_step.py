@@ -13,14 +13,14 @@ from hostile_recordings import HOSTILE
 from html_tags import Tags
 from step_times import step_of, step_with
 from support import training_run
-from tonnage.clock.step import StepTime
+from tonnage.clock.step import SteadyStep
 from tonnage.clock.timeline import Span
 from tonnage.report.html import render_page
 from tonnage.report.html.step import MOST_STREAMS, spans_of
 from tonnage.report.html.step import sentence as sentence_of
 
 
-def page_of(time: StepTime | None) -> str:
+def page_of(time: SteadyStep | None) -> str:
     recording = training_run()
     recording.step_time = time
     return render_page(recording)

@@ -10,7 +10,7 @@ from chromium import Browser
 from hostile_recordings import HOSTILE
 from step_times import step_of, step_with
 from support import training_run
-from tonnage.clock.step import StepTime
+from tonnage.clock.step import SteadyStep
 from tonnage.clock.timeline import Span
 from tonnage.report.html import render_page
 from tonnage.report.output import write_text
@@ -43,7 +43,7 @@ def opened(browser: Browser, tmp_path: Path):
     """A step, on its page, in the browser; at the end nothing was fetched and nothing complained."""
     page = tmp_path / "report.html"
 
-    def show(time: StepTime) -> Browser:
+    def show(time: SteadyStep) -> Browser:
         recording = training_run()
         recording.step_time = time
         write_text(page, render_page(recording))
@@ -76,7 +76,7 @@ def view(browser: Browser) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def place(browser: Browser, time: StepTime, moment_s: float) -> float:
+def place(browser: Browser, time: SteadyStep, moment_s: float) -> float:
     left, right, _, _ = plot_box(browser)
     return left + (right - left) * moment_s / time.step_s
 

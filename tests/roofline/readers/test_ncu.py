@@ -4,7 +4,7 @@ import pytest
 
 from tonnage.errors import BadProfile
 from tonnage.hardware import find_gpu
-from tonnage.roofline import Analysis, Bound, Row, analyse, catalogue_ceilings, read_profile
+from tonnage.roofline import Analysis, Bound, RooflineRow, analyse, catalogue_ceilings, read_profile
 from tonnage.roofline.readers.ncu import read_ncu
 
 FILE = Path(__file__).parents[1] / "data" / "ncu.csv.gz"
@@ -17,7 +17,7 @@ def analysis() -> Analysis:
     return analyse(profile, catalogue_ceilings(find_gpu(profile.gpu)))
 
 
-def row(analysis: Analysis, name: str, calls: int = 2) -> Row:
+def row(analysis: Analysis, name: str, calls: int = 2) -> RooflineRow:
     return next(row for row in analysis.rows if name in row.item.kernels[0] and row.item.calls == calls)
 
 

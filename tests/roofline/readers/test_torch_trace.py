@@ -4,7 +4,7 @@ import pytest
 
 from tonnage.errors import BadProfile
 from tonnage.hardware import find_gpu
-from tonnage.roofline import Analysis, Bound, Row, analyse, catalogue_ceilings, read_profile
+from tonnage.roofline import Analysis, Bound, RooflineRow, analyse, catalogue_ceilings, read_profile
 from tonnage.roofline.readers.torch_trace import read_torch_trace
 
 FILE = Path(__file__).parents[1] / "data" / "step.json.gz"
@@ -16,7 +16,7 @@ def analysis() -> Analysis:
     return analyse(profile, catalogue_ceilings(find_gpu(profile.gpu)))
 
 
-def rows(analysis: Analysis, name: str, detail: str = "") -> list[Row]:
+def rows(analysis: Analysis, name: str, detail: str = "") -> list[RooflineRow]:
     return [row for row in analysis.rows if row.item.name == name and detail in row.item.detail]
 
 

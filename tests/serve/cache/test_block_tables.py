@@ -6,20 +6,20 @@ from hypothesis import strategies as st
 
 from serve.driver import SIZE
 from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
-from tonnage.serve.cache.block_tables import StepBuilder, Tables
+from tonnage.serve.cache.block_tables import BlockTables, StepBuilder
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.sequence import Sequence, Status
 
 
-def tables(usable: int, host_blocks: int = 0) -> Tables:
-    return Tables(BlockPool(usable + 1, SIZE), host_blocks)
+def tables(usable: int, host_blocks: int = 0) -> BlockTables:
+    return BlockTables(BlockPool(usable + 1, SIZE), host_blocks)
 
 
 def sequence(*tokens: int, end: int = 100, **more: object) -> Sequence:
     return Sequence(0, list(tokens), Sampling(), len(tokens), end=end, **more)
 
 
-def running(tables: Tables, one: Sequence) -> Sequence:
+def running(tables: BlockTables, one: Sequence) -> Sequence:
     """A sequence with blocks, all of whose tokens but the last are computed by steps that are complete."""
     assert tables.give(one, StepBuilder(0), 0)
     one.status, one.slot, one.computed = Status.RUNNING, 0, len(one.tokens) - 1

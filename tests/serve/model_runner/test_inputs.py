@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tonnage.serve.batch import Batch
 from tonnage.serve.model_runner.inputs import Inputs, decode_batch, mixed_seed
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.scheduler.sequence import Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import ScheduledStep, ScheduledTokens, Sequence
 
 CPU = torch.device("cpu")
 BLOCK, SLOTS, COLUMNS = 4, 5, 12
@@ -29,8 +29,8 @@ class Story:
         self.free_slots, self.free_blocks = list(range(SLOTS)), list(range(1, 100))
         self.running: dict[Sequence, int] = {}  # with the number of tokens computed
         self.out: list[Sequence] = []
-        self.works: dict[Sequence, Work] = {}  # one for as long as a sequence decodes
-        self.last: tuple[Work, ...] = ()
+        self.works: dict[Sequence, ScheduledTokens] = {}  # one for as long as a sequence decodes
+        self.last: tuple[ScheduledTokens, ...] = ()
         self.in_flight: dict[Sequence, int] = {}
         self.ways: set[str] = set()
 
@@ -45,7 +45,7 @@ class Story:
             self.stumble()
         held = {one for one in self.running if random.random() < 0.1}
         going = [one for one in self.running if one not in held]
-        decodes = tuple(self.works.setdefault(one, Work(one, 0, 1, True)) for one in going)
+        decodes = tuple(self.works.setdefault(one, ScheduledTokens(one, 0, 1, True)) for one in going)
         ahead, grown = random.choice((0, 0, 0, 3, 6)), []
         for work in decodes:
             one, work.start = work.sequence, self.running[work.sequence]
@@ -57,7 +57,7 @@ class Story:
         if decodes or chunks:
             self.note_way(decodes, alone=not chunks)
             self.last = self.last if decodes == self.last else decodes
-            self.check(Step(0, self.last, tuple(chunks), grown=tuple(grown)))
+            self.check(ScheduledStep(0, self.last, tuple(chunks), grown=tuple(grown)))
 
     def stumble(self) -> None:
         """A step was not launched: the host waits for those in flight, and sends everything anew."""
@@ -65,21 +65,21 @@ class Story:
             self.land(sequence)
         self.inputs.forget()
 
-    def note_way(self, decodes: tuple[Work, ...], *, alone: bool) -> None:
+    def note_way(self, decodes: tuple[ScheduledTokens, ...], *, alone: bool) -> None:
         """The same as before, or fewer of them, need not be looked up."""
         if alone and decodes == self.last:
             self.ways.add("the same")
         elif alone and set(decodes) < set(self.last):
             self.ways.add("some left")
 
-    def admit(self) -> Work:
+    def admit(self) -> ScheduledTokens:
         sequence = self.out.pop() if self.out and self.random.random() < 0.6 else self.newcomer()
         sequence.slot = self.free_slots.pop(self.random.randrange(len(self.free_slots)))
         self.cover(sequence, len(sequence.tokens))
         # What was found in a cache is not computed.
         start = self.random.randrange(len(sequence.tokens))
         self.running[sequence] = len(sequence.tokens)
-        return Work(sequence, start, len(sequence.tokens) - start, True)
+        return ScheduledTokens(sequence, start, len(sequence.tokens) - start, True)
 
     def newcomer(self) -> Sequence:
         tokens = [self.random.randrange(1000) for _ in range(self.random.randint(1, 14))]
@@ -101,7 +101,7 @@ class Story:
         if len(sequence.tokens) < 30:
             self.out.append(sequence)
 
-    def check(self, step: Step) -> None:
+    def check(self, step: ScheduledStep) -> None:
         inputs = self.inputs
         inputs.take(step)
         if step.chunks or inputs.renewed:
@@ -134,7 +134,7 @@ class Story:
         if sequence in self.in_flight:
             sequence.tokens.append(self.in_flight.pop(sequence))
 
-    def check_rows(self, batch: Batch, works: list[Work]) -> None:
+    def check_rows(self, batch: Batch, works: list[ScheduledTokens]) -> None:
         ids = [token for work in works for token in work.sequence.tokens[work.start : work.start + work.count]]
         places = [(work.sequence, work.start + n) for work in works for n in range(work.count)]
         rows = len(places)
@@ -184,12 +184,12 @@ def test_the_story_takes_every_way() -> None:
 def test_those_who_stay_are_not_looked_up_again(gone: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, many = make(), [sequence_in(slot, [1] * (slot + 1), [slot + 1, slot + 10]) for slot in range(5)]
     many[3].sampling = Sampling(top_p=0.5)
-    inputs.take(Step(0, (), tuple(Work(one, 0, len(one.tokens), True) for one in many)))
-    works = tuple(Work(one, len(one.tokens), 1, True) for one in many)
-    inputs.take(Step(1, works, ()))
+    inputs.take(ScheduledStep(0, (), tuple(ScheduledTokens(one, 0, len(one.tokens), True) for one in many)))
+    works = tuple(ScheduledTokens(one, len(one.tokens), 1, True) for one in many)
+    inputs.take(ScheduledStep(1, works, ()))
     monkeypatch.setattr(inputs, "_look_up", lambda *_: pytest.fail("all rows were looked up"))
     stayed = tuple(work for row, work in enumerate(works) if row not in gone)
-    inputs.take(Step(2, stayed, ()))
+    inputs.take(ScheduledStep(2, stayed, ()))
     inputs.decodes(len(stayed))
     slots, positions, order = inputs.rows(len(stayed)).tolist()
     assert slots == [work.sequence.slot for work in stayed] == [one.slot for one in inputs.drawing]
@@ -200,10 +200,10 @@ def test_those_who_stay_are_not_looked_up_again(gone: set[int], monkeypatch: pyt
 def test_nothing_is_sent_while_the_same_go_on() -> None:
     """The device moves their positions on; a new block is all that it is told."""
     inputs, one = make(), sequence_in(2, [5, 6], [9])
-    inputs.take(Step(0, (), (Work(one, 0, 2, True),)))
-    inputs.mixed(Step(0, (), (Work(one, 0, 2, True),)))
-    works = (Work(one, 2, 1, True),)
-    inputs.take(Step(1, works, ()))
+    inputs.take(ScheduledStep(0, (), (ScheduledTokens(one, 0, 2, True),)))
+    inputs.mixed(ScheduledStep(0, (), (ScheduledTokens(one, 0, 2, True),)))
+    works = (ScheduledTokens(one, 2, 1, True),)
+    inputs.take(ScheduledStep(1, works, ()))
     inputs.decodes(3)
     decode_batch(inputs.rows(3), inputs.slots, BLOCK)
     sent = []
@@ -211,7 +211,7 @@ def test_nothing_is_sent_while_the_same_go_on() -> None:
     for position in range(3, 9):
         grown = ((one, position // BLOCK),) if position % BLOCK == 0 else ()
         one.blocks += [10 + position] * len(grown)
-        inputs.take(Step(position, works, (), grown=grown))
+        inputs.take(ScheduledStep(position, works, (), grown=grown))
         inputs.decodes(3)
         batch, _ = decode_batch(inputs.rows(3), inputs.slots, BLOCK)
         assert batch.positions.tolist() == [position, 0, 0] and batch.lengths.tolist() == [position + 1, 0, 0]
@@ -225,24 +225,26 @@ def sequence_in(slot: int, tokens: list[int], blocks: list[int]) -> Sequence:
 
 def test_a_step_that_failed_is_forgotten() -> None:
     inputs, one = make(), sequence_in(2, [5, 6, 7], [9])
-    inputs.take(Step(0, (), (Work(one, 0, 3, True),)))
+    inputs.take(ScheduledStep(0, (), (ScheduledTokens(one, 0, 3, True),)))
     inputs.forget()
     one.tokens.append(8)
-    inputs.take(Step(1, (Work(one, 3, 1, True),), ()))
+    inputs.take(ScheduledStep(1, (ScheduledTokens(one, 3, 1, True),), ()))
     assert inputs.renewed == [one]
-    batch, _ = inputs.mixed(Step(1, (Work(one, 3, 1, True),), ()))
+    batch, _ = inputs.mixed(ScheduledStep(1, (ScheduledTokens(one, 3, 1, True),), ()))
     assert batch.token_ids.tolist() == [8] and batch.tables[0].tolist() == [9]
 
 
 def test_a_sequence_back_from_the_host_is_sent_whole() -> None:
     """Even where it decodes beside one whose token only the device knows."""
     inputs, here, back = make(), sequence_in(0, [1, 2], [3]), sequence_in(1, [4, 5], [6])
-    inputs.take(Step(0, (), (Work(here, 0, 2, True), Work(back, 0, 2, True))))
-    inputs.mixed(Step(0, (), (Work(here, 0, 2, True), Work(back, 0, 2, True))))
+    inputs.take(ScheduledStep(0, (), (ScheduledTokens(here, 0, 2, True), ScheduledTokens(back, 0, 2, True))))
+    inputs.mixed(ScheduledStep(0, (), (ScheduledTokens(here, 0, 2, True), ScheduledTokens(back, 0, 2, True))))
     inputs.slots.last_tokens[0] = 77
     back.tokens.append(55)
     back.blocks, back.slot = [8], 4
-    step = Step(1, (Work(here, 2, 1, True), Work(back, 2, 1, True)), (), swaps_in=((1, 8),))
+    step = ScheduledStep(
+        1, (ScheduledTokens(here, 2, 1, True), ScheduledTokens(back, 2, 1, True)), (), swaps_in=((1, 8),)
+    )
     inputs.take(step)
     batch, _ = inputs.mixed(step)
     assert batch.token_ids.tolist() == [77, 55]
@@ -259,7 +261,7 @@ def test_a_sequence_back_from_the_host_is_sent_whole() -> None:
 def test_rows_that_need_more_than_the_plain_draw(sampling: Sampling, special: bool) -> None:
     inputs, one = make(), sequence_in(0, [1, 2], [3])
     one.sampling = sampling
-    inputs.take(Step(0, (), (Work(one, 0, 2, True),)))
+    inputs.take(ScheduledStep(0, (), (ScheduledTokens(one, 0, 2, True),)))
     assert inputs.special == ([0] if special else [])
 
 

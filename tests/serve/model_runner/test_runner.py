@@ -14,7 +14,7 @@ from tonnage.serve.model_runner.warmup import largest_steps
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.load import load_decoder
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.scheduler.sequence import Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import ScheduledStep, ScheduledTokens, Sequence
 
 CPU = torch.device("cpu")
 BLOCK, SLOTS = 4, 6
@@ -37,12 +37,12 @@ def sequences_of(prompts: list[list[int]], sampling: Sampling | None = None) -> 
     ]
 
 
-def prefill(sequences: list[Sequence]) -> Step:
-    return Step(0, (), tuple(Work(one, 0, len(one.tokens), True) for one in sequences))
+def prefill(sequences: list[Sequence]) -> ScheduledStep:
+    return ScheduledStep(0, (), tuple(ScheduledTokens(one, 0, len(one.tokens), True) for one in sequences))
 
 
-def decode(sequences: list[Sequence]) -> Step:
-    return Step(1, tuple(Work(one, len(one.tokens) - 1, 1, True) for one in sequences), ())
+def decode(sequences: list[Sequence]) -> ScheduledStep:
+    return ScheduledStep(1, tuple(ScheduledTokens(one, len(one.tokens) - 1, 1, True) for one in sequences), ())
 
 
 def run(runner: Runner, sequences: list[Sequence], steps: int) -> list[list[int]]:
@@ -83,8 +83,10 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(runner: Runner
     lengths = [len(one.tokens) for one in sequences]
     pending = runner.launch(prefill(sequences))
     for ahead in range(5):
-        works = tuple(Work(one, length + ahead, 1, True) for one, length in zip(sequences, lengths, strict=True))
-        following = runner.launch(Step(ahead, works, ()))
+        works = tuple(
+            ScheduledTokens(one, length + ahead, 1, True) for one, length in zip(sequences, lengths, strict=True)
+        )
+        following = runner.launch(ScheduledStep(ahead, works, ()))
         for one, token in zip(pending.drawing, pending.result()[0], strict=True):
             one.tokens.append(token)
         pending = following
@@ -94,10 +96,10 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(runner: Runner
 
 def test_chunks_that_draw_nothing_bring_nothing_back(runner: Runner) -> None:
     one, two = sequences_of([[1, 2, 3, 4, 5], [6, 7]])
-    pending = runner.launch(Step(0, (), (Work(one, 0, 3, False), Work(two, 0, 2, True))))
+    pending = runner.launch(ScheduledStep(0, (), (ScheduledTokens(one, 0, 3, False), ScheduledTokens(two, 0, 2, True))))
     assert pending.drawing == [two]
     assert pending.result()[0] == expected("llama", (6, 7), 1)
-    alone = runner.launch(Step(1, (), (Work(one, 3, 1, False),)))
+    alone = runner.launch(ScheduledStep(1, (), (ScheduledTokens(one, 3, 1, False),)))
     assert alone.result() == ([], None)
 
 

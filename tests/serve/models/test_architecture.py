@@ -11,7 +11,7 @@ import pytest
 from serve.models.tiny import CASES, SERVED, make_model, transformers
 from tonnage.errors import BadModel, UnknownModel
 from tonnage.models.presets import preset_config
-from tonnage.serve.models.architecture import Layer, architecture_of, read_architecture
+from tonnage.serve.models.architecture import LayerConfig, architecture_of, read_architecture
 
 LLAMA = {
     "model_type": "llama",
@@ -68,7 +68,7 @@ def test_yarn_reaches_as_far_as_it_stretches() -> None:
     stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     made = architecture_of({**LLAMA, "max_position_embeddings": 40960, "rope_scaling": stretched})
     assert made.positions == 131072
-    assert isinstance(made.layers[0], Layer) and made.layers[0].rope.amplitude == pytest.approx(1.1386294)
+    assert isinstance(made.layers[0], LayerConfig) and made.layers[0].rope.amplitude == pytest.approx(1.1386294)
 
 
 def test_ends_come_from_the_generation_config_first(tmp_path: Path) -> None:

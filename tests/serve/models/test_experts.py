@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from tonnage.serve.config import Weights
 from tonnage.serve.kernels import silu_mul
-from tonnage.serve.models.experts import Experts, Stack, _grouped, _in_turn
+from tonnage.serve.models.experts import Experts, ExpertStack, _grouped, _in_turn
 from tonnage.serve.models.linear import EIGHT_BIT, quantise
 
 HIDDEN, WIDTH = 16, 8
 
 
-def _stack(experts: int, rows: int, columns: int, kind: Weights | None) -> tuple[Stack, torch.Tensor]:
+def _stack(experts: int, rows: int, columns: int, kind: Weights | None) -> tuple[ExpertStack, torch.Tensor]:
     """And what it stands for."""
     source = torch.randn(experts, rows, columns)
     if kind is None:
-        return Stack(source, None, torch.float32), source
+        return ExpertStack(source, None, torch.float32), source
     weight, scales = torch.empty(source.shape, dtype=EIGHT_BIT[kind]), torch.empty(experts, rows)
     quantise(source, weight, scales)
-    return Stack(weight, scales, torch.float32), weight.float() * scales[..., None]
+    return ExpertStack(weight, scales, torch.float32), weight.float() * scales[..., None]
 
 
 @settings(deadline=None, max_examples=40)

@@ -11,10 +11,10 @@ from serve.driver import SIZE, Driver, counted
 from tonnage.serve.cache.block_pool import OutOfBlocks
 from tonnage.serve.scheduler.queue import NeverFits, QueueFull
 from tonnage.serve.scheduler.scheduler import AHEAD
-from tonnage.serve.scheduler.sequence import Sequence, Status, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence, Status
 
 
-def shape(step: Step | None) -> tuple[list[int], list[tuple[int, int, int]]]:
+def shape(step: ScheduledStep | None) -> tuple[list[int], list[tuple[int, int, int]]]:
     """Who decodes, and the chunks, by number."""
     assert step is not None
     return [work.sequence.id for work in step.decodes], [
@@ -352,7 +352,7 @@ class TestPreemption:
 
 
 class TestSwaps:
-    def swapped(self, **limits: int) -> tuple[Driver, Sequence, Sequence, Step]:
+    def swapped(self, **limits: int) -> tuple[Driver, Sequence, Sequence, ScheduledStep]:
         """Two sequences, the second of which was just swapped out by a step that is in flight."""
         driver = Driver(7, prefix_cache=False, **({"host_blocks": 8} | limits))
         old, new = driver.add(12, tokens=16), driver.add(8, tokens=12)

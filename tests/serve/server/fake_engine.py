@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import torch
 
 from serve.tiny import byte_level_tokenizer
-from tonnage.budget.own_engine import Limits as CardLimits
+from tonnage.budget.own_engine import EngineOptions as CardLimits
 from tonnage.budget.own_engine import OwnCard, OwnPool
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.engine import Engine
 from tonnage.serve.sampling import TokenLogprob
-from tonnage.serve.scheduler.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
 from tonnage.serve.text import Tokenizer
 
 STORY = "the quick brown fox jumps over the lazy dog, ça va 🚢 and runs away. "
@@ -52,7 +52,7 @@ class FakeRunner:
         self.pace_s = pace_s
         self.steps = 0
         self.faults: deque[Exception | None] = deque()
-        self.fails: Callable[[Step], Exception | None] = lambda step: None
+        self.fails: Callable[[ScheduledStep], Exception | None] = lambda step: None
         self.going = threading.Event()
         self.going.set()
         self.cache = SimpleNamespace(device=torch.device("cpu"), host_blocks=0)
@@ -60,7 +60,7 @@ class FakeRunner:
     def at_work(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def launch(self, step: Step) -> FakePending:
+    def launch(self, step: ScheduledStep) -> FakePending:
         self.going.wait()
         self.steps += 1
         fault = self.faults.popleft() if self.faults else self.fails(step)

@@ -11,7 +11,7 @@ import torch
 
 from serve.server.fake_engine import FakeEngine
 from serve.server.live import MODEL, serving, until
-from tonnage.serve.scheduler.sequence import Step
+from tonnage.serve.scheduler.sequence import ScheduledStep
 
 OOM = torch.OutOfMemoryError("CUDA out of memory")
 
@@ -92,7 +92,7 @@ def test_a_client_that_goes_away_in_the_middle_of_its_body_is_forgotten() -> Non
 # Steps that fail.
 
 
-def sick(step: Step) -> Exception | None:
+def sick(step: ScheduledStep) -> Exception | None:
     """Steps with a prompt of thirteen tokens run out of memory."""
     return OOM if any(work.sequence.prompt_length == 13 for work in (*step.chunks, *step.decodes)) else None
 

@@ -11,10 +11,10 @@ import torch
 
 from serve.server.fake_engine import FakeEngine
 from serve.server.live import MODEL, Live, serving, until
-from tonnage.serve.scheduler.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
 from tonnage.serve.server.answers import Answer
 from tonnage.serve.server.generation import Generation
-from tonnage.serve.server.worker import Ticket
+from tonnage.serve.server.worker import EngineRequest
 
 REQUESTS = 5000
 AT_ONCE = 40
@@ -83,7 +83,7 @@ def resident_bytes() -> int:
 
 def alive() -> list[object]:
     gc.collect()
-    kinds = (Ticket, Sequence, Generation, Answer)
+    kinds = (EngineRequest, Sequence, Generation, Answer)
     return [each for each in gc.get_objects() if type(each) in kinds]
 
 
@@ -110,7 +110,7 @@ def test_five_thousand_requests_leave_nothing_behind() -> None:
     engine = FakeEngine(blocks=49, size=4, max_seqs=12, batched_tokens=64, max_waiting=48)
     faults = random.Random(7)
 
-    def rarely(step: Step) -> Exception | None:
+    def rarely(step: ScheduledStep) -> Exception | None:
         return torch.OutOfMemoryError("CUDA out of memory") if faults.random() < 0.002 else None
 
     engine.runner.fails = rarely

@@ -8,7 +8,7 @@ from tonnage.errors import RequestError
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.queue import QueueFull
 from tonnage.serve.scheduler.sequence import Sequence
-from tonnage.serve.server.worker import Gone, Ticket, Unavailable, Worker
+from tonnage.serve.server.worker import EngineRequest, Gone, Unavailable, Worker
 from tonnage.serve.stats import EngineState
 
 GREEDY = Sampling(max_tokens=5, temperature=0)
@@ -29,7 +29,7 @@ def played(engine: FakeEngine, scene: Callable[[Worker], Awaitable[None]]) -> No
     asyncio.run(play())
 
 
-async def collected(ticket: Ticket, answers: int = 1) -> dict[int, list[int]]:
+async def collected(ticket: EngineRequest, answers: int = 1) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {index: [] for index in range(answers)}
     while answers:
         for delivery in await ticket.deliveries():

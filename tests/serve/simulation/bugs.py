@@ -8,11 +8,11 @@ from collections.abc import Sequence as Sized
 from serve.simulation.pool import WatchedPool
 from serve.simulation.run import SeedFailed, play
 from tonnage.serve.cache.block_pool import PrefixId, TokenHistory
-from tonnage.serve.cache.block_tables import StepBuilder, Tables
+from tonnage.serve.cache.block_tables import BlockTables, StepBuilder
 from tonnage.serve.sampling import FinishReason
 from tonnage.serve.scheduler.queue import RANK, FinishRate, Queue, QueueFull
 from tonnage.serve.scheduler.scheduler import Scheduler
-from tonnage.serve.scheduler.sequence import Sequence, Status, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence, Status
 
 # Blocks.
 
@@ -196,7 +196,7 @@ class KeepsDrawsAside(Queue):
 # A step.
 
 
-class HasRoomForOneMore(Tables):
+class HasRoomForOneMore(BlockTables):
     """The room in a sequence's last block is counted with one token too many."""
 
     def grow(self, sequences: Sized[Sequence], builder: StepBuilder) -> None:
@@ -205,7 +205,7 @@ class HasRoomForOneMore(Tables):
             sequence.next_block_at = min(sequence.next_block_at + 1, sequence.end - 2)
 
 
-class TellsNobodyOfNewBlocks(Tables):
+class TellsNobodyOfNewBlocks(BlockTables):
     """A block that is taken ahead is not told to the device."""
 
     def grow(self, sequences: Sized[Sequence], builder: StepBuilder) -> None:
@@ -248,7 +248,7 @@ class CountsChunksOnly(Scheduler):
         builder.budget = self.config.batched_tokens
 
 
-class SkipsCopyOnWrite(Tables):
+class SkipsCopyOnWrite(BlockTables):
     """A further draw shares its parent's last block, and writes to it."""
 
     def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
@@ -261,7 +261,7 @@ class SkipsCopyOnWrite(Tables):
         return forked
 
 
-class ForgetsToCopy(Tables):
+class ForgetsToCopy(BlockTables):
     """A further draw has a last block of its own, into which nothing is copied."""
 
     def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
@@ -275,7 +275,7 @@ class _CallsAtOnce(Queue):
         super().add(sequence)
 
 
-class SharesBeforeItIsComputed(Tables):
+class SharesBeforeItIsComputed(BlockTables):
     """Further draws share their parent's blocks as soon as it has some."""
 
     also = _CallsAtOnce
@@ -299,7 +299,7 @@ class PublishesBeforeItIsComputed(Scheduler):
         self.tables.publish(sequence, sequence.computed)
 
 
-class LeaksOnFailedAllocation(Tables):
+class LeaksOnFailedAllocation(BlockTables):
     """When there are too few blocks for a whole prompt, those that were taken already are lost."""
 
     def _take(self, sequence: Sequence, shared: list[int], count: int, room: int) -> bool:
@@ -331,7 +331,7 @@ class PreemptsTheOldest(Scheduler):
 class LosesTheTokenInFlight(Scheduler):
     """What a launched step draws for a sequence is dropped if the sequence is preempted meanwhile."""
 
-    def complete(self, step: Step, tokens: list[int]) -> list[Sequence]:
+    def complete(self, step: ScheduledStep, tokens: list[int]) -> list[Sequence]:
         preempted = [(one, one.tokens[:]) for one in step.samplers if one.status in (Status.WAITING, Status.SWAPPED)]
         finished = super().complete(step, tokens)
         for sequence, known in preempted:
@@ -340,7 +340,7 @@ class LosesTheTokenInFlight(Scheduler):
         return finished
 
 
-class LosesSwappedBlocks(Tables):
+class LosesSwappedBlocks(BlockTables):
     """Who was swapped out comes back without what it had computed."""
 
     def _swap_in(self, sequence: Sequence, builder: StepBuilder, room: int) -> bool:
@@ -349,7 +349,7 @@ class LosesSwappedBlocks(Tables):
         return swapped
 
 
-class TrustsTheFailedSwap(Tables):
+class TrustsTheFailedSwap(BlockTables):
     """A step that failed is taken to have swapped out what it should have."""
 
     def forget_swap(self, sequence: Sequence) -> None:
@@ -362,7 +362,7 @@ class TrustsTheFailedSwap(Tables):
 class CompletesTwice(Scheduler):
     """A completion that comes twice counts twice."""
 
-    def complete(self, step: Step, tokens: list[int]) -> list[Sequence]:
+    def complete(self, step: ScheduledStep, tokens: list[int]) -> list[Sequence]:
         if step.number not in self._flights:
             for sequence, token in zip(step.samplers, tokens, strict=True):
                 if sequence.status is not Status.FINISHED:
@@ -373,7 +373,7 @@ class CompletesTwice(Scheduler):
 class KeepsWhatCameTooLate(Scheduler):
     """The row that was computed in vain for a sequence that had ended is kept."""
 
-    def complete(self, step: Step, tokens: list[int]) -> list[Sequence]:
+    def complete(self, step: ScheduledStep, tokens: list[int]) -> list[Sequence]:
         for sequence, token in zip(step.samplers, tokens, strict=True):
             if sequence.status is Status.FINISHED:
                 sequence.tokens.append(token)
@@ -383,7 +383,7 @@ class KeepsWhatCameTooLate(Scheduler):
 class TakesTokensAsTheyCome(Scheduler):
     """The tokens of a step are taken though those of an earlier step are missing."""
 
-    def complete(self, step: Step, tokens: list[int]) -> list[Sequence]:
+    def complete(self, step: ScheduledStep, tokens: list[int]) -> list[Sequence]:
         if step.number in self._flights:
             self._flights = {step.number: self._flights.pop(step.number), **self._flights}
         return super().complete(step, tokens)
@@ -392,7 +392,7 @@ class TakesTokensAsTheyCome(Scheduler):
 class FailsEverybody(Scheduler):
     """A step that fails ends all that run, and not just its own sequences."""
 
-    def fail(self, step: Step) -> list[Sequence]:
+    def fail(self, step: ScheduledStep) -> list[Sequence]:
         failed = super().fail(step)
         rest = self.running if failed else []
         for sequence in rest:
@@ -403,13 +403,13 @@ class FailsEverybody(Scheduler):
 class ForgetsWhoFailed(Scheduler):
     """A step that fails is dropped, and its sequences wait for its tokens for ever."""
 
-    def fail(self, step: Step) -> list[Sequence]:
+    def fail(self, step: ScheduledStep) -> list[Sequence]:
         self._flights.pop(step.number, None)
         return []
 
 
 def _planted() -> dict[str, type]:
-    parts = (WatchedPool, Tables, Queue, FinishRate, Scheduler)
+    parts = (WatchedPool, BlockTables, Queue, FinishRate, Scheduler)
     return {bug.__name__: bug for part in parts for bug in part.__subclasses__() if not bug.__name__.startswith("_")}
 
 

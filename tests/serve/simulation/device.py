@@ -10,7 +10,7 @@ from itertools import chain
 
 from serve.simulation.scenario import Scenario
 from serve.simulation.story import GARBAGE_KEY, GARBAGE_TOKEN, Story
-from tonnage.serve.scheduler.sequence import Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import ScheduledStep, ScheduledTokens, Sequence
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Device:
         self.stories = stories
         self.hidden_failures = 0  # steps that went wrong, which the scheduler has not been told of
 
-    def launch(self, step: Step) -> list[int]:
+    def launch(self, step: ScheduledStep) -> list[int]:
         """Run a step; the tokens that it draws."""
         self._move(step)
         for sequence, column in step.grown:
@@ -45,7 +45,7 @@ class Device:
         self.drew = step.samplers
         return [token for token in drawn if token is not None]
 
-    def crash(self, step: Step, *, moved: bool) -> None:
+    def crash(self, step: ScheduledStep, *, moved: bool) -> None:
         """Run a step that fails, before it moved any block or in the middle of its pass: what it should write is garbage.
 
         Whoever reads that before the scheduler knows draws garbage, too.
@@ -59,7 +59,7 @@ class Device:
             self._renewed(work).last_token = GARBAGE_TOKEN
         self.drew = step.samplers
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: ScheduledStep) -> None:
         # Each kind is one gather and one scatter: a pair must not read what another one writes.
         for name, pairs, sources, targets in (
             ("swaps_out", step.swaps_out, self.pages, self.host_pages),
@@ -74,7 +74,7 @@ class Device:
             for target, page in [(target, sources[source][:]) for source, target in pairs]:
                 targets[target] = page
 
-    def _renewed(self, work: Work) -> Slot:
+    def _renewed(self, work: ScheduledTokens) -> Slot:
         """The slot of a sequence, with all that the host knows of it."""
         slot = self.slots[work.sequence.slot]
         slot.table = work.sequence.blocks[:]
@@ -82,7 +82,7 @@ class Device:
             slot.owner, slot.last_token = work.sequence, GARBAGE_TOKEN
         return slot
 
-    def _continued(self, work: Work) -> Slot:
+    def _continued(self, work: ScheduledTokens) -> Slot:
         """The same, if it drew in the step before: then the device has been told of each new block."""
         slot = self.slots[work.sequence.slot]
         if slot.owner is not work.sequence or slot.owner not in self.drew:
@@ -90,7 +90,7 @@ class Device:
         assert slot.table == work.sequence.blocks, f"{describe(work)} has blocks that the device does not know of"
         return slot
 
-    def _ids(self, work: Work, slot: Slot) -> list[int]:
+    def _ids(self, work: ScheduledTokens, slot: Slot) -> list[int]:
         """The tokens to compute: known ones, or the one that was drawn last and that the host may not have read yet."""
         sequence, end = work.sequence, work.start + work.count
         if end <= len(sequence.tokens):
@@ -99,7 +99,7 @@ class Device:
         assert sequence in self.drew or not self.one_ahead, f"{describe(work)} comes too soon after an unknown token"
         return [slot.last_token]
 
-    def _compute(self, work: Work, slot: Slot) -> int | None:
+    def _compute(self, work: ScheduledTokens, slot: Slot) -> int | None:
         sequence, start, end, size = work.sequence, work.start, work.start + work.count, self.size
         story = self.stories[sequence.id]
         sound = self._reads_its_own(slot.table, start, story) and self._ids(work, slot) == story.tokens[start:end]
@@ -122,6 +122,6 @@ class Device:
         return True
 
 
-def describe(work: Work) -> str:
+def describe(work: ScheduledTokens) -> str:
     """A piece of work, for a trace."""
     return f"#{work.sequence.id}[{work.start}:{work.start + work.count}]{'→' if work.samples else ''}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from serve.simulation.device import describe
 from tonnage.serve.cache.block_pool import BlockPool
 from tonnage.serve.scheduler.scheduler import AHEAD
-from tonnage.serve.scheduler.sequence import Sequence, Status, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence, Status
 from tonnage.serve.stats import KvLedger, kv_ledger
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _check_ledger(run: Run, held: Counter[int]) -> None:
     assert ledger == counted, f"{ledger}, and counted {counted}"
 
 
-def check_step(run: Run, step: Step) -> None:
+def check_step(run: Run, step: ScheduledStep) -> None:
     """What holds of a step when it is launched."""
     works = (*step.decodes, *step.chunks)
     number, size, pool = step.number, run.scenario.size, run.pool

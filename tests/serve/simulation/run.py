@@ -17,7 +17,7 @@ from serve.simulation.story import Story, tell
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.scheduler.queue import LONGEST_RETRY_S, NeverFits, QueueFull
 from tonnage.serve.scheduler.scheduler import Scheduler
-from tonnage.serve.scheduler.sequence import Sequence, Status, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence, Status
 
 Trace = Callable[[str], None]
 QUIET = Faults()
@@ -31,7 +31,7 @@ class SeedFailed(AssertionError):
 class Flight:
     """A step that was launched, the tokens that it gives (None: it failed), and whether the scheduler was told."""
 
-    step: Step
+    step: ScheduledStep
     tokens: list[int] | None
     samplers: list[Sequence]
     told: bool = False
@@ -207,7 +207,7 @@ class Run:
         check_step(self, step)
         return self._launch(step, faults)
 
-    def _launch(self, step: Step, faults: Faults) -> bool:
+    def _launch(self, step: ScheduledStep, faults: Faults) -> bool:
         moves = step.copies or step.swaps_out or step.swaps_in
         raises = self._strikes(faults.crash) or bool(moves and self._strikes(faults.crash_moving))
         fails = raises or self._strikes(faults.hidden_crash)
@@ -273,7 +273,7 @@ class Run:
         self._done(f"step {flight.step.number} again")
 
 
-def step_words(step: Step) -> str:
+def step_words(step: ScheduledStep) -> str:
     """A step, for a trace: decodes | chunks, and what is moved before them."""
     words = f"step {step.number}: {' '.join(map(describe, step.decodes))} | {' '.join(map(describe, step.chunks))}"
     moves = {"copies": step.copies, "swaps out": step.swaps_out, "swaps in": step.swaps_in}

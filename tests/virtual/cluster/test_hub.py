@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Call, Group, Message
+from tonnage.virtual.cluster.calls import Collective, ProcessGroup, SendReceive
 from tonnage.virtual.cluster.hub import Hub
 
-WORLD = Group((0, 1), 0, 0, "nccl")
+WORLD = ProcessGroup((0, 1), 0, 0, "nccl")
 
 
 class Rank:
@@ -17,9 +17,9 @@ class Rank:
     def says(self, *words: Any) -> None:
         self.hub.hear(self.rank, words, self.answers.append)
 
-    def reduces(self, payload: Any, number: int = 0, group: Group = WORLD, **changes: Any) -> Call:
+    def reduces(self, payload: Any, number: int = 0, group: ProcessGroup = WORLD, **changes: Any) -> Collective:
         given = {"operation": "all_reduce", "shapes": ((8,),), "dtype": "int64", "line": f"train.py:{10 + self.rank}"}
-        call = Call(self.rank, group, number, **(given | changes))
+        call = Collective(self.rank, group, number, **(given | changes))
         self.says("contribute", call, payload)
         return call
 
@@ -29,8 +29,8 @@ def ranks_of(standing: dict[int, int]) -> tuple[Hub, list[Rank]]:
     return hub, [Rank(hub, rank) for rank in sorted(set(standing.values()))]
 
 
-def message(rank: int, source: int, target: int, *, is_send: bool, elements: int = 4) -> Message:
-    return Message(rank, WORLD, source, target, 0, elements, "int64", "train.py:5", is_send)
+def message(rank: int, source: int, target: int, *, is_send: bool, elements: int = 4) -> SendReceive:
+    return SendReceive(rank, WORLD, source, target, 0, elements, "int64", "train.py:5", is_send)
 
 
 def test_whoever_collects_waits_for_all_parts() -> None:
@@ -42,7 +42,7 @@ def test_whoever_collects_waits_for_all_parts() -> None:
 
 
 def test_a_rank_that_does_not_run_gives_what_its_stand_in_gives() -> None:
-    wide = Group((0, 1, 2, 3), 0, 0, "nccl")
+    wide = ProcessGroup((0, 1, 2, 3), 0, 0, "nccl")
     _, (zero, one) = ranks_of({0: 0, 1: 1, 2: 1, 3: 1})
     zero.says("collect", zero.reduces("a", group=wide))
     one.reduces("b", group=wide)
@@ -50,7 +50,7 @@ def test_a_rank_that_does_not_run_gives_what_its_stand_in_gives() -> None:
 
 
 def test_a_stand_in_of_another_group_gives_its_part_there() -> None:
-    here, there = Group((0, 1), 0, 1, "nccl"), Group((2, 3), 0, 1, "nccl")
+    here, there = ProcessGroup((0, 1), 0, 1, "nccl"), ProcessGroup((2, 3), 0, 1, "nccl")
     _, (zero, three) = ranks_of({0: 0, 1: 3, 2: 0, 3: 3})
     zero.says("collect", zero.reduces("a", group=here))
     three.reduces("d", group=there)
@@ -78,8 +78,8 @@ def test_two_ranks_of_a_group_that_disagree_are_named_with_both_lines() -> None:
 
 def test_ranks_of_different_groups_may_differ() -> None:
     hub, (zero, two) = ranks_of({0: 0, 1: 0, 2: 2, 3: 2})
-    zero.reduces("a", group=Group((0, 1), 0, 1, "nccl"))
-    two.reduces("b", group=Group((2, 3), 0, 1, "nccl"), shapes=((9,),))
+    zero.reduces("a", group=ProcessGroup((0, 1), 0, 1, "nccl"))
+    two.reduces("b", group=ProcessGroup((2, 3), 0, 1, "nccl"), shapes=((9,),))
     assert hub.journal.trouble == ""
 
 
@@ -177,7 +177,7 @@ def test_a_key_that_nobody_sets_is_a_circle() -> None:
 
 def joined(given: str) -> tuple[Hub, Rank, Rank]:
     """Rank 0 was answered for all three; then rank 2, for whom rank 1 stood, joins and gives something."""
-    wide = Group((0, 1, 2), 0, 0, "nccl")
+    wide = ProcessGroup((0, 1, 2), 0, 0, "nccl")
     hub, (zero, one) = ranks_of({0: 0, 1: 1, 2: 1})
     one.reduces("b", group=wide)
     zero.says("collect", zero.reduces("a", group=wide))

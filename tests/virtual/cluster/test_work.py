@@ -3,10 +3,10 @@
 import pytest
 
 from tonnage.script import profiler
-from tonnage.virtual.cluster.calls import Group
-from tonnage.virtual.cluster.work import Notes
+from tonnage.virtual.cluster.calls import ProcessGroup
+from tonnage.virtual.cluster.work import CollectiveNotes
 
-WORLD, HALF = Group(tuple(range(8)), 0, 0, "nccl"), Group((1, 3, 5, 7), 0, 1, "nccl")
+WORLD, HALF = ProcessGroup(tuple(range(8)), 0, 0, "nccl"), ProcessGroup((1, 3, 5, 7), 0, 1, "nccl")
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
 
 def test_a_group_has_a_lane_and_its_ranks_a_distance(told: list[tuple[object, ...]]) -> None:
-    notes = Notes()
+    notes = CollectiveNotes()
     notes.called(WORLD, "all_reduce", 4096)
     notes.called(HALF, "all_gather_into_tensor", 512)
     notes.called(WORLD, "broadcast", 64)
@@ -29,13 +29,13 @@ def test_a_group_has_a_lane_and_its_ranks_a_distance(told: list[tuple[object, ..
 
 
 def test_messages_with_a_peer_have_a_lane_of_their_own(told: list[tuple[object, ...]]) -> None:
-    notes = Notes()
+    notes = CollectiveNotes()
     notes.called(WORLD, "send", 128, (0, 4))
     assert told == [("collective", "send", 1, 128, 2, 4, 1)]
 
 
 def test_who_waits_is_told_and_host_tensors_are_not(told: list[tuple[object, ...]]) -> None:
-    notes = Notes()
+    notes = CollectiveNotes()
     assert notes.called(WORLD, "all_reduce", 0) is None
     noted = notes.called(WORLD, "all_reduce", 8)
     assert noted is not None

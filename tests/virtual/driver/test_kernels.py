@@ -45,7 +45,7 @@ def set_card() -> Iterator[SetCard]:
     core.tn_register_binary.restype = ctypes.c_void_p
     core.tn_kernel.restype = core.tn_kernel_of.restype = Kernel
     core.tn_occupancy.argtypes = [Kernel, ctypes.c_int, ctypes.c_int64]
-    card = loading.Card.in_dll(core, "tn_card")
+    card = loading.NativeCard.in_dll(core, "tn_card")
     before = bytes(card)
 
     def set_to(name: str) -> ctypes.CDLL:

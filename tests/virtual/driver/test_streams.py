@@ -42,7 +42,7 @@ class Card:
 @pytest.fixture
 def card() -> Iterator[Card]:
     core = ctypes.CDLL(str(library_folder(13) / CORE))
-    described = loading.Card.in_dll(core, "tn_card")
+    described = loading.NativeCard.in_dll(core, "tn_card")
     before = bytes(described)
     described.memory_bytes = 0
     loading.describe(core, replace(find_gpu("h200"), overheads={}), (2, 11), 1)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tonnage.hardware import find_gpu
 from tonnage.virtual.kernels.convolution_engines import (
-    Engine,
-    Layer,
-    Plan,
+    Convolution,
+    ConvolutionCall,
+    Workspace,
     measured_bytes,
     padded,
     recognised,
@@ -17,18 +17,18 @@ from tonnage.virtual.kernels.convolution_engines import (
     workspace_bytes,
 )
 
-RESNET = Layer((64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+RESNET = Convolution((64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1)
 DTYPES = ("float32", "bfloat16", "float16")
 WAYS = ("forward", "backward_data", "backward_filter")
 
 
 def test_what_was_measured_is_given_back() -> None:
-    plan = Plan("backward_filter", RESNET, 8, "float32", False)
+    plan = ConvolutionCall("backward_filter", RESNET, 8, "float32", False)
     assert measured_bytes(plan) == workspace_bytes(plan) == 15057575
 
 
 def test_a_batch_between_measured_ones_has_their_engine() -> None:
-    plan = Plan("backward_data", RESNET, 28, "float32", False)
+    plan = ConvolutionCall("backward_data", RESNET, 28, "float32", False)
     assert measured_bytes(plan) is None
     assert workspace_bytes(plan) == sum(plan.operand_bytes()) + 16
 
@@ -38,8 +38,8 @@ def test_a_batch_between_measured_ones_has_their_engine() -> None:
 )
 def test_float32_takes_no_workspace_where_tf32_is_no_faster(card: str, none: bool) -> None:
     rates = find_gpu(card).rates
-    assert takes_none(Plan("forward", RESNET, 8, "float32", False), rates) == none
-    assert not takes_none(Plan("forward", RESNET, 8, "bfloat16", False), rates)
+    assert takes_none(ConvolutionCall("forward", RESNET, 8, "float32", False), rates) == none
+    assert not takes_none(ConvolutionCall("forward", RESNET, 8, "bfloat16", False), rates)
 
 
 def test_padding_goes_to_multiples_and_to_powers_of_two() -> None:
@@ -48,21 +48,21 @@ def test_padding_goes_to_multiples_and_to_powers_of_two() -> None:
 
 
 def test_the_search_takes_a_fourier_transform_s_workspace() -> None:
-    assert max(search_bytes(Plan("forward", RESNET, 8, "float32", False))) == 155860992
-    assert max(search_bytes(Plan("backward_filter", RESNET, 8, "float32", False))) == 144834560
+    assert max(search_bytes(ConvolutionCall("forward", RESNET, 8, "float32", False))) == 155860992
+    assert max(search_bytes(ConvolutionCall("backward_filter", RESNET, 8, "float32", False))) == 144834560
 
 
 def test_the_search_takes_copies_with_padded_channels_and_four_of_a_channel_that_is_alone() -> None:
     """As measured on an H200: the first layers of a ViT, and a layer of EfficientNet."""
-    patches = Layer((3, 224, 224), (384, 3, 16, 16), (16, 16), (0, 0), (1, 1), 1)
-    assert max(search_bytes(Plan("forward", patches, 128, "bfloat16", False))) == 123600912
-    depthwise = Layer((144, 128, 128), (144, 1, 3, 3), (1, 1), (1, 1), (1, 1), 144)
+    patches = Convolution((3, 224, 224), (384, 3, 16, 16), (16, 16), (0, 0), (1, 1), 1)
+    assert max(search_bytes(ConvolutionCall("forward", patches, 128, "bfloat16", False))) == 123600912
+    depthwise = Convolution((144, 128, 128), (144, 1, 3, 3), (1, 1), (1, 1), (1, 1), 144)
     measured = 75538960
-    assert abs(max(search_bytes(Plan("forward", depthwise, 2, "float16", False))) / measured - 1) < 0.001
+    assert abs(max(search_bytes(ConvolutionCall("forward", depthwise, 2, "float16", False))) / measured - 1) < 0.001
 
 
 engines = st.builds(
-    Engine,
+    Workspace,
     padding=st.sampled_from([1, 8]),
     copies=st.tuples(*[st.integers(0, 1)] * 3),
     weights_per_image=st.just(False),
@@ -71,8 +71,8 @@ engines = st.builds(
 
 
 @given(engine=engines, batch=st.integers(8, 64), way=st.sampled_from(WAYS), dtype=st.sampled_from(DTYPES))
-def test_an_engine_is_recognised_by_its_workspace(engine: Engine, batch: int, way: str, dtype: str) -> None:
-    plan = Plan(way, RESNET, batch, dtype, False)  # type: ignore[arg-type]
+def test_an_engine_is_recognised_by_its_workspace(engine: Workspace, batch: int, way: str, dtype: str) -> None:
+    plan = ConvolutionCall(way, RESNET, batch, dtype, False)  # type: ignore[arg-type]
     size = engine.workspace_bytes(plan)
     assert recognised(plan, size).workspace_bytes(plan) == size
 
@@ -85,12 +85,12 @@ def test_an_engine_is_recognised_by_its_workspace(engine: Engine, batch: int, wa
 def test_every_convolution_gets_a_plausible_workspace(
     batch: int, inner: int, outer: int, side: int, kernel: int, way: str, dtype: str, last: bool
 ) -> None:
-    layer = Layer((inner, side, side), (outer, inner, kernel, kernel), (1, 1), (0, 0), (1, 1), 1)
-    plan = Plan(way, layer, batch, dtype, last)  # type: ignore[arg-type]
+    layer = Convolution((inner, side, side), (outer, inner, kernel, kernel), (1, 1), (0, 0), (1, 1), 1)
+    plan = ConvolutionCall(way, layer, batch, dtype, last)  # type: ignore[arg-type]
     operands = sum(plan.operand_bytes(8))
     assert 0 <= workspace_bytes(plan) <= 16 * operands + batch * plan.weight_elements * 4
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sides_of_the_output(dtype: str) -> None:
-    assert Layer((3, 224, 224), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), 1).output_sides() == (112, 112)
+    assert Convolution((3, 224, 224), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), 1).output_sides() == (112, 112)

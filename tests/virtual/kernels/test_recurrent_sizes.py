@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.virtual.kernels.recurrent_sizes import GATES, Network, dropout_state_bytes
+from tonnage.virtual.kernels.recurrent_sizes import GATES, RecurrentNetwork, dropout_state_bytes
 
-BASE = Network("LSTM", 512, 1024, 1, 1, 128, 32, 4, "float32", True, False)
+BASE = RecurrentNetwork("LSTM", 512, 1024, 1, 1, 128, 32, 4, "float32", True, False)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ BASE = Network("LSTM", 512, 1024, 1, 1, 128, 32, 4, "float32", True, False)
         (replace(BASE, element_bytes=2, dtype="float16"), 201851392, 41943296),
     ],
 )
-def test_measured_networks(network: Network, workspace: int, reserve: int) -> None:
+def test_measured_networks(network: RecurrentNetwork, workspace: int, reserve: int) -> None:
     assert (network.workspace_bytes(), network.reserve_bytes()) == (workspace, reserve)
 
 

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.virtual.kernels.reduce_plan import Card, Element, make_loop, staging_bytes
+from tonnage.virtual.kernels.reduce_plan import Element, WarpLimits, make_loop, staging_bytes
 
-H200 = Card(132, 2048)
+H200 = WarpLimits(132, 2048)
 FLOAT = Element(4, 4)
 SIZES = st.integers(1, 70)
 
@@ -21,7 +21,7 @@ def test_small_reductions_need_nothing() -> None:
 
 def test_more_multiprocessors_mean_more_partial_results() -> None:
     loop = make_loop((16_777_216,), (0,), (4,), 0)
-    (small, _), (large, _) = (staging_bytes(loop, FLOAT, Card(n, 2048))[0] for n in (20, 132))
+    (small, _), (large, _) = (staging_bytes(loop, FLOAT, WarpLimits(n, 2048))[0] for n in (20, 132))
     assert small < large
 
 

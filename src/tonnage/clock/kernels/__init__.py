@@ -23,7 +23,7 @@ from tonnage.clock.kernels import (
 )
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import Gpu
 
@@ -32,7 +32,7 @@ _MODULES = (
 )  # fmt: skip
 # Operators that call the one with their kernel; they count only if nothing inside them was recorded.
 _WHEN_ALONE = elementwise.WHEN_ALONE | indexing.WHEN_ALONE
-_READERS: dict[str, Callable[[Call, Settings], Launch | None]] = {
+_READERS: dict[str, Callable[[OperatorCall, Settings], Launch | None]] = {
     name: read for module in _MODULES for name, read in module.OPERATORS.items()
 } | _WHEN_ALONE
 _BY_KIND = {
@@ -55,7 +55,7 @@ def is_done_within(name: str, inner: Collection[str]) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def launch_of(call: Call, settings: Settings) -> Launch | None:
+def launch_of(call: OperatorCall, settings: Settings) -> Launch | None:
     """Return what a call launches on the GPU; None if nothing, or if the operators it calls do."""
     if call.name.startswith(fused.PREFIX):
         return fused.fused(call, settings)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tonnage.clock.kernels.figures import Read, arithmetic, figures, older_share, peak, reader, share_of_peak
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -29,7 +29,7 @@ _PRODUCTS = {"forward": 2, "backward": 5}
 
 def _reading(name: str) -> Read:
     @reader
-    def read(call: Call, settings: Settings) -> Launch | None:
+    def read(call: OperatorCall, settings: Settings) -> Launch | None:
         table = figures()["attention_operators"][name]
         at: int = table["query"]
         precision = arithmetic(call, at, tf32=False)
@@ -57,7 +57,7 @@ def _reading(name: str) -> Read:
     return read
 
 
-def _sizes(call: Call, table: dict[str, Any]) -> tuple[int, ...] | None:
+def _sizes(call: OperatorCall, table: dict[str, Any]) -> tuple[int, ...] | None:
     """Return batch, heads, key heads, rows, columns, widths of the key and of the value."""
     query, key, value = (call.shapes[table["query"] + offset] for offset in range(3))
     starts = call.shapes[table["lengths"]] if table.get("lengths", len(call.shapes)) < len(call.shapes) else ()

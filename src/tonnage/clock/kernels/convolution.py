@@ -15,7 +15,7 @@ from tonnage.clock.kernels import matmul
 from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, peak, reader
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -31,7 +31,7 @@ _NO_SPLIT = {"join_s": 0.0, "join": 1.0}
 
 def _reading(name: str) -> Read:
     @reader
-    def read(call: Call, settings: Settings) -> Launch | None:
+    def read(call: OperatorCall, settings: Settings) -> Launch | None:
         table = figures()["convolution_operators"][name]
         at: int = table["input"]
         image, weight = call.shapes[at], call.shapes[at + 1]
@@ -57,7 +57,7 @@ def _reading(name: str) -> Read:
     return read
 
 
-def _result(call: Call, table: dict[str, Any], transposed: bool) -> tuple[int, ...]:
+def _result(call: OperatorCall, table: dict[str, Any], transposed: bool) -> tuple[int, ...]:
     """Return the shape of a forward's result, from the options that the trace holds as text."""
     image, weight = call.shapes[table["input"]], call.shapes[table["input"] + 1]
     space = len(image) - 2
@@ -83,7 +83,7 @@ def _numbers(text: str, count: int) -> list[int]:
     return numbers * count if len(numbers) == 1 else numbers
 
 
-def _passes(call: Call, table: dict[str, Any], transposed: bool) -> list[str]:
+def _passes(call: OperatorCall, table: dict[str, Any], transposed: bool) -> list[str]:
     forward, gradient = ("input", "forward") if transposed else ("forward", "input")
     if "mask" not in table:
         return [forward]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tonnage.clock.kernels import elementwise
 from tonnage.clock.kernels.memory import careful, figures
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -37,7 +37,7 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     return float(link["floor_s"] + launch.moved_bytes / min(link["share"] * rate, most))
 
 
-def _copy(call: Call, settings: Settings) -> Launch | None:
+def _copy(call: OperatorCall, settings: Settings) -> Launch | None:
     for kernel in call.kernels:
         for mark, direction in (("HtoD", "to_device"), ("DtoH", "to_host")):
             if mark in kernel:

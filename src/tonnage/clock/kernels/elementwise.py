@@ -23,7 +23,7 @@ from tonnage.clock.kernels.memory import (
     slowest,
 )
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call, broadcast
+from tonnage.clock.operators import OperatorCall, broadcast
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -50,7 +50,7 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 # ── from calls ──
 
 
-def _elementwise(call: Call, settings: Settings) -> Launch | None:
+def _elementwise(call: OperatorCall, settings: Settings) -> Launch | None:
     tensors = [at for at in call.tensors() if prod(call.shapes[at]) != 1 or at == 0]
     if call.name in _WITH_RESULT:
         tensors = tensors[: _WITH_RESULT[call.name]]
@@ -64,14 +64,14 @@ def _elementwise(call: Call, settings: Settings) -> Launch | None:
     return _launch(call, tensors, shape, moved, accesses=len(tensors) + 1)
 
 
-def copy_on_card(call: Call, settings: Settings) -> Launch | None:
+def copy_on_card(call: OperatorCall, settings: Settings) -> Launch | None:
     """Return the launch of copy_(to, from); `copies` handles those between host and GPU."""
     shape = call.shapes[0]
     moved = prod(shape) * call.element_bytes(0) + call.tensor_bytes(1)
     return _launch(call, [0, 1], shape, moved, accesses=2)
 
 
-def _write(call: Call, settings: Settings) -> Launch | None:
+def _write(call: OperatorCall, settings: Settings) -> Launch | None:
     """Return the launch of a tensor that is only written. Ranges without a recorded shape are assumed to be short."""
     at = next(call.tensors(), None)
     elements = prod(call.shapes[at]) if at is not None else 1
@@ -87,20 +87,20 @@ def _write(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _random(call: Call, settings: Settings) -> Launch | None:
+def _random(call: OperatorCall, settings: Settings) -> Launch | None:
     elements = prod(call.shapes[0])
     moved = float(elements * call.element_bytes(0))
     return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="random")
 
 
-def _dropout(call: Call, settings: Settings) -> Launch | None:
+def _dropout(call: OperatorCall, settings: Settings) -> Launch | None:
     """Return a launch that reads and writes a tensor, and writes one flag per element."""
     elements = prod(call.shapes[0])
     moved = elements * (2.0 * call.element_bytes(0) + 1)
     return launch("elementwise", call, moved=moved, elements=elements, accesses=3.0 * elements, variant="random")
 
 
-def _cat(call: Call, settings: Settings) -> Launch | None:
+def _cat(call: OperatorCall, settings: Settings) -> Launch | None:
     elements = sum(prod(shape) for shape in call.shapes[0])
     if not elements:
         return None
@@ -111,14 +111,14 @@ def _cat(call: Call, settings: Settings) -> Launch | None:
     return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=variant)
 
 
-def list_bytes(call: Call, at: int) -> int:
+def list_bytes(call: OperatorCall, at: int) -> int:
     """Return the element size of a tensor list: by its recorded type, by a kernel's name, else four."""
     table = {"OpaqueType<2": 2, "OpaqueType<4": 4, "OpaqueType<8": 8, "OpaqueType<1": 1, "BFloat16": 2, "Half": 2}
     words = (call.types[at] if at < len(call.types) else "", *call.kernels)
     return next((size for word in words for mark, size in table.items() if mark in word), 4)
 
 
-def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: float, accesses: int) -> Launch:
+def _launch(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...], moved: float, accesses: int) -> Launch:
     elements = prod(shape)
     variant = _variant(call, tensors)
     largest = elements * max(call.element_bytes(at) for at in tensors)
@@ -134,7 +134,7 @@ def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: f
     )
 
 
-def _rolled(call: Call, settings: Settings) -> Launch | None:
+def _rolled(call: OperatorCall, settings: Settings) -> Launch | None:
     elements = prod(call.shapes[0])
     moved = 2.0 * elements * call.element_bytes(0)
     return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant="rolled")
@@ -143,7 +143,7 @@ def _rolled(call: Call, settings: Settings) -> Launch | None:
 # ── which of the kernels ──
 
 
-def _variant(call: Call, tensors: Sequence[int]) -> str:
+def _variant(call: OperatorCall, tensors: Sequence[int]) -> str:
     for kernel in call.kernels:
         if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
             return _variant_of_kernel(kernel) or _strided(call, tensors)
@@ -167,11 +167,11 @@ def _variant_of_kernel(kernel: str) -> str:
     return "" if "nocast" in kernel else "strided_mixed"
 
 
-def _strided(call: Call, tensors: Sequence[int]) -> str:
+def _strided(call: OperatorCall, tensors: Sequence[int]) -> str:
     return "strided_narrow" if call.element_bytes(tensors[0]) < 4 else "strided_wide"
 
 
-def _lie_alike(call: Call, tensors: Sequence[int]) -> bool:
+def _lie_alike(call: OperatorCall, tensors: Sequence[int]) -> bool:
     first = call.shapes[tensors[0]]
     if any(call.shapes[at] != first for at in tensors):
         return False
@@ -190,7 +190,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _crosses(call: Call, tensors: Sequence[int]) -> bool:
+def _crosses(call: OperatorCall, tensors: Sequence[int]) -> bool:
     """Say whether neighbours in one tensor are far apart in another, so that every element costs a sector."""
     shape = broadcast([call.shapes[at] for at in tensors])
     whole = [at for at in tensors if tuple(call.shapes[at]) == shape and at < len(call.strides) and call.strides[at]]
@@ -201,7 +201,7 @@ def _crosses(call: Call, tensors: Sequence[int]) -> bool:
     return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in others)
 
 
-def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
+def _loops(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
     """Return the dimensions left after merging those contiguous in every tensor: each costs a division."""
     strides = [_strides(call, at, shape) for at in tensors]
     axes = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -strides[0][axis])
@@ -209,7 +209,7 @@ def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
     return len(axes) - merged
 
 
-def _strides(call: Call, at: int, shape: tuple[int, ...]) -> list[int]:
+def _strides(call: OperatorCall, at: int, shape: tuple[int, ...]) -> list[int]:
     """Return the strides of a tensor broadcast to a shape; contiguous if not recorded."""
     own = call.shapes[at]
     known = call.strides[at] if at < len(call.strides) and call.strides[at] else None

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware import find_gpu
 from tonnage.hardware.gpu import Gpu
 
 _DATA = Path(__file__).parents[1] / "data" / "compute.toml"
 _CARDS = _DATA.with_name("cards.toml")
-Read = Callable[[Call, Settings], Launch | None]
+Read = Callable[[OperatorCall, Settings], Launch | None]
 
 
 @cache
@@ -88,7 +88,7 @@ def reader(read: Read) -> Read:
     """Wrap a reader to return None for the arguments of another version's operator."""
 
     @wraps(read)
-    def safe(call: Call, settings: Settings) -> Launch | None:
+    def safe(call: OperatorCall, settings: Settings) -> Launch | None:
         try:
             return read(call, settings)
         except (IndexError, TypeError, KeyError, ValueError, ArithmeticError):
@@ -97,7 +97,7 @@ def reader(read: Read) -> Read:
     return safe
 
 
-def arithmetic(call: Call, at: int, tf32: bool) -> str | None:
+def arithmetic(call: OperatorCall, at: int, tf32: bool) -> str | None:
     """Return the precision in which products of that tensor's type are computed."""
     name: str | None = figures()["precision"].get(call.types[at])
     return "tf32" if name == "fp32" and tf32 else name

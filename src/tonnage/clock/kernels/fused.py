@@ -9,14 +9,14 @@ from typing import Any
 
 from tonnage.clock.kernels.memory import Reader, cycle_seconds, figures, launch, memory_seconds, slowest
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 PREFIX = "triton_"
 
 
-def fused(call: Call, settings: Settings) -> Launch | None:
+def fused(call: OperatorCall, settings: Settings) -> Launch | None:
     """Return a launch for a kernel call; tensors larger than the results are tables, read in part."""
     tensors = [at for at in call.tensors() if call.shapes[at]]
     if not call.name.startswith(PREFIX) or not tensors:

@@ -9,7 +9,7 @@ from math import ceil, prod
 from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.memory import Reader, careful, launch
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call, Shape
+from tonnage.clock.operators import OperatorCall, Shape
 from tonnage.clock.settings import Settings
 
 seconds = memory.seconds
@@ -19,7 +19,7 @@ _FEW_INDICES = 3072  # up to here, an embedding's gradient is computed without s
 _SORTING_KERNELS = 26  # launched by a radix sort of long integers and its bookkeeping
 
 
-def _taken(call: Call, settings: Settings) -> Launch | None:
+def _taken(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read rows of a table: embedding(table, indices), index_select(table, axis, indices), index(table, [indices])."""
     table, each = call.shapes[0], call.element_bytes(0)
     count = _index_count(call)
@@ -29,7 +29,7 @@ def _taken(call: Call, settings: Settings) -> Launch | None:
     return _rows(call, count, width, prod(table), each, "taken" if width * each % 16 == 0 else "taken_elements")
 
 
-def _index_count(call: Call) -> int:
+def _index_count(call: OperatorCall) -> int:
     """Return the number of indices; an unrecorded list is assumed to have one per row of the table."""
     for at in range(1, len(call.shapes)):
         shape = call.shapes[at]
@@ -40,7 +40,7 @@ def _index_count(call: Call) -> int:
     return int(call.shapes[0][0]) if call.shapes[0] else 1
 
 
-def _gather(call: Call, settings: Settings) -> Launch | None:
+def _gather(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read elements by index; with an `out` argument it is index_select's way to take rows, by repeated indices."""
     index = call.shapes[2]
     strides: Shape = call.strides[2] if len(call.strides) > 2 else ()
@@ -52,7 +52,7 @@ def _gather(call: Call, settings: Settings) -> Launch | None:
     return launch("indexing", call, moved=moved, elements=elements, accesses=3.0 * elements, variant="taken_elements")
 
 
-def _rows(call: Call, rows: int, width: int, table: int, each: int, variant: str) -> Launch | None:
+def _rows(call: OperatorCall, rows: int, width: int, table: int, each: int, variant: str) -> Launch | None:
     elements = rows * width
     moved = elements * each + min(elements, table) * each + rows * 8.0
     return launch(
@@ -63,7 +63,7 @@ def _rows(call: Call, rows: int, width: int, table: int, each: int, variant: str
 def _added(at: int) -> Reader:
     """Return a reader for elements added or written at indices."""
 
-    def made(call: Call, settings: Settings) -> Launch | None:
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
         source = call.shapes[at] if len(call.shapes) > at and call.shapes[at] else call.shapes[2]
         elements, each = prod(source), call.element_bytes(0)
         moved = elements * each + 2.0 * min(elements, prod(call.shapes[0])) * each + elements / source[-1] * 8.0
@@ -73,7 +73,7 @@ def _added(at: int) -> Reader:
     return made
 
 
-def _index_put(call: Call, settings: Settings) -> Launch | None:
+def _index_put(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read _index_put_impl_(table, indices, values, accumulate): with accumulation, indices are sorted first."""
     values, each = call.shapes[2], call.element_bytes(0)
     if call.value(3) == "False":
@@ -86,7 +86,7 @@ def _index_put(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _embedding_backward(call: Call, settings: Settings) -> Launch | None:
+def _embedding_backward(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read embedding_dense_backward(gradient, indices, …); another operator zeroes the table."""
     elements, count, each = prod(call.shapes[0]), prod(call.shapes[1]), call.element_bytes(0)
     moved = 3.0 * elements * each
@@ -105,7 +105,7 @@ def _embedding_backward(call: Call, settings: Settings) -> Launch | None:
 
 
 def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Reader:
-    def made(call: Call, settings: Settings) -> Launch | None:
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
         shape = call.shapes[0]
         elements, each = prod(shape), call.element_bytes(0)
         rows = elements // shape[-1] if shape and shape[-1] else 1
@@ -121,7 +121,7 @@ def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Reader:
 def _windows(variant: str) -> Reader:
     """Return a reader for pooling: every tensor is read, and at most one of the first one's size written."""
 
-    def made(call: Call, settings: Settings) -> Launch | None:
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
         tensors = list(call.tensors())
         elements = max(prod(call.shapes[at]) for at in tensors)
         moved = sum(map(call.tensor_bytes, tensors)) + elements * call.element_bytes(tensors[0]) / 2
@@ -133,7 +133,7 @@ def _windows(variant: str) -> Reader:
 def _averaged(variant: str, sizes_at: int) -> Reader:
     """Return a reader for averages: each output's thread computes its windows, which takes longer than reading them."""
 
-    def made(call: Call, settings: Settings) -> Launch | None:
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
         window, step = (json.loads(call.value(at) or "[]") for at in (sizes_at, sizes_at + 1))
         moved = sum(map(call.tensor_bytes, call.tensors()))
         elements = prod(call.shapes[sizes_at - 1])

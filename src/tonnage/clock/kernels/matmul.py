@@ -28,7 +28,7 @@ from tonnage.clock.kernels.figures import (
 )
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -43,7 +43,7 @@ _LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from this many on, split-K is not use
 
 def _factors_at(at: int) -> Read:
     @reader
-    def read(call: Call, settings: Settings) -> Launch | None:
+    def read(call: OperatorCall, settings: Settings) -> Launch | None:
         precision = arithmetic(call, at, settings.tf32_matmul)
         left, right = call.shapes[at], call.shapes[at + 1]
         if precision is None or not prod(left) or not prod(right) or left[-1] != right[-2]:
@@ -59,7 +59,7 @@ def _factors_at(at: int) -> Read:
     return read
 
 
-def _variant(call: Call, at: int, out_row_bytes: int) -> str:
+def _variant(call: OperatorCall, at: int, out_row_bytes: int) -> str:
     """Return the transposed factors, and the byte alignment of all rows."""
     letters, aligned = "", [out_row_bytes]
     for place in (at + 1, at):  # BLAS is column-major, so the right factor comes first
@@ -75,7 +75,7 @@ def _variant(call: Call, at: int, out_row_bytes: int) -> str:
 
 
 @reader
-def _grouped(call: Call, settings: Settings) -> Launch | None:
+def _grouped(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
     (rows, inner), right = call.shapes[:2]
     precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
@@ -94,7 +94,7 @@ def _grouped(call: Call, settings: Settings) -> Launch | None:
     )  # fmt: skip
 
 
-def goes_one_by_one(call: Call) -> bool:
+def goes_one_by_one(call: OperatorCall) -> bool:
     """Say whether groups are multiplied one by one: except for BF16, PyTorch reads their ends back and loops."""
     return call.name == "_grouped_mm" and call.types[0] != "c10::BFloat16"
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tonnage.clock.kernels.figures import measured
 from tonnage.clock.launch import Kind, Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.clock.silent import silent
 from tonnage.hardware.gpu import Gpu
@@ -48,7 +48,7 @@ def precision_of(type_name: str) -> str:
 
 def launch(
     kind: Kind,
-    call: Call,
+    call: OperatorCall,
     *,
     moved: float,
     elements: int,
@@ -133,7 +133,7 @@ def slowest(*parts: Any) -> Any:
 
 # ── operators ──
 
-Reader = Callable[[Call, Settings], Launch | None]
+Reader = Callable[[OperatorCall, Settings], Launch | None]
 
 
 def careful(readers: Mapping[str, Reader]) -> dict[str, Reader]:
@@ -145,7 +145,7 @@ def careful(readers: Mapping[str, Reader]) -> dict[str, Reader]:
 def _careful(reader: Reader) -> Reader:
     @lru_cache(_REMEMBERED)  # the layers of a model make the same calls
     @wraps(reader)
-    def read(call: Call, settings: Settings) -> Launch | None:
+    def read(call: OperatorCall, settings: Settings) -> Launch | None:
         try:
             return reader(call, settings) if call.shapes else None
         except (IndexError, TypeError, KeyError, ValueError, ArithmeticError):
@@ -154,7 +154,7 @@ def _careful(reader: Reader) -> Reader:
     return read
 
 
-def fallback(call: Call, settings: Settings) -> Launch | None:
+def fallback(call: OperatorCall, settings: Settings) -> Launch | None:
     """Count an unknown operator with tensors as elementwise; None for those that launch nothing themselves."""
     if call.name in silent():
         return None

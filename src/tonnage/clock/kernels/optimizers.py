@@ -22,7 +22,7 @@ from tonnage.clock.kernels.memory import (
     slowest,
 )
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -63,7 +63,7 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     )
 
 
-def _lists(call: Call, settings: Settings) -> Launch | None:
+def _lists(call: OperatorCall, settings: Settings) -> Launch | None:
     sizes = [prod(shape) for shape in call.shapes[0] if not isinstance(shape, int)]
     elements = sum(sizes)
     if not elements:
@@ -85,7 +85,7 @@ def _lists(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _scale(call: Call, settings: Settings) -> Launch | None:
+def _scale(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read _amp_update_scale_: a few numbers."""
     return launch("optimizer", call, moved=16.0, elements=1, variant="vector")
 

@@ -12,7 +12,7 @@ from typing import Any
 from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, reader
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -26,7 +26,7 @@ _KERNELS = {"forward": 2, "backward": 3}  # per layer and time step
 
 def _reading(direction: str, mode_at: int) -> Read:
     @reader
-    def read(call: Call, settings: Settings) -> Launch | None:
+    def read(call: OperatorCall, settings: Settings) -> Launch | None:
         precision = arithmetic(call, 0, settings.tf32_convolution)
         given, (layers, batch, hidden), cells = call.shapes[0], call.shapes[4], call.shapes[5]
         if precision is None or len(given) != 3 or not prod(given):

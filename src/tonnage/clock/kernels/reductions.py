@@ -18,7 +18,7 @@ from tonnage.clock.kernels.memory import (
     slowest,
 )
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import OperatorCall
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -30,7 +30,7 @@ _VECTOR = 4
 WHOLE, LAST, INNER, FIRST = range(4)  # what is reduced: all; the last axis; several including the last; not the last
 
 
-class Grid(NamedTuple):
+class ReductionGrid(NamedTuple):
     """The layout of a reduction: threads per block, blocks, loads per thread, and final loads of the last block."""
 
     threads: int
@@ -39,7 +39,7 @@ class Grid(NamedTuple):
     tail: int
 
 
-def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> Grid:
+def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> ReductionGrid:
     """Apply PyTorch's `setReduceConfig`: lanes along contiguous data, then warps and blocks for long loops."""
     across, along = (inputs, outputs) if axes != FIRST else (outputs, inputs)
     vector = 1
@@ -70,7 +70,7 @@ def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> Grid:
     if axes == WHOLE:
         loads = ceil(loads / _VECTOR)
     tail = ceil(shares / (height if axes == FIRST else threads)) if shares > 1 else 0
-    return Grid(threads, blocks * shares, ceil(loads / shares), tail)
+    return ReductionGrid(threads, blocks * shares, ceil(loads / shares), tail)
 
 
 def _power(extent: int, most: int) -> int:
@@ -96,7 +96,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     return float(form["floor_s"] + body_s + cycle_seconds(tail, gpu))
 
 
-def _reduction(call: Call, settings: Settings) -> Launch | None:
+def _reduction(call: OperatorCall, settings: Settings) -> Launch | None:
     shape = call.shapes[0]
     reduced = _reduced(call, shape)
     inputs = prod(shape[axis] for axis in reduced)
@@ -125,7 +125,7 @@ def _reduction(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _reduced(call: Call, shape: tuple[int, ...]) -> list[int]:
+def _reduced(call: OperatorCall, shape: tuple[int, ...]) -> list[int]:
     """Return the axes as recorded; by default the last one for a mean or extreme, all but the last for a sum."""
     text = call.value(2 if call.name == "linalg_vector_norm" else 1)
     if "[" in text or text.lstrip("-").isdigit():
@@ -136,7 +136,7 @@ def _reduced(call: Call, shape: tuple[int, ...]) -> list[int]:
     return list(range(len(shape) - 1)) if call.name == "sum" and len(shape) > 1 else [len(shape) - 1]
 
 
-def _axes(call: Call, reduced: list[int]) -> int:
+def _axes(call: OperatorCall, reduced: list[int]) -> int:
     shape = call.shapes[0]
     strides = call.strides[0] if call.strides and len(call.strides[0]) == len(shape) else None
     order = [axis for axis in range(len(shape)) if shape[axis] != 1]

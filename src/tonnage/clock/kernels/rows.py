@@ -10,7 +10,7 @@ from typing import Any
 from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.memory import Reader, careful, cycle_seconds, figures, launch, memory_seconds, slowest
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call, Shape
+from tonnage.clock.operators import OperatorCall, Shape
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -44,7 +44,7 @@ def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
 # ── norms ──
 
 
-def _layer_norm(call: Call, settings: Settings) -> Launch | None:
+def _layer_norm(call: OperatorCall, settings: Settings) -> Launch | None:
     elements, columns = prod(call.shapes[0]), _normalized(call, 1)
     rows, moved = elements // columns, 2.0 * elements * call.element_bytes(0)
     family = "rms_norm" if "rms" in call.name else "layer_norm"
@@ -54,7 +54,7 @@ def _layer_norm(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _layer_norm_backward(call: Call, settings: Settings) -> Launch | None:
+def _layer_norm_backward(call: OperatorCall, settings: Settings) -> Launch | None:
     elements, columns = prod(call.shapes[0]), _normalized(call, 2)
     weighted = any(call.shapes[at] == (columns,) for at in range(5, min(7, len(call.shapes)))) or "rms" in call.name
     how = _width(call.element_bytes(0)) if columns % 4 == 0 else "_plain"
@@ -71,14 +71,14 @@ def _layer_norm_backward(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _normalized(call: Call, at: int) -> int:
+def _normalized(call: OperatorCall, at: int) -> int:
     """Return the columns: the weight's size, else the last axis."""
     weights = [shape for shape in call.shapes[at + 1 :] if len(shape) == 1 and shape == call.shapes[0][-1:]]
     return int(weights[0][0]) if weights else int(call.shapes[0][-1])
 
 
 def _batch_norm(at: int, passes: float, name: str) -> Reader:
-    def made(call: Call, settings: Settings) -> Launch | None:
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
         shape = call.shapes[at]
         elements, channels = prod(shape), shape[1]
         if "backward" not in name and call.value(5) == "False":  # with running statistics: one pass
@@ -101,7 +101,7 @@ def _batch_norm(at: int, passes: float, name: str) -> Reader:
     return made
 
 
-def _group_norm(call: Call, settings: Settings) -> Launch | None:
+def _group_norm(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read native_group_norm(input, weight, bias, …, groups, eps): moments of groups, then an elementwise kernel."""
     elements, groups = prod(call.shapes[0]), int(call.value(6) or 32)
     moved = elements * call.element_bytes(0) * 2.0
@@ -111,7 +111,7 @@ def _group_norm(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _group_norm_backward(call: Call, settings: Settings) -> Launch | None:
+def _group_norm_backward(call: OperatorCall, settings: Settings) -> Launch | None:
     elements = prod(call.shapes[0])
     moved, blocks = elements * call.element_bytes(0) * 3.0, prod(call.shapes[0][:2])
     variant = "group_norm_gradients+group_norm_backward"
@@ -121,14 +121,14 @@ def _group_norm_backward(call: Call, settings: Settings) -> Launch | None:
 # ── softmax and losses ──
 
 
-def _softmax(call: Call, settings: Settings) -> Launch | None:
+def _softmax(call: OperatorCall, settings: Settings) -> Launch | None:
     shape = call.shapes[0]
     elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
     written = 4 if call.value(2) == "True" else each
     return _rows(call, elements, columns, elements * float(each + written), softmax_form(columns, each))
 
 
-def _softmax_backward(call: Call, settings: Settings) -> Launch | None:
+def _softmax_backward(call: OperatorCall, settings: Settings) -> Launch | None:
     shape = call.shapes[0]
     elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
     return _rows(call, elements, columns, 3.0 * elements * each, softmax_form(columns, each, backward=True))
@@ -149,7 +149,7 @@ def softmax_form(columns: int, each: int, *, backward: bool = False) -> str:
     return f"{name}{_width(each)}"
 
 
-def _rows(call: Call, elements: int, columns: int, moved: float, variant: str) -> Launch | None:
+def _rows(call: OperatorCall, elements: int, columns: int, moved: float, variant: str) -> Launch | None:
     if not elements:
         return None
     blocks = ceil(elements / columns / (8 if "warp" in variant else 1))
@@ -160,13 +160,13 @@ def _width(each: int) -> str:
     return "_narrow" if each < 4 else "_wide"
 
 
-def _nll_loss(call: Call, settings: Settings) -> Launch | None:
+def _nll_loss(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read nll_loss: one block loops over all rows, and each row costs a sector."""
     rows = call.shapes[0][0] if len(call.shapes[0]) > 1 else 1
     return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant="nll_loss")
 
 
-def _nll_loss_backward(call: Call, settings: Settings) -> Launch | None:
+def _nll_loss_backward(call: OperatorCall, settings: Settings) -> Launch | None:
     rows = call.shapes[1][0] if len(call.shapes[1]) > 1 else 1
     return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant="nll_loss_backward")
 

@@ -15,7 +15,7 @@ from tonnage.explain.case import Case
 from tonnage.explain.findings import Cause, Finding, Guilty, guilty_lines
 from tonnage.explain.fixes import Fix, fix_of
 from tonnage.explain.rewriting import Rewrite
-from tonnage.explain.source import Keeper, Source
+from tonnage.explain.source import KeepingStatement, Source
 from tonnage.explain.turns import ENOUGH
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
@@ -35,7 +35,7 @@ _Key = tuple[str, str, str, Category]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LeftBehind:
     """Blocks left behind by iterations, the number of these, and whether the garbage collector frees them eventually.
 
     `overdue` has the indices of all blocks that lived too long, including those collected meanwhile.
@@ -69,7 +69,7 @@ def leak(case: Case) -> Finding | None:
     return Finding(cause, _sentence(kept, keeper, lines), size, cause, size, lines, (fix,) if fix else ())
 
 
-def kept_blocks(case: Case) -> Kept | None:
+def kept_blocks(case: Case) -> LeftBehind | None:
     """Return the blocks left behind at the decisive moment, or at the last request if there are more."""
     if len(case.turns) < (ENOUGH - 1 if case.death else ENOUGH):
         return None
@@ -80,7 +80,7 @@ def kept_blocks(case: Case) -> Kept | None:
     alive = max((_alive(overdue, moment) for moment in (last, case.moment)), key=_size)
     turns = len({bisect_right(starts, a.born) for a in alive})
     if turns >= _LEAST_TURNS:
-        return Kept(alive, {a.index for a in overdue}, turns, 2 * len(_alive(overdue, last)) < len(overdue))
+        return LeftBehind(alive, {a.index for a in overdue}, turns, 2 * len(_alive(overdue, last)) < len(overdue))
     return _graph_of_last_turn(case) if case.death else None
 
 
@@ -101,7 +101,7 @@ def _size(blocks: list[Allocation]) -> int:
     return sum(a.block_bytes for a in blocks)
 
 
-def _graph_of_last_turn(case: Case) -> Kept | None:
+def _graph_of_last_turn(case: Case) -> LeftBehind | None:
     """Return the first iteration's saved tensors if the run failed in the second while most were still alive."""
     starts = [start for start in case.turns if start <= case.moment]
     if len(starts) < 2:
@@ -115,7 +115,7 @@ def _graph_of_last_turn(case: Case) -> Kept | None:
     size = sum(a.block_bytes for a in kept)
     if len(kept) < _GRAPH_BLOCKS or size < _GRAPH_SHARE * sum(a.block_bytes for a in saved) or backward == end:
         return None
-    return Kept(kept, {a.index for a in kept}, 1, in_cycle=False)
+    return LeftBehind(kept, {a.index for a in kept}, 1, in_cycle=False)
 
 
 def _is_saved(a: Allocation, backward: int) -> bool:
@@ -138,19 +138,19 @@ def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allo
     return found
 
 
-def _is_cache(kept: Kept) -> bool:
+def _is_cache(kept: LeftBehind) -> bool:
     cached = sum(a.block_bytes for a in kept.blocks if a.category is Category.KV_CACHE)
     return cached > kept.size_bytes / 2
 
 
-def _keeps_graph(kept: Kept) -> bool:
+def _keeps_graph(kept: LeftBehind) -> bool:
     """Say whether most of it is forward activations, which backward would have freed."""
     graph = [a for a in kept.blocks if a.category is Category.ACTIVATIONS and a.phase == "forward"]
     per_turn = len(graph) / kept.turns
     return per_turn > 2 and sum(a.block_bytes for a in graph) >= _GRAPH_SHARE * kept.size_bytes
 
 
-def _keeper(case: Case, kept: Kept) -> Keeper | None:
+def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
     """Return the statement that keeps it, if the script's source is available."""
     source = None if kept.in_cycle else Source.find(case.recording.header.script)
     if source is None:
@@ -166,7 +166,7 @@ def _keeper(case: Case, kept: Kept) -> Keeper | None:
     return source.keeping_hook()
 
 
-def _names_to_follow(case: Case, kept: Kept, source: Source) -> Iterator[set[str]]:
+def _names_to_follow(case: Case, kept: LeftBehind, source: Source) -> Iterator[set[str]]:
     """Yield names in the script that hold it: the loss of a kept graph, else what its lines assign."""
     if _keeps_graph(kept):
         for number in _numbers((a.line for a in case.recording.allocations if a.phase == "backward"), source):
@@ -181,12 +181,12 @@ def _numbers(lines: Iterator[str], source: Source) -> list[int]:
     return [int(number) for file, _, number in named if file == source.name and number.isdigit()]
 
 
-def _lines_of(kept: Kept) -> Iterator[str]:
+def _lines_of(kept: LeftBehind) -> Iterator[str]:
     """Yield the lines of the kept blocks and of their callers."""
     return (line for a in kept.blocks for line in (a.line, *a.stack) if line)
 
 
-def _sentence(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> str:
+def _sentence(kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guilty, ...]) -> str:
     each = format_bytes(kept.size_bytes // kept.turns)
     made = f"every turn of the loop leaves {each} behind, {format_bytes(kept.size_bytes)} after {kept.turns} turns"
     if kept.turns == 1:
@@ -197,19 +197,19 @@ def _sentence(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> s
     return f"{made}: {_holder(kept, keeper, lines)}"
 
 
-def kept_words(case: Case, kept: Kept) -> str:
+def kept_words(case: Case, kept: LeftBehind) -> str:
     """Say which line keeps what, like "train.py:31 keeps a graph that backward would have freed"."""
     return _holder(kept, _keeper(case, kept), guilty_lines(kept.blocks))
 
 
-def _holder(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> str:
+def _holder(kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guilty, ...]) -> str:
     what = "a graph that backward would have freed" if _keeps_graph(kept) else "what it made"
     if keeper:
         return f"{'the hook at ' if keeper.is_hook else ''}{keeper.line} keeps {what}"
     return f"{what} is kept, made at {_common_line(kept) or lines[0].line or 'a line that is not known'}"
 
 
-def _common_line(kept: Kept) -> str:
+def _common_line(kept: LeftBehind) -> str:
     """Return the innermost line under which most kept bytes were allocated, if stacks are known."""
     below, common = kept.blocks, ""
     for depth in range(max((len(a.stack) for a in below), default=0)):
@@ -224,7 +224,7 @@ def _common_line(kept: Kept) -> str:
     return common
 
 
-def _fix(case: Case, kept: Kept, keeper: Keeper | None) -> Fix | None:
+def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix | None:
     """Return the fix: each block freed in time, by backward if backward uses it, else with its iteration."""
     if case.recording.whole is not None:  # what it left behind after the failure counts too
         case = Case(case.needed)
@@ -234,13 +234,13 @@ def _fix(case: Case, kept: Kept, keeper: Keeper | None) -> Fix | None:
     return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", _how(kept, keeper), freed))
 
 
-def _freed_with_turn(case: Case, kept: Kept) -> dict[int, int]:
+def _freed_with_turn(case: Case, kept: LeftBehind) -> dict[int, int]:
     """Return when the next iteration begins, by block."""
     ends = {a.index: bisect_right(case.turns, a.born) for a in case.needed.allocations if a.index in kept.overdue}
     return {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
 
 
-def _freed_by_backward(case: Case, kept: Kept) -> dict[int, int]:
+def _freed_by_backward(case: Case, kept: LeftBehind) -> dict[int, int]:
     """Return when backward would free each block, in reverse order of allocation."""
     makers = {(a.line, a.operator, a.module) for a in kept.blocks if a.phase == "forward"}
     phases = list(spans(case.recording.marks, "phase", len(case.recording.timeline.allocated_bytes)))
@@ -257,7 +257,7 @@ def _freed_by_backward(case: Case, kept: Kept) -> dict[int, int]:
     return due
 
 
-def _how(kept: Kept, keeper: Keeper | None) -> str:
+def _how(kept: LeftBehind, keeper: KeepingStatement | None) -> str:
     where = f" at {keeper.line}" if keeper else ""
     if kept.in_cycle:
         return "break the cycle (weakref), or gc.collect() after each step"

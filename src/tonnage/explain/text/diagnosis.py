@@ -6,8 +6,8 @@ from typing import Any
 
 from tonnage.errors import RequestError
 from tonnage.explain.text.log import Episode, find_episode
-from tonnage.explain.text.numbers import Numbers, read_numbers
-from tonnage.explain.text.places import Place, framework_words, place_of
+from tonnage.explain.text.numbers import MessageNumbers, read_numbers
+from tonnage.explain.text.places import FailurePlace, framework_words, place_of
 from tonnage.explain.text.suspects import Suspect, suspects_of
 from tonnage.explain.text.words import Said, said_in
 from tonnage.units import format_bytes
@@ -21,9 +21,9 @@ class TextDiagnosis:
     """The causes, likeliest first, what was read, what it proves, and what to do."""
 
     causes: tuple[Suspect, ...]
-    numbers: Numbers | None
+    numbers: MessageNumbers | None
     said: tuple[Said, ...]
-    place: Place
+    place: FailurePlace
     framework: str
     proves: tuple[str, ...]
     unproved: tuple[str, ...]
@@ -78,7 +78,7 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
     )
 
 
-def _proves(numbers: Numbers) -> Iterator[str]:
+def _proves(numbers: MessageNumbers) -> Iterator[str]:
     """Yield what follows from the numbers alone, whatever the cause."""
     asked, total, free, unused = numbers.asked, numbers.total, numbers.free, numbers.unallocated
     if total is not None and (numbers.own or 0) > total + numbers.slack("total", "process", "allocated", "unallocated"):
@@ -104,7 +104,7 @@ def _proves(numbers: Numbers) -> Iterator[str]:
         yield "the process that the message lists is this one, by its size: in a container it does not know itself"
 
 
-def _unproved(causes: list[Suspect], numbers: Numbers | None, place: Place) -> Iterator[str]:
+def _unproved(causes: list[Suspect], numbers: MessageNumbers | None, place: FailurePlace) -> Iterator[str]:
     if causes[0].unproved:
         yield causes[0].unproved
     if place.steps and place.steps > 1:

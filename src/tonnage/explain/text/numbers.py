@@ -55,7 +55,7 @@ _DEVICE = re.compile(r"(?:\((?:GPU|NPU|MLU) |GPU |device )(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Numbers:
+class MessageNumbers:
     """What one message says, in bytes; None for what it does not say."""
 
     wording: str
@@ -100,7 +100,7 @@ class Numbers:
         return max(0, self.total - self.free - self.own)
 
 
-def read_numbers(text: str) -> Numbers | None:
+def read_numbers(text: str) -> MessageNumbers | None:
     """Return the numbers of the first message in a text with normalized white space; None without one.
 
     Numbers that no device can report are rejected.
@@ -134,7 +134,7 @@ def read_numbers(text: str) -> Numbers | None:
     roundings["others"] = sum(rounding for _, rounding in others)
     if "reserved" in roundings:  # unallocated was computed
         roundings["unallocated"] = roundings["reserved"] + roundings.get("allocated", 0)
-    read = Numbers(
+    read = MessageNumbers(
         wording=_wording(message, found),
         asked=numbers.pop("asked"),
         roundings=roundings,
@@ -174,7 +174,7 @@ def _wording(message: str, found: dict[str, tuple[int, int] | None]) -> str:
     return "PyTorch 2.1" if "capacty" in message else "PyTorch 2.1 or newer"
 
 
-def _with_own_process(read: Numbers) -> Numbers:
+def _with_own_process(read: MessageNumbers) -> MessageNumbers:
     """Find this process among those listed if the message does not name it: the one that holds what PyTorch does."""
     if read.process is not None or read.reserved is None or not read.others:
         return read

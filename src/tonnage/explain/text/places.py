@@ -30,7 +30,7 @@ _OTHER_BARS = re.compile(r"load|fetch|shard|component|^map|filter|token|generati
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TracebackFrame:
     """One call of a traceback."""
 
     file: str
@@ -45,7 +45,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class FailedOperator:
     """What the innermost informative frame was doing, and the cause that this implies."""
 
     name: str
@@ -56,12 +56,12 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FailurePlace:
     """Where it failed, as far as the text says."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[TracebackFrame, ...]
     phase: str
-    operator: Operator | None
+    operator: FailedOperator | None
     steps: int | None
 
     @property
@@ -70,33 +70,35 @@ class Place:
         return any(_TRAINS.search(frame.words) for frame in self.frames)
 
     @property
-    def own_frame(self) -> Frame | None:
+    def own_frame(self) -> TracebackFrame | None:
         """The innermost frame outside libraries, else outside PyTorch, else the innermost."""
         own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
         outer = [frame for frame in self.frames if "/torch/" not in f"/{frame.file}"]
         return (own or outer or list(self.frames))[-1] if self.frames else None
 
 
-def place_of(lines: Sequence[str]) -> Place:
+def place_of(lines: Sequence[str]) -> FailurePlace:
     """Read the last traceback of a text."""
     frames = _frames(lines)
     words = [frame.words for frame in frames]
     # From the inside out: a softmax says more than the loop around it.
     inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
     operator = (
-        Operator(inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]), inner.get("least_share", 0.0))
+        FailedOperator(
+            inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]), inner.get("least_share", 0.0)
+        )
         if inner
         else None
     )
     phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
     counted = [line[-400:] for line in lines if not _OTHER_BARS.search(line)]
     counts = [int(next(filter(None, groups), 0)) for line in counted for groups in _STEPS.findall(line)[:3]]
-    return Place(tuple(frames), phase, operator, max(counts, default=None))
+    return FailurePlace(tuple(frames), phase, operator, max(counts, default=None))
 
 
-def _frames(lines: Sequence[str]) -> list[Frame]:
+def _frames(lines: Sequence[str]) -> list[TracebackFrame]:
     """Return the frames of the traceback that ends in the first such message, else of the last one, outermost first."""
-    frames: list[Frame] = []
+    frames: list[TracebackFrame] = []
     for number, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
             frames.clear()
@@ -109,7 +111,9 @@ def _frames(lines: Sequence[str]) -> list[Frame]:
         after = lines[number + 1 : number + 2]
         code = after[0].strip() if after and not _NOT_CODE.search(after[0]) else ""
         frames.append(
-            Frame(found["file"].replace("\\", "/"), int((found.get("line") or "0")[:9]), found["function"], code[:200])
+            TracebackFrame(
+                found["file"].replace("\\", "/"), int((found.get("line") or "0")[:9]), found["function"], code[:200]
+            )
         )
     # An editor's debugger shows the message first, and the innermost frame below it.
     return frames[::-1] if any(line.startswith("Exception has occurred") for line in lines) else frames

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tonnage.explain.text.numbers import Numbers
-from tonnage.explain.text.places import Place, place_steps
+from tonnage.explain.text.numbers import MessageNumbers
+from tonnage.explain.text.places import FailurePlace, place_steps
 from tonnage.explain.text.words import Certainty, Said
 from tonnage.hardware import all_gpus
 from tonnage.units import GIB, format_bytes, percent
@@ -54,7 +54,9 @@ class Suspect:
         return title
 
 
-def suspects_of(numbers: Numbers | None, said: Sequence[Said], place: Place, lines: Sequence[str]) -> list[Suspect]:
+def suspects_of(
+    numbers: MessageNumbers | None, said: Sequence[Said], place: FailurePlace, lines: Sequence[str]
+) -> list[Suspect]:
     """Return all suspects, likeliest first, one per cause."""
     found = [
         Suspect(entry.cause, entry.certainty, entry.says, entry.unproved, entry.steps)
@@ -82,7 +84,7 @@ def _suspect(cause: str, certainty: Certainty, sentence: str, steps: Sequence[st
     return Suspect(cause, certainty, sentence, row["unproved"], tuple(steps) or tuple(row["steps"]))
 
 
-def _of_numbers(numbers: Numbers, place: Place) -> Iterator[Suspect]:
+def _of_numbers(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
     yield from _limit(numbers)
     yield from _one_tensor(numbers, place)
     yield from _others(numbers)
@@ -91,7 +93,7 @@ def _of_numbers(numbers: Numbers, place: Place) -> Iterator[Suspect]:
     yield from _outside(numbers)
 
 
-def _limit(numbers: Numbers) -> Iterator[Suspect]:
+def _limit(numbers: MessageNumbers) -> Iterator[Suspect]:
     """Yield a limit below the card's size that refused the request although the card had room."""
     allowed, own = numbers.allowed, numbers.reserved if numbers.reserved is not None else numbers.allocated
     if allowed is None or own is None:
@@ -113,7 +115,7 @@ def _limit(numbers: Numbers) -> Iterator[Suspect]:
         yield _suspect("own-limit", "certain", sentence)
 
 
-def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
+def _one_tensor(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
     total = numbers.total or numbers.allowed
     if total is None:
         yield from _one_tensor_on_any_card(numbers)
@@ -132,7 +134,7 @@ def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
     yield _suspect("one-tensor", certainty, sentence)
 
 
-def _one_tensor_on_any_card(numbers: Numbers) -> Iterator[Suspect]:
+def _one_tensor_on_any_card(numbers: MessageNumbers) -> Iterator[Suspect]:
     """Yield the same if the message does not give the card's size, judged by existing cards."""
     cards = [gpu.memory_bytes for gpu in all_gpus()]
     smaller = sum(memory < numbers.asked for memory in cards) / len(cards)
@@ -142,7 +144,7 @@ def _one_tensor_on_any_card(numbers: Numbers) -> Iterator[Suspect]:
         yield _suspect("one-tensor", "certain" if smaller == 1 else "likely", sentence)
 
 
-def _others(numbers: Numbers) -> Iterator[Suspect]:
+def _others(numbers: MessageNumbers) -> Iterator[Suspect]:
     """Yield what other processes hold, from the message's list or as the remainder."""
     if numbers.total is None or numbers.free is None or numbers.own is None:
         return
@@ -171,7 +173,7 @@ def _others(numbers: Numbers) -> Iterator[Suspect]:
     yield _suspect("other-process", "likely", sentence)
 
 
-def _fragmentation(numbers: Numbers) -> Iterator[Suspect]:
+def _fragmentation(numbers: MessageNumbers) -> Iterator[Suspect]:
     """Yield fragmentation: enough reserved memory was unused, but no piece was large enough."""
     unused, reserved = numbers.unallocated, numbers.reserved
     if not unused or not reserved or (numbers.total and numbers.asked > numbers.total):
@@ -189,7 +191,7 @@ def _fragmentation(numbers: Numbers) -> Iterator[Suspect]:
         yield _suspect("fragmentation", "possible", with_free)
 
 
-def _refused(numbers: Numbers) -> Iterator[Suspect]:
+def _refused(numbers: MessageNumbers) -> Iterator[Suspect]:
     if numbers.free is None or numbers.free < numbers.asked + numbers.slack("free", "asked") or numbers.asked <= 0:
         return
     if numbers.allowed is not None:
@@ -201,7 +203,7 @@ def _refused(numbers: Numbers) -> Iterator[Suspect]:
     yield _suspect("refused", "likely", sentence)
 
 
-def _outside(numbers: Numbers) -> Iterator[Suspect]:
+def _outside(numbers: MessageNumbers) -> Iterator[Suspect]:
     """Yield what this process holds outside PyTorch, if it exceeds a context."""
     if numbers.process is None or numbers.reserved is None or numbers.total is None or numbers.is_process_inferred:
         return
@@ -213,7 +215,7 @@ def _outside(numbers: Numbers) -> Iterator[Suspect]:
     yield _suspect("outside", "likely" if outside >= _MUCH * numbers.total else "possible", sentence)
 
 
-def _of_place(numbers: Numbers | None, place: Place) -> Iterator[Suspect]:
+def _of_place(numbers: MessageNumbers | None, place: FailurePlace) -> Iterator[Suspect]:
     """Yield what the failing line was doing; evaluation, if training steps had succeeded before."""
     operator = place.operator
     frame = place.own_frame
@@ -246,7 +248,7 @@ def _of_series(lines: Sequence[str]) -> Iterator[Suspect]:
             return
 
 
-def _loading(numbers: Numbers, place: Place) -> Iterator[Suspect]:
+def _loading(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
     """Yield loading: if no reserved memory is free, nothing was freed yet, so no step has run."""
     reserved, unused, total = numbers.reserved, numbers.unallocated, numbers.total
     if reserved is None or unused is None or total is None or place.phase not in ("", "loading"):
@@ -260,7 +262,7 @@ def _loading(numbers: Numbers, place: Place) -> Iterator[Suspect]:
         yield _suspect("weights", "likely", f"{sentence}: nothing had been freed yet, as while weights load", steps)
 
 
-def _without_numbers(place: Place) -> Iterator[Suspect]:
+def _without_numbers(place: FailurePlace) -> Iterator[Suspect]:
     """Yield the driver's own error in a traceback: PyTorch's allocator would have given numbers."""
     if place.phase in ("forward", "backward", "optimizer", "generation"):
         sentence = f"the driver refused in the middle of the program's work ({place.phase}), not at its start"
@@ -272,7 +274,7 @@ def _without_numbers(place: Place) -> Iterator[Suspect]:
         yield _suspect("other-process", "likely", sentence)
 
 
-def _capacity(numbers: Numbers) -> Iterator[Suspect]:
+def _capacity(numbers: MessageNumbers) -> Iterator[Suspect]:
     """Yield lack of capacity: this process alone fills the card."""
     own, total = numbers.own, numbers.total
     asked = f"{format_bytes(numbers.asked)} more were asked for"

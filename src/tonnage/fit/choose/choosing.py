@@ -62,7 +62,7 @@ class MemoryContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ModeChoice:
     modes: tuple[str, ...]  # per block, in order
     unmoved_bytes: int  # states that could be on the host but are not
     micro_batch_s: float
@@ -72,9 +72,9 @@ class Choice:
     moved_bytes: int
 
 
-def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Choice | None:
+def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> ModeChoice | None:
     """Return the fastest modes within the budget, or None if nothing fits."""
-    program = _Program(blocks, around)
+    program = _ModeProgram(blocks, around)
     solution = milp(
         program.costs(),
         constraints=LinearConstraint(*program.constraints()),
@@ -94,7 +94,7 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Cho
 
 def least_seconds(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> float:
     """Return a lower bound on any choice, from the LP relaxation; infinite if nothing fits."""
-    program = _Program(blocks, around)
+    program = _ModeProgram(blocks, around)
     relaxed = milp(program.costs(), constraints=LinearConstraint(*program.constraints()), bounds=program.bounds())
     return float(relaxed.fun) if relaxed.x is not None else np.inf
 
@@ -118,7 +118,7 @@ def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:
     return spread_out
 
 
-class _Program:
+class _ModeProgram:
     """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
 
     def __init__(self, blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> None:
@@ -154,14 +154,14 @@ class _Program:
         matrix = csr_matrix((values, tuple(zip(*places, strict=True))), shape=(len(rows), self.columns))
         return matrix, np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
 
-    def read(self, values: np.ndarray[Any, Any]) -> Choice:
+    def read(self, values: np.ndarray[Any, Any]) -> ModeChoice:
         taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self._ranges()]
         moved_states = round(float(values[self.states]) * GIB)
         even = spread(taken, [id(modes) for modes in self.blocks])
         if peak_of(even, self.around, moved_states) <= self.around.budget_bytes:
             taken = even
         seconds = sum(mode.forward_s + mode.backward_s for mode in taken)
-        return Choice(
+        return ModeChoice(
             modes=tuple(mode.name for mode in taken),
             unmoved_bytes=self.around.movable_states_bytes - moved_states,
             micro_batch_s=seconds + float(values[self.late_out] + values[self.late_in]),

@@ -45,7 +45,7 @@ def frontier(
     operators: Sequence[OperatorProfile], input_bytes: int, levels: int = _LEVELS
 ) -> tuple[OperatorChoice, ...]:
     """Return choices from the fewest bytes to the most; each one with more bytes takes strictly less time."""
-    program = _Program(operators, _groups(operators))
+    program = _KeepProgram(operators, _groups(operators))
     least, most = program.least_bytes, program.most_bytes
     limits = sorted({least + (most - least) * level // levels for level in range(levels + 1)})
     solved = [program.solve(limit, input_bytes) for limit in limits]
@@ -87,7 +87,7 @@ def needed(operators: Sequence[OperatorProfile], kept: Collection[int], always: 
     return frozenset(found | {o.index for o in operators if o.writes and o.base in found})
 
 
-class _Program:
+class _KeepProgram:
     """An integer program with binary `keep`, and `again` in [0, 1], for each storage that the block allocates.
 
     again[i] >= 1 - keep[i]               if backward reads i

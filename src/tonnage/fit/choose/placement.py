@@ -17,7 +17,7 @@ from tonnage.fit.choose.choosing import PIECE_BYTES, MemoryContext
 from tonnage.fit.survey.profile import OutsideProfile
 
 
-class Gradients(Enum):
+class GradientPlace(Enum):
     STAY = "stay"  # all are allocated from the first micro-batch on
     GROW = "grow"  # they accumulate during backward and are freed after the step
     PASS = "pass"  # each is freed as soon as it is complete
@@ -74,12 +74,12 @@ class Placement:
             return micro_batches == 1 and not resident.clips
         return resident.host_bytes > 0 and resident.states_bytes > 0
 
-    def gradients(self, resident: ResidentState, micro_batches: int) -> Gradients:
+    def gradients(self, resident: ResidentState, micro_batches: int) -> GradientPlace:
         if self in (STEP_IN_BACKWARD, HOST_GRADIENTS):
-            return Gradients.PASS
+            return GradientPlace.PASS
         if micro_batches > 1:
-            return Gradients.STAY
-        return Gradients.PASS if self == HOST_STATES and not resident.clips else Gradients.GROW
+            return GradientPlace.STAY
+        return GradientPlace.PASS if self == HOST_STATES and not resident.clips else GradientPlace.GROW
 
 
 PLAIN = Placement(name="plain")
@@ -107,9 +107,9 @@ def memory_context(
 ) -> MemoryContext:
     """Return the memory context for the choice of modes. Transfers overlap with `backward_s`."""
     gradients = placement.gradients(resident, micro_batches)
-    grows, splits = gradients is Gradients.GROW, placement.splits_states
+    grows, splits = gradients is GradientPlace.GROW, placement.splits_states
     fixed = resident.held_bytes + extra_bytes
-    waits = placement == HOST_STATES and gradients is Gradients.PASS
+    waits = placement == HOST_STATES and gradients is GradientPlace.PASS
     movable = movable_bytes(placement, resident, micro_batches)
     # If all states are on the host: both link directions at once, or the host's own step, whichever is longer.
     states_s = resident.states_bytes / resident.link_bytes_per_s
@@ -122,7 +122,7 @@ def memory_context(
     return MemoryContext(
         budget_bytes=budget_bytes,
         fixed_bytes=fixed
-        + (resident.gradients_bytes if gradients is Gradients.STAY else 0)
+        + (resident.gradients_bytes if gradients is GradientPlace.STAY else 0)
         + (0 if splits else resident.states_bytes),
         outside_kept_bytes=outside.kept_bytes,
         outside_peak_bytes=outside.peak_bytes,

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from tonnage.fit.choose.choosing import Choice, MemoryContext, Mode, choose_modes, least_seconds
+from tonnage.fit.choose.choosing import MemoryContext, Mode, ModeChoice, choose_modes, least_seconds
 from tonnage.fit.choose.placement import (
     Placement,
     ResidentState,
@@ -25,7 +25,7 @@ from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeP
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class BatchLayout:
     """`micro_batches` of `rows` each; recomputed blocks run in `slices`."""
 
     rows: int
@@ -36,10 +36,10 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    layout: Layout
+    layout: BatchLayout
     profiled_rows: int  # the size whose block profiles it uses
     placement: Placement
-    choice: Choice
+    choice: ModeChoice
     window_bytes: int  # of copies in flight, if activations are offloaded
     states_on_gpu_bytes: int
     peak_bytes: int
@@ -50,7 +50,7 @@ class Solution:
 class Candidate:
     """One layout, placement and use of the link; only each block's mode is left to choose."""
 
-    layout: Layout
+    layout: BatchLayout
     profiled_rows: int
     placement: Placement
     window_bytes: int
@@ -79,7 +79,7 @@ def solve(
     divisible: bool,
     allowed: frozenset[str],
     among: Collection[int] | None = None,
-    without: Layout | None = None,
+    without: BatchLayout | None = None,
     outside: Mapping[int, OutsideProfile] | None = None,
 ) -> list[Solution]:
     """Return what fits, fastest first. Candidates are solved in order of a lower bound, until none can be faster.
@@ -119,7 +119,7 @@ def solve(
     return found
 
 
-def _solution(candidate: Candidate, resident: ResidentState, choice: Choice) -> Solution:
+def _solution(candidate: Candidate, resident: ResidentState, choice: ModeChoice) -> Solution:
     layout, placement = candidate.layout, candidate.placement
     return Solution(
         layout=layout,
@@ -133,20 +133,22 @@ def _solution(candidate: Candidate, resident: ResidentState, choice: Choice) -> 
     )
 
 
-def layouts(sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, divisible: bool) -> Iterator[Layout]:
+def layouts(
+    sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, divisible: bool
+) -> Iterator[BatchLayout]:
     """Yield measured sizes as micro-batches or slices; if neither is allowed, scaled to the whole batch."""
     for rows in sorted(sizes):
         if divisible or rows == batch_rows:
-            yield Layout(rows=rows, micro_batches=-(-batch_rows // rows))
+            yield BatchLayout(rows=rows, micro_batches=-(-batch_rows // rows))
         if rows < batch_rows:
-            yield Layout(rows=batch_rows, micro_batches=1, slices=-(-batch_rows // rows), sliced=sliceable)
+            yield BatchLayout(rows=batch_rows, micro_batches=1, slices=-(-batch_rows // rows), sliced=sliceable)
 
 
 def _candidate(
     sizes: dict[int, SizeProfile],
     known_outside: Mapping[int, OutsideProfile],
     resident: ResidentState,
-    layout: Layout,
+    layout: BatchLayout,
     placement: Placement,
     budget_bytes: int,
     moved: tuple[str, ...],
@@ -187,7 +189,7 @@ def _candidate(
     )
 
 
-def _profiled_rows(sizes: Iterable[int], layout: Layout) -> int:
+def _profiled_rows(sizes: Iterable[int], layout: BatchLayout) -> int:
     """Return the size whose blocks a layout runs. If several give as many slices, take the largest."""
     if layout.slices == 1:
         return layout.rows
@@ -202,7 +204,7 @@ def offload_window(modes: Sequence[Sequence[Mode]]) -> int:
     return max(2 * inputs, kept)
 
 
-def block_modes(size: SizeProfile, layout: Layout, *, offload: bool) -> list[list[Mode]]:
+def block_modes(size: SizeProfile, layout: BatchLayout, *, offload: bool) -> list[list[Mode]]:
     modes = size.modes(offload=offload)
     if layout.slices == 1:
         return modes
@@ -235,7 +237,7 @@ def outside_at(
     return smaller.in_line(larger, (rows - low) / (high - low))
 
 
-def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:
+def _larger(mode: Mode, kept: BlockProfile, layout: BatchLayout) -> Mode:
     """Scale a mode to a batch `slices` times as large: recomputed blocks may run slice by slice, others whole."""
     slices = layout.slices
     whole = replace(

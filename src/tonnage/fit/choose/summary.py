@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from tonnage.fit.choose.choosing import Mode, peak_of
 from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState, memory_context, step_overhead_s
-from tonnage.fit.choose.solver import Layout, Solution, block_modes, outside_at
-from tonnage.fit.plan import Plan, Row
+from tonnage.fit.choose.solver import BatchLayout, Solution, block_modes, outside_at
+from tonnage.fit.plan import FitPlan, TechniqueRow
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.survey.profile import OutsideProfile
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
@@ -61,7 +61,7 @@ def _at_rows(rows: int, small: tuple[int, Mode], large: tuple[int, Mode]) -> Mod
 def _cost(
     survey: Survey,
     size: SizeProfile,
-    layout: Layout,
+    layout: BatchLayout,
     placement: Placement,
     resident: ResidentState,
     names: Sequence[str] = (),
@@ -94,7 +94,7 @@ def summary_rows(
     resident: ResidentState,
     solution: Solution,
     techniques: Sequence[Technique],
-) -> tuple[Row, ...]:
+) -> tuple[TechniqueRow, ...]:
     """Return one row per technique, in the order in which they were added."""
     titles = {technique.name: technique for technique in techniques}
     rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
@@ -114,7 +114,7 @@ def summary_rows(
     return tuple(rows)
 
 
-def _stage_row(technique: Technique, before: Survey, after: Survey, resident: ResidentState) -> Row:
+def _stage_row(technique: Technique, before: Survey, after: Survey, resident: ResidentState) -> TechniqueRow:
     both = before.measured.keys() & after.measured.keys()
     row = _row(technique, plain_cost(before, resident, both), plain_cost(after, resident, both), "")
     measured, rows = max(both or after.measured), after.rows
@@ -122,7 +122,7 @@ def _stage_row(technique: Technique, before: Survey, after: Survey, resident: Re
     return replace(row, why=f"{_worth(row)}; measured {how}")
 
 
-def _worth(row: Row) -> str:
+def _worth(row: TechniqueRow) -> str:
     changes: list[tuple[float, str]] = [(row.saved_bytes, format_bytes(abs(row.saved_bytes)))]
     if abs(row.seconds) >= _SHOWN_S:
         changes.append((-row.seconds, time_words(abs(row.seconds))))
@@ -169,8 +169,8 @@ def _why(technique: Technique, solution: Solution, resident: ResidentState) -> s
     return "each gradient is gone as soon as it is made"
 
 
-def _row(technique: Technique, before: Cost, after: Cost, why: str) -> Row:
-    return Row(
+def _row(technique: Technique, before: Cost, after: Cost, why: str) -> TechniqueRow:
+    return TechniqueRow(
         name=technique.name,
         title=technique.title,
         saved_bytes=before[0] - after[0],
@@ -182,7 +182,7 @@ def _row(technique: Technique, before: Cost, after: Cost, why: str) -> Row:
 # In words -------------------------------------------------------------------------------------------------------------
 
 
-def summary(plan: Plan, measured: Rehearsed | None) -> str:
+def summary(plan: FitPlan, measured: Rehearsed | None) -> str:
     """Describe a plan: before, technique by technique, after."""
     title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
     lines = [title, "", _line("", "peak", "step")]

@@ -72,12 +72,12 @@ def logits_dtype(dtype: torch.dtype, operations: tuple[Operation, ...]) -> torch
 def chunked_cross_entropy(head: Head, loss: CrossEntropy, *, chunk_bytes: int) -> Tensor:
     """Return the loss over the logits of `head`: a scalar, or one value per row with `reduction="none"`."""
     wanted = tuple(torch.is_grad_enabled() and leaf is not None and leaf.requires_grad for leaf in head.leaves)
-    return _ChunkedCrossEntropy.apply(*head.leaves, _Walk(head, loss, chunk_bytes, wanted))
+    return _ChunkedCrossEntropy.apply(*head.leaves, _ChunkPass(head, loss, chunk_bytes, wanted))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, walk: "_Walk") -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, walk: "_ChunkPass") -> Tensor:
         reduction = walk.reduction
         losses, gradients = walk.run((hidden, weight, bias), differentiate=any(walk.wanted) and reduction != "none")
         ctx.save_for_backward(hidden, weight, bias)
@@ -89,7 +89,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        walk: _Walk = ctx.walk
+        walk: _ChunkPass = ctx.walk
         upstream = upstream.to(walk.compute_dtype)
         if walk.reduction == "none":
             _, gradients = walk.run(ctx.saved_tensors, differentiate=True, upstream=upstream)
@@ -190,7 +190,7 @@ class _Probabilities:
         return exponentials.mul_(masses.sum(dim=-1, keepdim=True) / total).sub_(masses).mul_(upstream)
 
 
-class _Walk:
+class _ChunkPass:
     """One pass over all chunks: the losses by row and, if wanted, the gradients. Holds no leaf."""
 
     def __init__(self, head: Head, loss: CrossEntropy, chunk_bytes: int, wanted: tuple[bool, ...]) -> None:
@@ -221,7 +221,7 @@ class _Walk:
         with torch.autocast(hidden.device.type, enabled=False):
             weight = self._padded(weight)
             bias = None if bias is None else self._padded(bias)
-            sums = _Sums(self, hidden, weight) if differentiate else None
+            sums = _ChunkGradients(self, hidden, weight) if differentiate else None
             losses = torch.empty(hidden.shape[0], dtype=self.compute_dtype, device=hidden.device)
             for rows in self.chunks:
                 part = hidden[rows].to(self.dtype)
@@ -306,10 +306,10 @@ def _operate_backward(gradient: Tensor, operations: tuple[Operation, ...], curve
     return gradient
 
 
-class _Sums:
+class _ChunkGradients:
     """Accumulates the gradients of hidden, weight and bias over chunks."""
 
-    def __init__(self, walk: _Walk, hidden: Tensor, weight: Tensor) -> None:
+    def __init__(self, walk: _ChunkPass, hidden: Tensor, weight: Tensor) -> None:
         self.several, self.classes = len(walk.chunks) > 1, walk.classes
         # Accumulating in a narrow dtype would round once per chunk.
         wide = torch.promote_types(weight.dtype, torch.float32)

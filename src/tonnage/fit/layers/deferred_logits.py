@@ -41,7 +41,7 @@ class LogitsHidden(TonnageError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class LogitsRecipe:
     """How to compute the logits: the head's parts and the operations since."""
 
     hidden: Tensor  # (..., width); its leading dimensions are those of the logits
@@ -83,7 +83,7 @@ class Recipe:
             operations=self.operations,
         )
 
-    def detached(self) -> "Recipe":
+    def detached(self) -> "LogitsRecipe":
         bias = None if self.bias is None else self.bias.detach()
         return replace(self, hidden=self.hidden.detach(), weight=self.weight.detach(), bias=bias)
 
@@ -119,7 +119,7 @@ def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: i
     if not torch.is_grad_enabled():
         hidden, weight = hidden.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
-    recipe = Recipe(
+    recipe = LogitsRecipe(
         hidden=hidden,
         weight=weight,
         bias=bias,
@@ -133,13 +133,13 @@ def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: i
 class DeferredLogits(Tensor):
     """A tensor without storage. Once read it holds the real logits, and all operations go to them."""
 
-    recipe: Recipe
+    recipe: LogitsRecipe
     computed: Tensor | None
     # For a view: the deferred logits it was made from, and how. Writes to one show in both.
     source: "tuple[DeferredLogits, Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None"
 
     @staticmethod
-    def __new__(cls, recipe: Recipe) -> "DeferredLogits":
+    def __new__(cls, recipe: LogitsRecipe) -> "DeferredLogits":
         deferred = Tensor._make_wrapper_subclass(
             cls,
             recipe.shape,
@@ -388,7 +388,7 @@ def _cross_entropy(
     return losses.reshape(recipe.hidden.shape[:-1]) if reduction == "none" else losses
 
 
-def _rows_of(recipe: Recipe, target: Tensor) -> Tensor | None:
+def _rows_of(recipe: LogitsRecipe, target: Tensor) -> Tensor | None:
     """Return the target with one row per prediction; None if it does not match these logits."""
     leading = recipe.hidden.shape[:-1]
     suits = len(leading) == 1 or (recipe.classes_second and len(leading) > 1)

@@ -50,13 +50,13 @@ def _forward(module: nn.Module, x: Tensor, *arguments: Any, **keywords: Any) -> 
     if arguments or keywords or x.ndim < 2 or any(dropout.training for dropout in dropping):
         return run(x, *arguments, **keywords)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return Tiled.apply(run, tiles, Kept.apply(x), *parameters)
+    return Tiled.apply(run, tiles, SaveForTiles.apply(x), *parameters)
 
 
 _forward.__name__ = "forward"  # so that a pickled module gets its plain forward back
 
 
-class Kept(torch.autograd.Function):
+class SaveForTiles(torch.autograd.Function):
     """Saves `x` for the tiles that follow.
 
     It is separate so that `x` is saved before they run: a checkpoint around the module reruns forward until

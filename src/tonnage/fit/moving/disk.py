@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import TonnageError
-from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, pinned
+from tonnage.fit.moving.host import CopyInFlight, CopyLane, PinnedPool, pinned
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import MIB, format_bytes
 
@@ -85,7 +85,7 @@ class DiskSpace:
                 hint="Free space there, or name a directory on another disk.",
             ) from error
 
-    def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> Ticket:
+    def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> CopyInFlight:
         """Write GPU bytes to part of an extent, after the work queued on the current stream.
 
         The GPU memory is free after the ticket; the data is in the file after `settle`.
@@ -106,7 +106,7 @@ class DiskSpace:
         lane = self.load_lane
         now = torch.cuda.current_stream(self.device).record_event() if lane.stream is not None else None
 
-        def read() -> Ticket:
+        def read() -> CopyInFlight:
             self.read(staged, extent.start)
             if lane.stream is None or now is None:
                 return lane.copy(staged[: extent.byte_count], target)
@@ -169,7 +169,7 @@ class DiskSpace:
 class Loaded:
     """A read in flight."""
 
-    ticket: "Future[Ticket]"
+    ticket: "Future[CopyInFlight]"
 
     def wait(self) -> None:
         """Make the host wait for the disk, and the current stream for the copy."""

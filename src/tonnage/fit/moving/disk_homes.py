@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tonnage.fit.moving.disk import DiskSpace, Extent, Loaded
-from tonnage.fit.moving.host import Ticket
+from tonnage.fit.moving.host import CopyInFlight
 from tonnage.fit.moving.saved_tensors import SavedBytes
 from tonnage.fit.moving.streaming import Home
 from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, own_state, plain_state
@@ -31,7 +31,7 @@ class DiskKeeper:
 class _DiskBytes:
     space: DiskSpace
     extent: Extent
-    copied: Ticket
+    copied: CopyInFlight
 
     def load(self, target: Tensor) -> Loaded:
         return self.space.load(self.extent, target)
@@ -46,7 +46,7 @@ class DiskHome:
     def __init__(self, space: DiskSpace, byte_count: int) -> None:
         self._space = space
         self._extent = space.take(byte_count)
-        self._copied = Ticket(None)
+        self._copied = CopyInFlight(None)
 
     def fetch(self, target: Tensor, *, after: Sequence[Home]) -> Loaded:
         for home in (*after, self):
@@ -100,7 +100,7 @@ class DiskStep(StateStep):
         self.space = space
         self._device = device
         self._coming: dict[_StatesOnDisk, tuple[Tensor, Loaded]] = {}
-        self._leaving: list[tuple[Tensor, Ticket]] = []
+        self._leaving: list[tuple[Tensor, CopyInFlight]] = []
         self._next: dict[_StatesOnDisk, _StatesOnDisk] = {}
         self._first: _StatesOnDisk | None = None
         self._last: _StatesOnDisk | None = None

@@ -130,7 +130,7 @@ class PinnedPool:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class CopyInFlight:
     """A copy in flight."""
 
     event: "torch.cuda.Event | None"
@@ -153,7 +153,7 @@ class CopyLane:
         self.device = device
         self.stream = torch.cuda.Stream(device) if has_streams(device) else None
 
-    def copy(self, source: Tensor, target: Tensor) -> Ticket:
+    def copy(self, source: Tensor, target: Tensor) -> CopyInFlight:
         """Run `target.copy_(source)` after the work queued on the current stream.
 
         Hold both until the ticket was waited on. (`record_stream` would hold them too, but until the host happens to
@@ -161,10 +161,10 @@ class CopyLane:
         """
         if self.stream is None:
             target.copy_(source)
-            return Ticket(None)
+            return CopyInFlight(None)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self.stream)
-        return Ticket(event)
+        return CopyInFlight(event)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, has_streams, with_index
+from tonnage.fit.moving.host import CopyInFlight, CopyLane, PinnedPool, has_streams, with_index
 
 
 class Packed(Protocol):
@@ -109,7 +109,7 @@ class SavedBytes(Protocol):
     """Bytes that have left the GPU, or are leaving."""
 
     @property
-    def copied(self) -> Ticket:
+    def copied(self) -> CopyInFlight:
         """The copy after which their GPU memory is free."""
 
     def load(self, target: Tensor) -> Arrival:
@@ -119,7 +119,7 @@ class SavedBytes(Protocol):
         """Free the bytes; nothing will load them again, and loads in flight have finished."""
 
 
-class Keeper(Protocol):
+class TensorKeeper(Protocol):
     def keep(self, source: Tensor) -> SavedBytes:
         """Copy these bytes off the GPU, after the work queued on the current stream."""
 
@@ -140,9 +140,9 @@ class PinnedKeeper:
 class _PinnedBytes:
     keeper: PinnedKeeper
     host: Tensor
-    copied: Ticket
+    copied: CopyInFlight
 
-    def load(self, target: Tensor) -> Ticket:
+    def load(self, target: Tensor) -> CopyInFlight:
         return self.keeper.load_lane.copy(self.host, target)
 
     def release(self) -> None:
@@ -152,7 +152,7 @@ class _PinnedBytes:
 class OffloadWindow:
     """Moves storages out and back, with at most `window_bytes` (or one larger storage) in transit."""
 
-    def __init__(self, device: torch.device, keeper: Keeper, *, window_bytes: int) -> None:
+    def __init__(self, device: torch.device, keeper: TensorKeeper, *, window_bytes: int) -> None:
         self.device = with_index(device)
         self.keeper = keeper
         self.window_bytes = window_bytes

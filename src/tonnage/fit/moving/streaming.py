@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.moving.host import CopyLane, Ticket, pinned
+from tonnage.fit.moving.host import CopyInFlight, CopyLane, pinned
 from tonnage.fit.moving.saved_tensors import Arrival, bytes_of
 
 ALIGNMENT_BYTES = 4096  # of each parameter in its block's bytes, as O_DIRECT requires
@@ -47,9 +47,9 @@ class PinnedHome:
     def __init__(self, byte_count: int, device: torch.device, load_lane: CopyLane, store_lane: CopyLane) -> None:
         self._bytes = pinned(byte_count, device)
         self._load_lane, self._store_lane = load_lane, store_lane
-        self._written = Ticket(None)
+        self._written = CopyInFlight(None)
 
-    def fetch(self, target: Tensor, *, after: Sequence[Home]) -> Ticket:
+    def fetch(self, target: Tensor, *, after: Sequence[Home]) -> CopyInFlight:
         for home in (*after, self):
             home.wait_for_writes(self._load_lane.stream)
         return self._load_lane.copy(self._bytes, target)
@@ -76,7 +76,7 @@ class PinnedHome:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class ParameterPlace:
     """A parameter's position among its block's bytes."""
 
     parameter: nn.Parameter
@@ -96,12 +96,12 @@ class Place:
         return self.bytes_in(buffer).view(self.dtype).as_strided(self.size, self.stride)
 
 
-def place_all(parameters: Sequence[nn.Parameter]) -> tuple[list[Place], int]:
+def place_all(parameters: Sequence[nn.Parameter]) -> tuple[list[ParameterPlace], int]:
     """Lay out parameters one after another; return their places and the total bytes."""
-    places: list[Place] = []
+    places: list[ParameterPlace] = []
     end = 0
     for parameter in parameters:
-        places.append(Place(parameter, end, parameter.dtype, parameter.size(), parameter.stride()))
+        places.append(ParameterPlace(parameter, end, parameter.dtype, parameter.size(), parameter.stride()))
         end += -(-places[-1].byte_count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return places, end
 
@@ -113,7 +113,7 @@ class Nowhere:
         self.device = device
         self._of_type: dict[torch.dtype, Tensor] = {}
 
-    def stand_in(self, place: Place) -> Tensor:
+    def stand_in(self, place: ParameterPlace) -> Tensor:
         if place.dtype not in self._of_type:
             self._of_type[place.dtype] = torch.full((), torch.nan, device=self.device).to(place.dtype)
         return self._of_type[place.dtype].expand(place.size)
@@ -122,11 +122,11 @@ class Nowhere:
 class BlockWeights:
     """The streamed parameters of one block."""
 
-    def __init__(self, places: Sequence[Place], byte_count: int, home: Home, nowhere: "Nowhere") -> None:
+    def __init__(self, places: Sequence[ParameterPlace], byte_count: int, home: Home, nowhere: "Nowhere") -> None:
         self.places = places
         self.byte_count = byte_count
         self.home = home
-        self.slot: _Slot | None = None
+        self.slot: _WeightSlot | None = None
         self.changed = False
         self._nowhere = nowhere
 
@@ -154,10 +154,10 @@ class BlockWeights:
 
 
 @dataclass(eq=False)
-class _Slot:
+class _WeightSlot:
     buffer: Tensor
     weights: BlockWeights | None = None
-    arrival: Arrival = field(default_factory=lambda: Ticket(None))
+    arrival: Arrival = field(default_factory=lambda: CopyInFlight(None))
 
 
 class WeightStreamer:
@@ -177,7 +177,7 @@ class WeightStreamer:
         self._of = {place.parameter: weights for weights in blocks for place in weights.places}
         largest = max(weights.byte_count for weights in blocks)
         # Least recently used first.
-        self._slots = [_Slot(torch.empty(largest, dtype=torch.uint8, device=device)) for _ in range(slots)]
+        self._slots = [_WeightSlot(torch.empty(largest, dtype=torch.uint8, device=device)) for _ in range(slots)]
         self._current: BlockWeights | None = None
 
     def bring(self, weights: BlockWeights) -> Tensor:
@@ -220,7 +220,7 @@ class WeightStreamer:
             self._vacate(slot)
         self._slots.clear()
 
-    def _load(self, weights: BlockWeights) -> _Slot:
+    def _load(self, weights: BlockWeights) -> _WeightSlot:
         slot = next(slot for slot in self._slots if slot.weights is None or slot.weights is not self._current)
         previous = [slot.weights.home] if slot.weights is not None else []
         self._vacate(slot)
@@ -229,11 +229,11 @@ class WeightStreamer:
         self._touch(slot)
         return slot
 
-    def _touch(self, slot: _Slot) -> None:
+    def _touch(self, slot: _WeightSlot) -> None:
         self._slots.remove(slot)
         self._slots.append(slot)
 
-    def _vacate(self, slot: _Slot) -> None:
+    def _vacate(self, slot: _WeightSlot) -> None:
         if slot.weights is not None:
             self.take_home(slot.weights)
             slot.weights.point_nowhere()

@@ -15,7 +15,7 @@ from tonnage.errors import TonnageError
 from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, noted_autocast, rounding
 from tonnage.fit.modules import kept_modes
 from tonnage.fit.recomputing.remembered import as_before
-from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
+from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split, take_rows
 from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training
 
@@ -99,7 +99,7 @@ def _plain_gradients(training: Training, batch: Batch, most_rows: int | None) ->
     while True:
         part = batch if size == rows else take_rows(batch, slice(0, size))
         try:
-            return part, *_gradients(training, [Part(part, 1.0)])
+            return part, *_gradients(training, [MicroBatch(part, 1.0)])
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             if size <= fewest:
@@ -110,7 +110,7 @@ def _plain_gradients(training: Training, batch: Batch, most_rows: int | None) ->
             size = max(fewest, size // 2)
 
 
-def _parts(training: Training, batch: Batch) -> list[Part]:
+def _parts(training: Training, batch: Batch) -> list[MicroBatch]:
     if training.ranks is not None:
         return training.ranks.divide(training, batch)
     # Fewer rows than a step has are divided into fewer parts of the same size, but at least two.
@@ -119,7 +119,7 @@ def _parts(training: Training, batch: Batch) -> list[Part]:
     return split(batch, max(parts, min(2, training.micro_batches)), training.weighting)
 
 
-def _gradients(training: Training, parts: list[Part]) -> tuple[float, Samples]:
+def _gradients(training: Training, parts: list[MicroBatch]) -> tuple[float, Samples]:
     with undisturbed(training.model, training.device):
         torch.manual_seed(0)
         return gradients_of(training, parts, elements=_ELEMENTS)

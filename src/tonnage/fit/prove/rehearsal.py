@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from tonnage.fit.checks import check_finite
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
-from tonnage.fit.stepping.pieces import Piece
+from tonnage.fit.stepping.pieces import StatePiece
 from tonnage.fit.stepping.step import take_step
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.units import format_bytes
@@ -38,7 +38,7 @@ class Rehearsed:
 
 
 def rehearse(
-    training: Training, meter: Meter, batch: Batch | None = None, *, fresh: bool, from_the_first: bool = True
+    training: Training, meter: GpuMeter, batch: Batch | None = None, *, fresh: bool, from_the_first: bool = True
 ) -> Rehearsed:
     """Return the peak of a step on `batch`, or on the sample.
 
@@ -130,7 +130,7 @@ def _noted(value: Any, depth: int = 4) -> tuple[Any, Any]:
         return value, {key: _noted(held, depth - 1) for key, held in value.items()}
     if isinstance(value, list) and depth:
         return value, [_noted(held, depth - 1) for held in value]
-    if isinstance(value, Piece):
+    if isinstance(value, StatePiece):
         return value, {name: _noted(getattr(value, name)) for name in ("state", "started", "has_gradient")}
     return value, None
 

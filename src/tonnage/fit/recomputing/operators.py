@@ -32,7 +32,7 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 @dataclass
-class Operator:
+class RecordedOperator:
     """One recorded operator call."""
 
     function: OpOverload
@@ -74,12 +74,12 @@ class Operator:
         return not self.made_bytes and not self.writes and (self.external or self.base is not None)
 
 
-class Recorder(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Records every operator called inside it. `saving` around the same pass records what backward saves."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__()
-        self.operators: list[Operator] = []
+        self.operators: list[RecordedOperator] = []
         self.overlooked = False  # other hooks hid from `saving` what an operator saved
         self._pack: object = None
         self._clock = clock or untimed
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
         made = {_storage(t): t.untyped_storage().nbytes() for t in tensors if _storage(t) not in given}
         shared = [_storage(t) for t in tensors if _storage(t) in given]
         sources = tuple(sorted({self._makers[key] for key in given if key in self._makers}))
-        operator = Operator(
+        operator = RecordedOperator(
             function=func,
             inputs=sources,
             base=next((self._makers[key] for key in shared if key in self._makers), None),
@@ -147,14 +147,14 @@ def profile_operators(
     block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], clock: Clock
 ) -> tuple[OperatorProfile, ...]:
     """Return the profile of every operator call in one forward pass of the block."""
-    recorder = Recorder(clock)
+    recorder = OperatorRecorder(clock)
     with recorder.saving(hold=True), recorder, torch.enable_grad():
         outputs = block(*args, **kwargs)
     del outputs
     return tuple(profile_of(index, operator) for index, operator in enumerate(recorder.operators))
 
 
-def profile_of(index: int, operator: Operator) -> OperatorProfile:
+def profile_of(index: int, operator: RecordedOperator) -> OperatorProfile:
     return OperatorProfile(
         index=index,
         name=str(operator.function),

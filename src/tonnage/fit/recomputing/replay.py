@@ -18,7 +18,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tonnage.errors import TonnageError
 from tonnage.fit.choose.frontier import needed
 from tonnage.fit.recomputing.generators import States
-from tonnage.fit.recomputing.operators import UNCOUNTED, Layout, Operator, Recorder, operations_clock, profile_of
+from tonnage.fit.recomputing.operators import (
+    UNCOUNTED,
+    Layout,
+    OperatorRecorder,
+    RecordedOperator,
+    operations_clock,
+    profile_of,
+)
 
 # Below this, skipping a product saves less time than dispatching every operator costs the host.
 _WORTHWHILE_OPERATIONS = 2e11
@@ -46,7 +53,7 @@ class Stash:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """The known operators of a pass for one set of input shapes."""
 
     functions: tuple[OpOverload, ...]
@@ -89,8 +96,8 @@ class _First(_Counted):
         return outputs
 
 
-class _Again(_Counted):
-    def __init__(self, stash: Stash, plan: Plan | None, set_random: Callable[[States], None]) -> None:
+class _SecondRun(_Counted):
+    def __init__(self, stash: Stash, plan: ReplayPlan | None, set_random: Callable[[States], None]) -> None:
         super().__init__()
         self._stash = stash
         self._storages = stash.storages()
@@ -130,7 +137,7 @@ class Replayer:
 
     def __init__(self, kept: Mapping[int, str | None]) -> None:
         self.kept = kept
-        self._plans: dict[object, Plan | None] = {}
+        self._plans: dict[object, ReplayPlan | None] = {}
 
     def first(self, run: Run, random_states: Callable[[], States]) -> tuple[tuple[Tensor, ...], Stash]:
         """Run with gradients enabled, so that operators match the second pass; nothing is saved for backward."""
@@ -149,10 +156,10 @@ class Replayer:
         learns = shapes not in self._plans and len(self._plans) < _MOST_PLANS
         plan = self._plans.get(shapes)
         try:
-            with around(), _Again(stash, plan, set_random) if learns or plan or stash.outputs else nullcontext():
+            with around(), _SecondRun(stash, plan, set_random) if learns or plan or stash.outputs else nullcontext():
                 if not learns:
                     return run()
-                recorder = Recorder(operations_clock)
+                recorder = OperatorRecorder(operations_clock)
                 with recorder.saving(hold=True), recorder:
                     outputs = run()
                 self._plans[shapes] = None if recorder.overlooked else self._plan(recorder.operators)
@@ -162,7 +169,7 @@ class Replayer:
             self._plans[shapes] = None
         return self.again(run, shapes, stash if plan else Stash(), set_random, around)
 
-    def _plan(self, operators: Sequence[Operator]) -> Plan | None:
+    def _plan(self, operators: Sequence[RecordedOperator]) -> ReplayPlan | None:
         profile = [profile_of(index, operator) for index, operator in enumerate(operators)]
         # Without RNG states per operator, all random operators must run, in order.
         drawn = not self.kept
@@ -171,4 +178,4 @@ class Replayer:
         idle = [i for i, o in enumerate(operators) if not o.is_view and i not in running and i not in self.kept]
         if sum(profile[index].seconds for index in idle) < _WORTHWHILE_OPERATIONS and not self.kept:
             return None
-        return Plan(tuple(o.function for o in operators), {index: operators[index].layouts for index in idle})
+        return ReplayPlan(tuple(o.function for o in operators), {index: operators[index].layouts for index in idle})

@@ -64,7 +64,7 @@ class Surroundings:
 
 
 @dataclass(eq=False)
-class Call:
+class ForwardCall:
     """One call of a forward. Tensors that need a gradient are removed from `leaves`; `run` fills them in."""
 
     forward: Forward
@@ -126,10 +126,10 @@ class Rerun:
         own = [*self._generators, *given_generators(leaves)]
         surroundings = Surroundings.now(device_of((*leaves, *parameters)), own, self.slots)
         bare = [None if i in places else leaf for i, leaf in enumerate(leaves)]
-        call = Call(self.forward, bare, spec, places, parameters, surroundings)
+        call = ForwardCall(self.forward, bare, spec, places, parameters, surroundings)
         return call.outputs(_Rerun.apply(self, call, *inputs, *parameters))
 
-    def first(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def first(self, call: ForwardCall, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the forward pass, saving only what the replayer stores."""
         if self.replayer is None or not self.replayer.kept:
             return call.run(inputs)
@@ -140,7 +140,7 @@ class Rerun:
         call.stash = None if stash.differs else stash
         return outputs
 
-    def differentiate(self, call: Call, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    def differentiate(self, call: ForwardCall, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
         """Return gradients of the inputs, then of the parameters."""
         fresh = [tensor.detach().requires_grad_() for tensor in inputs]
         ends = self.again(call, fresh, call.leaves)
@@ -149,7 +149,7 @@ class Rerun:
             call.stash.outputs.clear()
         return self.gradients(ends, gradients, [*fresh, *call.parameters])
 
-    def again(self, call: Call, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> Ends:
+    def again(self, call: ForwardCall, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> Ends:
         """Rerun and return the outputs' gradient edges. The outputs are freed: backward does not read them."""
         surroundings = call.surroundings
 
@@ -194,7 +194,7 @@ class Rerun:
 
 class _Rerun(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rerun: Rerun, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rerun: Rerun, call: ForwardCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.rerun, ctx.call = rerun, call
         ctx.set_materialize_grads(False)
         inputs = tensors[: len(call.places)]

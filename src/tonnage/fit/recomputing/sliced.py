@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tonnage.fit.recomputing.generators import Generators, held_generators, same_states
 from tonnage.fit.recomputing.replay import Replayer
-from tonnage.fit.recomputing.rerun import Call, Forward, Gradients, Rerun, without_cache
+from tonnage.fit.recomputing.rerun import Forward, ForwardCall, Gradients, Rerun, without_cache
 from tonnage.fit.recomputing.trial import left_alone
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Training
@@ -32,7 +32,7 @@ class SlicedRerun(Rerun):
         super().__init__(module, forward, replayer)
         self.slices = slices
 
-    def first(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def first(self, call: ForwardCall, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         rows = batch_rows(inputs or call.leaves)
         whole: list[Tensor] = []
         for part in row_slices(rows, self.slices):
@@ -44,9 +44,9 @@ class SlicedRerun(Rerun):
             del outputs
         return tuple(whole)
 
-    def differentiate(self, call: Call, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    def differentiate(self, call: ForwardCall, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
         rows = batch_rows(inputs or call.leaves)
-        sums = _Sums(inputs, rows)
+        sums = _SliceGradients(inputs, rows)
         for part in row_slices(rows, self.slices):
             fresh = [take_rows(tensor.detach(), rows, part).requires_grad_() for tensor in inputs]
             ends = self.again(call, fresh, [take_rows(leaf, rows, part) for leaf in call.leaves])
@@ -56,7 +56,7 @@ class SlicedRerun(Rerun):
         return sums.all(len(inputs) + len(call.parameters))
 
 
-class _Sums:
+class _SliceGradients:
     """Gradients over slices: concatenated for a sliced input, summed for everything else."""
 
     def __init__(self, inputs: Sequence[Tensor], rows: int) -> None:

@@ -38,7 +38,7 @@ _next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 @dataclass
-class Finding:
+class RerunFinding:
     """What it takes to run a block twice."""
 
     reason: str | None = None  # why it is impossible
@@ -48,10 +48,10 @@ class Finding:
 
 
 # By model: fingerprint at the time of the trial, and the findings.
-_tried: WeakKeyDictionary[nn.Module, tuple[object, dict[str, Finding]]] = WeakKeyDictionary()
+_tried: WeakKeyDictionary[nn.Module, tuple[object, dict[str, RerunFinding]]] = WeakKeyDictionary()
 
 
-def find_out(training: Training, names: Sequence[str]) -> dict[str, Finding]:
+def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding]:
     """Return what each of these modules does when it runs twice, cached while the training is unchanged."""
     now = _fingerprint(training)
     before, findings = _tried.get(training.model, (None, {}))
@@ -79,11 +79,11 @@ def _fingerprint(training: Training) -> object:
     return id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
 
 
-def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, Finding]:
+def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, RerunFinding]:
     """Run a loss with each block twice; the training is left unchanged."""
 
-    def tried(*, twice: bool, saves: bool) -> dict[str, Finding]:
-        return on_few_rows(training, lambda batch: _Trial(training, names, twice=twice, saves=saves).run(batch))
+    def tried(*, twice: bool, saves: bool) -> dict[str, RerunFinding]:
+        return on_few_rows(training, lambda batch: _RerunTrial(training, names, twice=twice, saves=saves).run(batch))
 
     # A loss that differentiates needs saved tensors; what a second run stores may disturb the loss.
     for saves in (False, True):
@@ -144,7 +144,7 @@ class _Run:
         return node in self.entries or id(getattr(node, "variable", None)) in self.leaves
 
 
-class _Trial:
+class _RerunTrial:
     """One loss, in which every named module runs twice."""
 
     def __init__(self, training: Training, names: Sequence[str], *, twice: bool, saves: bool) -> None:
@@ -153,11 +153,11 @@ class _Trial:
         self._saves = saves
         self._has_values = not on_virtual_gpu(training.device)
         self._blocks = {name: training.model.get_submodule(name) for name in names}
-        self._findings = {name: Finding() for name in names}
+        self._findings = {name: RerunFinding() for name in names}
         self._runs: list[_Run] = []
         self._under_way: list[_Run] = []
 
-    def run(self, batch: Batch) -> dict[str, Finding]:
+    def run(self, batch: Batch) -> dict[str, RerunFinding]:
         with left_alone(self._training), torch.enable_grad(), ExitStack() as stack:
             for name, block in self._blocks.items():
                 stack.callback(replace_forward(block, self._tried(name, block, block.forward)))
@@ -217,7 +217,7 @@ class _Trial:
             run.stop = _next_node_number()
 
     @contextmanager
-    def _writing_noted(self, finding: Finding, leaves: Sequence[Any], block: nn.Module) -> Iterator[None]:
+    def _writing_noted(self, finding: RerunFinding, leaves: Sequence[Any], block: nn.Module) -> Iterator[None]:
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
         parameters = list(block.parameters())
         versions = [[tensor._version for tensor in tensors] for tensors in (given, parameters)]

@@ -24,7 +24,7 @@ from tonnage.fit.choose.infeasible import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.fitting import allowed_names
 from tonnage.fit.moving.host import free_host_bytes
-from tonnage.fit.plan import Plan, read_plan
+from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.measuring import AgreedMeter, ShardedFitting
 from tonnage.fit.sharding.shard import Shard, mesh_device
@@ -53,7 +53,7 @@ def fit_on_mesh(
     allow: Sequence[str] = (),
     without: Sequence[str] = (),
     clip_norm: float | None = None,
-    plan: Plan | str | Path | None = None,
+    plan: FitPlan | str | Path | None = None,
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
@@ -87,7 +87,7 @@ def fit_on_mesh(
 @dataclass(frozen=True)
 class _Asked:
     shard: Shard | None
-    plan: Plan | None
+    plan: FitPlan | None
     budget: str | int | None
     host: str | int | None
     allowed: frozenset[str]
@@ -187,7 +187,7 @@ def _fit(training: Training, asked: _Asked) -> Fitted:
             raise RequestError("The plan shards in another way than shard= says.", hint="Leave shard= out.")
         sharded = plan if planned else replace(plan, techniques=(shard or Shard(), *plan.techniques))
         return apply_plan(training, sharded)
-    alone = Plan(  # sharding alone, nothing measured
+    alone = FitPlan(  # sharding alone, nothing measured
         techniques=(shard or Shard(),),
         device=training.device.type,
         torch=torch.__version__,

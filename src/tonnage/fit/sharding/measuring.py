@@ -21,7 +21,7 @@ from tonnage.fit.sharding.agreement import Agreement, RankFailed
 from tonnage.fit.sharding.shard import Shard
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.survey.measuring import BlockCall, parameter_bytes
-from tonnage.fit.survey.meter import Duration, Meter
+from tonnage.fit.survey.meter import Duration, GpuMeter
 from tonnage.fit.survey.resident_state import find_resident_state, tensors_of
 from tonnage.fit.survey.stages import Request
 from tonnage.fit.survey.survey import SizeProfile, Survey
@@ -30,7 +30,7 @@ from tonnage.fit.training import Training
 Found = TypeVar("Found")
 
 
-class AgreedMeter(Meter):
+class AgreedMeter(GpuMeter):
     """A meter whose timed calls are repeated equally often on every rank."""
 
     def __init__(self, device: torch.device, agreement: Agreement) -> None:
@@ -44,7 +44,7 @@ class AgreedMeter(Meter):
 class AgreedSurvey(Survey):
     """A survey that uses the first rank's measurements. Running out of memory on one rank alone ends it for all."""
 
-    def __init__(self, training: Training, meter: Meter, agreement: Agreement) -> None:
+    def __init__(self, training: Training, meter: GpuMeter, agreement: Agreement) -> None:
         super().__init__(training, meter)
         self.agreement = agreement
 

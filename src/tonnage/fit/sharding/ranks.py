@@ -15,7 +15,7 @@ from tonnage.fit.sharding.wrapping import reshard
 from tonnage.fit.stepping.batches import (
     WEIGHTINGS,
     BadBatch,
-    Part,
+    MicroBatch,
     Weighting,
     is_weighting,
     measure_of,
@@ -64,7 +64,7 @@ class Ranks:
         worst = self.agreement.largest(*errors.values())
         return float(sums[0]), float(sums[1]), dict(zip(errors, worst, strict=True))
 
-    def divide(self, training: Training, batch: Batch | None, *, least: int = 0) -> list[Part]:
+    def divide(self, training: Training, batch: Batch | None, *, least: int = 0) -> list[MicroBatch]:
         """Divide into equally many parts on every rank. Gradients are averaged over ranks, and so are weights."""
         reshard(training.model)  # in case a forward without a backward came before
         stepping = batch is not None
@@ -90,9 +90,9 @@ class Ranks:
         for part in own:
             # The parts of a batch without labels have NaN weights; all of it counts as zero.
             weight = torch.as_tensor(part.weight, dtype=torch.float64, device=training.device).nan_to_num(0.0)
-            parts.append(Part(part.batch, weight * share))
+            parts.append(MicroBatch(part.batch, weight * share))
         spare = own[0].batch if own else take_rows(training.sample, slice(0, 1))
-        return [*(Part(spare, 0.0) for _ in range(count - len(parts))), *parts]
+        return [*(MicroBatch(spare, 0.0) for _ in range(count - len(parts))), *parts]
 
 
 def check_weighting(weighting: Weighting) -> str | None:

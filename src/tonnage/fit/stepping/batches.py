@@ -40,7 +40,7 @@ class BadBatch(RequestError, ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """A micro-batch and its share of the total loss."""
 
     batch: Batch
@@ -53,7 +53,7 @@ class Part:
         return torch.where(self.weight == 0, torch.zeros_like(loss), loss * self.weight.to(loss))
 
 
-def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[Part]:
+def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[MicroBatch]:
     """Split the batch into `parts` micro-batches of nearly equal size, at most one per row.
 
     Tensors are views. Tensors without the batch dimension, and anything that is not a tensor, are shared by all
@@ -63,7 +63,7 @@ def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[Part]
     parts = min(parts, rows)
     bounds = [rows * part // parts for part in range(parts + 1)]
     batches = [take_rows(batch, slice(start, end)) for start, end in pairwise(bounds)]
-    return [Part(part, weight) for part, weight in zip(batches, _weights(batches, weighting), strict=True)]
+    return [MicroBatch(part, weight) for part, weight in zip(batches, _weights(batches, weighting), strict=True)]
 
 
 def _weights(parts: Sequence[Batch], weighting: Weighting) -> list[float | Tensor]:

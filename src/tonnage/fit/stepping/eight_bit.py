@@ -221,7 +221,7 @@ class EightBitStep(StateStep):
 
         stochastic = isinstance(self.inner, StochasticStep) and parameter.dtype == torch.bfloat16
         seed = int(torch.randint(2**31 - 1, (), generator=self._generator(torch.device("cpu"))).item())
-        options = eight_bit_kernels.Options(block=self.block, seed=seed, stochastic=stochastic, first=first)
+        options = eight_bit_kernels.EightBitOptions(block=self.block, seed=seed, stochastic=stochastic, first=first)
         if isinstance(numbers, AdamStep):
             average, square = ((state[name], state[name + _SCALES]) for name in ("exp_avg", "exp_avg_sq"))
             eight_bit_kernels.adam(parameter, gradient, average, square, numbers, options)

@@ -23,7 +23,7 @@ _ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest Philox rounds that pass th
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class EightBitOptions:
     block: int
     seed: int
     stochastic: bool  # whether BF16 parameters are rounded stochastically
@@ -40,7 +40,7 @@ def adam(
     average: Coded,
     square: Coded,
     numbers: AdamStep,
-    options: Options,
+    options: EightBitOptions,
 ) -> None:
     grid = (triton.cdiv(parameter.numel(), options.rows * options.block),)
     with torch.cuda.device_of(parameter):
@@ -70,7 +70,7 @@ def sgd(
     gradient: Tensor,
     buffer: Coded | None,
     numbers: SgdStep,
-    options: Options,
+    options: EightBitOptions,
 ) -> None:
     # Without momentum there is no state; the parameter stands in for codes that are never read.
     codes, scales = buffer or (parameter, parameter)

@@ -22,7 +22,7 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from tonnage.fit.moving.host import has_streams, pinned
 from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, StepsSeveral, is_small, own_state
-from tonnage.fit.stepping.pieces import Piece, Probe, cut_state, flat, flat_like, join
+from tonnage.fit.stepping.pieces import Probe, StatePiece, cut_state, flat, flat_like, join
 from tonnage.fit.virtual import on_virtual_gpu
 
 _PIECES = "pieces"  # the only state key of a parameter here
@@ -58,7 +58,7 @@ class Lane:
             return self.stream.record_event()
 
 
-def pieces_of(state: State) -> list[Piece]:
+def pieces_of(state: State) -> list[StatePiece]:
     """Return the pieces of a parameter whose states are kept here."""
     return state[_PIECES]
 
@@ -96,7 +96,7 @@ class _Held:
 
 
 @dataclass
-class _Slot:
+class _StateSlot:
     buffer: Tensor
     free: Any = None  # event: may be overwritten
     stepped: Any = None  # event: its content was stepped
@@ -115,13 +115,13 @@ class PiecewiseStep(StateStep):
         self.largest_bytes = 0  # of the parameter's share in a host piece
         self.largest_state_bytes = 0
         self._gpu_bytes_left = gpu_bytes
-        self._pieces: dict[int, list[Piece]] = {}  # by id of the parameter
+        self._pieces: dict[int, list[StatePiece]] = {}  # by id of the parameter
         self._probe = Probe(inner)
         self.in_lane = Lane(device)
         self.out_lane = Lane(device)
 
     @abstractmethod
-    def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
+    def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group) -> None:
         """Step a piece whose states are on the host; `parameter` and `gradient` are its flat slices."""
 
     @torch.no_grad()
@@ -178,11 +178,11 @@ class PiecewiseStep(StateStep):
     def finish(self) -> None:
         """Make the current stream, and the host if necessary, wait for the new parameters."""
 
-    def home(self, parameter: Tensor, piece: Piece) -> Tensor:
+    def home(self, parameter: Tensor, piece: StatePiece) -> Tensor:
         """Return a tensor of the piece's elements on the device where its states are stepped."""
         return parameter
 
-    def _cut(self, parameter: Tensor, plain: State, group: Group) -> list[Piece]:
+    def _cut(self, parameter: Tensor, plain: State, group: Group) -> list[StatePiece]:
         """Cut a parameter into pieces: first what fits the device's share, then those on the host."""
         count = parameter.numel()
         per_element = max(1, self._probe.packing(parameter, count, plain, group).state_bytes / max(1, count))
@@ -190,7 +190,7 @@ class PiecewiseStep(StateStep):
         stride = max(1, int(self.piece_bytes / per_element / LEAST_ELEMENTS)) * LEAST_ELEMENTS
         edges = [0, *([on_device] if on_device else []), *range(on_device + stride, count, stride), count]
         pieces = [
-            Piece(start, stop, self._probe.packing(parameter, stop - start, plain, group))
+            StatePiece(start, stop, self._probe.packing(parameter, stop - start, plain, group))
             for start, stop in pairwise(edges)
             if stop > start or count == 0
         ]
@@ -207,7 +207,7 @@ class PiecewiseStep(StateStep):
             count = min(count - 1, int(count * self._gpu_bytes_left / needed))
         return count
 
-    def _place(self, piece: Piece, itemsize: int, *, on_host: bool) -> None:
+    def _place(self, piece: StatePiece, itemsize: int, *, on_host: bool) -> None:
         if on_host:
             self.largest_bytes = max(self.largest_bytes, (piece.stop - piece.start) * itemsize)
             self.largest_state_bytes = max(self.largest_state_bytes, piece.packing.byte_count)
@@ -225,12 +225,12 @@ class DeviceStep(PiecewiseStep):
 
     def __init__(self, inner: StepFunction, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
         super().__init__(inner, device, **sizes)
-        self._slots: list[_Slot] = []
+        self._slots: list[_StateSlot] = []
         self._turn = 0
         self._step_lane = Lane(device)
         self._waiting = _Held(device, window_bytes)
 
-    def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
+    def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group) -> None:
         slot = self._next_slot(piece.packing.byte_count)
         complete = _now(self.device)
         with self._step_lane.current():
@@ -241,7 +241,9 @@ class DeviceStep(PiecewiseStep):
     def finish(self) -> None:
         self._waiting.let_go()
 
-    def _step_staged(self, slot: "_Slot", parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
+    def _step_staged(
+        self, slot: "_StateSlot", parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group
+    ) -> None:
         assert piece.buffer is not None
         staged = slot.buffer[: piece.packing.byte_count]
         if piece.started:
@@ -255,9 +257,9 @@ class DeviceStep(PiecewiseStep):
         slot.stepped = _now(self.device)
         slot.free = piece.written = self.out_lane.copy([(staged, piece.buffer)], after=[slot.stepped])
 
-    def _next_slot(self, byte_count: int) -> _Slot:
+    def _next_slot(self, byte_count: int) -> _StateSlot:
         while len(self._slots) < DEVICE_SLOTS:
-            self._slots.append(_Slot(torch.empty(0, dtype=torch.uint8, device=self.device)))
+            self._slots.append(_StateSlot(torch.empty(0, dtype=torch.uint8, device=self.device)))
         self._turn = (self._turn + 1) % DEVICE_SLOTS
         slot = self._slots[self._turn]
         if slot.buffer.numel() < byte_count:  # once per training, unless parameters are added to the optimizer later
@@ -315,10 +317,10 @@ class HostStep(PiecewiseStep):
         if self.in_lane.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.in_lane.stream)
 
-    def home(self, parameter: Tensor, piece: Piece) -> Tensor:
+    def home(self, parameter: Tensor, piece: StatePiece) -> Tensor:
         return parameter if piece.buffer is None else torch.empty_like(parameter, device="cpu")
 
-    def step_on_host(self, parameter: Tensor, gradient: Tensor | None, piece: Piece, group: Group) -> None:
+    def step_on_host(self, parameter: Tensor, gradient: Tensor | None, piece: StatePiece, group: Group) -> None:
         """Step with this gradient plus what was accumulated before."""
         slot, here, gradient_here = self._take_slot(parameter)
         pairs = [(parameter, here)] if gradient is None else [(parameter, here), (gradient, gradient_here)]
@@ -332,7 +334,7 @@ class HostStep(PiecewiseStep):
         self._send(slot, copied, lambda: self._step(slot, parameter, here, gradients, piece, options))
 
     @torch.no_grad()
-    def add(self, parameter: Tensor, gradient: Tensor, pieces: Sequence[Piece]) -> None:
+    def add(self, parameter: Tensor, gradient: Tensor, pieces: Sequence[StatePiece]) -> None:
         """Accumulate a micro-batch's gradient on the host."""
         gradient = flat_like(gradient, parameter)
         for piece in pieces:
@@ -347,7 +349,7 @@ class HostStep(PiecewiseStep):
             self._send(slot, copied, partial(total.add_, here) if piece.has_gradient else None)
             piece.has_gradient = True
 
-    def step_added(self, parameter: Tensor, pieces: Sequence[Piece], group: Group) -> None:
+    def step_added(self, parameter: Tensor, pieces: Sequence[StatePiece], group: Group) -> None:
         """Step with the accumulated gradient alone."""
         for piece in pieces:
             if piece.has_gradient:
@@ -381,7 +383,7 @@ class HostStep(PiecewiseStep):
             self._slots.put(slot)
 
     def _step(
-        self, slot: _HostSlot, parameter: Tensor, here: Tensor, gradients: list[Tensor], piece: Piece, group: Group
+        self, slot: _HostSlot, parameter: Tensor, here: Tensor, gradients: list[Tensor], piece: StatePiece, group: Group
     ) -> None:
         gradient = gradients[0] if len(gradients) == 1 else gradients[0].add_(gradients[1])
         state = piece.whole_state() if piece.started else {}

@@ -65,7 +65,7 @@ class Packing:
 
 
 @dataclass
-class Piece:
+class StatePiece:
     """Elements `start` to `stop` of a parameter: a pinned buffer on the host, or tensors in `state` on the device."""
 
     start: int
@@ -78,7 +78,7 @@ class Piece:
     gradient: Tensor | None = None  # accumulated on the host over micro-batches
     has_gradient: bool = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Piece":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StatePiece":
         raise TypeError(
             "States on the host cannot be copied with their optimizer; copy optimizer.state_dict() instead."
         )
@@ -134,7 +134,7 @@ def _like(name: str, value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape and name not in _COUNTS
 
 
-def join(function: StepFunction, parameter: Tensor, pieces: Sequence[Piece]) -> State:
+def join(function: StepFunction, parameter: Tensor, pieces: Sequence[StatePiece]) -> State:
     """Join the pieces' states into plain ones, on the host unless all of them are on the device."""
     if not all(piece.started for piece in pieces):
         return {}
@@ -142,7 +142,7 @@ def join(function: StepFunction, parameter: Tensor, pieces: Sequence[Piece]) -> 
     return {name: _join_one(name, value, parameter, found) for name, value in found[0][1].items()}
 
 
-def _join_one(name: str, value: Any, parameter: Tensor, found: list[tuple[Piece, State]]) -> Any:
+def _join_one(name: str, value: Any, parameter: Tensor, found: list[tuple[StatePiece, State]]) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value.clone() if isinstance(value, Tensor) else value
     on_device = all(piece.buffer is None for piece, _ in found)
@@ -152,7 +152,7 @@ def _join_one(name: str, value: Any, parameter: Tensor, found: list[tuple[Piece,
     return joined
 
 
-def cut_state(plain: State, parameter: Tensor, piece: Piece) -> State:
+def cut_state(plain: State, parameter: Tensor, piece: StatePiece) -> State:
     """Return the slice of plain states that belongs to a piece."""
     return {
         name: piece.of(flat_like(value, parameter)) if _like(name, value, parameter) else value

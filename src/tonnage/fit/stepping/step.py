@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tonnage.fit.stepping.batches import Part, split
+from tonnage.fit.stepping.batches import MicroBatch, split
 from tonnage.fit.training import Batch, Training
 
 
@@ -19,7 +19,7 @@ def take_step(training: Training, batch: Batch) -> Tensor:
     return total
 
 
-def accumulate(training: Training, parts: Sequence[Part], *, closes: bool = True) -> Tensor:
+def accumulate(training: Training, parts: Sequence[MicroBatch], *, closes: bool = True) -> Tensor:
     """Run forward and backward of these parts and return their total loss.
 
     `closes` says whether the last of them ends the step.

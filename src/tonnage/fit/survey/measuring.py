@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 
 from tonnage.fit.gradients import taken_gradients
 from tonnage.fit.modules import eagerly, replace_forward
-from tonnage.fit.survey.meter import Duration, Meter, Watch
+from tonnage.fit.survey.meter import Duration, GpuMeter, Watch
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.undisturbed import OF_EVERY_MODULE, undisturbed
 from tonnage.fit.training import Batch, Training
@@ -80,7 +80,7 @@ def dropped_gradients(module: nn.Module) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class Calls:
+class BlockCalls:
     """How the model calls its blocks: one call per kind, and the kind of each block."""
 
     by_kind: dict[str, tuple[str, BlockCall]]  # name of the block that was captured, and its call
@@ -90,12 +90,12 @@ class Calls:
 
 def capture_calls(
     training: Training, blocks: dict[str, nn.Module], batch: Batch, required: dict[str, Required] | None = None
-) -> Calls:
+) -> BlockCalls:
     """Run the model until every block has run, a few times at most, since some models skip blocks at random.
 
     `required` says which block inputs require a gradient (see `required_gradients`).
     """
-    calls, first = Calls({}, {}), 0
+    calls, first = BlockCalls({}, {}), 0
     device = training.device.type
 
     def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -172,7 +172,7 @@ def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
     return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
 
 
-def measure_block(training: Training, meter: Meter, name: str, block: nn.Module, call: BlockCall) -> BlockProfile:
+def measure_block(training: Training, meter: GpuMeter, name: str, block: nn.Module, call: BlockCall) -> BlockProfile:
     """Measure forward and backward of one block as it is: compiled, tiled or recomputed if a technique made it so."""
     hidden = call.hidden
     with dropped_gradients(block), undisturbed(block, meter.device):
@@ -194,7 +194,7 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
 
 
 def _without_frame(
-    training: Training, meter: Meter, block: nn.Module, call: BlockCall, forward: Duration, whole: Duration
+    training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall, forward: Duration, whole: Duration
 ) -> tuple[Duration, Duration]:
     """Subtract the host time that only arises because a block runs alone: starting and ending autograd."""
     undo = replace_forward(block, lambda *args, **kwargs: _hidden(args, kwargs).float() * 1.0)
@@ -219,10 +219,10 @@ def _times(forward: Duration, whole: Duration) -> dict[str, Any]:
 
 
 def measure_outside(
-    training: Training, meter: Meter, blocks: dict[str, nn.Module], calls: Calls, batch: Batch
+    training: Training, meter: GpuMeter, blocks: dict[str, nn.Module], calls: BlockCalls, batch: Batch
 ) -> OutsideProfile:
     """Measure the whole model with blocks that pass their input through."""
-    stretches = _Stretches(meter)
+    stretches = _PeaksAround(meter)
     with ExitStack() as stack:
         stack.enter_context(dropped_gradients(training.model))
         stack.enter_context(undisturbed(training.model, meter.device))
@@ -246,10 +246,10 @@ def measure_outside(
     return OutsideProfile(**peaks, **_times(forward_time, whole_time))
 
 
-class _Stretches:
+class _PeaksAround:
     """Peak memory before the first block, between blocks and after the last, in a pass whose blocks do nothing."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: GpuMeter) -> None:
         self.meter = meter
         self.forget()
 
@@ -286,7 +286,7 @@ class _Stretches:
         }
 
 
-def _watch_block(training: Training, meter: Meter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:
+def _watch_block(training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:
     hidden, saved = call.hidden.untyped_storage().data_ptr(), set[int]()
 
     # Otherwise torch.compile would compile these hooks again and again, until it falls back to eager.
@@ -327,7 +327,7 @@ def _forward_block(training: Training, block: nn.Module, call: BlockCall) -> Any
         return block(*args, **kwargs)
 
 
-def _hand_through(output: Any, stretches: _Stretches) -> Any:
+def _hand_through(output: Any, stretches: _PeaksAround) -> Any:
     """Return a forward that returns its input in place of the output of that shape, and zeros elsewhere."""
     leaves, structure = tree_flatten(output, is_leaf=lambda leaf: isinstance(leaf, _Described))
 

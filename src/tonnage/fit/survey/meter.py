@@ -38,7 +38,7 @@ class Duration:
     host_s: float = 0.0
 
 
-class Meter:
+class GpuMeter:
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise RequestError(

@@ -26,7 +26,7 @@ from tonnage.fit.stepping.parameter_step import (
 )
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.virtual_clock import adding_bytes_per_s, card_of, link_bytes_per_s
 from tonnage.fit.training import Training
 
@@ -38,7 +38,7 @@ _HOST_STEP_BYTES_PER_S = 18.6e9
 
 
 def find_resident_state(
-    training: Training, meter: Meter, blocks: dict[str, nn.Module], host_bytes: int | None
+    training: Training, meter: GpuMeter, blocks: dict[str, nn.Module], host_bytes: int | None
 ) -> ResidentState:
     optimizer = training.optimizer
     trained = list(trained_parameters(optimizer))
@@ -70,7 +70,7 @@ def find_resident_state(
     )
 
 
-def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
+def launch_times(optimizer: Optimizer, meter: GpuMeter) -> dict[str, float]:
     """Return the host's launch time for one small parameter: stepped in place, and with states that are moved."""
     if why_not_in_pieces(optimizer) is not None:
         return {}
@@ -90,7 +90,7 @@ def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
     return found
 
 
-def _host_s(run: Callable[[], object], meter: Meter) -> float:
+def _host_s(run: Callable[[], object], meter: GpuMeter) -> float:
     if meter.virtual:
         return meter.time(run).host_s
     started = time.perf_counter()
@@ -99,7 +99,7 @@ def _host_s(run: Callable[[], object], meter: Meter) -> float:
     return (time.perf_counter() - started) / _LAUNCHES
 
 
-def _held_besides(training: Training, meter: Meter) -> int:
+def _held_besides(training: Training, meter: GpuMeter) -> int:
     """Return the bytes of the sample, library workspaces and whatever else is on the card."""
     known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(training.optimizer)]
     gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
@@ -113,7 +113,7 @@ def model_bytes(model: nn.Module) -> int:
     return parameter_bytes(model.parameters()) + parameter_bytes(model.buffers())
 
 
-def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Parameter]) -> tuple[int, int, float]:
+def probe_optimizer(optimizer: Optimizer, meter: GpuMeter, trained: list[nn.Parameter]) -> tuple[int, int, float]:
     """Return the bytes of all states, the temporary bytes of a step, and its seconds, scaled up from a probe."""
     # foreach makes temporaries for all parameters at once, unless it is off or fused replaces it.
     group = optimizer.param_groups[0]
@@ -169,7 +169,7 @@ def _measured_link_rate(device: torch.device) -> float:
     return 2 * size / (time.perf_counter() - started)
 
 
-def link_rate(meter: Meter) -> float:
+def link_rate(meter: GpuMeter) -> float:
     """Return the bytes per second to or from pinned memory."""
     return link_bytes_per_s(card_of(meter.device)) if meter.virtual else _measured_link_rate(meter.device)
 

@@ -19,7 +19,7 @@ from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.modules import eagerly
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.resident_state import find_resident_state
 from tonnage.fit.survey.survey import Survey
 from tonnage.fit.survey.undisturbed import undisturbed
@@ -50,7 +50,7 @@ class Stages:
     survey: Survey
     resident: ResidentState
 
-    def __init__(self, training: Training, meter: Meter, request: Request, *, measure: bool) -> None:
+    def __init__(self, training: Training, meter: GpuMeter, request: Request, *, measure: bool) -> None:
         self.training, self.meter, self.request, self.measure = training, meter, request, measure
         self.applied = Applied(training)
         self.fresh = not training.optimizer.state

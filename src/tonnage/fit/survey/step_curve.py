@@ -19,7 +19,7 @@ from tonnage.fit.choose.placement import (
     HOST_STATES,
     PLAIN,
     STEP_IN_BACKWARD,
-    Gradients,
+    GradientPlace,
     ResidentState,
     memory_context,
 )
@@ -33,7 +33,7 @@ from tonnage.fit.survey.measuring import (
     measure_outside,
     required_gradients,
 )
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.profile import OutsideProfile
 from tonnage.fit.survey.resident_state import find_resident_state
 from tonnage.fit.technique import Technique
@@ -52,7 +52,7 @@ class StepCurve:
     def __init__(
         self,
         training: Training,
-        meter: Meter,
+        meter: GpuMeter,
         techniques: Sequence[Technique],
         grow: Callable[[int], Batch],
         *,
@@ -184,7 +184,7 @@ class StepCurve:
         placement = STEP_IN_BACKWARD if "step-in-backward" in self.training.applied else PLAIN
         if self._host_states is not None:
             placement = HOST_GRADIENTS if self._host_states.how == "host" else HOST_STATES
-        passes = placement.gradients(held, count) is Gradients.PASS
+        passes = placement.gradients(held, count) is GradientPlace.PASS
         frame = STEP_IN_BACKWARD if passes else PLAIN
         return memory_context(frame, held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
 

@@ -20,7 +20,7 @@ from tonnage.fit.recomputing.operators import event_clock, profile_operators, vi
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.survey.measuring import (
     BlockCall,
-    Calls,
+    BlockCalls,
     Required,
     bytes_of,
     capture_calls,
@@ -29,7 +29,7 @@ from tonnage.fit.survey.measuring import (
     measure_outside,
     required_gradients,
 )
-from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.undisturbed import draw_others, undisturbed
 from tonnage.fit.survey.virtual_clock import card_of
@@ -79,7 +79,7 @@ class SizeProfile:
 class Survey:
     """Measures a size when it is first requested. Techniques that always pay are already applied."""
 
-    def __init__(self, training: Training, meter: Meter) -> None:
+    def __init__(self, training: Training, meter: GpuMeter) -> None:
         self.training, self.meter = training, meter
         self.blocks = find_blocks(training.model)
         self.rows = batch_rows(training.sample)
@@ -121,7 +121,7 @@ class Survey:
         outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
         return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
 
-    def _capture(self, batch: Batch) -> Calls:
+    def _capture(self, batch: Batch) -> BlockCalls:
         if self._required is None:
             self._required = required_gradients(self.training, self.blocks, batch)
         calls = capture_calls(self.training, self.blocks, batch, self._required)

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 from tonnage.fit.modules import replace_forward, why_not_blocks
 from tonnage.fit.moving.host import PinnedPool, host_limit_bytes
 from tonnage.fit.moving.saved_tensors import (
-    Keeper,
     OffloadWindow,
     Packed,
     PinnedKeeper,
+    TensorKeeper,
     made_of_a_parameter,
     saved_by,
     storage_key,
@@ -52,7 +52,7 @@ class ActivationOffload(Technique):
         pool = PinnedPool(training.device, host_limit_bytes(training.device, self.host_bytes))
         self.place_with(PinnedKeeper(training.device, pool), training, stack)
 
-    def place_with(self, keeper: Keeper, training: Training, stack: ExitStack) -> None:
+    def place_with(self, keeper: TensorKeeper, training: Training, stack: ExitStack) -> None:
         """Offload to another place than pinned memory."""
         window_bytes = self.window_bytes
         if window_bytes is None:

@@ -18,7 +18,7 @@ from tonnage.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllocatorSettings(Technique):
+class SetAllocator(Technique):
     """Sets the allocator; PyTorch raises beyond `limit_bytes` reserved bytes (None: the whole card)."""
 
     name: ClassVar[str] = "allocator"

@@ -20,7 +20,7 @@ from tonnage.fit.stepping.backward_stepper import BackwardStepper
 from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, pieces_of
 from tonnage.fit.stepping.one_by_one import gradient_norm
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
-from tonnage.fit.stepping.pieces import Piece
+from tonnage.fit.stepping.pieces import StatePiece
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
@@ -75,13 +75,13 @@ class HostGradientStepper(BackwardStepper):
         for piece in self._all_pieces():
             piece.has_gradient = False
 
-    def _pieces(self, parameter: nn.Parameter) -> list[Piece]:
+    def _pieces(self, parameter: nn.Parameter) -> list[StatePiece]:
         state = self.optimizer.state[parameter]
         if not state:  # the loaded state dict had none for it
             state.update(self._way.own_state(parameter, {}, self.steps.group(parameter)))
         return pieces_of(state)
 
-    def _all_pieces(self) -> list[Piece]:
+    def _all_pieces(self) -> list[StatePiece]:
         return [piece for parameter in trained_parameters(self.optimizer) for piece in self._pieces(parameter)]
 
 

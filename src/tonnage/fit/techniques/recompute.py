@@ -19,7 +19,7 @@ from tonnage.fit.modules import active_dropout, find_blocks, replace_forward
 from tonnage.fit.recomputing.replay import Replayer
 from tonnage.fit.recomputing.rerun import GraphRerun, Rerun
 from tonnage.fit.recomputing.sliced import SlicedRerun, check_rows_apart
-from tonnage.fit.recomputing.trial import Finding, find_out, left_alone, on_few_rows
+from tonnage.fit.recomputing.trial import RerunFinding, find_out, left_alone, on_few_rows
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 
@@ -124,7 +124,7 @@ class Recompute(Technique):
     def _not_applicable(self, reason: str) -> NotApplicable:
         return NotApplicable(self.refusal.format(reason=reason), hint=self.hint)
 
-    def _why_not_found(self, training: Training, mode: Mode, finding: Finding) -> str | None:
+    def _why_not_found(self, training: Training, mode: Mode, finding: RerunFinding) -> str | None:
         sliced = self.slices > 1 and mode == "block"
         if finding.reason or (sliced and finding.slots):
             return finding.reason or f"it changes {finding.slots[0].key}, and slices would change it once each"
@@ -137,7 +137,7 @@ class Recompute(Technique):
         streaming = next((other for other in _STREAMING if other in training.applied), None)
         return f"{finding.beside}, which cannot be done beside {streaming}" if streaming else None
 
-    def _place_one(self, training: Training, name: str, mode: Mode, finding: Finding) -> Undo:
+    def _place_one(self, training: Training, name: str, mode: Mode, finding: RerunFinding) -> Undo:
         module = training.model.get_submodule(_module_name(name, mode))
         compiled = _is_compiled(training, training.model.get_submodule(name))
         is_part = isinstance(mode, str) and mode != "block"

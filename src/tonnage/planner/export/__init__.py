@@ -25,9 +25,9 @@ from tonnage.planner.export import (
     vllm_check,
     vllm_ray,
 )
-from tonnage.planner.export.launch import Launch, ServingLaunch
+from tonnage.planner.export.launch import ServingLaunch, TrainingRun
 
-__all__ = ["Launch", "ServingLaunch", "export_serving", "export_training", "left_out"]
+__all__ = ["ServingLaunch", "TrainingRun", "export_serving", "export_training", "left_out"]
 
 # Engines started by a single script; vLLM's also has Ray and a check.
 SERVERS = {"sglang": sglang, "tensorrt-llm": tensorrt_llm, "llama.cpp": llama_cpp}
@@ -43,7 +43,7 @@ _TARGETS = (
 )
 
 
-def export_training(plan: Launch, directory: Path, *, force: bool = False) -> list[Path]:
+def export_training(plan: TrainingRun, directory: Path, *, force: bool = False) -> list[Path]:
     """Write every file that can express the plan. Returns their paths, `launch.sh` and `README.txt` last."""
     omitted = left_out(plan)
     chosen = [target for target in _TARGETS if target.FILE not in omitted]
@@ -74,7 +74,7 @@ def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False)
     return _write(texts, directory, force=force)
 
 
-def left_out(plan: Launch | ServingLaunch) -> dict[str, list[str]]:
+def left_out(plan: TrainingRun | ServingLaunch) -> dict[str, list[str]]:
     """Return the files that cannot express the plan, each with the reasons."""
     if isinstance(plan, ServingLaunch):
         server = SERVERS.get(plan.engine, vllm)

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from tonnage.planner.export.launch import Launch, reasons
+from tonnage.planner.export.launch import TrainingRun, reasons
 from tonnage.planner.export.text import to_yaml
 
 FILE = "accelerate_fsdp2.yaml"
 MIXED = {"fp16-mixed": "fp16", "bf16-mixed": "bf16", "fp8": "fp8"}
 
 
-def obstacles(launch: Launch) -> list[str]:
+def obstacles(launch: TrainingRun) -> list[str]:
     """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     return [
@@ -27,7 +27,7 @@ def obstacles(launch: Launch) -> list[str]:
     ]
 
 
-def shared_obstacles(launch: Launch) -> list[str]:
+def shared_obstacles(launch: TrainingRun) -> list[str]:
     """Return what FSDP2 cannot do under any launcher."""
     configuration = launch.configuration
     together = configuration.parameter_place == configuration.optimizer_place
@@ -43,7 +43,7 @@ def shared_obstacles(launch: Launch) -> list[str]:
     )
 
 
-def notes(launch: Launch) -> list[str]:
+def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan."""
     configuration = launch.configuration
     return reasons(
@@ -62,12 +62,12 @@ def notes(launch: Launch) -> list[str]:
     )
 
 
-def render(launch: Launch) -> str:
+def render(launch: TrainingRun) -> str:
     """Return the file's text."""
     return to_yaml(settings(launch))
 
 
-def settings(launch: Launch) -> dict[str, Any]:
+def settings(launch: TrainingRun) -> dict[str, Any]:
     """Return the file's settings."""
     return {
         **cluster_settings(launch),
@@ -77,7 +77,7 @@ def settings(launch: Launch) -> dict[str, Any]:
     }
 
 
-def cluster_settings(launch: Launch) -> dict[str, Any]:
+def cluster_settings(launch: TrainingRun) -> dict[str, Any]:
     """Return the machines and precision of every accelerate file. Rank and address are set at launch."""
     configuration, hosts = launch.configuration, launch.cluster.hosts
     fp8 = {"fp8_config": {"backend": "AO"}} if configuration.precision == "fp8" else {}
@@ -95,7 +95,7 @@ def cluster_settings(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _fsdp(launch: Launch) -> dict[str, Any]:
+def _fsdp(launch: TrainingRun) -> dict[str, Any]:
     configuration = launch.configuration
     return {
         "fsdp_version": 2,
@@ -109,7 +109,7 @@ def _fsdp(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _parallelism(launch: Launch) -> dict[str, Any]:
+def _parallelism(launch: TrainingRun) -> dict[str, Any]:
     sizes = launch.sizes
     if sizes.tp == sizes.cp == sizes.replicas == 1:
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, Launch, reasons
+from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
 from tonnage.planner.export.text import to_json
 
 FILE = "deepspeed.json"
@@ -20,7 +20,7 @@ _NAMES = MappingProxyType(
 _OWN = ("adam", "adamw", "lion", "muon")
 
 
-def obstacles(launch: Launch) -> list[str]:
+def obstacles(launch: TrainingRun) -> list[str]:
     """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     return [
@@ -38,7 +38,7 @@ def obstacles(launch: Launch) -> list[str]:
     ]
 
 
-def _offload_obstacles(launch: Launch) -> list[str]:
+def _offload_obstacles(launch: TrainingRun) -> list[str]:
     configuration = launch.configuration
     optimizer, place = configuration.optimizer, configuration.optimizer_place
     return reasons(
@@ -52,7 +52,7 @@ def _offload_obstacles(launch: Launch) -> list[str]:
     )
 
 
-def notes(launch: Launch) -> list[str]:
+def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan."""
     configuration = launch.configuration
     return reasons(
@@ -67,12 +67,12 @@ def notes(launch: Launch) -> list[str]:
     )
 
 
-def render(launch: Launch) -> str:
+def render(launch: TrainingRun) -> str:
     """Return the file's text."""
     return to_json(settings(launch))
 
 
-def settings(launch: Launch) -> dict[str, Any]:
+def settings(launch: TrainingRun) -> dict[str, Any]:
     """Return the file's settings. Batch sizes are per GPU: their product with the ranks is the global batch."""
     configuration, sizes = launch.configuration, launch.sizes
     return {
@@ -95,7 +95,7 @@ def _precision(precision: str) -> dict[str, Any]:
     return {}
 
 
-def _optimizer(launch: Launch) -> dict[str, Any]:
+def _optimizer(launch: TrainingRun) -> dict[str, Any]:
     """Return the section for DeepSpeed's and torch's optimizers; one built by the script is only allowed."""
     configuration = launch.configuration
     if configuration.optimizer not in _NAMES:
@@ -105,7 +105,7 @@ def _optimizer(launch: Launch) -> dict[str, Any]:
     return {"optimizer": section, **tested}
 
 
-def _parameters(launch: Launch) -> dict[str, Any]:
+def _parameters(launch: TrainingRun) -> dict[str, Any]:
     configuration = launch.configuration
     basic: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.0}
     if configuration.optimizer == "momentum":
@@ -119,7 +119,7 @@ def _parameters(launch: Launch) -> dict[str, Any]:
     return adam
 
 
-def _zero(launch: Launch) -> dict[str, Any]:
+def _zero(launch: TrainingRun) -> dict[str, Any]:
     configuration = launch.configuration
     zero: dict[str, Any] = {"stage": configuration.zero}
     if configuration.zero:

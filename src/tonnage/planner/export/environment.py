@@ -3,30 +3,30 @@
 PyTorch before 2.9 reads the allocator's settings from PYTORCH_CUDA_ALLOC_CONF, so both names are set.
 """
 
-from tonnage.planner.export.launch import Launch
+from tonnage.planner.export.launch import TrainingRun
 
 FILE = "environment.sh"
 # Segments that grow in place, which reduces fragmentation.
 ALLOCATOR = "expandable_segments:True"
 
 
-def obstacles(launch: Launch) -> list[str]:
+def obstacles(launch: TrainingRun) -> list[str]:
     """Return nothing: every plan can be expressed."""
     return []
 
 
-def notes(launch: Launch) -> list[str]:
+def notes(launch: TrainingRun) -> list[str]:
     """Return nothing: nothing differs."""
     return []
 
 
-def render(launch: Launch) -> str:
+def render(launch: TrainingRun) -> str:
     """Return lines for a shell to source."""
     lines = [f"export {name}={value}" for name, value in variables(launch).items()]
     return "\n".join(["# shellcheck shell=bash disable=SC2155", *lines]) + "\n"
 
 
-def variables(launch: Launch) -> dict[str, str]:
+def variables(launch: TrainingRun) -> dict[str, str]:
     """Return names and values in the order they are written."""
     chosen = {"PYTORCH_ALLOC_CONF": ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR}
     if launch.configuration.optimizer_place != "gpu":

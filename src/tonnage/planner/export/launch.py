@@ -51,7 +51,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class TrainingRun:
     """A training run: one configuration with plain numbers on a cluster. `model` is as the user named it."""
 
     model: str

@@ -19,7 +19,7 @@ from tonnage.planner.export import (
     vllm_ray,
     vllm_readme,
 )
-from tonnage.planner.export.launch import Launch, ServingLaunch
+from tonnage.planner.export.launch import ServingLaunch, TrainingRun
 
 LAUNCH = "launch.sh"
 README = "README.txt"
@@ -44,7 +44,7 @@ PURPOSES = {
 }
 
 
-def launch_script(launch: Launch, exported: Sequence[str]) -> str:
+def launch_script(launch: TrainingRun, exported: Sequence[str]) -> str:
     """Return a script that starts the first of these that exists: train.py, torchtitan, a script of the user's."""
     usage, given, start = _start(launch, exported)
     return f"""#!/usr/bin/env bash
@@ -57,7 +57,7 @@ source ./{environment.FILE}
 """
 
 
-def _start(launch: Launch, exported: Sequence[str]) -> tuple[str, str, str]:
+def _start(launch: TrainingRun, exported: Sequence[str]) -> tuple[str, str, str]:
     """Return its usage, the arguments it reads before changing folders, and the command."""
     if train_script.FILE in exported:
         given = 'tokens=$(realpath "${1:?give a file of tokens}")\n'
@@ -70,7 +70,7 @@ def _start(launch: Launch, exported: Sequence[str]) -> tuple[str, str, str]:
     return "bash launch.sh SCRIPT [ARG]...: a script of yours.", given, _own_script(launch, exported)
 
 
-def _own_script(launch: Launch, exported: Sequence[str]) -> str:
+def _own_script(launch: TrainingRun, exported: Sequence[str]) -> str:
     by_engine = {"fsdp2": accelerate_fsdp.FILE, "deepspeed": accelerate_deepspeed.FILE}
     config = by_engine.get(launch.engine, "")
     if config in exported:
@@ -78,7 +78,7 @@ def _own_script(launch: Launch, exported: Sequence[str]) -> str:
     return f'exec bash {torchrun.FILE} "$script" "$@"'
 
 
-def _accelerate(launch: Launch, config: str) -> str:
+def _accelerate(launch: TrainingRun, config: str) -> str:
     if launch.cluster.hosts == 1:
         return f'exec accelerate launch --config_file {config} "$script" "$@"'
     return f""": "${{HEAD:?set HEAD to the address of the first host}}" "${{RANK:?set RANK to the number of this host, from 0}}"
@@ -87,7 +87,7 @@ exec accelerate launch --config_file {config} \\
 
 
 def read_me(
-    launch: Launch | ServingLaunch,
+    launch: TrainingRun | ServingLaunch,
     exported: Sequence[str],
     notes: Mapping[str, Sequence[str]],
     omitted: Mapping[str, Sequence[str]],
@@ -106,7 +106,7 @@ def read_me(
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(launch: Launch | ServingLaunch) -> str:
+def _headline(launch: TrainingRun | ServingLaunch) -> str:
     if isinstance(launch, ServingLaunch):
         return vllm_readme.headline(launch)
     configuration, sizes = launch.configuration, launch.sizes

@@ -3,23 +3,23 @@
 The script runs what follows it: `bash torchrun.sh train.py tokens.pt`, or `bash torchrun.sh -m torchtitan.train ...`.
 """
 
-from tonnage.planner.export.launch import Launch
+from tonnage.planner.export.launch import TrainingRun
 
 FILE = "torchrun.sh"
 PORT = 29500
 
 
-def obstacles(launch: Launch) -> list[str]:
+def obstacles(launch: TrainingRun) -> list[str]:
     """Return nothing: every plan can be expressed."""
     return []
 
 
-def notes(launch: Launch) -> list[str]:
+def notes(launch: TrainingRun) -> list[str]:
     """Return nothing: nothing differs."""
     return []
 
 
-def render(launch: Launch) -> str:
+def render(launch: TrainingRun) -> str:
     """Return the script."""
     meeting = ': "${HEAD:?set HEAD to the address of the first host, the same on every host}"\n'
     return f"""#!/usr/bin/env bash
@@ -29,7 +29,7 @@ set -euo pipefail
 """
 
 
-def words(launch: Launch) -> list[str]:
+def words(launch: TrainingRun) -> list[str]:
     """Return torchrun's own arguments, as the shell reads them."""
     hosts = launch.cluster.hosts
     processes = [f"--nproc-per-node={launch.sizes.gpus // hosts}"]

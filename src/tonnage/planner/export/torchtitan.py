@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, Launch, reasons
+from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
 from tonnage.planner.export.text import to_toml
 
 FILE = "torchtitan.toml"
@@ -18,7 +18,7 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _KERNELS = {"foreach": "foreach", "fused": "fused", "loop": "for-loop"}
 
 
-def obstacles(launch: Launch) -> list[str]:
+def obstacles(launch: TrainingRun) -> list[str]:
     """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     return [
@@ -44,7 +44,7 @@ def obstacles(launch: Launch) -> list[str]:
     ]
 
 
-def _sharding_obstacles(launch: Launch) -> list[str]:
+def _sharding_obstacles(launch: TrainingRun) -> list[str]:
     configuration, sizes = launch.configuration, launch.sizes
     split = sizes.tp > 1 or sizes.pp > 1
     unsharded = configuration.zero == 0 or sizes.shard * sizes.cp == 1
@@ -69,7 +69,7 @@ def _sharding_obstacles(launch: Launch) -> list[str]:
     )
 
 
-def notes(launch: Launch) -> list[str]:
+def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan, and what it needs."""
     configuration = launch.configuration
     return reasons(
@@ -81,12 +81,12 @@ def notes(launch: Launch) -> list[str]:
     )
 
 
-def render(launch: Launch) -> str:
+def render(launch: TrainingRun) -> str:
     """Return the file's text."""
     return to_toml(settings(launch))
 
 
-def settings(launch: Launch) -> dict[str, Any]:
+def settings(launch: TrainingRun) -> dict[str, Any]:
     """Return the file's settings."""
     configuration, found = launch.configuration, flavor_of(launch)
     assert found, "rendered in spite of an obstacle"
@@ -114,7 +114,7 @@ def settings(launch: Launch) -> dict[str, Any]:
     }
 
 
-def flavor_of(launch: Launch) -> tuple[str, str] | None:
+def flavor_of(launch: TrainingRun) -> tuple[str, str] | None:
     """Return torchtitan's name and flavor of this model; None if it has none."""
     return _flavors().get((launch.shape.architecture, launch.shape.parameters))
 
@@ -129,7 +129,7 @@ def _flavors() -> dict[tuple[str, int], tuple[str, str]]:
     }
 
 
-def _training(launch: Launch) -> dict[str, Any]:
+def _training(launch: TrainingRun) -> dict[str, Any]:
     """Return the batch settings. A pipeline splits its local batch; otherwise accumulation repeats it."""
     configuration, sizes = launch.configuration, launch.sizes
     plain = configuration.precision in ("fp32", "tf32")
@@ -144,7 +144,7 @@ def _training(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _parallelism(launch: Launch) -> dict[str, Any]:
+def _parallelism(launch: TrainingRun) -> dict[str, Any]:
     configuration, sizes = launch.configuration, launch.sizes
     shard = sizes.shard if configuration.zero else 1
     pipeline = {

@@ -9,7 +9,7 @@ import json
 from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, target_words
 from tonnage.models.presets import hub_id
 from tonnage.planner.export import training_arguments
-from tonnage.planner.export.launch import Launch, reasons
+from tonnage.planner.export.launch import TrainingRun, reasons
 
 FILE = "train.py"
 DTYPES = {"bf16-mixed": "bfloat16", "fp8": "bfloat16", "bf16": "bfloat16", "fp16-mixed": "float16"}
@@ -78,7 +78,7 @@ Trainer(model=model, args=arguments, train_dataset=rows).train()
 """
 
 
-def obstacles(launch: Launch) -> list[str]:
+def obstacles(launch: TrainingRun) -> list[str]:
     """Return why the script cannot run: it needs the arguments, and a model that predicts the next token."""
     shape = launch.shape
     predicts = len(shape.stacks) == 1 and shape.decoder.causal and shape.vocab > 0
@@ -94,7 +94,7 @@ def obstacles(launch: Launch) -> list[str]:
     )
 
 
-def notes(launch: Launch) -> list[str]:
+def notes(launch: TrainingRun) -> list[str]:
     """Return what the script needs."""
     configuration = launch.configuration
     return reasons(
@@ -103,7 +103,7 @@ def notes(launch: Launch) -> list[str]:
     )
 
 
-def render(launch: Launch) -> str:
+def render(launch: TrainingRun) -> str:
     """Return the script."""
     head = _HEAD.format(
         model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports=_imports(launch)
@@ -116,7 +116,7 @@ def render(launch: Launch) -> str:
     return "".join([head.rstrip("\n") + "\n", setup, load, recompute, _adapters(launch), _TRAIN])
 
 
-def _imports(launch: Launch) -> str:
+def _imports(launch: TrainingRun) -> str:
     configuration = launch.configuration
     quantized = "BitsAndBytesConfig, " if configuration.quantized_base else ""
     lines = []
@@ -132,7 +132,7 @@ def _imports(launch: Launch) -> str:
     return "\n".join(lines)
 
 
-def _options(launch: Launch) -> list[str]:
+def _options(launch: TrainingRun) -> list[str]:
     """Return the loading options. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
     configuration = launch.configuration
     halved = configuration.precision == "bf16" or configuration.lora_rank > 0
@@ -145,7 +145,7 @@ def _options(launch: Launch) -> list[str]:
     return options
 
 
-def _adapters(launch: Launch) -> str:
+def _adapters(launch: TrainingRun) -> str:
     configuration = launch.configuration
     if not configuration.lora_rank:
         return ""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tonnage.planner.export import accelerate_fsdp, deepspeed
-from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, Launch, reasons
+from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
 from tonnage.planner.export.text import to_json
 
 FILE = "training_arguments.json"
@@ -32,7 +32,7 @@ _CHUNKED_LOSS = MappingProxyType(
 )
 
 
-def obstacles(launch: Launch) -> list[str]:
+def obstacles(launch: TrainingRun) -> list[str]:
     """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
     by_trainer = launch.engine != "deepspeed"
@@ -57,7 +57,7 @@ def obstacles(launch: Launch) -> list[str]:
     ]
 
 
-def _engine_obstacles(launch: Launch) -> list[str]:
+def _engine_obstacles(launch: TrainingRun) -> list[str]:
     if launch.engine == "deepspeed":
         return deepspeed.obstacles(launch)
     if launch.engine == "fsdp2":
@@ -66,7 +66,7 @@ def _engine_obstacles(launch: Launch) -> list[str]:
     return reasons((launch.offloaded, "Trainer moves states off the GPU only through FSDP2 or DeepSpeed"))
 
 
-def notes(launch: Launch) -> list[str]:
+def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan, and what it needs."""
     configuration = launch.configuration
     return reasons(
@@ -86,12 +86,12 @@ def notes(launch: Launch) -> list[str]:
     )
 
 
-def render(launch: Launch) -> str:
+def render(launch: TrainingRun) -> str:
     """Return the file's text."""
     return to_json(settings(launch))
 
 
-def settings(launch: Launch) -> dict[str, Any]:
+def settings(launch: TrainingRun) -> dict[str, Any]:
     """Return the file's settings."""
     configuration, sizes = launch.configuration, launch.sizes
     return {
@@ -113,7 +113,7 @@ def settings(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _optimizer(launch: Launch) -> dict[str, Any]:
+def _optimizer(launch: TrainingRun) -> dict[str, Any]:
     """Return the optimizer settings. An optimizer in DeepSpeed's file takes precedence."""
     configuration = launch.configuration
     name = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
@@ -123,7 +123,7 @@ def _optimizer(launch: Launch) -> dict[str, Any]:
     return {"optim": f"{name}_fused" if fused else name}
 
 
-def _precision(launch: Launch) -> dict[str, Any]:
+def _precision(launch: TrainingRun) -> dict[str, Any]:
     """Return the precision settings; none if parameters have the compute dtype, in which `train.py` loads them."""
     precision = launch.configuration.precision
     if precision == "bf16-mixed" or (precision == "bf16" and launch.engine == "deepspeed"):
@@ -133,7 +133,7 @@ def _precision(launch: Launch) -> dict[str, Any]:
     return {"tf32": True} if precision == "tf32" else {}
 
 
-def _sharding(launch: Launch) -> dict[str, Any]:
+def _sharding(launch: TrainingRun) -> dict[str, Any]:
     if launch.engine == "deepspeed":
         return {"deepspeed": deepspeed.FILE}
     if launch.engine == "ddp":
@@ -146,7 +146,7 @@ def _sharding(launch: Launch) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": renamed}
 
 
-def _liger(launch: Launch) -> dict[str, bool] | None:
+def _liger(launch: TrainingRun) -> dict[str, bool] | None:
     fused = launch.configuration.loss != "full"
     if launch.configuration.liger:
         return dict.fromkeys(_CHUNKED_LOSS, True) | {"cross_entropy": False, "fused_linear_cross_entropy": fused}

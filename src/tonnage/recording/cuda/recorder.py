@@ -22,7 +22,7 @@ from tonnage.recording.cuda.log import Log
 from tonnage.recording.cuda.watched import LoggedPhases, attribute
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import recording_of
-from tonnage.recording.snapshot.limits import Limits
+from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.schema import snapshot_of
 from tonnage.recording.snapshot.stream import Stream
 from tonnage.recording.snapshot.unpickle import load
@@ -127,7 +127,7 @@ class Recorder:
         torch = _torch_with_cuda()
         torch.cuda.synchronize(self._device)
         # Through a pickle, which the snapshot reader turns into compact columns.
-        limits = Limits()
+        limits = SnapshotLimits()
         pickled = pickle.dumps(torch.cuda.memory._snapshot(self._device), protocol=4)
         snapshot = snapshot_of(load(Stream(io.BytesIO(pickled), limits), limits), limits)
         phases = LoggedPhases(self.log.entries)

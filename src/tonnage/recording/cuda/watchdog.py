@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.recording.cuda.recorder import Recorder
-from tonnage.recording.records import OutOfMemory
+from tonnage.recording.records import FailedRequest
 from tonnage.recording.store import write_recording
 
 LAST_EVENTS = 100_000
@@ -53,9 +53,9 @@ def _write(recorder: Recorder, target: Path, requested_bytes: int, free_bytes: i
         print(f"tonnage: out of memory, and its recording could not be written: {error}", file=sys.stderr)
 
 
-def _refused(recording: Any, requested_bytes: int, free_bytes: int) -> OutOfMemory:
+def _refused(recording: Any, requested_bytes: int, free_bytes: int) -> FailedRequest:
     last = recording.allocations[-1] if recording.allocations else None
-    return OutOfMemory(
+    return FailedRequest(
         line=last.line if last else "", requested_bytes=requested_bytes, free_bytes=free_bytes,
         allocated_bytes=recording.peak_allocated_bytes, reserved_bytes=recording.peak_reserved_bytes,
         phase=last.phase if last else "", step=last.step if last else 0,

@@ -9,7 +9,7 @@ from tonnage.errors import BadSnapshot
 from tonnage.garbage import no_collection
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import recording_of
-from tonnage.recording.snapshot.limits import Limits
+from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.schema import Snapshot, snapshot_of
 from tonnage.recording.snapshot.stream import Stream, opening
 from tonnage.recording.snapshot.traced import Traced, snapshot_of_events, traced_of
@@ -26,10 +26,10 @@ def is_snapshot(path: Path) -> bool:
     return opening(path, 1)[:1] == bytes([_PICKLE_MAGIC])
 
 
-def read_snapshot(path: Path, *, device: int | None = None, limits: Limits | None = None) -> Recording:
+def read_snapshot(path: Path, *, device: int | None = None, limits: SnapshotLimits | None = None) -> Recording:
     """Read one device's events as a recording (None: the busiest device's); raise BadSnapshot with the reason."""
     with _named(path), no_collection():
-        return recording_of(_read(path, limits or Limits()), device)
+        return recording_of(_read(path, limits or SnapshotLimits()), device)
 
 
 def read_traced(path: Path) -> Traced:
@@ -37,10 +37,10 @@ def read_traced(path: Path) -> Traced:
     if not is_snapshot(path):
         return traced_of(snapshot_of_events(read_trace(path)))
     with _named(path), no_collection():
-        return traced_of(_read(path, Limits()))
+        return traced_of(_read(path, SnapshotLimits()))
 
 
-def _read(path: Path, limits: Limits) -> Snapshot:
+def _read(path: Path, limits: SnapshotLimits) -> Snapshot:
     with open_file(path) as file:
         return snapshot_of(load(Stream(file, limits), limits), limits)
 

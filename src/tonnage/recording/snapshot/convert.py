@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
 from tonnage.errors import BadSnapshot
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Header, Note, OutOfMemory
+from tonnage.recording.records import FailedRequest, Header, Note
 from tonnage.recording.snapshot.categories import categorise
-from tonnage.recording.snapshot.history import History, Refusal, Walk
+from tonnage.recording.snapshot.history import Refusal, SnapshotHistory, Walk
 from tonnage.recording.snapshot.origins import Origin, origin_of
 from tonnage.recording.snapshot.phases import Guide, Phases, mark_turns
 from tonnage.recording.snapshot.schema import Snapshot, Trace, flag
@@ -80,7 +80,7 @@ def settings_of(snapshot: Snapshot) -> AllocatorSettings:
     return settings
 
 
-def _header(history: History, origins: Sequence[Origin], settings: AllocatorSettings) -> Header:
+def _header(history: SnapshotHistory, origins: Sequence[Origin], settings: AllocatorSettings) -> Header:
     fatal = _fatal(history)
     names = Counter(filter(None, (origins[number].script for number in history.stacks)))
     names = names or Counter(a.line.rpartition(":")[0] for a in history.allocations if a.line)
@@ -99,7 +99,7 @@ def _header(history: History, origins: Sequence[Origin], settings: AllocatorSett
     )
 
 
-def _fatal(history: History) -> Refusal | None:
+def _fatal(history: SnapshotHistory) -> Refusal | None:
     """Return the last failed request, if nothing was allocated after it; otherwise the script caught the error."""
     if not history.refusals:
         return None
@@ -120,11 +120,11 @@ def _capacity_bytes(refusal: Refusal) -> int:
     return refusal.reserved_bytes + refusal.device_free_bytes
 
 
-def _oom(history: History) -> OutOfMemory | None:
+def _oom(history: SnapshotHistory) -> FailedRequest | None:
     refusal = _fatal(history)
     if refusal is None:
         return None
-    return OutOfMemory(
+    return FailedRequest(
         line=refusal.line,
         requested_bytes=refusal.requested_bytes,
         free_bytes=_capacity_bytes(refusal) - refusal.reserved_bytes,
@@ -137,7 +137,7 @@ def _oom(history: History) -> OutOfMemory | None:
     )
 
 
-def _notes(snapshot: Snapshot, device: int, trace: Trace, history: History) -> list[Note]:
+def _notes(snapshot: Snapshot, device: int, trace: Trace, history: SnapshotHistory) -> list[Note]:
     notes = []
     others = {number for number, other in enumerate(snapshot.traces) if len(other)} | {
         segment.device for segment in snapshot.segments

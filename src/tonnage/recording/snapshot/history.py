@@ -49,7 +49,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class History:
+class SnapshotHistory:
     """The result of the walk; `stacks` has the number of each allocation's stack."""
 
     allocations: list[Allocation] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Walk:
     """Processes one device's events in order."""
 
     def __init__(self, origins: Sequence[Origin], phases: Guide, settings: AllocatorSettings) -> None:
-        self.history = History()
+        self.history = SnapshotHistory()
         self._origins = origins
         self._phases = phases
         self._ground = Ground(settings)

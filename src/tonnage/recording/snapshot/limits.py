@@ -6,7 +6,7 @@ from tonnage.units import GIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class SnapshotLimits:
     """The limits of a snapshot. The defaults allow several million events, and keep any file under 1 GiB of memory.
 
     `object_bytes` limits the memory of the pickle's objects, counted as they are created. It may be at most

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import NoReturn
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import Limits
-from tonnage.recording.snapshot.unpickle import Table, Value, kind
+from tonnage.recording.snapshot.limits import SnapshotLimits
+from tonnage.recording.snapshot.unpickle import SharedKeysDict, Value, kind
 from tonnage.untrusted import printable
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 3
@@ -95,12 +95,12 @@ class Snapshot:
     stacks: list[tuple[Frame, ...]]
 
 
-def snapshot_of(root: Value, limits: Limits) -> Snapshot:
+def snapshot_of(root: Value, limits: SnapshotLimits) -> Snapshot:
     """Validate and convert unpickled data; raise BadSnapshot with the wrong field."""
     return _Reader(limits).snapshot(root)
 
 
-def plain(table: Table) -> dict[str, Value]:
+def plain(table: SharedKeysDict) -> dict[str, Value]:
     """Convert a table to a dict; for duplicate keys, the last value counts."""
     return dict(zip(table.keys, table.values, strict=True))
 
@@ -108,7 +108,7 @@ def plain(table: Table) -> dict[str, Value]:
 class _Reader:
     """Numbers frames and stacks by object identity as it reads them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SnapshotLimits) -> None:
         self._limits = limits
         self._frames: dict[int, Frame] = {}
         self._frames_seen: dict[Frame, Frame] = {}
@@ -142,7 +142,7 @@ class _Reader:
         trace, places = Trace(), _Places()
         self._count_events(len(rows), where)
         for number, table in enumerate(rows):
-            if type(table) is not Table:
+            if type(table) is not SharedKeysDict:
                 _wrong(f"{where}[{number}]", f"is {kind(table)}, not a dict")
             self._event(trace, places.of(table), f"{where}[{number}]")
         return trace
@@ -280,7 +280,7 @@ class _Places:
     def __init__(self) -> None:
         self._by_shape: dict[int, list[int]] = {}
 
-    def of(self, table: Table) -> list[Value]:
+    def of(self, table: SharedKeysDict) -> list[Value]:
         """Return the fields of `_EVENT_KEYS`; None for missing ones."""
         keys, values = table.keys, table.values
         if type(keys) is not tuple:
@@ -293,7 +293,7 @@ class _Places:
 
 
 def _fields(value: Value, where: str) -> dict[str, Value]:
-    if type(value) is not Table:
+    if type(value) is not SharedKeysDict:
         _wrong(where, f"is {kind(value)}, not a dict")
     return plain(value)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import Limits
+from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.units import format_bytes
 from tonnage.untrusted import GZIP_MAGIC, open_file
 
@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1 << 18
 class Stream:
     """Reads forward only; raises BadSnapshot when the size limit is exceeded."""
 
-    def __init__(self, file: BinaryIO, limits: Limits) -> None:
+    def __init__(self, file: BinaryIO, limits: SnapshotLimits) -> None:
         self._file = file
         self._limits = limits
         self._read_bytes = 0
@@ -72,6 +72,6 @@ def opening(path: Path, count: int = 16) -> bytes:
     """Return the first bytes of a file, decompressed if gzipped; b"" if that fails."""
     try:
         with open_file(path) as file:
-            return Stream(file, Limits()).read(count)
+            return Stream(file, SnapshotLimits()).read(count)
     except (OSError, BadSnapshot):
         return b""

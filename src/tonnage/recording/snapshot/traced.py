@@ -7,7 +7,7 @@ from tonnage.allocator.replay import Event
 from tonnage.errors import BadTrace
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import busiest_device, recording_of, settings_of
-from tonnage.recording.snapshot.limits import Limits
+from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.schema import ACTIONS, OOM, SEGMENT_MAP, Snapshot, Trace
 from tonnage.recording.snapshot.start import start_of
 
@@ -35,7 +35,7 @@ def traced_of(snapshot: Snapshot) -> Traced:
 def snapshot_of_events(events: list[Event]) -> Snapshot:
     """Convert a bare trace to a snapshot without other data."""
     trace, codes = Trace(), {action: code for code, action in enumerate(ACTIONS)}
-    most_bytes = Limits().size_bytes
+    most_bytes = SnapshotLimits().size_bytes
     for number, (action, address, size, stream) in enumerate(events):
         if not (0 <= address < 1 << 63 and 0 <= size < most_bytes and -(1 << 63) <= stream < 1 << 63):
             raise BadTrace(

@@ -2,10 +2,10 @@
 
 It interprets the opcodes of plain data (protocols 2 to 5) and refuses all others by name and offset: those that
 import, call, build an object or ask the caller for one. The result consists of None, bool, int, float, str, bytes,
-lists (also for tuples and sets) and `Table`s (for dicts). Nested values are never hashed, compared or printed, so
+lists (also for tuples and sets) and `SharedKeysDict`s (for dicts). Nested values are never hashed, compared or printed, so
 deep nesting does not use the call stack.
 
-Every opcode either creates an object, which counts against `Limits.object_bytes`, or has its own limit; so both
+Every opcode either creates an object, which counts against `SnapshotLimits.object_bytes`, or has its own limit; so both
 memory and work are bounded.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import Limits
+from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.stream import Stream
 from tonnage.units import MIB, format_bytes
 
@@ -42,7 +42,7 @@ _INDEX = struct.Struct("<I")
 _ARGUMENTS = [struct.Struct("<" + "xI" * count) for count in range(_LONGEST_RUN + 1)]
 
 
-class Table:
+class SharedKeysDict:
     """A dict as two sequences. Dicts of one shape share their keys, which saves memory for millions of them."""
 
     __slots__ = ("keys", "values")
@@ -52,7 +52,7 @@ class Table:
         self.values: list[Value] = []
 
 
-def load(stream: Stream, limits: Limits) -> Value:
+def load(stream: Stream, limits: SnapshotLimits) -> Value:
     """Return the data of a pickle; raise BadSnapshot if it is not plain data, damaged, or too large."""
     machine = _Machine(stream, limits)
     try:
@@ -64,7 +64,7 @@ def load(stream: Stream, limits: Limits) -> Value:
 class _Machine:
     """A stack with marks, and the memo. Handlers take the position of their argument and return its end."""
 
-    def __init__(self, stream: Stream, limits: Limits) -> None:
+    def __init__(self, stream: Stream, limits: SnapshotLimits) -> None:
         self._stream = stream
         self._limits = limits
         self._stack: list[Value] = []
@@ -365,11 +365,11 @@ class _Machine:
     # Dicts
 
     def _new_table(self, pos: int) -> int:
-        return self._begin(Table(), pos)
+        return self._begin(SharedKeysDict(), pos)
 
     def _marked_table(self, pos: int) -> int:
         items = self._since_mark()
-        self._stack.append(Table())
+        self._stack.append(SharedKeysDict())
         self._object_bytes += _CONTAINER_BYTES
         if items:
             self._fill(items, pos)
@@ -389,7 +389,7 @@ class _Machine:
 
     def _fill(self, items: list[Value], pos: int) -> None:
         table = self._stack[-1]
-        if type(table) is not Table:
+        if type(table) is not SharedKeysDict:
             self._bad(f"sets a key of {kind(table)}", pos - 1)
         keys = tuple(items[::2])
         if len(items) % 2 or len(table.keys) + len(keys) > self._limits.dict_keys:
@@ -453,7 +453,7 @@ class _Machine:
 
 def kind(value: Value) -> str:
     """Return a value's type in words."""
-    names = {type(None): "nothing", Table: "a dict", list: "a list", str: "a string", int: "an integer"}
+    names = {type(None): "nothing", SharedKeysDict: "a dict", list: "a list", str: "a string", int: "an integer"}
     return names.get(type(value), f"a {type(value).__name__}")
 
 

@@ -22,7 +22,7 @@ FRAMES = 64
 Key = tuple[Any, ...]
 
 
-class Numbers(dict[Any, int]):
+class FirstSeen(dict[Any, int]):
     """Numbers keys in order of first access."""
 
     def __missing__(self, value: Any) -> int:
@@ -45,7 +45,7 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
     """Return blocks by allocation time (`life` 0: until the end), their kinds, and each kind's group, module and stack."""
     kept = nlargest(most, allocations, key=lambda a: a.block_bytes) if len(allocations) > most else allocations
     kept = sorted(kept, key=lambda a: a.born)
-    words, stacks, groups, kinds = Numbers(), Numbers(), Numbers(), Numbers()
+    words, stacks, groups, kinds = FirstSeen(), FirstSeen(), FirstSeen(), FirstSeen()
     kind_of = []
     for a in kept:
         key: Key = (

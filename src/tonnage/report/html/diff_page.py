@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from string import Template
 
-from tonnage.explain.diff import Difference, Growth, GrowthLimit
+from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.recording import Recording
 from tonnage.report.diff import growth_percent, labelled, signed
 from tonnage.report.html import markup
@@ -24,7 +24,7 @@ _NOTE = (
 def render_diff_page(
     names: tuple[str, str],
     runs: tuple[Recording, Recording],
-    difference: Difference,
+    difference: RunDifference,
     limit: GrowthLimit | None = None,
     failed: bool = False,
 ) -> str:

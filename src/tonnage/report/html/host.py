@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from tonnage.explain.model_copies import host_capacity_bytes
 from tonnage.ledger import Category
 from tonnage.recording import ClusterSummary, Recording
-from tonnage.recording.host import MAPPED, HostMemory
+from tonnage.recording.host import MAPPED, HostPeaks
 from tonnage.report.host import mapped_words, part_label, ranks_host_words, when_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
@@ -45,7 +45,7 @@ def host_section(recording: Recording) -> str:
     return markup.section("The host", lead, filled, tables, name="host", note=note)
 
 
-def _parts(host: HostMemory) -> str:
+def _parts(host: HostPeaks) -> str:
     parts, needed = host.peak.parts, host.needed_bytes
     unit = table_unit(needed)
     rows = [
@@ -59,7 +59,7 @@ def _parts(host: HostMemory) -> str:
     return table + f'<p class="note">Beside it, at most: {mapped_words(host.mapped_peak_bytes)}.</p>'
 
 
-def _phases(host: HostMemory) -> str:
+def _phases(host: HostPeaks) -> str:
     unit = table_unit(host.needed_bytes)
     rows = [
         (text(moment.phase), size(moment.needed_bytes, unit), f'<span class="line">{text(moment.line)}</span>')
@@ -68,7 +68,7 @@ def _phases(host: HostMemory) -> str:
     return markup.table(("at most in", "", ""), rows, name="host-phases", numbers=(1,))
 
 
-def _largest(host: HostMemory) -> str:
+def _largest(host: HostPeaks) -> str:
     unit = table_unit(host.needed_bytes)
     rows = [
         (

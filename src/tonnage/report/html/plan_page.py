@@ -10,7 +10,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
-from tonnage.planner.search import Findings, Plan
+from tonnage.planner.search import PlanSearch, TrainingPlan
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
@@ -24,7 +24,7 @@ _ROWS = 12
 
 
 def render_plan_page(
-    findings: Findings,
+    findings: PlanSearch,
     reasons: list[Reason],
     remedies: list[Remedy],
     offers: list[Offer],
@@ -47,7 +47,7 @@ def render_plan_page(
     )
 
 
-def _header(findings: Findings, campaign: Campaign) -> str:
+def _header(findings: PlanSearch, campaign: Campaign) -> str:
     plan, shape = findings.closest, findings.shape
     rate, batch, unit = pace(plan, shape)
     used = f"{share(plan.total_bytes, plan.capacity_bytes)} of {size(plan.capacity_bytes)}"
@@ -70,7 +70,7 @@ def _header(findings: Findings, campaign: Campaign) -> str:
     return markup.head(text(shape.name), verdict, kind, facts, markup.tiles(tiles), chosen, said)
 
 
-def ledger_section(plan: Plan) -> str:
+def ledger_section(plan: TrainingPlan) -> str:
     """Return bytes by category at the peak of one GPU, and what is left of it."""
     whole = max(plan.capacity_bytes, plan.total_bytes)
     unit = table_unit(whole)
@@ -93,7 +93,7 @@ def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int, unit: str) -
     return filled + markup.table(("", "", "", ""), rows, name="ledger-rows", numbers=(1, 2), kind="bars")
 
 
-def _step(plan: Plan) -> str:
+def _step(plan: TrainingPlan) -> str:
     total = plan.step_s
     rows = [
         (
@@ -114,7 +114,7 @@ def _step(plan: Plan) -> str:
     return markup.section("Where a step goes", table, name="step", note=hidden)
 
 
-def _next_best(findings: Findings) -> str:
+def _next_best(findings: PlanSearch) -> str:
     best = findings.best
     if best is None or not findings.alternatives:
         return ""
@@ -123,7 +123,7 @@ def _next_best(findings: Findings) -> str:
     return markup.section("This plan and the next best", table, name="next")
 
 
-def _one_more_flag(findings: Findings, offers: list[Offer]) -> str:
+def _one_more_flag(findings: PlanSearch, offers: list[Offer]) -> str:
     if not offers or findings.best is None:
         return ""
     rows = [(f"{offer.flag}: {brief(offer.plan)}", offer.plan, offer.gain) for offer in offers]
@@ -132,7 +132,7 @@ def _one_more_flag(findings: Findings, offers: list[Offer]) -> str:
     return markup.section("With one more flag", table, name="offers", note=text("; ".join(others)))
 
 
-def _plans(shape: ModelShape, plans: Sequence[tuple[str, Plan, float | None]], name: str) -> str:
+def _plans(shape: ModelShape, plans: Sequence[tuple[str, TrainingPlan, float | None]], name: str) -> str:
     """Return plans by description, with the gain of each over the best."""
     most = max(plan.tokens_per_s for _, plan, _ in plans)
     rows = [

@@ -20,7 +20,7 @@ Piece = tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class DrawnSegment:
     """A segment of device memory that PyTorch reserved; blocks are in address order."""
 
     state: SegmentState
@@ -53,7 +53,7 @@ def segments_section(recording: Recording) -> str:
     return markup.section("Segments and their holes", *parts, name="segments", note=_note(recording, moment, segments))
 
 
-def _note(recording: Recording, moment: int, segments: list[Segment]) -> str:
+def _note(recording: Recording, moment: int, segments: list[DrawnSegment]) -> str:
     if not segments:
         return "The recording has no segments."
     reserved, unused = sum(s.size_bytes for s in segments), sum(s.unused_bytes for s in segments)
@@ -66,9 +66,9 @@ def _note(recording: Recording, moment: int, segments: list[Segment]) -> str:
     )
 
 
-def _alike(segments: list[Segment]) -> list[list[Segment]]:
+def _alike(segments: list[DrawnSegment]) -> list[list[DrawnSegment]]:
     """Group segments that look the same: of one size, stream and category without a hole, or empty."""
-    kinds: dict[tuple[object, ...], list[Segment]] = {}
+    kinds: dict[tuple[object, ...], list[DrawnSegment]] = {}
     for segment in segments:
         categories = {block.category for block in segment.blocks}
         plain = len(categories) <= 1 and segment.unused_bytes in (0, segment.size_bytes)
@@ -77,7 +77,7 @@ def _alike(segments: list[Segment]) -> list[list[Segment]]:
     return list(kinds.values())
 
 
-def _cells(alike: list[Segment]) -> tuple[str, ...]:
+def _cells(alike: list[DrawnSegment]) -> tuple[str, ...]:
     segment = alike[0]
     hole = segment.state.largest_hole_bytes
     pieces = list(_pieces(segment))
@@ -93,7 +93,7 @@ def _cells(alike: list[Segment]) -> tuple[str, ...]:
     )
 
 
-def _box(segment: Segment, piece: Piece) -> str:
+def _box(segment: DrawnSegment, piece: Piece) -> str:
     start, end, category = piece
     x, width = (_BAR_UNITS * value / segment.size_bytes for value in (start, end - start))
     return (
@@ -102,7 +102,7 @@ def _box(segment: Segment, piece: Piece) -> str:
     )
 
 
-def _pieces(segment: Segment) -> Iterator[Piece]:
+def _pieces(segment: DrawnSegment) -> Iterator[Piece]:
     """Yield (start, end, category), merging neighbours of one category. Gaps between pieces are holes."""
     start = end = 0
     category = ""
@@ -118,7 +118,7 @@ def _pieces(segment: Segment) -> Iterator[Piece]:
         yield start, end, category
 
 
-def _coarse(segment: Segment, pieces: list[Piece]) -> Iterator[Piece]:
+def _coarse(segment: DrawnSegment, pieces: list[Piece]) -> Iterator[Piece]:
     """Yield a grid for segments with too many pieces: each cell shows what is at its middle."""
     step = segment.size_bytes / MOST_PIECES
     kinds = []
@@ -146,7 +146,7 @@ def moment_of(recording: Recording) -> int:
     return max(fullest, key=lambda at: timeline.allocated_bytes[at])
 
 
-def memory_map(recording: Recording, moment: int) -> list[Segment]:
+def memory_map(recording: Recording, moment: int) -> list[DrawnSegment]:
     """Return what was reserved after an event, largest first."""
     live = [a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment)]
     live.sort(key=lambda a: a.address)
@@ -155,7 +155,7 @@ def memory_map(recording: Recording, moment: int) -> list[Segment]:
     streams = {event.address: event.stream for event in recording.segments if event.sequence <= moment}
     known = sorted(streams)
     segments = [
-        Segment(
+        DrawnSegment(
             state,
             streams[known[bisect_right(known, state.address) - 1]],
             live[bisect_left(starts, state.address) : bisect_left(starts, state.address + state.size_bytes)],

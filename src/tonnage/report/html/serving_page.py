@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator
 
-from tonnage.planner.serving import Layout, ServingPlan
+from tonnage.planner.serving import ServingLayout, ServingPlan
 from tonnage.report.html import markup
 from tonnage.report.html.markup import size, text
 from tonnage.report.html.plan_page import ledger_table, terms_section
@@ -100,7 +100,7 @@ def _layouts(plan: ServingPlan) -> str:
     return markup.section("This layout and others", table, name="others")
 
 
-def _layout(layout: Layout) -> Iterator[str]:
+def _layout(layout: ServingLayout) -> Iterator[str]:
     asked = layout.configuration
     yield f"tp {asked.tp} pp {asked.pp} × {layout.replicas}"
     yield f"{layout.most_users:,}"

@@ -8,11 +8,11 @@ from heapq import nlargest
 from typing import get_args
 
 from tonnage.clock.launch import Kind
-from tonnage.clock.step import WAITING, StepTime
+from tonnage.clock.step import WAITING, SteadyStep
 from tonnage.clock.streams import LANES
 from tonnage.clock.timeline import Span
 from tonnage.report.html import markup
-from tonnage.report.html.blocks import Numbers
+from tonnage.report.html.blocks import FirstSeen
 from tonnage.report.html.markup import clean, text
 from tonnage.report.html.sections import bar
 from tonnage.report.html.shell import packed_json, read_part
@@ -24,7 +24,7 @@ MOST_STREAMS = 12
 _TICKS_PER_S = 10_000_000  # the page counts in tenths of a microsecond
 
 
-def step_section(time: StepTime | None) -> str:
+def step_section(time: SteadyStep | None) -> str:
     """Return the section; "" if no step was captured."""
     if time is None:
         return ""
@@ -43,7 +43,7 @@ def step_section(time: StepTime | None) -> str:
     )
 
 
-def sentence(time: StepTime, where: str = "") -> str:
+def sentence(time: SteadyStep, where: str = "") -> str:
     """Describe the step in one sentence."""
     words = ", ".join(step_words(time, where))
     return words[:1].upper() + words[1:]
@@ -65,7 +65,7 @@ def _colour(kind: str) -> str:
     return kind if kind in get_args(Kind) else "other"
 
 
-def packed_spans(time: StepTime) -> str:
+def packed_spans(time: SteadyStep) -> str:
     """Return the columns as compressed, base64-encoded JSON."""
     return packed_json(spans_of(time.timeline.spans, time.step_s))
 
@@ -77,7 +77,7 @@ def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> di
     for span in sorted(kept, key=lambda span: span.start_s):
         by_stream.setdefault(span.stream, []).append(span)
     shown = sorted(nlargest(MOST_STREAMS, by_stream, key=lambda stream: len(by_stream[stream])))
-    labels = Numbers()
+    labels = FirstSeen()
     streams = [_columns(stream, by_stream[stream], labels) for stream in shown]
     return {
         "length": round(step_s * _TICKS_PER_S),
@@ -87,7 +87,7 @@ def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> di
     }
 
 
-def _columns(stream: int, spans: Sequence[Span], labels: Numbers) -> dict[str, object]:
+def _columns(stream: int, spans: Sequence[Span], labels: FirstSeen) -> dict[str, object]:
     """Return gaps and lengths computed from rounded ends, so that rounding errors do not accumulate."""
     gaps, lengths, end = [], [], 0
     for span in spans:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tonnage.errors import BadProfile
 from tonnage.garbage import no_collection
-from tonnage.roofline.profile import Profile
+from tonnage.roofline.profile import RooflineProfile
 from tonnage.roofline.readers.ncu import is_ncu, read_ncu
 from tonnage.roofline.readers.torch_trace import is_torch_trace, read_torch_trace
 from tonnage.untrusted import Unreadable, parse_json, parse_text, printable, read_bytes
@@ -19,7 +19,7 @@ _START = 65_536
 _HINT = "Give a trace of the PyTorch profiler (JSON) or Nsight Compute's CSV (`ncu --page raw --csv`)."
 
 
-def read_profile(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> Profile:
+def read_profile(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> RooflineProfile:
     """Return the profile in a file."""
     source = printable(path.name)
     try:

@@ -22,7 +22,7 @@ from typing import Any
 from tonnage.clock.work import Work
 from tonnage.errors import BadProfile
 from tonnage.roofline.items import Item, gathered
-from tonnage.roofline.profile import Profile
+from tonnage.roofline.profile import RooflineProfile
 from tonnage.roofline.readers.names import short_kernel_name
 
 _DATA = Path(__file__).parents[1] / "data" / "ncu.toml"
@@ -33,7 +33,7 @@ _NO_DURATION = "It needs gpu__time_duration: `ncu --page raw --csv --section Spe
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class NcuKernel:
     """One kernel: its counters by name, in seconds, bytes, shares or plain counts."""
 
     kernel: str
@@ -47,14 +47,14 @@ class Launch:
         return next((self.values[name] for name in _names()[what] if name in self.values), None)
 
 
-def read_ncu(lines: Iterable[str], source: str) -> Profile:
+def read_ncu(lines: Iterable[str], source: str) -> RooflineProfile:
     """Return every kernel of a file, merging equal launches."""
     launches = [launch for launch in _launches(lines, source) if launch.first("duration")]
     if not launches:
         raise BadProfile(f"{source} has no kernel with a duration.", hint=_NO_DURATION)
     items = gathered(map(_item, launches))
     device = next((launch.device for launch in launches if launch.device), "")
-    return Profile(kind="nsight-compute", source=source, gpu=device, items=items, notes=tuple(_notes(items)))
+    return RooflineProfile(kind="nsight-compute", source=source, gpu=device, items=items, notes=tuple(_notes(items)))
 
 
 def is_ncu(start: str) -> bool:
@@ -75,7 +75,7 @@ def _notes(items: tuple[Item, ...]) -> Iterator[str]:
 # ── the table ──
 
 
-def _launches(lines: Iterable[str], source: str) -> Iterator[Launch]:
+def _launches(lines: Iterable[str], source: str) -> Iterator[NcuKernel]:
     try:
         rows = csv.reader(lines, strict=False)
         heading = next((row for row in rows if _KERNEL in row and row[0].lstrip("\ufeff") == "ID"), None)
@@ -87,7 +87,7 @@ def _launches(lines: Iterable[str], source: str) -> Iterator[Launch]:
         raise BadProfile(f"{source} is not CSV: {error}.", hint=_HINT) from None
 
 
-def _wide(heading: list[str], rows: Iterator[dict[str, str]]) -> Iterator[Launch]:
+def _wide(heading: list[str], rows: Iterator[dict[str, str]]) -> Iterator[NcuKernel]:
     """Read the wide form, whose line after the heading holds units."""
     units = next(rows, {})
     if units.get(_KERNEL):  # old files have no such line
@@ -96,21 +96,23 @@ def _wide(heading: list[str], rows: Iterator[dict[str, str]]) -> Iterator[Launch
         yield _wide_launch(row, units)
 
 
-def _wide_launch(row: dict[str, str], units: dict[str, str]) -> Launch:
+def _wide_launch(row: dict[str, str], units: dict[str, str]) -> NcuKernel:
     values = {
         name: number for name in row if "__" in name and (number := _number(row[name], units.get(name, ""))) is not None
     }
     device = next((row[name] for name in _names()["device"] if name in row), "")
-    return Launch(row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), values, device)
+    return NcuKernel(row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), values, device)
 
 
-def _long(rows: Iterator[dict[str, str]]) -> Iterator[Launch]:
-    found: dict[tuple[str, str], Launch] = {}
+def _long(rows: Iterator[dict[str, str]]) -> Iterator[NcuKernel]:
+    found: dict[tuple[str, str], NcuKernel] = {}
     for row in rows:
         key = (row.get("Process ID", ""), row["ID"])
         launch = found.setdefault(
             key,
-            Launch(row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), {}, row.get("Device Name", "")),
+            NcuKernel(
+                row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), {}, row.get("Device Name", "")
+            ),
         )
         unit = row.get("Metric Unit", "")
         number = _number(row.get("Metric Value", ""), unit)
@@ -136,7 +138,7 @@ def _number(text: str, unit: str) -> float | None:
 # ── what the counters say ──
 
 
-def _item(launch: Launch) -> Item:
+def _item(launch: NcuKernel) -> Item:
     seconds = launch.first("duration")
     assert seconds is not None
     return Item(
@@ -153,7 +155,7 @@ def _item(launch: Launch) -> Item:
     )
 
 
-def _work(launch: Launch, seconds: float) -> Work:
+def _work(launch: NcuKernel, seconds: float) -> Work:
     operations = _operations(launch, seconds)
     if not operations:
         return Work(None, _dram_bytes(launch, seconds))
@@ -161,7 +163,7 @@ def _work(launch: Launch, seconds: float) -> Work:
     return Work(operations[precision], _dram_bytes(launch, seconds), precision)
 
 
-def _dram_bytes(launch: Launch, seconds: float) -> float | None:
+def _dram_bytes(launch: NcuKernel, seconds: float) -> float | None:
     total, rate = launch.first("dram_bytes"), launch.first("dram_rate")
     if total is not None:
         return total
@@ -172,7 +174,7 @@ def _dram_bytes(launch: Launch, seconds: float) -> float | None:
     return rate * seconds if rate is not None else None
 
 
-def _operations(launch: Launch, seconds: float) -> dict[str, float]:
+def _operations(launch: NcuKernel, seconds: float) -> dict[str, float]:
     found: dict[str, float] = {}
     for precision, counters in _names()["operations"].items():
         counts = [(_count(launch, stem, seconds), each) for stem, each in counters.items()]
@@ -181,7 +183,7 @@ def _operations(launch: Launch, seconds: float) -> dict[str, float]:
     return found
 
 
-def _count(launch: Launch, stem: str, seconds: float) -> float | None:
+def _count(launch: NcuKernel, stem: str, seconds: float) -> float | None:
     cycles = launch.first("cycles")
     for unit in ("smsp__", "sm__"):
         values = launch.values

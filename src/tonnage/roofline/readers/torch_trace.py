@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
-from tonnage.clock.operators import Call, work_of
+from tonnage.clock.operators import OperatorCall, work_of
 from tonnage.clock.work import Work
 from tonnage.errors import BadProfile
 from tonnage.roofline.items import Item, gathered
-from tonnage.roofline.profile import Activity, Profile, Timeline, timeline_of
+from tonnage.roofline.profile import Activity, GpuTime, RooflineProfile, timeline_of
 from tonnage.roofline.readers.names import short_kernel_name
 
 _ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -34,7 +34,7 @@ _HINT = "Make one with torch.profiler.profile(record_shapes=True) and export_chr
 Event = dict[str, Any]
 
 
-def read_torch_trace(trace: object, source: str) -> Profile:
+def read_torch_trace(trace: object, source: str) -> RooflineProfile:
     """Return every operator that ran on a GPU."""
     found = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(trace, dict) or not isinstance(found, list):
@@ -46,7 +46,7 @@ def read_torch_trace(trace: object, source: str) -> Profile:
     operators = {_id(event): event for event in events if event.get("cat") == "cpu_op" and _id(event) is not None}
     items = gathered(_items(on_card, operators))
     notes = [] if any(item.work.moved_bytes for item in items) else ["The trace holds no shapes: record_shapes=True."]
-    return Profile(
+    return RooflineProfile(
         kind="torch-profiler",
         source=source,
         gpu=_device(trace),
@@ -147,7 +147,7 @@ def _operator(operator: Event, kernels: list[Event]) -> Item:
     )
 
 
-def _has_shapes(call: Call) -> bool:
+def _has_shapes(call: OperatorCall) -> bool:
     return any(shape for shape in call.shapes)
 
 
@@ -162,9 +162,9 @@ def _measured(kernels: list[Event]) -> dict[str, Any]:
     }
 
 
-def _call(operator: Event, kernels: list[Event]) -> Call:
+def _call(operator: Event, kernels: list[Event]) -> OperatorCall:
     arguments = _arguments(operator)
-    return Call(
+    return OperatorCall(
         name=operator["name"].removeprefix("aten::"),
         shapes=tuple(map(_extents, _list(arguments.get("Input Dims")))),
         strides=tuple(map(_extents, _list(arguments.get("Input Strides")))),
@@ -195,7 +195,7 @@ def _words(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else reprlib.repr(value)
 
 
-def _detail(call: Call) -> str:
+def _detail(call: OperatorCall) -> str:
     """Return dtypes and shapes of its first tensors, like "bf16 8192×1024, 1024×50304"."""
     words: list[str] = []
     said = ""
@@ -211,7 +211,7 @@ def _detail(call: Call) -> str:
 # ── time ──
 
 
-def _timeline(events: list[Event], on_card: list[Event]) -> Timeline | None:
+def _timeline(events: list[Event], on_card: list[Event]) -> GpuTime | None:
     launched = {
         _id(event, "correlation"): (event["ts"] + event["dur"]) * _US
         for event in events

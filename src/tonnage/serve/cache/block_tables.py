@@ -10,7 +10,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 
 from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
-from tonnage.serve.scheduler.sequence import Decode, Sequence, Status, Work
+from tonnage.serve.scheduler.sequence import Decode, ScheduledTokens, Sequence, Status
 
 # Blocks, against thrashing: 256 sequences in a cache for a tenth of them see 82 preemptions instead of 215, and 1 %
 # more steps.
@@ -20,7 +20,7 @@ RUNNING = Status.RUNNING
 
 
 @dataclass(slots=True)
-class Counters:
+class CacheCounters:
     """Totals since the start. Tokens that a preempted sequence finds again count neither as queries nor as hits."""
 
     finished: int = 0  # sequences, for any reason
@@ -36,7 +36,7 @@ class StepBuilder:
 
     budget: int  # tokens that it may still compute
     decodes: tuple[Decode, ...] = ()
-    chunks: list[Work] = field(default_factory=list)
+    chunks: list[ScheduledTokens] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     swaps_out: list[tuple[int, int]] = field(default_factory=list)
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
@@ -46,13 +46,13 @@ class StepBuilder:
     swapped: list[Sequence] = field(default_factory=list)  # preempted sequences that `swaps_out` belong to
 
 
-class Tables:
+class BlockTables:
     """The pools on device and host, and the allocation of blocks to sequences."""
 
     def __init__(self, pool: BlockPool, host_blocks: int) -> None:
         self.pool = pool
         self.host_pool = BlockPool(host_blocks + 1, pool.size, prefix_cache=False)
-        self.counters = Counters()
+        self.counters = CacheCounters()
         self._refused: tuple[Sequence, int] | None = None  # the last refused sequence, and the blocks it needed
 
     def refuse_still(self, sequence: Sequence, running: int) -> bool:

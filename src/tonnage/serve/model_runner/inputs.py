@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tonnage.serve.batch import Batch
-from tonnage.serve.scheduler.sequence import Decode, Sequence, Step
+from tonnage.serve.scheduler.sequence import Decode, ScheduledStep, Sequence
 
 Ints = NDArray[np.signedinteger[Any]]
 _MASK = 2**64 - 1
@@ -175,7 +175,7 @@ class Inputs:
         """Table columns of the longest decoding sequence."""
         return int(self._rows[1, : len(self._decoding)].max()) // self._block + 1
 
-    def take(self, step: Step) -> None:
+    def take(self, step: ScheduledStep) -> None:
         """Update the host's rows to this step."""
         moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(self._decodes)
         if not moved and self._left(step.decodes):
@@ -204,7 +204,7 @@ class Inputs:
             self._row_staging.send_again(3 * size)
         self._sent = size  # the pass advances their positions
 
-    def mixed(self, step: Step) -> tuple[Batch, Tensor]:
+    def mixed(self, step: ScheduledStep) -> tuple[Batch, Tensor]:
         """Return the batch of a step with chunks or new rows, and the slots of the rows that sample."""
         pack = _Pack(self._staging)
         tables = [np.array(one.blocks, dtype=np.int32) for one in self.renewed]
@@ -242,7 +242,7 @@ class Inputs:
         self._find_special(self._needy)
         return True
 
-    def _look_up(self, step: Step, decoding: list[Sequence]) -> None:
+    def _look_up(self, step: ScheduledStep, decoding: list[Sequence]) -> None:
         count, starts = len(decoding), [work.start for work in step.decodes]
         self._rows[0, :count] = [sequence.slot for sequence in decoding]
         self._rows[1, :count] = starts
@@ -258,7 +258,7 @@ class Inputs:
         self.special = [row for row, one in enumerate(self.drawing) if one in needy] if needy else []
         self._needy = {self.drawing[row] for row in self.special}
 
-    def _unknown(self, step: Step, decoding: list[Sequence], starts: list[int]) -> list[Sequence]:
+    def _unknown(self, step: ScheduledStep, decoding: list[Sequence], starts: list[int]) -> list[Sequence]:
         """Return sequences whose table and last token must be sent: not those that sampled in the last step."""
         drew, back = set(self.drawing), bool(step.swaps_in)
         unknown = [
@@ -287,7 +287,7 @@ class Inputs:
         pack.put("entries", [one.slot * columns + column for one, column in grown], *rows)
         pack.put("blocks", [one.blocks[column] for one, column in grown], *tables)
 
-    def _pack_rows(self, pack: _Pack, step: Step, tables: list[Ints]) -> None:
+    def _pack_rows(self, pack: _Pack, step: ScheduledStep, tables: list[Ints]) -> None:
         chunks, block = step.chunks, self._block
         slots, starts, order = self._rows[:, : len(self._decoding)]
         blocks = [one.blocks[start // block] for one, start in zip(self._decoding, starts.tolist(), strict=True)]
@@ -318,7 +318,7 @@ class Inputs:
     def _put_blocks(self, pack: _Pack) -> None:
         self.slots.tables.view(-1).index_copy_(0, pack.wide("entries"), pack.narrow("blocks"))
 
-    def _unpack(self, pack: _Pack, step: Step, widest: int) -> Batch:
+    def _unpack(self, pack: _Pack, step: ScheduledStep, widest: int) -> Batch:
         count, at = len(self._decoding), pack.wide("slots")
         return Batch(
             token_ids=torch.cat([self.slots.last_tokens.index_select(0, at[:count]), pack.wide("ids")]),

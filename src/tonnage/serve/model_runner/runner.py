@@ -22,11 +22,11 @@ from tonnage.serve.model_runner.inputs import Inputs, Ints, decode_batch
 from tonnage.serve.model_runner.sampler import Logprobs, draw_special
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.sampling import TokenLogprob
-from tonnage.serve.scheduler.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
 
 
 @dataclass(slots=True)
-class Pending:
+class TokensInTransit:
     """A step's tokens in transit to the host, and the sequences that sampled them."""
 
     drawing: list[Sequence]
@@ -109,7 +109,7 @@ class Runner:
             finally:
                 self._thread.at_work = before
 
-    def launch(self, step: Step) -> Pending:
+    def launch(self, step: ScheduledStep) -> TokensInTransit:
         """Launch a step. An exception leaves the runner ready for the next step."""
         try:
             if getattr(self._thread, "at_work", False):
@@ -120,7 +120,7 @@ class Runner:
             self.inputs.forget()
             raise
 
-    def _launch(self, step: Step) -> Pending:
+    def _launch(self, step: ScheduledStep) -> TokensInTransit:
         cache, inputs = self.cache, self.inputs
         if step.swaps_out:
             cache.swap_out(step.swaps_out)
@@ -134,7 +134,7 @@ class Runner:
         elif step.decodes:
             logits = self._decodes(len(step.decodes))
         else:
-            return Pending([], self._arrays[0][:0])
+            return TokensInTransit([], self._arrays[0][:0])
         logprobs = self._special(step, logits) if inputs.special else None
         return self._send(len(inputs.drawing), logprobs)
 
@@ -162,7 +162,7 @@ class Runner:
             slots.last_tokens.index_copy_(0, at, draw(logits, temperatures, seeds, positions, out=drawn))
         return logits
 
-    def _special(self, step: Step, logits: Tensor) -> Logprobs | None:
+    def _special(self, step: ScheduledStep, logits: Tensor) -> Logprobs | None:
         """Sample again for the rows that need more than plain sampling."""
         slots, rows = self.inputs.slots, self.inputs.special
         works = [work for work in step.works if work.samples]
@@ -178,7 +178,7 @@ class Runner:
         self._drawn.index_copy_(0, at_row, tokens)
         return logprobs
 
-    def _send(self, count: int, logprobs: Logprobs | None) -> Pending:
+    def _send(self, count: int, logprobs: Logprobs | None) -> TokensInTransit:
         """Copy the whole buffer to the host: a view of part of it would take longer."""
         self._turn ^= 1
         arrived = self._arrived[self._turn]
@@ -186,7 +186,7 @@ class Runner:
         if arrived is not None:
             arrived.record(self._stream)
         tokens, rows = self._arrays[self._turn][:count], tuple(self.inputs.special) if logprobs else ()
-        return Pending(self.inputs.drawing, tokens, arrived, logprobs, rows)
+        return TokensInTransit(self.inputs.drawing, tokens, arrived, logprobs, rows)
 
     def _index(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, pin_memory=self._cuda).to(self.cache.device, non_blocking=True)

@@ -10,7 +10,7 @@ import torch
 
 from tonnage.serve.model_runner.runner import Runner
 from tonnage.serve.sampling import MOST_LOGPROBS, Sampling
-from tonnage.serve.scheduler.sequence import Decode, Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import Decode, ScheduledStep, ScheduledTokens, Sequence
 
 
 def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
@@ -28,16 +28,16 @@ def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, gra
     return graph_bytes
 
 
-def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> Iterator[Step]:
+def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> Iterator[ScheduledStep]:
     """Yield many prompts with the most expensive sampling, their decode step, and one prompt as long as a step."""
     each, longest = min(batched_tokens // rows, context - 1), min(batched_tokens, context - 1)
     many = [_sequence(slot, each, block) for slot in range(rows)]
-    yield Step(0, (), tuple(Work(one, 0, each, True) for one in many))
+    yield ScheduledStep(0, (), tuple(ScheduledTokens(one, 0, each, True) for one in many))
     for one in many:
         one.tokens.append(0)
         one.computed = each + 1
-    yield Step(1, tuple(map(Decode, many)), ())
-    yield Step(2, (), (Work(_sequence(0, longest, block), 0, longest, True),))
+    yield ScheduledStep(1, tuple(map(Decode, many)), ())
+    yield ScheduledStep(2, (), (ScheduledTokens(_sequence(0, longest, block), 0, longest, True),))
 
 
 def used_bytes(device: torch.device) -> int:
@@ -52,7 +52,7 @@ def clear() -> None:
     torch.cuda.empty_cache()
 
 
-def _run(runner: Runner, steps: Iterator[Step]) -> None:
+def _run(runner: Runner, steps: Iterator[ScheduledStep]) -> None:
     for step in steps:
         runner.launch(step).result()
     runner.inputs.forget()

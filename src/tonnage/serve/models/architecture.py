@@ -26,7 +26,7 @@ from tonnage.models.fields import Fields, whole
 from tonnage.models.files import read_json
 from tonnage.models.presets import find_preset, preset_config, unknown
 from tonnage.models.stored import stored_format
-from tonnage.models.templates import Values
+from tonnage.models.templates import ConfigValues
 from tonnage.serve.models.rope import Rope, read_rope
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -42,7 +42,7 @@ _MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerConfig:
     """One layer; a `window` of 0 sees every key, one of w the last w keys including its own."""
 
     window: int
@@ -62,7 +62,7 @@ class Architecture:
     intermediate: int
     vocab: int
     positions: int  # the longest context that the model was trained for
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerConfig, ...]
     activation: Activation
     norm_eps: float
     norm_offset: float
@@ -112,7 +112,7 @@ def architecture_of(config: Mapping[str, Any], eos_ids: frozenset[int] = frozens
         family, config = "gemma3_text", {**config, **(config.get("text_config") or {})}
     row = known_row(family)
     assert row is not None
-    made = _architecture(family, Fields(Values(config, row)), config)
+    made = _architecture(family, Fields(ConfigValues(config, row)), config)
     _check(made, config)
     return replace(made, eos_ids=eos_ids or made.eos_ids)
 
@@ -189,7 +189,7 @@ def _check(made: Architecture, config: Mapping[str, Any]) -> None:
         raise BadModel("The model's attention looks ahead.", hint="Give a causal language model.")
 
 
-def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: int) -> tuple[Layer, ...]:
+def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: int) -> tuple[LayerConfig, ...]:
     count = fields.need("layers")
     if count > _MOST_LAYERS:
         raise BadModel(f"The model has {count:,} layers.", hint=f"At most {_MOST_LAYERS:,} make sense.")
@@ -201,7 +201,7 @@ def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: in
     step = fields.whole("decoder_sparse_step", least=1) if family == "qwen3_moe" else 1
     sparse = family in ("mixtral", "qwen3_moe")
     return tuple(
-        Layer(window if local else 0, ropes[local], sparse and index not in dense and (index + 1) % step == 0)
+        LayerConfig(window if local else 0, ropes[local], sparse and index not in dense and (index + 1) % step == 0)
         for index, local in enumerate(_windowed(family, fields, config, count))
     )
 

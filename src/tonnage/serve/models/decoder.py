@@ -12,7 +12,7 @@ from torch.nn.functional import embedding, linear
 
 from tonnage.serve.batch import Batch, LayerCache
 from tonnage.serve.kernels import add_norm, attend_chunks, attend_decode, gelu_tanh_mul, silu_mul, store
-from tonnage.serve.models.architecture import Activation, Architecture, Layer
+from tonnage.serve.models.architecture import Activation, Architecture, LayerConfig
 from tonnage.serve.models.experts import Experts
 from tonnage.serve.models.linear import Dense, EightBit
 from tonnage.serve.models.rope import Rope, make_tables
@@ -36,14 +36,19 @@ class GatedMlp:
         return self.down(self.activate(self.gate_up(hidden)))
 
 
-class Block:
+class LayerWeights:
     """The weights of one layer, and its own settings."""
 
     __slots__ = ("after_attention", "after_mlp", "before_attention", "before_mlp", "cos", "key_norm", "mlp", "output",
                  "qkv", "query_norm", "sin", "window")  # fmt: skip
 
     def __init__(
-        self, shape: Architecture, layer: Layer, prefix: str, build: Builder, tables: dict[Rope, tuple[Tensor, Tensor]]
+        self,
+        shape: Architecture,
+        layer: LayerConfig,
+        prefix: str,
+        build: Builder,
+        tables: dict[Rope, tuple[Tensor, Tensor]],
     ) -> None:
         attention, width = f"{prefix}self_attn.", shape.head_dim
         rows = [("q_proj", shape.heads * width), ("k_proj", shape.kv_heads * width), ("v_proj", shape.kv_heads * width)]
@@ -100,7 +105,8 @@ class Decoder:
         self.embedding = build.tensor("model.embed_tokens.weight", shape.vocab, shape.hidden)
         tables = {rope: make_tables(rope, positions, build.device) for rope in {layer.rope for layer in shape.layers}}
         self.blocks = [
-            Block(shape, layer, f"model.layers.{number}.", build, tables) for number, layer in enumerate(shape.layers)
+            LayerWeights(shape, layer, f"model.layers.{number}.", build, tables)
+            for number, layer in enumerate(shape.layers)
         ]
         self.norm = build.tensor("model.norm.weight", shape.hidden)
         self.head = self.embedding if shape.tied else build.tensor("lm_head.weight", shape.vocab, shape.hidden)
@@ -157,7 +163,7 @@ class Attention:
         self.decode_tables, self.chunk_tables = batch.tables[: batch.decodes], batch.tables[batch.decodes :]
         self.decode_lengths, self.chunk_lengths = batch.lengths[: batch.decodes], batch.lengths[batch.decodes :]
 
-    def __call__(self, block: Block, hidden: Tensor, cache: LayerCache) -> Tensor:
+    def __call__(self, block: LayerWeights, hidden: Tensor, cache: LayerCache) -> Tensor:
         batch, shape = self.batch, self.shape
         tokens = hidden.shape[0]
         qkv = block.qkv(hidden).view(tokens, -1, shape.head_dim)
@@ -169,7 +175,7 @@ class Attention:
         )  # fmt: skip
         return block.output(self._seen(block, query, cache).view(tokens, -1))
 
-    def _seen(self, block: Block, query: Tensor, cache: LayerCache) -> Tensor:
+    def _seen(self, block: LayerWeights, query: Tensor, cache: LayerCache) -> Tensor:
         decodes = self.batch.decodes
         if decodes == query.shape[0]:
             return self._decode(block, query, cache)
@@ -177,14 +183,14 @@ class Attention:
             return self._chunks(block, query, cache)
         return torch.cat((self._decode(block, query[:decodes], cache), self._chunks(block, query[decodes:], cache)))
 
-    def _decode(self, block: Block, query: Tensor, cache: LayerCache) -> Tensor:
+    def _decode(self, block: LayerWeights, query: Tensor, cache: LayerCache) -> Tensor:
         shape = self.shape
         return attend_decode(
             query, cache, self.decode_tables, self.decode_lengths,
             scale=shape.attention_scale, window=block.window, soft_cap=shape.attention_cap, order=self.batch.order,
         )  # fmt: skip
 
-    def _chunks(self, block: Block, query: Tensor, cache: LayerCache) -> Tensor:
+    def _chunks(self, block: LayerWeights, query: Tensor, cache: LayerCache) -> Tensor:
         shape, batch = self.shape, self.batch
         return attend_chunks(
             query, cache, self.chunk_tables, self.chunk_lengths, batch.chunk_starts, batch.longest_chunk,

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 Activate = Callable[[Tensor], Tensor]
 
 
-class Stack:
+class ExpertStack:
     """One matrix per expert, weight [experts, n, k]; with scales [experts, n] if stored in eight bits."""
 
     __slots__ = ("grouped", "scales", "weight")
@@ -39,7 +39,14 @@ class Experts:
     __slots__ = ("activate", "down", "gate_up", "normalised", "numbers", "per_token", "router")
 
     def __init__(
-        self, router: Tensor, gate_up: Stack, down: Stack, activate: Activate, *, per_token: int, normalised: bool
+        self,
+        router: Tensor,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        activate: Activate,
+        *,
+        per_token: int,
+        normalised: bool,
     ) -> None:
         self.router = router
         self.gate_up = gate_up

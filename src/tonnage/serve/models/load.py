@@ -17,7 +17,7 @@ from tonnage.models.files import INDEX, read_json
 from tonnage.serve.config import Weights
 from tonnage.serve.models.architecture import Architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.weights import Builder, Piece
+from tonnage.serve.models.weights import Builder, WeightPiece
 
 # Tensor names in files, and the names used here.
 _RENAMED = tuple(
@@ -118,7 +118,7 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
             )
 
 
-def _check_piece(tensor: Stored, piece: Piece) -> None:
+def _check_piece(tensor: Stored, piece: WeightPiece) -> None:
     if tensor.shape != tuple(piece.weight.shape):
         raise BadModel(
             f"{tensor.name} has the shape {list(tensor.shape)} in the checkpoint, and {list(piece.weight.shape)} by "
@@ -131,7 +131,7 @@ def _check_piece(tensor: Stored, piece: Piece) -> None:
         )
 
 
-def _read(file: Path, pieces: dict[str, Piece]) -> None:
+def _read(file: Path, pieces: dict[str, WeightPiece]) -> None:
     try:
         from safetensors import safe_open
     except ImportError:

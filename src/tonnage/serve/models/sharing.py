@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tonnage.errors import BadModel
 from tonnage.serve.models.architecture import architecture_of
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.experts import Stack
+from tonnage.serve.models.experts import ExpertStack
 from tonnage.serve.models.linear import Dense, EightBit
 from tonnage.serve.models.load import weight_name
 from tonnage.serve.models.weights import Builder
@@ -49,10 +49,12 @@ class SharingBuilder(Builder):
             weight, self._merged([(f"{prefix}{name}.bias", (rows,)) for name, rows in parts]) if bias else None
         )
 
-    def stack(self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int) -> Stack:
+    def stack(
+        self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int
+    ) -> ExpertStack:
         """Return the experts, which are one parameter in transformers too."""
         weight = self.tensor(prefix + fused, experts, sum(rows for _, rows in parts), columns)
-        return Stack(weight, None, self.dtype)
+        return ExpertStack(weight, None, self.dtype)
 
     def _merged(self, named: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
         parameters = [self._parameter(name, shape) for name, shape in named]

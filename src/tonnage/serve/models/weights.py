@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.config import Weights
-from tonnage.serve.models.experts import Stack
+from tonnage.serve.models.experts import ExpertStack
 from tonnage.serve.models.linear import EIGHT_BIT, Dense, EightBit, quantise
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightPiece:
     """The part of a merged weight that one checkpoint tensor fills; `holds` names the pieces it combines."""
 
     weight: Tensor
@@ -49,14 +49,14 @@ class Builder:
         self.device = device
         self.dtype = dtype
         self.weights = weights
-        self.pieces: dict[str, Piece] = {}
-        self.fused: dict[str, Piece] = {}  # several pieces as one tensor, as in some files
+        self.pieces: dict[str, WeightPiece] = {}
+        self.fused: dict[str, WeightPiece] = {}  # several pieces as one tensor, as in some files
         self.bytes = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Return a weight that is one tensor of the checkpoint, in full precision."""
         made = self._empty(shape, self.dtype)
-        self.pieces[name] = Piece(made)
+        self.pieces[name] = WeightPiece(made)
         return made
 
     def matrix(self, prefix: str, parts: Sequence[tuple[str, int]], columns: int, *, bias: bool) -> Dense | EightBit:
@@ -67,25 +67,29 @@ class Builder:
         start = 0
         for name, rows in parts:
             own = slice(start, start + rows)
-            self.pieces[f"{prefix}{name}.weight"] = Piece(weight[own], None if scales is None else scales[own])
+            self.pieces[f"{prefix}{name}.weight"] = WeightPiece(weight[own], None if scales is None else scales[own])
             if offsets is not None:
-                self.pieces[f"{prefix}{name}.bias"] = Piece(offsets[own])
+                self.pieces[f"{prefix}{name}.bias"] = WeightPiece(offsets[own])
             start += rows
         return Dense(weight, offsets) if scales is None else EightBit(weight, scales, offsets)
 
-    def stack(self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int) -> Stack:
+    def stack(
+        self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int
+    ) -> ExpertStack:
         """Do the same for each expert of a layer; `fused` names the whole tensor."""
         weight, scales = self._weight(experts, sum(rows for _, rows in parts), columns)
-        made: dict[str, Piece] = {}
+        made: dict[str, WeightPiece] = {}
         for expert in range(experts):
             start = 0
             for name, rows in parts:
                 own = (expert, slice(start, start + rows))
-                made[f"{prefix}{expert}.{name}.weight"] = Piece(weight[own], None if scales is None else scales[own])
+                made[f"{prefix}{expert}.{name}.weight"] = WeightPiece(
+                    weight[own], None if scales is None else scales[own]
+                )
                 start += rows
         self.pieces |= made
-        self.fused[prefix + fused] = Piece(weight, scales, holds=tuple(made))
-        return Stack(weight, scales, self.dtype)
+        self.fused[prefix + fused] = WeightPiece(weight, scales, holds=tuple(made))
+        return ExpertStack(weight, scales, self.dtype)
 
     def _weight(self, *shape: int) -> tuple[Tensor, Tensor | None]:
         if self.weights is None:

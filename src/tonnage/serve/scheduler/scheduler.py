@@ -25,11 +25,20 @@ from dataclasses import dataclass
 from itertools import compress
 
 from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
-from tonnage.serve.cache.block_tables import ROOM_TO_GROW, StepBuilder, Tables
+from tonnage.serve.cache.block_tables import ROOM_TO_GROW, BlockTables, StepBuilder
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.sampling import FinishReason
 from tonnage.serve.scheduler.queue import RANK, FinishRate, NeverFits, Queue, QueueFull
-from tonnage.serve.scheduler.sequence import NOT_DECODING, Clock, Decode, DecodeClock, Sequence, Status, Step, Work
+from tonnage.serve.scheduler.sequence import (
+    NOT_DECODING,
+    Clock,
+    Decode,
+    DecodeClock,
+    ScheduledStep,
+    ScheduledTokens,
+    Sequence,
+    Status,
+)
 
 # Every this many steps, blocks are allocated for as many steps ahead. The device learns of new blocks only then; on
 # average a sequence holds half as many tokens more than it needs.
@@ -40,7 +49,7 @@ RUNNING = Status.RUNNING
 
 @dataclass(slots=True)
 class _InFlight:
-    step: Step
+    step: ScheduledStep
     swapped: list[Sequence]
     ending: list[Sequence]  # decodes that sample their last token
     tokens: list[int] | None = None  # if they arrived before those of an earlier step
@@ -54,7 +63,7 @@ class Scheduler:
         self, pool: BlockPool, config: EngineConfig, clock: Clock, *, context: int = sys.maxsize, host_blocks: int = 0
     ) -> None:
         self.pool, self.config, self.clock, self._context = pool, config, clock, context
-        self.tables = Tables(pool, host_blocks)
+        self.tables = BlockTables(pool, host_blocks)
         self.host_pool, self.counters = self.tables.host_pool, self.tables.counters
         self.waiting = Queue()
         self._decoding: list[Sequence] = []  # sorted by rank
@@ -164,7 +173,7 @@ class Scheduler:
 
     # Scheduling.
 
-    def schedule(self) -> Step | None:
+    def schedule(self) -> ScheduledStep | None:
         """Return the next step, to be launched at once; None if nothing can run before a step in flight completes."""
         builder = StepBuilder(self.config.batched_tokens)
         self._decode(builder)
@@ -178,7 +187,7 @@ class Scheduler:
             for sequence in builder.swapped:
                 self.tables.forget_swap(sequence)
             return None
-        step = Step(
+        step = ScheduledStep(
             self._next_number,
             builder.decodes,
             tuple(builder.chunks),
@@ -283,7 +292,7 @@ class Scheduler:
         """Schedule as many of its known tokens as the budget allows; the last one samples."""
         start, known = sequence.computed, len(sequence.tokens)
         end = min(known, start + builder.budget)
-        builder.chunks.append(Work(sequence, start, end - start, end == known))
+        builder.chunks.append(ScheduledTokens(sequence, start, end - start, end == known))
         builder.budget -= end - start
         sequence.computed = end
         sequence.busy += 1
@@ -335,7 +344,7 @@ class Scheduler:
 
     # Completing.
 
-    def complete(self, step: Step, tokens: list[int]) -> list[Sequence]:
+    def complete(self, step: ScheduledStep, tokens: list[int]) -> list[Sequence]:
         """Take the tokens of a step, one per sampler; return the sequences that it finished.
 
         A step that is already complete is ignored; one that arrives before an earlier one waits for it.
@@ -347,7 +356,7 @@ class Scheduler:
         flight.tokens = tokens
         return self._land()
 
-    def fail(self, step: Step) -> list[Sequence]:
+    def fail(self, step: ScheduledStep) -> list[Sequence]:
         """End the sequences of a step that raised with an error; all others continue."""
         flight = self._flights.pop(step.number, None)
         if flight is None:
@@ -391,7 +400,7 @@ class Scheduler:
                 self._finish(sequence, reason)
                 finished.append(sequence)
 
-    def _learn_chunks(self, step: Step, tokens: list[int], finished: list[Sequence]) -> None:
+    def _learn_chunks(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
         drawn = iter(tokens[len(step.decodes) :])
         for work in step.chunks:
             sequence, token = work.sequence, next(drawn) if work.samples else None

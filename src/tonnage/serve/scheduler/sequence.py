@@ -115,7 +115,7 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class ScheduledTokens:
     """Compute `count` tokens of a sequence from position `start`; with `samples`, the last one samples the next token."""
 
     sequence: Sequence
@@ -143,7 +143,7 @@ class Decode:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class ScheduledStep:
     """The work of one forward pass, in this order: swaps out, swaps in, copies, then the pass itself.
 
     `decodes` compute only the last sampled token (its id may be in flight: the runner takes it from the slot). The
@@ -155,14 +155,14 @@ class Step:
 
     number: int
     decodes: tuple[Decode, ...]
-    chunks: tuple[Work, ...]
+    chunks: tuple[ScheduledTokens, ...]
     copies: tuple[tuple[int, int], ...] = ()
     swaps_out: tuple[tuple[int, int], ...] = ()
     swaps_in: tuple[tuple[int, int], ...] = ()
     grown: tuple[tuple[Sequence, int], ...] = ()
 
     @property
-    def works(self) -> list[Decode | Work]:
+    def works(self) -> list[Decode | ScheduledTokens]:
         """Decodes, then chunks."""
         return [*self.decodes, *self.chunks]
 

@@ -22,7 +22,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(slots=True)
-class Piece:
+class AnswerDelta:
     """The new part of one answer."""
 
     index: int
@@ -43,13 +43,13 @@ class Answer:
     def __init__(self, index: int, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
         self.index, self._sampling = index, sampling
         self._stream = TextStream(tokenizer, sampling.stop, prompt=prompt) if tokenizer is not None else None
-        self._held = Piece(index)
-        self._told: list[Piece] = []
+        self._held = AnswerDelta(index)
+        self._told: list[AnswerDelta] = []
         self.tokens = 0
         self.characters = 0  # streamed so far, for the offsets of log probabilities
         self.finished = False
 
-    def take(self, delivery: Delivery) -> Piece | None:
+    def take(self, delivery: Delivery) -> AnswerDelta | None:
         """Return what can be sent now; None if text is held back, or dropped after a stop string."""
         if self.finished:
             return None
@@ -68,16 +68,16 @@ class Answer:
             held.finish_reason = delivery.finish_reason
         if held.empty and (self._stream is not None or not held.token_ids):
             return None
-        self._held = Piece(self.index)
+        self._held = AnswerDelta(self.index)
         self._told.append(held)
         self.tokens += len(held.token_ids)
         self.finished = held.finish_reason is not None
         return held
 
     @property
-    def all(self) -> Piece:
+    def all(self) -> AnswerDelta:
         """Everything that was sent."""
-        return Piece(
+        return AnswerDelta(
             self.index,
             "".join(piece.text for piece in self._told),
             [token_id for piece in self._told for token_id in piece.token_ids],
@@ -106,7 +106,7 @@ class Format:
         """Return what a stream sends before the first token."""
         return b""
 
-    def chunk(self, answer: Answer, piece: Piece) -> bytes:
+    def chunk(self, answer: Answer, piece: AnswerDelta) -> bytes:
         """Return one chunk of a stream."""
         start = answer.characters
         if self._logprobs:
@@ -120,13 +120,13 @@ class Format:
     def _event(self, choice: JsonObject) -> bytes:
         return self._head + _json(choice) + b"]}\n\n"
 
-    def _choice(self, piece: Piece, start: int) -> JsonObject:
+    def _choice(self, piece: AnswerDelta, start: int) -> JsonObject:
         return self._framed(piece, start, {"text": piece.text})
 
-    def _delta(self, piece: Piece, start: int) -> JsonObject:
+    def _delta(self, piece: AnswerDelta, start: int) -> JsonObject:
         return self._choice(piece, start)
 
-    def _framed(self, piece: Piece, start: int, content: JsonObject) -> JsonObject:
+    def _framed(self, piece: AnswerDelta, start: int, content: JsonObject) -> JsonObject:
         logprobs = self._logprob_object(piece.logprobs, start) if self._logprobs else None
         choice = {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         # Without a tokenizer there is nothing but the ids.
@@ -160,10 +160,10 @@ class ChatFormat(Format):
         choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return b"".join(self._event({"index": answer.index} | choice) for answer in answers)
 
-    def _choice(self, piece: Piece, start: int) -> JsonObject:
+    def _choice(self, piece: AnswerDelta, start: int) -> JsonObject:
         return self._framed(piece, start, {"message": {"role": "assistant", "content": piece.text, "refusal": None}})
 
-    def _delta(self, piece: Piece, start: int) -> JsonObject:
+    def _delta(self, piece: AnswerDelta, start: int) -> JsonObject:
         return self._framed(piece, start, {"delta": {"content": piece.text} if piece.text else {}})
 
     def _logprob_object(self, logprobs: Sequence[TokenLogprob], start: int) -> JsonObject:

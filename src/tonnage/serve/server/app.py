@@ -20,7 +20,7 @@ from tonnage.report.serve import card_figures, kv_figures
 from tonnage.serve.server.answers import ChatFormat, Format, JsonObject
 from tonnage.serve.server.errors import ApiError, unavailable
 from tonnage.serve.server.generation import Generation, explained, respond
-from tonnage.serve.server.limits import Gate, Keys, check_characters, most_body_bytes, read_body, salt_of
+from tonnage.serve.server.limits import AccessMiddleware, Keys, check_characters, most_body_bytes, read_body, salt_of
 from tonnage.serve.server.metrics import Metrics
 from tonnage.serve.server.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
 from tonnage.serve.server.worker import Worker
@@ -170,7 +170,7 @@ def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
     app = FastAPI(
         title="tonnage", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
     )
-    app.add_middleware(Gate, keys=Keys(keys))
+    app.add_middleware(AccessMiddleware, keys=Keys(keys))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _our_fault)

@@ -14,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 from tonnage.errors import RequestError
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.queue import QueueFull
-from tonnage.serve.server.answers import DONE, Answer, Format, JsonObject, Piece, error_event, usage_of
+from tonnage.serve.server.answers import DONE, Answer, AnswerDelta, Format, JsonObject, error_event, usage_of
 from tonnage.serve.server.errors import ApiError, queue_full, unavailable
 from tonnage.serve.server.metrics import Metrics
-from tonnage.serve.server.worker import Delivery, Gone, Ticket, Unavailable, Worker
+from tonnage.serve.server.worker import Delivery, EngineRequest, Gone, Unavailable, Worker
 from tonnage.serve.text import Tokenizer
 
 # Retry-After while the server stops.
@@ -40,7 +40,7 @@ def explained() -> Iterator[None]:
 class Generation:
     """The answers of one request as they grow."""
 
-    def __init__(self, worker: Worker, metrics: Metrics, ticket: Ticket, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, worker: Worker, metrics: Metrics, ticket: EngineRequest, tokenizer: Tokenizer | None) -> None:
         self._worker, self._metrics, self._ticket = worker, metrics, ticket
         self._unfinished = "abort"
         sampling = ticket.sampling
@@ -71,9 +71,9 @@ class Generation:
         """Token counts."""
         return usage_of(self._ticket.prompts, self.answers, self._ticket.cached_tokens)
 
-    async def next(self) -> list[tuple[Answer, Piece]]:
+    async def next(self) -> list[tuple[Answer, AnswerDelta]]:
         """Wait for and return what is new."""
-        found: list[tuple[Answer, Piece]] = []
+        found: list[tuple[Answer, AnswerDelta]] = []
         while not found and not self.finished:
             try:
                 deliveries = await self._ticket.deliveries()
@@ -84,7 +84,7 @@ class Generation:
             found = list(self._pieces(deliveries))
         return found
 
-    def _pieces(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[Answer, Piece]]:
+    def _pieces(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[Answer, AnswerDelta]]:
         for delivery in deliveries:
             answer = self.answers[delivery.index]
             if answer.finished:
@@ -153,7 +153,7 @@ class EventStream(Response):
         generation: Generation,
         format: Format,
         watch: "asyncio.Task[None]",
-        first: list[tuple[Answer, Piece]],
+        first: list[tuple[Answer, AnswerDelta]],
         usage: bool,
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -185,5 +185,5 @@ class EventStream(Response):
         usage = self._format.usage_chunk(self._generation.usage) if self._usage else b""
         await write(usage + DONE, more=False)
 
-    def _events(self, pieces: list[tuple[Answer, Piece]]) -> bytes:
+    def _events(self, pieces: list[tuple[Answer, AnswerDelta]]) -> bytes:
         return b"".join(self._format.chunk(answer, piece) for answer, piece in pieces)

@@ -97,7 +97,7 @@ def salt_of(tenant: str, cache_salt: str | None, user: str | None) -> str:
     return _digest(json.dumps(parts).encode()).hex() if any(parts) else ""
 
 
-class Gate:
+class AccessMiddleware:
     """Middleware that checks every request first, including those for unknown routes."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:

@@ -15,7 +15,7 @@ from tonnage.serve.stats import EngineState
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from tonnage.serve.server.worker import Delivery, Ticket
+    from tonnage.serve.server.worker import Delivery, EngineRequest
 
 _LABELS = ("model_name",)
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -47,7 +47,7 @@ class Metrics:
     def _histogram(self, name: str, words: str, buckets_s: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}_seconds", words, _LABELS, buckets=buckets_s, registry=self._registry)
 
-    def delivered(self, ticket: "Ticket", delivery: "Delivery") -> None:
+    def delivered(self, ticket: "EngineRequest", delivery: "Delivery") -> None:
         """Record the tokens of one step for one answer."""
         count, last_s = len(delivery.token_ids), ticket.last_s.get(delivery.index)
         if not count:

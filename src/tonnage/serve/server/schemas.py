@@ -191,7 +191,7 @@ class ContentPart(BaseModel):
         return self
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """One message of a conversation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -237,7 +237,7 @@ class ChatRequest(GenerationRequest):
         "web_search_options": (None,),
     }
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -52,7 +52,7 @@ class Delivery:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class EngineRequest:
     """One request in the engine: a sequence per answer, and the queue of deliveries."""
 
     prompts: Sequence[list[int]]
@@ -89,12 +89,12 @@ class Worker:
         self._inbox: deque[Callable[[], None]] = deque()
         self._mail = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tonnage-engine", daemon=True)
-        self._owners: dict[Drawn, tuple[Ticket, int]] = {}
+        self._owners: dict[Drawn, tuple[EngineRequest, int]] = {}
         self._posted = 0  # sequences on their way to the engine
         self._counting = threading.Lock()
         self._retry_after_s = SHORTEST_RETRY_S
         self._stopped = False
-        self.open: set[Ticket] = set()
+        self.open: set[EngineRequest] = set()
         self.draining = False
         self.hurried = False  # stop without waiting
         self.broken = ""
@@ -122,11 +122,11 @@ class Worker:
         """Whether the engine's thread is alive; after `stop`, that means it hangs."""
         return self._thread.is_alive()
 
-    async def submit(self, prompts: Sequence[list[int]], sampling: Sampling, salt: str) -> Ticket:
+    async def submit(self, prompts: Sequence[list[int]], sampling: Sampling, salt: str) -> EngineRequest:
         """Submit a request. Raises the engine's error if it is refused, leaving nothing behind."""
         asked = len(prompts) * sampling.n
         self.check_room(asked)
-        ticket = Ticket(prompts, sampling, salt, posted=asked)
+        ticket = EngineRequest(prompts, sampling, salt, posted=asked)
         self.open.add(ticket)
         with self._counting:
             self._posted += asked
@@ -148,7 +148,7 @@ class Worker:
         if self._posted + self.engine.scheduler.waiting.fresh + asked > self._max_waiting:
             raise QueueFull("Too many requests wait already.", retry_after_s=self._retry_after_s)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: EngineRequest) -> None:
         """Close a request, done or aborted. Its sequences end before the next step."""
         if ticket in self.open:
             self.open.discard(ticket)
@@ -161,7 +161,7 @@ class Worker:
         for ticket in list(self.open):
             self.close(ticket)
 
-    def end(self, ticket: Ticket, index: int) -> None:
+    def end(self, ticket: EngineRequest, index: int) -> None:
         """End one answer that is complete although the engine does not know it."""
         self._post(lambda: self._drop(ticket.sequences[index : index + 1]))
 
@@ -189,7 +189,7 @@ class Worker:
         self._post(give)
         return await answer
 
-    def _count_out(self, ticket: Ticket) -> None:
+    def _count_out(self, ticket: EngineRequest) -> None:
         """Stop counting it as posted: aborted, or counted by the engine from now on. In either thread."""
         with self._counting:
             self._posted -= ticket.posted
@@ -226,7 +226,7 @@ class Worker:
             except Exception:
                 _log.exception("A request could not be given up")
 
-    def _admit(self, ticket: Ticket) -> None:
+    def _admit(self, ticket: EngineRequest) -> None:
         self._count_out(ticket)
         if ticket.closed:
             return
@@ -280,6 +280,6 @@ class Worker:
             self._mail.wait(_PAUSE_S)
 
 
-def _hand_out(arrived: list[tuple[Ticket, Delivery]]) -> None:
+def _hand_out(arrived: list[tuple[EngineRequest, Delivery]]) -> None:
     for ticket, delivery in arrived:
         ticket.mail.put_nowait(delivery)

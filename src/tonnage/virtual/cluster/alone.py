@@ -7,7 +7,7 @@ There is no hub and no other process: each collective returns the rank's own con
 from collections.abc import Sequence
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Call, Message, Payload
+from tonnage.virtual.cluster.calls import Collective, Payload, SendReceive
 from tonnage.virtual.cluster.exchange import PeerError
 
 
@@ -24,18 +24,18 @@ class OwnExchange:
     def part_mesh(self, words: str, size: int) -> None:
         """Do nothing: a mesh cannot have fewer ranks than one."""
 
-    def contribute(self, call: Call, payload: Payload) -> None:
+    def contribute(self, call: Collective, payload: Payload) -> None:
         if payload is not None:
             self._parts[call.group.identity, call.number] = payload
 
-    def collect(self, call: Call) -> list[Payload]:
+    def collect(self, call: Collective) -> list[Payload]:
         return [self._parts.pop((call.group.identity, call.number), None)]
 
-    def tell(self, message: Message, payload: Payload) -> None:
+    def tell(self, message: SendReceive, payload: Payload) -> None:
         if message.is_send:
             self._parts[message.group.identity, "message", message.number] = payload
 
-    def receive(self, message: Message) -> Payload:
+    def receive(self, message: SendReceive) -> Payload:
         return self._parts.pop((message.group.identity, "message", message.number), None)
 
     def keep(self, key: str, value: bytes) -> None:

@@ -11,7 +11,7 @@ Payload = Any  # host tensors, or None where the values are unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """A process group as one of its ranks sees it.
 
     The ranks and `copy`, which numbers groups of the same ranks, identify the group. `role` numbers the groups of one
@@ -36,11 +36,11 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Collective:
     """A collective: its number in the group, operation, tensors and line in the script."""
 
     rank: int
-    group: Group
+    group: ProcessGroup
     number: int
     operation: str
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -62,7 +62,7 @@ class Call:
         manner = f" ({self.manner})" if self.manner not in ("", "sum") else ""
         return f"{self.operation}{manner}{on}{self.group.words}"
 
-    def agrees_with(self, other: "Call") -> bool:
+    def agrees_with(self, other: "Collective") -> bool:
         """Whether two ranks of one group made the same call."""
         if (self.operation, self.dtype, self.manner) != (other.operation, other.dtype, other.manner):
             return False
@@ -70,11 +70,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SendReceive:
     """One end of a send and receive: source and target within the group, and the message's number between them."""
 
     rank: int
-    group: Group
+    group: ProcessGroup
     source: int
     target: int
     number: int
@@ -104,7 +104,7 @@ class Message:
     def _size(self) -> str:
         return f"{self.elements} element{'s' * (self.elements != 1)} of {self.dtype}"
 
-    def agrees_with(self, other: "Message") -> bool:
+    def agrees_with(self, other: "SendReceive") -> bool:
         """Whether the send matches the receive."""
         return (self.elements, self.dtype) == (other.elements, other.dtype)
 

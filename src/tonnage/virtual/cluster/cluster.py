@@ -99,7 +99,7 @@ def run_cluster(
     program = script if isinstance(script, Program) else Program.of_file(script)
     act = partial(run_rank, cluster=cluster, program=program, arguments=arguments, torch_version=torch_version)
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
-        return _Search(cluster, act, Path(folder), progress).run()
+        return _RankSearch(cluster, act, Path(folder), progress).run()
 
 
 def _load() -> None:
@@ -133,7 +133,7 @@ class _Echo:
             stream.flush()
 
 
-class _Search:
+class _RankSearch:
     """The rounds of one run (usually a single one): chooses which ranks run and collects the results."""
 
     def __init__(

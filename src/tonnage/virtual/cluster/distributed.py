@@ -22,14 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
-from tonnage.virtual.cluster.calls import Group, at
+from tonnage.virtual.cluster.calls import ProcessGroup, at
 from tonnage.virtual.cluster.groups import VirtualGroup
 from tonnage.virtual.cluster.member import Member
 from tonnage.virtual.cluster.store import HubStore
 from tonnage.virtual.cuda.patches import Patches
 
 
-class Options:
+class GroupOptions:
     """Replaces `ProcessGroupNCCL.Options`; the options have no effect on memory."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
@@ -51,22 +51,22 @@ class _Config:
         return 0
 
 
-def _backend_class(title: str, current: Callable[[], tuple[Member, Group]]) -> type[VirtualGroup]:
+def _backend_class(title: str, current: Callable[[], tuple[Member, ProcessGroup]]) -> type[VirtualGroup]:
     """Make a class for each backend: torch.distributed distinguishes them by `isinstance`."""
 
     def __init__(self: Any, *_: Any, **__: Any) -> None:
         VirtualGroup.__init__(self, *current())
-        self.options = Options()
+        self.options = GroupOptions()
         self.uid = 0
 
-    contents = {"__init__": __init__, "Options": Options, "NCCL_CTA_POLICY_ZERO": 2, "NCCL_CTA_POLICY_DEFAULT": 0}
+    contents = {"__init__": __init__, "Options": GroupOptions, "NCCL_CTA_POLICY_ZERO": 2, "NCCL_CTA_POLICY_DEFAULT": 0}
     contents["create"] = classmethod(lambda cls, ranks: cls())
     return type(title, (VirtualGroup,), contents)
 
 
 def install(member: Member, store: HubStore, patches: Patches) -> None:
     """Replace the groups and stores of `torch.distributed` with those of the virtual cluster."""
-    making: list[Group] = []
+    making: list[ProcessGroup] = []
     classes: dict[str, Any] = {name: _backend_class(name, lambda: (member, making[-1])) for name in _CLASSES}
     for name, made in classes.items():
         patches.set(c10d, name, made)
@@ -90,7 +90,7 @@ def install(member: Member, store: HubStore, patches: Patches) -> None:
 _CLASSES = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC")
 
 
-def _helper(member: Member, making: list[Group]) -> Callable[..., Any]:
+def _helper(member: Member, making: list[ProcessGroup]) -> Callable[..., Any]:
     plain = c10d._new_process_group_helper
 
     def new_group(size: int, place: int, ranks: list[int], backend: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from tonnage.virtual.cluster.calls import Call, Message, Payload
+from tonnage.virtual.cluster.calls import Collective, Payload, SendReceive
 
 
 class PeerError(RuntimeError):
@@ -20,16 +20,16 @@ class Exchange(Protocol):
     def part_mesh(self, words: str, size: int) -> None:
         """Announce a mesh with only the first `size` ranks."""
 
-    def contribute(self, call: Call, payload: Payload) -> None:
+    def contribute(self, call: Collective, payload: Payload) -> None:
         """Send this rank's part of a collective."""
 
-    def collect(self, call: Call) -> list[Payload]:
+    def collect(self, call: Collective) -> list[Payload]:
         """Return the parts of all ranks, in group order."""
 
-    def tell(self, message: Message, payload: Payload) -> None:
+    def tell(self, message: SendReceive, payload: Payload) -> None:
         """Announce one end of a message."""
 
-    def receive(self, message: Message) -> Payload:
+    def receive(self, message: SendReceive) -> Payload:
         """Return what the other end of a message sent."""
 
     def keep(self, key: str, value: bytes) -> None:
@@ -51,17 +51,17 @@ class HubExchange:
     def part_mesh(self, words: str, size: int) -> None:
         self._pipe.send(("part_mesh", words, size))
 
-    def contribute(self, call: Call, payload: Payload) -> None:
+    def contribute(self, call: Collective, payload: Payload) -> None:
         self._pipe.send(("contribute", call, payload))
 
-    def collect(self, call: Call) -> list[Payload]:
+    def collect(self, call: Collective) -> list[Payload]:
         parts, places = self._ask("collect", call)
         return [parts[place] for place in places]
 
-    def tell(self, message: Message, payload: Payload) -> None:
+    def tell(self, message: SendReceive, payload: Payload) -> None:
         self._pipe.send(("tell", message, payload))
 
-    def receive(self, message: Message) -> Payload:
+    def receive(self, message: SendReceive) -> Payload:
         return self._ask("receive", message)
 
     def keep(self, key: str, value: bytes) -> None:

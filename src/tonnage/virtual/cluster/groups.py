@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tonnage.virtual.cluster.calls import Call, Group, Message, Payload
+from tonnage.virtual.cluster.calls import Collective, Payload, ProcessGroup, SendReceive
 from tonnage.virtual.cluster.member import Member
 from tonnage.virtual.cluster.reduction import reduced
 from tonnage.virtual.cluster.staging import staging_of
@@ -30,7 +30,7 @@ class VirtualGroup(dist.ProcessGroup):
     supports_time_estimate = False
     supports_shrinking = False
 
-    def __init__(self, member: Member, group: Group) -> None:
+    def __init__(self, member: Member, group: ProcessGroup) -> None:
         place = group.ranks.index(member.rank)
         super().__init__(place, len(group.ranks))
         self._member, self._group, self._place = member, group, place
@@ -311,21 +311,21 @@ class VirtualGroup(dist.ProcessGroup):
 
         return DoneWork(outputs, kept=(list(shown), kept), finish=finish, waited=queue, noted=noted)
 
-    def _call(self, operation: str, tensors: Tensors, manner: str = "") -> Call:
+    def _call(self, operation: str, tensors: Tensors, manner: str = "") -> Collective:
         number, self._number = self._number, self._number + 1
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         stream = self._member.uses_card(self._group) if tensors and tensors[0].is_cuda else 0
         line = self._member.line()
-        return Call(self._member.rank, self._group, number, operation, shapes, dtype, stream, line, manner)
+        return Collective(self._member.rank, self._group, number, operation, shapes, dtype, stream, line, manner)
 
-    def _message(self, tensor: torch.Tensor, source: int, target: int, *, is_send: bool) -> Message:
+    def _message(self, tensor: torch.Tensor, source: int, target: int, *, is_send: bool) -> SendReceive:
         number = self._messages[source, target]
         self._messages[source, target] += 1
         if tensor.is_cuda:
             self._member.uses_card(self._group)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Message(
+        return SendReceive(
             self._member.rank, self._group, source, target, number, tensor.numel(), dtype, self._member.line(), is_send
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Call, Message, Payload, at
+from tonnage.virtual.cluster.calls import Collective, Payload, SendReceive, at
 
 _KEPT_CALLS = 64
 _SAME_CALLS = "All ranks of a group must make the same calls in the same order: look for a branch that not all take."
@@ -73,15 +73,15 @@ class Hub:
         self._stood_in: dict[int, int] = {}  # for a rank that joined later, its earlier representative
         self.ended: dict[int, str] = {}
         self.journal = Journal()
-        self._parts: dict[tuple[Any, ...], dict[int, tuple[Call, Payload]]] = defaultdict(dict)
-        self._sent: dict[tuple[Any, ...], tuple[Message, Payload]] = {}
-        self._received: dict[tuple[Any, ...], Message] = {}
+        self._parts: dict[tuple[Any, ...], dict[int, tuple[Collective, Payload]]] = defaultdict(dict)
+        self._sent: dict[tuple[Any, ...], tuple[SendReceive, Payload]] = {}
+        self._received: dict[tuple[Any, ...], SendReceive] = {}
         self._sent_in_place: dict[tuple[Any, ...], Payload] = {}
         self._waiting: dict[int, Waiting] = {}
         self._answered: Counter[tuple[Any, int]] = Counter()
         self._kept: dict[str, bytes] = {}
-        self._last: dict[tuple[Any, int], Call] = {}
-        self._latest: dict[int, Call | Message] = {}
+        self._last: dict[tuple[Any, int], Collective] = {}
+        self._latest: dict[int, Collective | SendReceive] = {}
         self.polled: dict[int, str] = {}  # by rank: the key that it polls
 
     # Messages from a rank
@@ -127,7 +127,7 @@ class Hub:
     def _part_mesh(self, rank: int, words: str, size: int, reply: Reply) -> None:
         self.journal.part_meshes.append((words, size))
 
-    def _contribute(self, rank: int, call: Call, payload: Payload, reply: Reply) -> None:
+    def _contribute(self, rank: int, call: Collective, payload: Payload, reply: Reply) -> None:
         together = self._parts["group", call.group.identity, call.number]
         for other, _ in list(together.values())[:1]:
             if not call.agrees_with(other):
@@ -139,7 +139,7 @@ class Hub:
         self._parts["role", call.group.role, call.number][rank] = (call, payload)
         self._last[call.group.identity, rank] = call
 
-    def _see_the_ended(self, call: Call) -> None:
+    def _see_the_ended(self, call: Collective) -> None:
         """Report a peer that ended without making this call; on the card no rank would wait for it."""
         for rank in self.running & set(self.ended) & set(call.group.ranks):
             last = self._last.get((call.group.identity, rank))
@@ -147,7 +147,7 @@ class Hub:
                 self._trouble(self._lonely(call.words, rank, _SAME_CALLS))
                 return
 
-    def _see_stale(self, rank: int, call: Call, payload: Payload) -> None:
+    def _see_stale(self, rank: int, call: Collective, payload: Payload) -> None:
         """Mark the round stale if others were already answered with a different contribution for this rank."""
         before = self._stood_in.get(rank)
         if before is None or not self._answered[call.group.identity, call.number]:
@@ -155,13 +155,13 @@ class Hub:
         given = self._parts_for(before, call).get(before)
         self.journal.stale |= given is not None and not self._alike(given[1], payload)
 
-    def _parts_for(self, rank: int, call: Call) -> dict[int, tuple[Call, Payload]]:
+    def _parts_for(self, rank: int, call: Collective) -> dict[int, tuple[Collective, Payload]]:
         """Return the parts of a call that include this rank's, from the group itself or one with the same role."""
         if rank in call.group.ranks:
             return self._parts["group", call.group.identity, call.number]
         return self._parts["role", call.group.role, call.number]
 
-    def _collect(self, rank: int, call: Call, reply: Reply) -> None:
+    def _collect(self, rank: int, call: Collective, reply: Reply) -> None:
         sources = _Sources(self, call)
 
         def ready() -> Any:
@@ -177,7 +177,7 @@ class Hub:
 
         self._waiting[rank] = Waiting(call.words, ready, sources.missing, answer)
 
-    def _collected(self, call: Call) -> None:
+    def _collected(self, call: Collective) -> None:
         """Drop the values of old calls once the whole group has been answered; the calls themselves are kept.
 
         Recent values stay: ranks in groups of the same role may be a few calls behind.
@@ -194,7 +194,7 @@ class Hub:
             ):
                 parts[rank] = (said, _LET_GO)
 
-    def _tell(self, rank: int, message: Message, payload: Payload, reply: Reply) -> None:
+    def _tell(self, rank: int, message: SendReceive, payload: Payload, reply: Reply) -> None:
         self.journal.is_new |= message.group.ranks not in self.journal.with_messages
         self.journal.with_messages.add(message.group.ranks)
         self._latest[rank] = message
@@ -210,8 +210,8 @@ class Hub:
             both = f"{self._sent[here][0].words}, and {self._received[here].words}"
             self._trouble(f"A mismatched message: {both}. {_PAIRED}")
 
-    def _receive(self, rank: int, message: Message, reply: Reply) -> None:
-        def found() -> tuple[Message, Payload] | None:
+    def _receive(self, rank: int, message: SendReceive, reply: Reply) -> None:
+        def found() -> tuple[SendReceive, Payload] | None:
             between = (message.source, message.target, message.number)
             stand_in = self.standing[message.peer]
             if stand_in == message.peer:
@@ -264,7 +264,7 @@ class Hub:
         return self._unmatched_call() or self._unmatched_message()
 
     def _unmatched_call(self) -> str:
-        furthest: dict[Any, Call] = {}
+        furthest: dict[Any, Collective] = {}
         for (identity, _), call in self._last.items():
             if identity not in furthest or call.number > furthest[identity].number:
                 furthest[identity] = call
@@ -347,13 +347,13 @@ class Hub:
 class _Sources:
     """Finds the parts of a collective. Called often, so the result is cached until more ranks join."""
 
-    def __init__(self, hub: Hub, call: Call) -> None:
+    def __init__(self, hub: Hub, call: Collective) -> None:
         self._hub, self._call = hub, call
         self._standing: Mapping[int, int] = {}
-        self._found: dict[int, dict[int, tuple[Call, Payload]]] = {}
+        self._found: dict[int, dict[int, tuple[Collective, Payload]]] = {}
         self.numbers: list[int] = []  # for each place in the group, the index of its part: every part is sent once
 
-    def found(self) -> dict[int, dict[int, tuple[Call, Payload]]]:
+    def found(self) -> dict[int, dict[int, tuple[Collective, Payload]]]:
         """Return the parts by running rank."""
         if self._standing is not self._hub.standing:
             self._standing = self._hub.standing

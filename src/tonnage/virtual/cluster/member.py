@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import torch
 
-from tonnage.virtual.cluster.calls import Group, Payload
+from tonnage.virtual.cluster.calls import Payload, ProcessGroup
 from tonnage.virtual.cluster.copies import CopiesBack
 from tonnage.virtual.cluster.exchange import Exchange
 from tonnage.virtual.cluster.staging import communicator_bytes
-from tonnage.virtual.cluster.work import Notes
+from tonnage.virtual.cluster.work import CollectiveNotes
 from tonnage.virtual.session import Session
 
 _MOST_ON_CARD = 1 << 20  # elements: the virtual GPU keeps no larger integer tensors
@@ -26,12 +26,12 @@ class Member:
         self._session = session
         self._copies: Counter[tuple[int, ...]] = Counter()
         self._roles = 0
-        self.communicators: list[Group] = []
+        self.communicators: list[ProcessGroup] = []
         self.calls = 0
         self.copies_back = CopiesBack(session.device)
-        self.notes = Notes()
+        self.notes = CollectiveNotes()
 
-    def group_made(self, ranks: Sequence[int], backend: str) -> Group | None:
+    def group_made(self, ranks: Sequence[int], backend: str) -> ProcessGroup | None:
         """Register a group; return None if this rank is not in it."""
         key = tuple(ranks)
         self.exchange.made(key)
@@ -39,7 +39,7 @@ class Member:
         if self.rank not in key:
             return None
         self._roles += 1
-        return Group(key, copy, self._roles - 1, backend)
+        return ProcessGroup(key, copy, self._roles - 1, backend)
 
     @property
     def has_groups(self) -> bool:
@@ -50,7 +50,7 @@ class Member:
         """Return the script's current line."""
         return self._session.device.attribution.line()
 
-    def uses_card(self, group: Group) -> int:
+    def uses_card(self, group: ProcessGroup) -> int:
         """Count a call on the card and return the current stream's id. A group's first call creates its communicator."""
         self.calls += 1
         if group not in self.communicators:

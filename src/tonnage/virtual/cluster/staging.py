@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS
-from tonnage.virtual.cluster.calls import Group
+from tonnage.virtual.cluster.calls import ProcessGroup
 
 
 class Nccl:
@@ -61,7 +61,7 @@ class Gloo(Nccl):
         return None
 
 
-def communicator_bytes(groups: Iterable[Group]) -> dict[str, int]:
+def communicator_bytes(groups: Iterable[ProcessGroup]) -> dict[str, int]:
     """Return the bytes NCCL holds outside the allocator by communicator, as the planner models it; Gloo holds none."""
     used = [group for group in groups if len(group.ranks) > 1 and staging_of(group.backend) is Nccl]
     return {f"NCCL communicator {number}": NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS for number, _ in enumerate(used, 1)}

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from tonnage.script import profiler
-from tonnage.virtual.cluster.calls import Group
+from tonnage.virtual.cluster.calls import ProcessGroup
 
 
-class Notes:
+class CollectiveNotes:
     """Notes a rank's collectives on the card for step capture: what was called, and when it is waited for.
 
     As in NCCL, a group's collectives run on one stream, and its messages with each peer on another.
@@ -18,10 +18,10 @@ class Notes:
 
     def __init__(self) -> None:
         self._count = 0
-        self._lanes: dict[tuple[Group, tuple[int, ...]], int] = {}
+        self._lanes: dict[tuple[ProcessGroup, tuple[int, ...]], int] = {}
 
     def called(
-        self, group: Group, operation: str, card_bytes: int, among: tuple[int, ...] | None = None
+        self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None
     ) -> "Noted | None":
         """Note a collective of `card_bytes` among these ranks (default: the whole group); return None for host tensors."""
         if not card_bytes:

@@ -14,7 +14,7 @@ import torch
 from tonnage.allocator import CachingAllocator
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.cuda.unmodelled import NotModelled, refusal
+from tonnage.virtual.cuda.unmodelled import UnmodelledCall, refusal
 
 PoolId = tuple[int, int]
 _NO_CAPTURE = "Called CUDAGraph::replay without a preceding successful capture."
@@ -181,7 +181,7 @@ def _pool_base(pools: Pools) -> type:
             self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False
         ) -> None:
             if allocator is not None or use_on_oom or no_split:
-                raise NotModelled("a MemPool with an allocator of its own, use_on_oom or no_split")
+                raise UnmodelledCall("a MemPool with an allocator of its own, use_on_oom or no_split")
             self.device = pools.cards.selected
             self.allocator = None
             self._id = pools.user_id() if is_user_created else pools.graph_id()

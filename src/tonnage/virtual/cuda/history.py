@@ -53,7 +53,7 @@ class Ring:
         return self._entries[self._next :] + self._entries[: self._next]
 
 
-class History:
+class DeviceHistory:
     """One card's trace and the stacks of its live blocks. It is `device.history` while recording."""
 
     def __init__(self, device: Device) -> None:
@@ -169,7 +169,7 @@ class _Histories:
 
     def __init__(self, cards: Cards) -> None:
         self.cards = cards
-        self.histories = [History(device) for device in cards.devices]
+        self.histories = [DeviceHistory(device) for device in cards.devices]
         self.annotations: list[Entry] = []
 
     def record(

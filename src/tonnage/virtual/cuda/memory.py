@@ -9,7 +9,7 @@ import torch
 from tonnage.allocator import BadAllocatorSettings
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.cuda.unmodelled import NotModelled
+from tonnage.virtual.cuda.unmodelled import UnmodelledCall
 from tonnage.virtual.device import OutOfDeviceMemory
 
 _HOST_COUNTERS = ("allocations", "active_requests", "allocated_bytes", "active_bytes")
@@ -66,7 +66,7 @@ class _Memory:
 
     def enable_caching(self, enabled: bool) -> None:
         if not enabled:
-            raise NotModelled("memory without the caching allocator")
+            raise UnmodelledCall("memory without the caching allocator")
 
     def change_settings(self, text: str) -> None:
         """Apply a string of allocator settings, as `PYTORCH_ALLOC_CONF` would."""

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class TorchRelease:
     """One row of the table, valid until the next version listed."""
 
     torch: tuple[int, int]
@@ -32,17 +32,17 @@ class Release:
         return major * 10_000 + minor * 100 + patch
 
 
-def release_of(torch_version: tuple[int, int]) -> Release:
+def release_of(torch_version: tuple[int, int]) -> TorchRelease:
     """Return the newest row that is not newer than this version, or else the oldest."""
     rows = tomllib.loads((Path(__file__).parent / "releases.toml").read_text())["release"]
     releases = []
     for row in rows:
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-        releases.append(Release(**values))
+        releases.append(TorchRelease(**values))
     return max((r for r in releases if r.torch <= torch_version), key=lambda r: r.torch, default=releases[0])
 
 
-def release_of_wheel(torch_version: tuple[int, int], cuda: str, requirements: Iterable[str]) -> Release:
+def release_of_wheel(torch_version: tuple[int, int], cuda: str, requirements: Iterable[str]) -> TorchRelease:
     """Return the versions of one wheel: PyTorch has wheels for several CUDA versions, and the table lists one of them."""
     found: dict[str, Any] = {}
     for requirement in requirements:

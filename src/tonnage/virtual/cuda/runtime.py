@@ -13,7 +13,7 @@ import torch
 
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.cuda.releases import Release, release_of
+from tonnage.virtual.cuda.releases import TorchRelease, release_of
 from tonnage.virtual.kernels.attention_choice import CUDNN, EFFICIENT, FLASH, can_use
 from tonnage.virtual.kernels.norms import unfused_rms_norm
 
@@ -99,7 +99,7 @@ def _nvtx() -> ModuleType:
     )
 
 
-def _install_cudnn(release: Release, patches: Patches) -> None:
+def _install_cudnn(release: TorchRelease, patches: Patches) -> None:
     cudnn = _module(
         "_cudnn",
         is_cuda=True,

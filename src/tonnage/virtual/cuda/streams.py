@@ -14,7 +14,7 @@ import torch
 from tonnage.virtual.cuda import graphs
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.cuda.unmodelled import NotModelled
+from tonnage.virtual.cuda.unmodelled import UnmodelledCall
 
 CUDA = 1  # c10::DeviceType
 _NATIVE_STREAM, _LEVEL_SHIFT, _LEVELS = 1, 1, 15  # a pool's stream has an odd id; see native/device.cpp
@@ -85,12 +85,12 @@ class _CudaEventBase(torch.Event):
 
     def ipc_handle(self) -> bytes:
         """Raise NotModelled: events cannot be shared between processes."""
-        raise NotModelled("events that are shared between processes")
+        raise UnmodelledCall("events that are shared between processes")
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
         """Raise NotModelled: events cannot be shared between processes."""
-        raise NotModelled("events that are shared between processes")
+        raise UnmodelledCall("events that are shared between processes")
 
 
 def install(cards: Cards, patches: Patches) -> None:

@@ -27,7 +27,7 @@ _WORDS = {
 }
 
 
-class NotModelled(TonnageError, RuntimeError):
+class UnmodelledCall(TonnageError, RuntimeError):
     """Raised when a script uses something that the virtual GPU does not model."""
 
     def __init__(self, what: str) -> None:
@@ -41,7 +41,7 @@ def refusal(what: str) -> Callable[..., Any]:
     """Return a function that raises NotModelled."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise NotModelled(what)
+        raise UnmodelledCall(what)
 
     return refuse
 

@@ -14,25 +14,25 @@ from math import prod
 from typing import Protocol
 
 from tonnage.hardware import Gpu
-from tonnage.virtual.cuda.releases import Release
+from tonnage.virtual.cuda.releases import TorchRelease
 from tonnage.virtual.kernels import library_sizes as sizes
 from tonnage.virtual.kernels.convolution_engines import (
-    Layer,
-    Plan,
+    Convolution,
+    ConvolutionCall,
     Way,
     measured_bytes,
     search_bytes,
     takes_none,
     workspace_bytes,
 )
-from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_state_bytes
+from tonnage.virtual.kernels.recurrent_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 
 NONE = -1
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 _WAYS: dict[str, Way] = {way: way for way in ("forward", "backward_data", "backward_filter")}
 
 
-class Card(Protocol):
+class AskedDevice(Protocol):
     """The device that a question is about."""
 
     @property
@@ -40,7 +40,7 @@ class Card(Protocol):
         """The card's entry in the catalogue."""
 
     @property
-    def release(self) -> Release:
+    def release(self) -> TorchRelease:
         """The library versions that the running PyTorch was built with."""
 
 
@@ -48,7 +48,7 @@ Assume = Callable[[str, str], None]
 Fields = dict[str, str]
 
 
-def answer(question: str, device: Card, assume: Assume | None = None) -> int:
+def answer(question: str, device: AskedDevice, assume: Assume | None = None) -> int:
     """Answer one question; `assume(operator, words)` is called for figures that were not measured."""
     kind, *pairs = question.split()
     fields = dict(pair.split("=", 1) for pair in pairs)
@@ -84,12 +84,12 @@ def _packed(shape: tuple[int, ...], inner: tuple[int, ...] | range) -> tuple[int
     return tuple(strides)
 
 
-def _convolution(fields: Fields, device: Card, assume: Assume) -> int:
+def _convolution(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     """Return an engine's workspace. Engine 0 is cuDNN's choice; others are tried in benchmark mode or if memory is short."""
     x, weight = _list(fields, "x"), _list(fields, "w")
     stride, padding, dilation = (_list(fields, key) for key in ("stride", "padding", "dilation"))
-    layer = Layer(x[1:], weight, stride, padding, dilation, x[1] // weight[1])
-    plan = Plan(_WAYS[fields["way"]], layer, x[0], fields["dtype"], _is_channels_last(fields))
+    layer = Convolution(x[1:], weight, stride, padding, dilation, x[1] // weight[1])
+    plan = ConvolutionCall(_WAYS[fields["way"]], layer, x[0], fields["dtype"], _is_channels_last(fields))
     engine = int(fields["engine"])
     if engine == 0 and takes_none(plan, device.gpu.rates):
         return 0
@@ -101,7 +101,7 @@ def _convolution(fields: Fields, device: Card, assume: Assume) -> int:
     return others[engine - 1] if engine <= len(others) else NONE
 
 
-def _attention(fields: Fields, device: Card, assume: Assume) -> int:
+def _attention(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     if fields.get("engine") != "0":
         return NONE
     if fields["pass"] == "backward":
@@ -111,16 +111,16 @@ def _attention(fields: Fields, device: Card, assume: Assume) -> int:
     return sizes.cudnn_forward_bytes(batch * heads, queries, keys, _list(fields, "v")[3], device.gpu.sm_count)
 
 
-def _batch_norm(fields: Fields, device: Card, assume: Assume) -> int:
+def _batch_norm(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     x = _list(fields, "x")
     if not _is_channels_last(fields):
         return 0
     return sizes.batch_norm_bytes(prod(x), x[1], _ITEM_BYTES[fields["dtype"]], fields["pass"] == "backward")
 
 
-def _recurrent(fields: Fields, device: Card, assume: Assume) -> int:
+def _recurrent(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     number = {key: int(fields.get(key, 0)) for key in ("steps", "batch", "rows", "training", "dropout")}
-    network = Network(
+    network = RecurrentNetwork(
         kind=KINDS[int(fields["mode"])], input=int(fields["input"]), hidden=int(fields["hidden"]),
         layers=int(fields["layers"]), directions=int(fields["directions"]), steps=number["steps"], batch=number["batch"],
         element_bytes=_ITEM_BYTES[fields["dtype"]], dtype=fields["dtype"], training=bool(number["training"]),
@@ -131,19 +131,19 @@ def _recurrent(fields: Fields, device: Card, assume: Assume) -> int:
     return network.workspace_bytes() if fields["what"] == "workspace" else network.reserve_bytes()
 
 
-def _dropout_states(fields: Fields, device: Card, assume: Assume) -> int:
+def _dropout_states(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     return dropout_state_bytes(device.gpu.sm_count, device.gpu.max_threads_per_sm)
 
 
 # cuFFT, cuSOLVER, cuSPARSE
 
 
-def _fourier(fields: Fields, device: Card, assume: Assume) -> int:
+def _fourier(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     item_bytes = max(int(fields["input_bytes"]), int(fields["output_bytes"]))
     return sizes.fourier_bytes(int(fields["batch"]), _list(fields, "signal"), item_bytes, fields["real"] == "1")
 
 
-def _solver(fields: Fields, device: Card, assume: Assume) -> int:
+def _solver(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     rows, columns, reflectors, batch, item = (
         int(fields[key]) for key in ("rows", "columns", "reflectors", "batch", "item_bytes")
     )
@@ -163,7 +163,7 @@ def _solver(fields: Fields, device: Card, assume: Assume) -> int:
     return routines.get(fields["routine"], lambda: NONE)()
 
 
-def _sparse(fields: Fields, device: Card, assume: Assume) -> int:
+def _sparse(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     size = sizes.sparse_product_bytes(int(fields["algorithm"]))
     if size is None:
         return NONE
@@ -171,13 +171,13 @@ def _sparse(fields: Fields, device: Card, assume: Assume) -> int:
     return size
 
 
-def _version(fields: Fields, device: Card, assume: Assume) -> int:
+def _version(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     release = device.release
     versions = {"cudnn": release.cudnn_number, "cuda": release.cuda_number, "cusparselt": release.cusparselt}
     return versions.get(fields["library"], NONE)
 
 
-_ANSWERS: dict[str, Callable[[Fields, Card, Assume], int]] = {
+_ANSWERS: dict[str, Callable[[Fields, AskedDevice, Assume], int]] = {
     "convolution": _convolution, "attention": _attention, "batch_norm": _batch_norm, "recurrent": _recurrent,
     "dropout_states": _dropout_states, "fourier": _fourier, "solver": _solver, "sparse": _sparse, "version": _version,
 }  # fmt: skip

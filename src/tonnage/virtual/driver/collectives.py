@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.virtual.driver.following import Keywords, Run
 
 if TYPE_CHECKING:
-    from tonnage.virtual.driver.values import Values
+    from tonnage.virtual.driver.values import DriverValues
 
 # Operators of torch's `c10d` that write their first argument from their second; all others work in place.
 COLLECTIVES = (
@@ -21,7 +21,7 @@ COLLECTIVES = (
 class Collectives:
     """Tracks the collectives of one card."""
 
-    def __init__(self, values: "Values", torch: Any) -> None:
+    def __init__(self, values: "DriverValues", torch: Any) -> None:
         self._values = values
         self._torch = torch
 

@@ -19,8 +19,7 @@ from tonnage.allocator import Shortage
 from tonnage.garbage import no_collection
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.recording.records import MarkKind, SegmentAction
-from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
+from tonnage.recording.records import FailedRequest, MarkKind, SegmentAction
 from tonnage.virtual import host_memory
 from tonnage.virtual.driver.loading import installed_release
 from tonnage.virtual.recorded import RecordedDevice
@@ -212,7 +211,7 @@ class DriverDevice(RecordedDevice):
         who = self.attribution
         place = who.place()
         self.ooms.append(
-            OutOfMemoryRecord(
+            FailedRequest(
                 line=place.line,
                 requested_bytes=size,
                 free_bytes=shortage.free_bytes if shortage else self._core.tn_free_bytes(0),

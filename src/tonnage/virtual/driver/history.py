@@ -16,7 +16,7 @@ _MOST_ENTRIES = 2**62
 _SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 
 
-class History:
+class DriverTrace:
     """Entries read so far, in order: allocations with size and stream, and segments with their stream."""
 
     def __init__(self, device: DriverDevice, torch: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tonnage.errors import MissingPart
 from tonnage.hardware import Gpu
-from tonnage.virtual.cuda.releases import Release, release_of, release_of_wheel
+from tonnage.virtual.cuda.releases import TorchRelease, release_of, release_of_wheel
 from tonnage.virtual.driver.build import CORE, libraries, library_folder
 
 # CUDA's limit of resident blocks, by compute capability (CUDA programming guide, table of technical specifications).
@@ -25,7 +25,7 @@ _BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "tonnage")
 
 
-class Card(ctypes.Structure):
+class NativeCard(ctypes.Structure):
     """`TnCard` of native/core.h."""
 
     _fields_ = [
@@ -67,7 +67,7 @@ def installed_cuda() -> int:
 
 
 @cache
-def installed_release() -> Release:
+def installed_release() -> TorchRelease:
     """Return the versions that the installed torch was built with."""
     root = torch_root()
     version, cuda = installed_version(root)
@@ -105,14 +105,14 @@ def prepare(gpu: Gpu, devices: int = 1) -> ctypes.CDLL:
     release = installed_release()
     core = load(installed_cuda())
     describe(core, gpu, release.torch, devices)
-    card = Card.in_dll(core, "tn_card")
+    card = NativeCard.in_dll(core, "tn_card")
     card.driver_version = card.runtime_version = release.cuda_number
     return core
 
 
 def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], devices: int) -> None:
     """Configure the stand-ins as this card. A process can have only one: torch caches the properties."""
-    card = Card.in_dll(core, "tn_card")
+    card = NativeCard.in_dll(core, "tn_card")
     if card.memory_bytes:
         if card.name != gpu.name.encode():
             raise MissingPart(
@@ -158,4 +158,4 @@ def choose_code(core: ctypes.CDLL, gpu: Gpu, torch_version: str, architectures: 
             f"on a real card either: it was built for {architectures}.",
             hint="Install a torch that was built for it, or name another card.",
         )
-    Card.in_dll(core, "tn_card").binary_version = max(fitting)
+    NativeCard.in_dll(core, "tn_card").binary_version = max(fitting)

@@ -11,9 +11,9 @@ from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.driver import answers, loading
 from tonnage.virtual.driver.device import DriverDevice
 from tonnage.virtual.driver.following import Follower
-from tonnage.virtual.driver.history import History
+from tonnage.virtual.driver.history import DriverTrace
 from tonnage.virtual.driver.unwritten import Unwritten
-from tonnage.virtual.driver.values import Values
+from tonnage.virtual.driver.values import DriverValues
 from tonnage.virtual.session import Session, version_pair
 from tonnage.virtual.standins import StandIns
 
@@ -45,9 +45,9 @@ class DriverSession(Session):
                 f"The installed {installed} ran as it is, not {torch_version}: a CUDA build models no other version."
             )
             self.stand_ins.assume("torch", words)
-        self.history = History(self.device, torch)
+        self.history = DriverTrace(self.device, torch)
         self.follower = Follower(torch)
-        self.values = Values(self, torch)
+        self.values = DriverValues(self, torch)
         self.unwritten = Unwritten(self.follower, torch)
         self.device.on_freed = self.values.dropped
 

@@ -35,7 +35,7 @@ _EXPECTED = "As many random values are distinct as may be expected of their numb
 _UNIFORM = "Indices that depend on computed values are drawn uniformly."
 
 
-class Values(KnownValues):
+class DriverValues(KnownValues):
     """Tracks the operators of one card that read values, compare them or decide by them."""
 
     def __init__(self, session: "DriverSession", torch: Any) -> None:

@@ -49,21 +49,21 @@ def _way(x: Tensor) -> str:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ThreadGrid:
     """Thread blocks of a reduction over all dimensions but the channels."""
 
     columns: int
     rows: int
 
 
-def reduction_grid(length: int, channels: int) -> Grid:
+def reduction_grid(length: int, channels: int) -> ThreadGrid:
     """Return PyTorch's grid for the reduction; one row means that no block waits for another."""
     block_x = min(_last_power(channels), TILE_WIDTH)
     block_y = min(_last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
     if block_x * block_y != MAX_BLOCK:
         block_x = min(_last_power(channels), MAX_BLOCK // block_y)
     rows = min(-(-length // (block_y * ELEMENTS_PER_THREAD)), MAX_ROWS_OF_BLOCKS)
-    return Grid(-(-channels // block_x), 1 if rows < LEAST_ROWS_WORTH_A_GRID else rows)
+    return ThreadGrid(-(-channels // block_x), 1 if rows < LEAST_ROWS_WORTH_A_GRID else rows)
 
 
 def _last_power(number: int) -> int:

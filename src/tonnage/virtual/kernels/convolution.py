@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.kernels.convolution_engines import (
-    Layer,
-    Plan,
+    Convolution,
+    ConvolutionCall,
     Way,
     measured_bytes,
     search_bytes,
@@ -29,7 +29,7 @@ from tonnage.virtual.session import Session, active
 
 Ints: TypeAlias = list[int]
 How: TypeAlias = tuple[Ints, Ints, Ints, int]  # padding, stride, dilation, groups
-_searched: WeakKeyDictionary[Session, set[Plan]] = WeakKeyDictionary()
+_searched: WeakKeyDictionary[Session, set[ConvolutionCall]] = WeakKeyDictionary()
 
 # ---- layouts
 
@@ -78,13 +78,13 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
     The last plans of cuDNN's list need no workspace, so a convolution runs wherever its operands fit.
     """
     padding, stride, dilation, groups = how
-    layer = Layer(
+    layer = Convolution(
         tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups
     )  # fmt: skip
     # cuDNN's engines process larger batches in pieces (measured on an H200 with cuDNN 9.19).
     largest = max(math.prod(x.shape[1:]), weight.shape[0] * math.prod(layer.output_sides()))
     batch = min(x.shape[0], max(_MOST_ELEMENTS // largest, 1)) if largest else x.shape[0]
-    plan = Plan(way, layer, batch, str(x.dtype).removeprefix("torch."), last)
+    plan = ConvolutionCall(way, layer, batch, str(x.dtype).removeprefix("torch."), last)
     active().device.use("cudnn")
     if benchmark:
         _search(plan, x)
@@ -92,7 +92,7 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
         scratch(_chosen_bytes(plan), x)
 
 
-def _chosen_bytes(plan: Plan) -> int:
+def _chosen_bytes(plan: ConvolutionCall) -> int:
     if takes_none(plan, active().gpu.rates):
         return 0
     if measured_bytes(plan) is None:
@@ -100,7 +100,7 @@ def _chosen_bytes(plan: Plan) -> int:
     return workspace_bytes(plan)
 
 
-def _search(plan: Plan, x: Tensor) -> None:
+def _search(plan: ConvolutionCall, x: Tensor) -> None:
     """Model `torch.backends.cudnn.benchmark`: the first call of each kind tries every engine, then empties the cache."""
     session = active()
     searched = _searched.setdefault(session, set())
@@ -273,7 +273,7 @@ def _is_left_to_cudnn(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
 def _output_shape(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    layer = Layer(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1)
+    layer = Convolution(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1)
     return (x.shape[0], weight.shape[0], *layer.output_sides())
 
 

@@ -37,7 +37,7 @@ LARGEST_REMAINDER_BYTES = 24 << 20
 PADDINGS = (1, 4, 8, 0)
 
 
-class Layer(NamedTuple):
+class Convolution(NamedTuple):
     """A convolution without its batch size: the input (channels and sides), the weight, and the parameters."""
 
     input: Shape
@@ -54,11 +54,11 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConvolutionCall:
     """One call of cuDNN: forward or one of the two backward passes of a layer, with its batch, dtype and layout."""
 
     way: Way
-    layer: Layer
+    layer: Convolution
     batch: int
     dtype: str
     channels_last: bool
@@ -88,7 +88,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Engine:
+class Workspace:
     """The components of a workspace."""
 
     padding: int = 1
@@ -97,7 +97,7 @@ class Engine:
     remainder_bytes: int = 0
     remainder_share: float = 0.0
 
-    def workspace_bytes(self, plan: Plan) -> int:
+    def workspace_bytes(self, plan: ConvolutionCall) -> int:
         """Return the engine's workspace for another convolution."""
         total = sum(kept * size for kept, size in zip(self.copies, plan.operand_bytes(self.padding), strict=True))
         if self.weights_per_image:
@@ -111,27 +111,27 @@ def padded(channels: int, multiple: int) -> int:
     return -(-channels // multiple) * multiple if multiple else 1 << (channels - 1).bit_length()
 
 
-def recognised(plan: Plan, workspace_bytes: int) -> Engine:
+def recognised(plan: ConvolutionCall, workspace_bytes: int) -> Workspace:
     """Return the engine that explains a measured workspace with the smallest remainder."""
     if workspace_bytes < NEGLIGIBLE_BYTES:
-        return Engine(remainder_bytes=workspace_bytes)
+        return Workspace(remainder_bytes=workspace_bytes)
     parts = sorted(_decompositions(plan, workspace_bytes), key=lambda part: part[0])
     for rest, padding, copies in parts:
         if rest < NEGLIGIBLE_BYTES:
-            return Engine(padding, copies, remainder_bytes=rest)
+            return Workspace(padding, copies, remainder_bytes=rest)
     gradients = plan.batch * plan.weight_elements * 4
     for rest, padding, copies in parts:
         if abs(rest - gradients) < NEGLIGIBLE_BYTES:
-            return Engine(padding, copies, weights_per_image=True, remainder_bytes=rest - gradients)
+            return Workspace(padding, copies, weights_per_image=True, remainder_bytes=rest - gradients)
     if found := _with_partial_sums(plan, parts):
         return found
     rest, padding, copies = parts[0]
     if rest <= LARGEST_REMAINDER_BYTES:
-        return Engine(padding, copies, remainder_bytes=rest)
-    return Engine(padding, copies, remainder_share=rest / sum(plan.operand_bytes()))
+        return Workspace(padding, copies, remainder_bytes=rest)
+    return Workspace(padding, copies, remainder_share=rest / sum(plan.operand_bytes()))
 
 
-def _decompositions(plan: Plan, workspace_bytes: int) -> list[tuple[int, int, tuple[int, int, int]]]:
+def _decompositions(plan: ConvolutionCall, workspace_bytes: int) -> list[tuple[int, int, tuple[int, int, int]]]:
     found, seen = [], set()
     for padding in PADDINGS[: 4 if plan.layer.groups > 1 else 3]:
         sizes = plan.operand_bytes(padding)
@@ -145,14 +145,14 @@ def _decompositions(plan: Plan, workspace_bytes: int) -> list[tuple[int, int, tu
     return found  # type: ignore[return-value]
 
 
-def _with_partial_sums(plan: Plan, parts: list[tuple[int, int, tuple[int, int, int]]]) -> Engine | None:
+def _with_partial_sums(plan: ConvolutionCall, parts: list[tuple[int, int, tuple[int, int, int]]]) -> Workspace | None:
     """Explain the rest as several float32 gradients of the weight (a split over the batch), if it is a multiple."""
     gradient = plan.weight_elements * 4
     if plan.way != "backward_filter" or gradient < 4 * NEGLIGIBLE_BYTES:
         return None
     for rest, padding, copies in sorted(parts, key=lambda part: (sum(part[2]), part[0])):
         if rest % gradient < NEGLIGIBLE_BYTES and rest < LARGEST_REMAINDER_BYTES:
-            return Engine(padding, copies, remainder_bytes=rest)
+            return Workspace(padding, copies, remainder_bytes=rest)
     return None
 
 
@@ -160,7 +160,7 @@ def _with_partial_sums(plan: Plan, parts: list[tuple[int, int, tuple[int, int, i
 WEIGHTS: Floats = np.array([10, 10, 4, 4, 3, 3, 2, 1.5, 1.5, 1.5, 1.5, 1.5, 0.6, 0.5, 0.6, 0.5], dtype=np.float32)
 
 
-def layer_features(layer: Layer) -> list[float]:
+def layer_features(layer: Convolution) -> list[float]:
     """Return all features but the batch's, in the order of WEIGHTS."""
     inner, outer = layer.weight[1], layer.weight[0] // layer.groups
     alignment = 8 if layer.groups > 1 else 3
@@ -185,7 +185,7 @@ def twos(number: int, at_most: int) -> int:
 class Column:
     """The measured plans of one pass, dtype and layout."""
 
-    def __init__(self, table: "Table", rows: npt.NDArray[np.int64]) -> None:
+    def __init__(self, table: "WorkspaceTable", rows: npt.NDArray[np.int64]) -> None:
         self._table = table
         self.layers = np.cumsum(rows[0])  # stored as differences, which compress better
         _, self.batches, self.bytes = rows
@@ -199,7 +199,7 @@ class Column:
     def points(self) -> Floats:
         return _points(self._table.features[self.layers], self.batches)
 
-    def nearest(self, plan: Plan, count: int) -> list[tuple[Plan, int]]:
+    def nearest(self, plan: ConvolutionCall, count: int) -> list[tuple[ConvolutionCall, int]]:
         """Return the most similar measured plans of different layers, or only the layer itself at another batch."""
         features = np.array([layer_features(plan.layer)], dtype=np.float32)
         distances = np.abs(self.points - _points(features, np.array([plan.batch]))).sum(axis=1)
@@ -213,7 +213,7 @@ class Column:
         found = []
         for row in ranked[np.sort(firsts)[:count]].tolist():
             layer = self._table.layers[int(self.layers[row])]
-            like = Plan(plan.way, layer, int(self.batches[row]), plan.dtype, plan.channels_last)
+            like = ConvolutionCall(plan.way, layer, int(self.batches[row]), plan.dtype, plan.channels_last)
             found.append((like, int(self.bytes[row])))
         return found
 
@@ -223,7 +223,7 @@ def _points(features: Floats, batches: npt.NDArray[Any]) -> Floats:
     return np.column_stack([features, batch, features[:, -1] + batch]).astype(np.float32) * WEIGHTS
 
 
-def as_row(layer: Layer) -> list[int]:
+def as_row(layer: Convolution) -> list[int]:
     """Encode a layer for the table: the number of sides, then all numbers, with zeros for missing sides."""
     sides = len(layer.stride)
     groups = ((layer.input, 4), (layer.weight, 5), (layer.stride, 3), (layer.padding, 3), (layer.dilation, 3))
@@ -231,7 +231,7 @@ def as_row(layer: Layer) -> list[int]:
     return [sides, *filled, layer.groups]
 
 
-class Table:
+class WorkspaceTable:
     """The measurements; a column is read on first use."""
 
     def __init__(self, path: Path) -> None:
@@ -241,7 +241,7 @@ class Table:
             sides = row[0]
             stride, padding, dilation = (tuple(row[start : start + sides]) for start in (10, 13, 16))
             shapes = tuple(row[1 : sides + 2]), tuple(row[5 : sides + 7])
-            self.layers.append(Layer(*shapes, stride, padding, dilation, row[19]))
+            self.layers.append(Convolution(*shapes, stride, padding, dilation, row[19]))
         self.places = {layer: place for place, layer in enumerate(self.layers)}
         self._columns: dict[str, Column] = {}
 
@@ -256,17 +256,17 @@ class Table:
 
 
 @cache
-def _table() -> Table:
-    return Table(_DATA)
+def _table() -> WorkspaceTable:
+    return WorkspaceTable(_DATA)
 
 
-def measured_bytes(plan: Plan) -> int | None:
+def measured_bytes(plan: ConvolutionCall) -> int | None:
     """Return the measured workspace, or None if it was not measured."""
     place = _table().places.get(plan.layer)
     return None if place is None else _table().column(plan.key).exact.get((place, plan.batch))
 
 
-def takes_none(plan: Plan, rates: Mapping[str, float]) -> bool:
+def takes_none(plan: ConvolutionCall, rates: Mapping[str, float]) -> bool:
     """Whether a card with these rates convolves in the given layout, without a workspace.
 
     The measured engines convert float32 operands to the layout of the tensor cores, for TF32. That gains nothing
@@ -277,7 +277,7 @@ def takes_none(plan: Plan, rates: Mapping[str, float]) -> bool:
 
 
 @cache
-def workspace_bytes(plan: Plan) -> int:
+def workspace_bytes(plan: ConvolutionCall) -> int:
     """Return the measured workspace, or an estimate from the nearest measured plans."""
     known = measured_bytes(plan)
     if known is not None and plan.dtype != "float64":
@@ -286,7 +286,7 @@ def workspace_bytes(plan: Plan) -> int:
     return sorted(recognised(like, size).workspace_bytes(plan) for like, size in near)[len(near) // 2]
 
 
-def search_bytes(plan: Plan) -> list[int]:
+def search_bytes(plan: ConvolutionCall) -> list[int]:
     """Return workspaces while cuDNN tries every engine (`torch.backends.cudnn.benchmark`); the largest that fits is
     used.
 
@@ -301,7 +301,7 @@ def search_bytes(plan: Plan) -> list[int]:
     return [workspace_bytes(plan), copies, fourier + (copies if fourier and plan.channels_last else 0)]
 
 
-def _fourier_bytes(plan: Plan) -> int:
+def _fourier_bytes(plan: ConvolutionCall) -> int:
     layer = plan.layer
     plain = max(*layer.stride, *layer.dilation, layer.groups) == 1 and len(layer.stride) == 2
     side = max(side + 2 * pad for side, pad in zip(layer.input[1:], layer.padding, strict=True))

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_state_bytes
+from tonnage.virtual.kernels.recurrent_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
 
@@ -21,10 +21,10 @@ _dropout_states: WeakKeyDictionary[Session, Tensor] = WeakKeyDictionary()
 def _network(
     input: Tensor, mode: int, hidden: int, projected: int, layers: int, dropout: float, train: bool, bidirectional:
     bool, batch_sizes: Ints,
-) -> Network:  # fmt: skip
+) -> RecurrentNetwork:  # fmt: skip
     """Describe a network by its time-major input; a packed input is a matrix with one row per element of each sequence."""
     packed = bool(batch_sizes)
-    return Network(
+    return RecurrentNetwork(
         kind=KINDS[mode], input=input.shape[-1], hidden=hidden, layers=layers, directions=2 if bidirectional else 1,
         steps=len(batch_sizes) if packed else input.shape[0], batch=batch_sizes[0] if packed else input.shape[1],
         element_bytes=input.element_size(), dtype=str(input.dtype).removeprefix("torch."), training=train,
@@ -186,7 +186,14 @@ def rnn_backward(
 
 
 def _backward_to_input(
-    seen: Tensor, incoming: Tensor, last_h: Tensor, last_c: Maybe, hx: Tensor, cx: Maybe, turned: bool, network: Network
+    seen: Tensor,
+    incoming: Tensor,
+    last_h: Tensor,
+    last_c: Maybe,
+    hx: Tensor,
+    cx: Maybe,
+    turned: bool,
+    network: RecurrentNetwork,
 ) -> tuple[Tensor, Tensor, Maybe]:
     x = seen.contiguous()
     laid = (incoming.transpose(0, 1) if turned else incoming).contiguous()
@@ -200,7 +207,7 @@ def _backward_to_input(
 
 
 def _backward_to_weights(
-    seen: Tensor, weights: list[Tensor], weight_buf: Tensor, biases: bool, network: Network
+    seen: Tensor, weights: list[Tensor], weight_buf: Tensor, biases: bool, network: RecurrentNetwork
 ) -> list[Tensor]:
     """Allocate the weights' gradients: views of one buffer with biases, copies without."""
     x = seen.contiguous()

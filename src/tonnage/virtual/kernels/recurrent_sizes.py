@@ -24,7 +24,7 @@ def _figures() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Network:
+class RecurrentNetwork:
     """A recurrent network on one batch of sequences."""
 
     kind: str

@@ -28,7 +28,7 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class WarpLimits:
     """The properties of the card that matter."""
 
     multiprocessors: int
@@ -100,7 +100,7 @@ def _sorted_dimensions(shape: tuple[int, ...], output: tuple[int, ...], input: t
 
 
 @lru_cache(maxsize=4096)
-def staging_bytes(loop: Loop, element: Element, card: Card) -> tuple[tuple[int, int], ...]:
+def staging_bytes(loop: Loop, element: Element, card: WarpLimits) -> tuple[tuple[int, int], ...]:
     """Return (buffer, semaphores) of each launch, (0, 0) if it needs none; loops beyond 32-bit offsets take several."""
     return tuple(_staging(part, element, card) for part in _within_32_bits(loop))
 
@@ -130,7 +130,7 @@ def _within_32_bits(loop: Loop) -> Iterator[Loop]:
         yield from _within_32_bits(replace(loop, shape=shape, address=loop.address + start * loop.input[longest]))
 
 
-def _staging(loop: Loop, element: Element, card: Card) -> tuple[int, int]:
+def _staging(loop: Loop, element: Element, card: WarpLimits) -> tuple[int, int]:
     outputs = loop.outputs()
     inputs = loop.numel() // outputs
     reduced = loop.reduced()

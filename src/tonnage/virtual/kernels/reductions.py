@@ -12,9 +12,9 @@ import torch
 from tonnage.hardware import Gpu
 from tonnage.virtual.kernels.reduce_plan import (
     FEWEST_SPLIT,
-    Card,
     Element,
     Loop,
+    WarpLimits,
     fits_32_bits,
     make_loop,
     staging_bytes,
@@ -29,8 +29,8 @@ Rule = Callable[[torch.Tensor, torch.Tensor], tuple[torch.dtype, Element, bool]]
 
 
 @cache
-def _card(gpu: Gpu) -> Card:
-    return Card(gpu.sm_count, gpu.max_threads_per_sm, gpu.warp_size)
+def _card(gpu: Gpu) -> WarpLimits:
+    return WarpLimits(gpu.sm_count, gpu.max_threads_per_sm, gpu.warp_size)
 
 
 def _element(dtype: torch.dtype, carried_bytes: int, vector: int = 4) -> Element:
