@@ -146,7 +146,7 @@ class _LimitSearch:
         self, training: Training, techniques: tuple[Technique, ...], axis: Axis, budget: str | SupportsFloat | None
     ) -> None:
         self.training, self.axis = training, axis
-        self.meter = GpuMeter(training.device)
+        self.meter = GpuMeter(training.device, timed=False)
         self.budget_bytes = free_bytes = self.meter.free_bytes()
         if budget is not None:
             self.budget_bytes = budget_bytes(budget, free_bytes)
