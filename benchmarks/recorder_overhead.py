@@ -45,7 +45,7 @@ def seconds(torch: Any, step: Callable[[], None], count: int) -> list[float]:
 
 def ways(torch: Any) -> dict[str, Callable[[], Callable[[], Any]]]:
     """Each begins to record and returns what ends it."""
-    from tonnage.recording.cuda import Recorder
+    from tonnage.recorder import Recorder
 
     def pytorch() -> Callable[[], Any]:
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=1_000_000)

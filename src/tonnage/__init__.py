@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tonnage.hardware import Gpu, find_gpu
     from tonnage.integrations.fit_trainer import fit_trainer
     from tonnage.ledger import Category, Ledger
+    from tonnage.recorder import record_on_oom
     from tonnage.recording import Recording, read_recording, write_recording
-    from tonnage.recording.cuda import record_on_oom
     from tonnage.virtual import virtual_gpu
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ _HOMES = {
     "load_ipython_extension": "tonnage.integrations.notebook",  # used by `%load_ext tonnage`
     "longest_sequence": "tonnage.fit.limits",
     "read_recording": "tonnage.recording",
-    "record_on_oom": "tonnage.recording.cuda",
+    "record_on_oom": "tonnage.recorder",
     "virtual_gpu": "tonnage.virtual",
     "write_recording": "tonnage.recording",
 }

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")]
 
 from tonnage.ledger import Category  # noqa: E402
-from tonnage.recording.cuda import Recorder, record_on_oom  # noqa: E402
+from tonnage.recorder import Recorder, record_on_oom  # noqa: E402
 
 
 def blocks_of(tensors: Any) -> int:

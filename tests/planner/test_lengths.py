@@ -15,10 +15,10 @@ from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster, find_gpu
 from tonnage.models import find_model
 from tonnage.models.config import from_config
-from tonnage.planner.lengths import BATCHINGS, Batching, LengthClock, Lengths, choices, parse_lengths
+from tonnage.planner.lengths import BATCHINGS, Batching, LengthClock, Lengths, parse_lengths
 from tonnage.planner.remedies import remedies
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest
-from tonnage.planner.search import search
+from tonnage.planner.search import batching_choices, search
 
 MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/lengths.json").read_text())
 
@@ -145,7 +145,7 @@ def request(batching: Batching) -> TrainingRequest:
 
 def test_every_way_is_compared() -> None:
     findings = search(find_model("llama-3.2-1b"), find_cluster("h100"), request("pad"))
-    speeds = {choice.batching: choice.plan.sequences_per_s for choice in choices(findings) if choice.plan}
+    speeds = {choice.batching: choice.plan.sequences_per_s for choice in batching_choices(findings) if choice.plan}
     assert set(speeds) == set(BATCHINGS)
     assert speeds["pack"] > speeds["pad"] and speeds["padding-free"] > speeds["pad"]
     best = findings.best

@@ -6,9 +6,9 @@ import pytest
 
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
-from tonnage.planner.lengths import Batching, choices, parse_lengths
+from tonnage.planner.lengths import Batching, parse_lengths
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest
-from tonnage.planner.search import PlanSearch, search
+from tonnage.planner.search import PlanSearch, batching_choices, search
 from tonnage.report.lengths import length_figures, length_lines, length_words
 
 
@@ -20,7 +20,7 @@ def found(text: str = "mean 600 max 4096", batching: Batching = "pad", card: str
 
 def test_the_section_fits_on_a_page_and_says_what_to_do() -> None:
     findings = found()
-    lines = [line for line, _ in length_lines(findings, choices(findings))]
+    lines = [line for line, _ in length_lines(findings, batching_choices(findings))]
     assert all(len(line) <= 80 for line in lines)
     assert "--batching pack would train" in lines[-1]
     assert sum(line.split()[0] in ("pad", "bucket", "padding-free", "pack") for line in lines) == 4
@@ -28,13 +28,13 @@ def test_the_section_fits_on_a_page_and_says_what_to_do() -> None:
 
 def test_where_the_best_way_is_taken_no_other_is_advised() -> None:
     findings = found(batching="pack")
-    *_, (last, _) = length_lines(findings, choices(findings))
+    *_, (last, _) = length_lines(findings, batching_choices(findings))
     assert "no other way" in last
 
 
 def test_where_nothing_fits_there_is_no_advice() -> None:
     findings = found(card="rtx-3060")
-    lines = [line for line, _ in length_lines(findings, choices(findings))]
+    lines = [line for line, _ in length_lines(findings, batching_choices(findings))]
     assert not findings.fits and "does not fit" in lines[-1]
 
 
@@ -49,7 +49,7 @@ def test_samples_of_one_length_say_nothing() -> None:
 
 def test_figures_are_those_of_the_plan() -> None:
     findings = found()
-    figures = length_figures(findings, choices(findings))["lengths"]
+    figures = length_figures(findings, batching_choices(findings))["lengths"]
     best = findings.best
     assert best is not None
     padded = next(row for row in figures["batchings"] if row["batching"] == "pad")

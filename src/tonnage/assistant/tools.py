@@ -29,8 +29,8 @@ from pydantic import BaseModel, Field
 
 from tonnage.assistant.folder import is_text
 from tonnage.assistant.session import AssistantSession
-from tonnage.commands import plan_diffusion
 from tonnage.errors import RequestError
+from tonnage.models.diffusion import find_pipeline
 
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 _WRITES = ("--json", "--html", "--open", "--export", "--force")
@@ -103,7 +103,7 @@ async def plan(
     session = _session(ctx)
     session.folder.check([model, gpus, *words])
     words += ["--online"] * online + [f"--gpus={gpus}"] * bool(gpus)
-    page = bool(gpus) and not plan_diffusion.is_asked([model])
+    page = bool(gpus) and find_pipeline(model) is None
     return await session.answer(ctx, "plan", ["plan", what, model, *words], page=page)
 
 

@@ -277,9 +277,9 @@ def _check_export(options: Namespace) -> None:
 
 
 def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seconds: float) -> None:
-    from tonnage.planner.lengths import choices
     from tonnage.planner.offers import offers
     from tonnage.planner.reasons import rejected
+    from tonnage.planner.search import batching_choices
     from tonnage.report.plan import print_plan
 
     reasons, offered, changes = rejected(findings), offers(findings), []
@@ -287,7 +287,7 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
         from tonnage.planner.remedies import remedies
 
         changes = remedies(findings)
-    campaign, batchings = campaign_of(options), choices(findings)
+    campaign, batchings = campaign_of(options), batching_choices(findings)
     if options.json:
         from tonnage.report.lengths import length_figures
         from tonnage.report.output import write_json

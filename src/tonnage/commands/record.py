@@ -21,8 +21,8 @@ def command(words: list[str]) -> int:
             f"{options.script} starts {launch.hosts * launch.per_host} processes, and one is recorded.",
             hint='Let the script say it in each: tonnage.record_on_oom(f"oom-{rank}.tonnage"), or predict: tonnage run',
         )
+    from tonnage.recorder import record_script
     from tonnage.recording import write_recording
-    from tonnage.recording.cuda import record_script
     from tonnage.report.output import publish
     from tonnage.report.streams import data_on_stdout
 
@@ -38,7 +38,7 @@ def command(words: list[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from tonnage.recording.cuda.recorder import MOST_EVENTS
+    from tonnage.recorder.recorder import MOST_EVENTS
 
     usage = "tonnage record [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]..."
     parser = ArgumentParser("tonnage record", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,6 @@ from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
 from tonnage.units import parse_count
-
-if TYPE_CHECKING:
-    from tonnage.planner.search import PlanSearch, TrainingPlan
 
 Batching = Literal["pad", "bucket", "padding-free", "pack"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
@@ -182,29 +179,6 @@ class LengthClock(StepClock):
             pieces = max(round(work.tokens / work.attended), 1)
             self._mean[micro_batch] = pieces, max(round(work.tokens / pieces), 1)
         return self._mean[micro_batch]
-
-
-class BatchingChoice(NamedTuple):
-    """A way to batch samples and its best plan; None if nothing fits."""
-
-    batching: Batching
-    plan: "TrainingPlan | None"
-
-
-def choices(findings: "PlanSearch") -> list[BatchingChoice]:
-    """Return every way to batch, each with its best plan."""
-    from tonnage.planner.search import search
-
-    request = findings.request
-    if request.lengths is None:
-        return []
-    found = []
-    for batching in BATCHINGS:
-        asked = replace(request, lengths=replace(request.lengths, batching=batching))
-        same = batching == request.lengths.batching
-        best = findings.best if same else search(findings.shape, findings.cluster, asked).best
-        found.append(BatchingChoice(batching, best))
-    return found
 
 
 def clock_of(shape: ModelShape, cluster: Cluster, lengths: Lengths | None) -> StepClock:

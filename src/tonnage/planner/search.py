@@ -21,7 +21,7 @@ from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Ledger
 from tonnage.models.shape import ModelShape
-from tonnage.planner.lengths import clock_of
+from tonnage.planner.lengths import BATCHINGS, Batching, clock_of
 from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, for_checkpoint, for_cluster
 from tonnage.planner.simplicity import burden, comparable, fastest, simplest
 from tonnage.planner.space import (
@@ -408,3 +408,24 @@ def _stages(shape: ModelShape, configuration: Configuration, cluster: Cluster) -
 def _sizes(budget: TrainingBudget) -> dict[str, int]:
     names = ("peak_allocated_bytes", "peak_reserved_bytes", "total_bytes", "host_bytes", "pinned_bytes")
     return {name: round(float(np.ravel(getattr(budget, name))[0])) for name in names}
+
+
+class BatchingChoice(NamedTuple):
+    """A way to batch samples and its best plan; None if nothing fits."""
+
+    batching: Batching
+    plan: TrainingPlan | None
+
+
+def batching_choices(findings: PlanSearch) -> list[BatchingChoice]:
+    """Return every way to batch, each with its best plan."""
+    request = findings.request
+    if request.lengths is None:
+        return []
+    found = []
+    for batching in BATCHINGS:
+        asked = replace(request, lengths=replace(request.lengths, batching=batching))
+        same = batching == request.lengths.batching
+        best = findings.best if same else search(findings.shape, findings.cluster, asked).best
+        found.append(BatchingChoice(batching, best))
+    return found

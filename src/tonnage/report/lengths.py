@@ -10,8 +10,8 @@ from tonnage.report.lines import beside, report_width, wrapped
 from tonnage.units import GIB, percent
 
 if TYPE_CHECKING:
-    from tonnage.planner.lengths import BatchingChoice, Lengths
-    from tonnage.planner.search import PlanSearch
+    from tonnage.planner.lengths import Lengths
+    from tonnage.planner.search import BatchingChoice, PlanSearch
 
 # Another way is mentioned if it gains this share.
 _WORTH_A_WORD = 0.05

@@ -23,11 +23,10 @@ from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
-    from tonnage.planner.lengths import BatchingChoice
     from tonnage.planner.offers import Offer
     from tonnage.planner.reasons import Reason
     from tonnage.planner.remedies import Remedy
-    from tonnage.planner.search import PlanSearch, TrainingPlan
+    from tonnage.planner.search import BatchingChoice, PlanSearch, TrainingPlan
 
 _BAR_CELLS = 28
 _REASONS = 8

@@ -7,14 +7,15 @@ from virtual_runs import run_tonnage
 
 pytestmark = needs_cuda_build
 SCRIPT = ROOT / "tests" / "script" / "programs" / "evaluates.py"
+VOCABULARY = "2000"  # logits of all evaluation batches are small
 
 
 def test_a_trainer_that_evaluates_and_saves(tmp_path: Path) -> None:
-    done = run("--gpu", "h200", SCRIPT, folder=tmp_path)
+    done = run("--gpu", "h200", SCRIPT, VOCABULARY, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     here = answer(tmp_path)
     words = ("--json", str(tmp_path / "answer.json"), "--torch", here["torch_modelled"].partition("+")[0], str(SCRIPT))
-    run_tonnage("run", "--gpu", "h200", *words)
+    run_tonnage("run", "--gpu", "h200", *words, VOCABULARY)
     named = ("forward", "backward", "optimizer", "evaluation", "saving", "data")
     assert [here["phases"][name] for name in named] == [answer(tmp_path)["phases"][name] for name in named]
     assert any("evaluation batches" in line for line in here["outlook"])

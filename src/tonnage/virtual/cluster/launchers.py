@@ -117,7 +117,15 @@ def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: 
         words = words[1:]
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
         answer = Path(folder) / "answer.json"
-        ask = [sys.executable, "-m", "tonnage.script.asking", str(answer), _LAUNCHERS[launcher], launcher, str(gpus)]
+        ask = [
+            sys.executable,
+            "-m",
+            "tonnage.virtual.cluster.asking",
+            str(answer),
+            _LAUNCHERS[launcher],
+            launcher,
+            str(gpus),
+        ]
         done = subprocess.run([*ask, *words], check=False)
         if not answer.exists():
             if done.returncode == 0:  # it was called with --help

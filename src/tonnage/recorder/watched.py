@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from tonnage.ledger import Category
-from tonnage.recording.cuda.log import Entry
+from tonnage.recorder.log import Entry
 from tonnage.recording.records import Allocation, Mark
 from tonnage.recording.snapshot.origins import Origin
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tonnage.recording.cuda.recorder import Recorder
+from tonnage.recorder.recorder import Recorder
 from tonnage.recording.records import FailedRequest
 from tonnage.recording.store import write_recording
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tonnage.errors import MissingPart, TonnageError, UnknownGpu
 from tonnage.hardware import find_gpu
 from tonnage.hardware.nvml import open_nvml
-from tonnage.recording.cuda.log import Log
-from tonnage.recording.cuda.watched import LoggedPhases, attribute
+from tonnage.recorder.log import Log
+from tonnage.recorder.watched import LoggedPhases, attribute
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import recording_of
 from tonnage.recording.snapshot.limits import SnapshotLimits

@@ -1,4 +1,4 @@
-"""Run as `python -m tonnage.script.asking`: executes a launcher up to where it would start processes, and reports
+"""Run as `python -m tonnage.virtual.cluster.asking`: executes a launcher up to where it would start processes, and reports
 these.
 
 The launcher sees a host with the requested GPUs: PyTorch reports that many.
