@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
+from tonnage.commands.options import Parser
 from tonnage.commands.run import add_program
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
@@ -53,9 +54,7 @@ def command(words: list[str]) -> int:
 
 def _parser() -> ArgumentParser:
     usage = "tonnage certify --gpu NAME [OPTION]... SCRIPT | -m MODULE [ARG]..."
-    parser = ArgumentParser(
-        "tonnage certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False
-    )
+    parser = Parser("tonnage certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
     add = parser.add_argument
     add("--gpu", required=True, metavar="NAME", help="the card to run on")
     add("--epochs", type=int, default=0, metavar="N", help="stop after so many passes over the training data")

@@ -1,8 +1,9 @@
 """Flags that several commands have, or that make a group of their own: for parsers of argparse."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from tonnage.errors import BadSize
 from tonnage.units import parse_amount
@@ -10,6 +11,19 @@ from tonnage.units import parse_amount
 if TYPE_CHECKING:
     from tonnage.budget.objectives import Objective
     from tonnage.report.campaign import Campaign
+
+
+class Parser(ArgumentParser):
+    """An ArgumentParser that takes no abbreviations, and names the closest flag where one is not known."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        flag = next((word.partition("=")[0] for word in words.split() if word.startswith("--")), "")
+        closest = get_close_matches(flag, self._option_string_actions, n=1) if unknown and flag else []
+        super().error(message + "".join(f" (did you mean {name}?)" for name in closest))
 
 
 def add_campaign(parser: ArgumentParser) -> None:

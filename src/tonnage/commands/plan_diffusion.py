@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, get_args
 
+from tonnage.commands.options import Parser
 from tonnage.errors import BadLayout
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ def _asked(options: Namespace) -> "tuple[Pipeline, Size]":
 
 def _common(name: str, description: str) -> ArgumentParser:
     usage = f"tonnage plan {name} MODEL [--gpus rtx-4090] [--resolution 1024] [FLAG]..."
-    parser = ArgumentParser(
-        f"tonnage plan {name}", usage=usage, description=description, epilog=_EPILOG, allow_abbrev=False
-    )
+    parser = Parser(f"tonnage plan {name}", usage=usage, description=description, epilog=_EPILOG)
     add = parser.add_argument
     add("model", metavar="MODEL", help="sd-1.5, sdxl, sd3-medium, sd3.5-large, flux-dev, flux-schnell, wan-2.1-14b...")
     add("--gpus", default="", help="cards, like rtx-4090 or 8xh100 (default: say which hold it)")

@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, get_args
 
-from tonnage.commands.options import add_page_options, page_of
+from tonnage.commands.options import Parser, add_page_options, page_of
 from tonnage.errors import BadLayout, RequestError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _parser() -> ArgumentParser:
     from tonnage.budget.rl import Algorithm, Reference
 
     usage = "tonnage plan rl MODEL --gpus 8xh100 [--completion 4k] [FLAG]..."
-    parser = ArgumentParser("tonnage plan rl", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
+    parser = Parser("tonnage plan rl", usage=usage, description=SUMMARY, epilog=_EPILOG)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
     add("--gpus", default="", help="cards, like h200, 8xh100, 2x8xh100 or dgx-h100")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.options import add_page_options, page_of
+from tonnage.commands.options import Parser, add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import OutputExists, RequestError
 
@@ -117,7 +117,7 @@ def _which_cards(options: Namespace) -> int:
 
 def _parser() -> ArgumentParser:
     usage = "tonnage plan serve MODEL [--gpus 4xh100] [--context 32k] [--users 64] [FLAG]..."
-    parser = ArgumentParser("tonnage plan serve", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
+    parser = Parser("tonnage plan serve", usage=usage, description=SUMMARY, epilog=_EPILOG)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
     add("--gpus", default="", help="cards, like h100, 4xh100, 2x8xh200 or dgx-h100 (default: say which hold it)")

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.options import add_campaign, add_objective, add_page_options, campaign_of, objective_from, page_of
+from tonnage.commands.options import (
+    Parser,
+    add_campaign,
+    add_objective,
+    add_page_options,
+    campaign_of,
+    objective_from,
+    page_of,
+)
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import BadLayout, OutputExists, RequestError
 
@@ -82,7 +90,7 @@ def _parser() -> ArgumentParser:
     from tonnage.planner.request import FRAMEWORK_STAGES
 
     usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
-    parser = ArgumentParser("tonnage plan train", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
+    parser = Parser("tonnage plan train", usage=usage, description=SUMMARY, epilog=_EPILOG)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
     add("--gpus", default="", help="cards, like h200, 8xh200, 2x8xh100 or dgx-h100 (default: say which hold it)")

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
-from tonnage.commands.options import add_page_options, page_of
+from tonnage.commands.options import Parser, add_page_options, page_of
 from tonnage.commands.run import add_program, read, tell_failed
 from tonnage.errors import BadLayout
 
@@ -41,7 +41,7 @@ def _parser() -> ArgumentParser:
     from tonnage.recorder.recorder import MOST_EVENTS
 
     usage = "tonnage record [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]..."
-    parser = ArgumentParser("tonnage record", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
+    parser = Parser("tonnage record", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`, `diff` and `explain`")
     add("--force", action="store_true", help="replace files that are there")

@@ -10,7 +10,7 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import add_campaign, add_page_options, campaign_of, page_of
+from tonnage.commands.options import Parser, add_campaign, add_page_options, campaign_of, page_of
 from tonnage.errors import OutputExists, RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
@@ -69,7 +69,7 @@ def _parser() -> ArgumentParser:
         "tonnage run --gpu NAME[,NAME] | --gpu all | --gpus NxNAME [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]...\n"
         "       tonnage run --gpu NAME [OPTION]... torchrun | accelerate launch | deepspeed | python [ARG]..."
     )
-    parser = ArgumentParser("tonnage run", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
+    parser = Parser("tonnage run", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
     add = parser.add_argument
     add("--gpu", default="", metavar="NAME[,NAME]", help="the card to run on, several to compare, or all")
     add("--gpus", default="", metavar="NxNAME", help="a cluster for a torchrun script: 8xh200, or 64x8xh100")

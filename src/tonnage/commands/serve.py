@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, TextIO
 
+from tonnage.commands.options import Parser
 from tonnage.errors import MissingPart, RequestError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def command(words: list[str]) -> int:
 
 def _parser() -> ArgumentParser:
     usage = "tonnage serve MODEL [--budget 0.9] [--context 32k] [--kv fp8] [FLAG]..."
-    parser = ArgumentParser("tonnage serve", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
+    parser = Parser("tonnage serve", usage=usage, description=SUMMARY, epilog=_EPILOG)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a folder, or an id that the hub's cache holds")
     add("--budget", default="0.9", help='share of the card, or a size like "60 GiB" (default: 0.9)')

@@ -11,7 +11,7 @@ class MadeUp(GpuMeter):
     """A meter of a card that takes `gpu_s` for a call which takes the host `host_s` to launch."""
 
     def __init__(self, gpu_s: float, host_s: float) -> None:
-        self.device, self.virtual = torch.device("cuda"), False
+        self.device, self.virtual, self.timed = torch.device("cuda"), False, True
         self.gpu_s, self.host_s = gpu_s, host_s
         self.calls: list[tuple[int, float]] = []
 
@@ -33,3 +33,10 @@ def test_where_the_host_is_the_slower_one_the_card_finds_its_work_in_the_queue()
     bursts = [(calls, behind_s) for calls, behind_s in meter.calls if behind_s]
     assert bursts
     assert all(behind_s >= calls * meter.host_s for calls, behind_s in bursts)
+
+
+def test_without_times_a_call_runs_once_and_takes_none() -> None:
+    meter, ran = MadeUp(gpu_s=1e-4, host_s=1e-3), []
+    meter.timed = False
+    assert meter.time(lambda: ran.append(1)) == Duration(0.0)
+    assert (ran, meter.calls) == ([1], [])
