@@ -241,13 +241,13 @@ def _draw_us(dtype: torch.dtype) -> float:
     logits = [torch.randn(256, 151936, device="cuda", dtype=dtype) for _ in range(2)]
     temperatures = torch.full((256,), 0.6, device="cuda")
     seeds, positions = torch.arange(256, device="cuda"), torch.arange(256, device="cuda")
-    return microseconds([lambda row=row: kernels.draw(row, temperatures, seeds, positions) for row in logits])
+    return microseconds([lambda row=row: kernels.sample(row, temperatures, seeds, positions) for row in logits])
 
 
 def _top_p(rows: int) -> dict[str, float]:
     logits = [torch.randn(rows, 151936, device="cuda") * 3 for _ in range(2)]
     heat, top_k, top_p, min_p = (torch.full((rows,), each, device="cuda") for each in (0.6, 2.0**31, 0.95, 0.0))
-    ways = {"µs": kernels.least, "sorting µs": kernels.least_reference}
+    ways = {"µs": kernels.logit_threshold, "sorting µs": kernels.logit_threshold_reference}
     return {
         name: microseconds([lambda row=row, way=way: way(row, heat, top_k, top_p, min_p) for row in logits])
         for name, way in ways.items()

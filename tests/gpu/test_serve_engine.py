@@ -28,8 +28,8 @@ GREEDY = Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 
 
 def prompts_of(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
-    drawn = random.Random(seed)
-    return [[drawn.randrange(VOCAB) for _ in range(drawn.randint(1, longest))] for _ in range(count)]
+    sampled = random.Random(seed)
+    return [[sampled.randrange(VOCAB) for _ in range(sampled.randint(1, longest))] for _ in range(count)]
 
 
 def engine_of(folder: Path, dtype: torch.dtype = torch.bfloat16, **settings: object) -> Engine:
@@ -179,8 +179,8 @@ def test_memory_stays_within_the_budget_and_fills_it(budget: str | float) -> Non
     card = engine.card
     assert card.measured_bytes is not None and card.measured_bytes <= card.limit_bytes
     assert card.measured_bytes > 0.97 * card.limit_bytes
-    drawn = random.Random(1)
-    prompts = [[drawn.randrange(10_000) for _ in range(drawn.randint(100, 1024))] for _ in range(300)]
+    sampled = random.Random(1)
+    prompts = [[sampled.randrange(10_000) for _ in range(sampled.randint(100, 1024))] for _ in range(300)]
     wishes = [
         Sampling(max_tokens=64, top_p=0.9 if n % 3 else 1.0, logprobs=5 if n % 5 == 0 else None) for n in range(300)
     ]

@@ -134,7 +134,7 @@ def test_draw(dtype: torch.dtype) -> None:
     temperatures = torch.rand(64) * (torch.arange(64) % 4 > 0)
     seeds, positions = torch.randint(-(2**62), 2**62, (64,)), torch.randint(2**40, (64,))
     where = (logits, temperatures, seeds, positions)
-    found, expected = kernels.draw(*(each.cuda() for each in where)).cpu(), kernels.draw(*where)
+    found, expected = kernels.sample(*(each.cuda() for each in where)).cpu(), kernels.sample(*where)
     greedy = temperatures == 0
     assert (found == expected)[greedy].all()
     assert (found == expected).sum() >= 63  # a logarithm may round to either side between two that are near

@@ -244,7 +244,7 @@ def test_trouble_is_a_note_and_never_the_scripts(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any) -> Any:
         raise RuntimeError("another version of torch")
 
-    monkeypatch.setattr(capture, "Profile", fail)
+    monkeypatch.setattr(capture, "ProfilerResults", fail)
     recording = record(train)
     assert recording.captured is None
     assert "another version of torch" in recording.notes[0].text

@@ -37,10 +37,10 @@ class Driver:
         self.scheduler.add(sequence)
         return sequence
 
-    def draws(self, prompt: int, tokens: int = 8, n: int = 2) -> list[Sequence]:
+    def answers_per_prompt(self, prompt: int, tokens: int = 8, n: int = 2) -> list[Sequence]:
         """The draws of one prompt."""
         parent = self.sequence(prompt, tokens)
-        family = [parent] + [self.sequence(parent.tokens, tokens, draw=i, parent=parent) for i in range(1, n)]
+        family = [parent] + [self.sequence(parent.tokens, tokens, sample_index=i, parent=parent) for i in range(1, n)]
         self.scheduler.add(*family)
         return family
 

@@ -360,9 +360,9 @@ def test_stats_count() -> None:
     engine = make()
     outputs = engine.generate(PROMPTS, GREEDY)
     stats = engine.stats
-    drawn = sum(len(output.token_ids) for output in outputs)
-    assert stats.tokens == drawn and stats.steps == len(engine.steps)
-    assert stats.computed_tokens >= drawn + sum(map(len, PROMPTS)) - len(PROMPTS)
+    sampled = sum(len(output.token_ids) for output in outputs)
+    assert stats.tokens == sampled and stats.steps == len(engine.steps)
+    assert stats.computed_tokens >= sampled + sum(map(len, PROMPTS)) - len(PROMPTS)
     assert stats.host_s > 0 and stats.step_s > 0
     assert 0 <= stats.waste < 1
 

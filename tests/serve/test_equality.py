@@ -10,10 +10,11 @@ from tonnage.serve import Sampling
 TOKENS = 10
 
 
-def check(engine: Watched, case: str, prompts: list[list[int]], draws: int = 1) -> None:
+def check(engine: Watched, case: str, prompts: list[list[int]], answers_per_prompt: int = 1) -> None:
     """Every prompt alone gets one answer, every fourth `draws` of them; all are the reference's."""
     wishes = [
-        Sampling(max_tokens=TOKENS, temperature=0, n=draws if index % 4 == 0 else 1) for index in range(len(prompts))
+        Sampling(max_tokens=TOKENS, temperature=0, n=answers_per_prompt if index % 4 == 0 else 1)
+        for index in range(len(prompts))
     ]
     outputs = iter(engine.generate(prompts, wishes))
     for prompt, wish in zip(prompts, wishes, strict=True):
@@ -30,7 +31,7 @@ def check(engine: Watched, case: str, prompts: list[list[int]], draws: int = 1) 
 def test_chunks_prefixes_preemptions_and_draws(case: str) -> None:
     engine = Watched(saved(case), block=4, blocks=16, max_seqs=5, batched_tokens=9, device="cpu")
     prompts = random_prompts(5, 9, longest=30, shared=13)
-    check(engine, case, prompts, draws=3)
+    check(engine, case, prompts, answers_per_prompt=3)
     counters = engine.scheduler.counters
     assert engine.chunk_boundaries and engine.mixed_steps and engine.copies
     assert counters.preemptions and counters.prefix_hits
@@ -43,7 +44,7 @@ def test_chunks_prefixes_preemptions_and_draws(case: str) -> None:
 def test_swaps(case: str) -> None:
     options = {"block": 4, "blocks": 12, "max_seqs": 6, "batched_tokens": 32}
     engine = Watched(saved(case), swap=2**20, device="cpu", **options)
-    check(engine, case, random_prompts(7, 8, longest=20, shared=6), draws=2)
+    check(engine, case, random_prompts(7, 8, longest=20, shared=6), answers_per_prompt=2)
     assert engine.scheduler.counters.swaps and engine.swaps_in
 
 
@@ -51,7 +52,7 @@ def test_swaps(case: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_of_other_sizes(block: int, seed: int) -> None:
     engine = Watched(saved("qwen3"), block=block, blocks=1 + 80 // block, max_seqs=3, batched_tokens=5, device="cpu")
-    check(engine, "qwen3", random_prompts(seed, 8, longest=40, shared=17), draws=2)
+    check(engine, "qwen3", random_prompts(seed, 8, longest=40, shared=17), answers_per_prompt=2)
     assert engine.chunk_boundaries and engine.mixed_steps
 
 
@@ -80,4 +81,4 @@ def test_any_settings(seed: int) -> None:
         "swap": random.choice((0, 2**14, 2**20)), "max_waiting": random.choice((3, 1024)),
     }  # fmt: skip
     engine = Watched(saved("qwen3"), device="cpu", **options)
-    check(engine, "qwen3", random_prompts(1, 8, longest=30, shared=11), draws=3)
+    check(engine, "qwen3", random_prompts(1, 8, longest=30, shared=11), answers_per_prompt=3)

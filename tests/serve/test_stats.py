@@ -38,7 +38,7 @@ def test_blocks_of_a_prompt_whose_chunks_are_to_come_are_slack() -> None:
 
 def test_what_draws_share_is_counted_once() -> None:
     driver = Driver(32)
-    driver.draws(10, n=3)
+    driver.answers_per_prompt(10, n=3)
     driver.turns(4)
     found = ledger(driver)
     assert found.shared_bytes == 2 * BLOCK_BYTES
@@ -66,7 +66,7 @@ def test_the_parts_are_never_negative_and_always_the_whole(
 ) -> None:
     driver = Driver(8, host_blocks=host_blocks, batched_tokens=7)
     for prompt, tokens, n in requests:
-        driver.draws(prompt, tokens, n)
+        driver.answers_per_prompt(prompt, tokens, n)
     for _ in range(turns):
         driver.turn()
         found = ledger(driver)

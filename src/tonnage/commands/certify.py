@@ -14,7 +14,7 @@ from tonnage.hardware import Gpu, find_cuda_gpu
 if TYPE_CHECKING:
     from tonnage.certify.certificate import Certificate
     from tonnage.certify.running import TrainingResult
-    from tonnage.virtual.cluster.launchers import LaunchCommand
+    from tonnage.script.launchers import LaunchCommand
 
 SUMMARY = "Walk through a whole training on a GPU that is not there: does every step survive?"
 _EXIT_STATUS = "Exits with the script's own status where it failed for its own reasons, 1 where a step dies, else 0."
@@ -67,7 +67,7 @@ def _parser() -> ArgumentParser:
 
 
 def _launch(options: Namespace) -> "LaunchCommand":
-    from tonnage.virtual.cluster.launchers import read_launch
+    from tonnage.script.launchers import read_launch
 
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
     if launch.has_ranks:

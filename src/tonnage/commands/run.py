@@ -18,7 +18,7 @@ from tonnage.hardware.cluster import Cluster, find_cuda_cluster
 if TYPE_CHECKING:
     from tonnage.explain.cards import AllCards
     from tonnage.recording import Recording
-    from tonnage.virtual.cluster.launchers import LaunchCommand
+    from tonnage.script.launchers import LaunchCommand
 
 ALL_CARDS = "all"
 SUMMARY = "Run a script on a GPU that is not there, and report what it would allocate."
@@ -95,7 +95,7 @@ def add_program(parser: ArgumentParser) -> None:
 
 def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
     """What is to run, and whether the recording can be kept: before the run, so that no one waits for a mistake."""
-    from tonnage.virtual.cluster.launchers import read_launch
+    from tonnage.script.launchers import read_launch
 
     output = options.output
     for path in filter(None, (output, options.html, Path(options.json) if options.json.strip("-") else None)):

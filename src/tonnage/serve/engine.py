@@ -174,10 +174,10 @@ class Engine:
         self.check(tokens)
         now_s = monotonic()
         sequences: list[Sequence] = []
-        for draw in range(sampling.n):
+        for sample_index in range(sampling.n):
             made = Sequence(
                 next(self._ids), tokens.copy(), sampling, len(tokens), eos_ids=self.architecture.eos_ids, salt=salt,
-                draw=draw, parent=sequences[0] if draw else None, arrival_s=now_s,
+                sample_index=sample_index, parent=sequences[0] if sample_index else None, arrival_s=now_s,
             )  # fmt: skip
             sequences.append(made)
         self.scheduler.add(*sequences)
@@ -244,7 +244,7 @@ class Engine:
             self.scheduler.fail(landing.step)
             raise
         arrived_s = perf_counter()
-        output = StepOutput(landing.pending.drawing, tokens, logprobs, failed)
+        output = StepOutput(landing.pending.sampling_sequences, tokens, logprobs, failed)
         if self.scheduler.counters.finished > landing.finished:
             # Discard tokens of sequences that finished meanwhile.
             here = [sequence.finish_reason is None for sequence in output.sequences]

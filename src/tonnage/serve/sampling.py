@@ -55,7 +55,7 @@ class Sampling:
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         if self.top_p == 0:
-            raise RequestError("top_p 0 leaves no token to draw.", hint="Use temperature 0 for the likeliest token.")
+            raise RequestError("top_p 0 leaves no token to sample.", hint="Use temperature 0 for the likeliest token.")
 
     @property
     def greedy(self) -> bool:

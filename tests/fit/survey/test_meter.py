@@ -11,7 +11,7 @@ class MadeUp(GpuMeter):
     """A meter of a card that takes `gpu_s` for a call which takes the host `host_s` to launch."""
 
     def __init__(self, gpu_s: float, host_s: float) -> None:
-        self.device, self.virtual, self.timed = torch.device("cuda"), False, True
+        self.device, self.virtual = torch.device("cuda"), False
         self.gpu_s, self.host_s = gpu_s, host_s
         self.calls: list[tuple[int, float]] = []
 

@@ -16,10 +16,10 @@ from serve.kernels.pages import paged
 from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
 from tonnage.serve.kernels.chunks import attend_chunks_triton
 from tonnage.serve.kernels.decode import attend_decode_triton
-from tonnage.serve.kernels.draw import draw_triton
-from tonnage.serve.kernels.least import least_triton
+from tonnage.serve.kernels.logit_threshold import logit_threshold_triton
 from tonnage.serve.kernels.matmul8 import matmul8_triton
 from tonnage.serve.kernels.norm import add_norm_triton, gelu_tanh_mul_triton, silu_mul_triton
+from tonnage.serve.kernels.sample import sample_triton
 from tonnage.serve.kernels.store import store_triton
 
 TYPES = {
@@ -104,11 +104,11 @@ def test_rows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draw(dtype: torch.dtype) -> None:
     numbers = torch.zeros(1, dtype=torch.int64)
-    draw_triton(torch.zeros(1, 5000, dtype=dtype), torch.ones(1), numbers, numbers)
+    sample_triton(torch.zeros(1, 5000, dtype=dtype), torch.ones(1), numbers, numbers)
 
 
 def test_least() -> None:
-    least_triton(torch.zeros(2, 5000), *torch.ones(4, 2))
+    logit_threshold_triton(torch.zeros(2, 5000), *torch.ones(4, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -7,8 +7,7 @@ from torch import Tensor
 import serve.kernels.interpreting  # noqa: F401  # before a kernel is called
 from serve.kernels.pages import far
 from tonnage.serve.batch import LayerCache
-from tonnage.serve.kernels.draw import draw_reference, draw_triton
-from tonnage.serve.kernels.least import least_reference, least_triton
+from tonnage.serve.kernels.logit_threshold import logit_threshold_reference, logit_threshold_triton
 from tonnage.serve.kernels.matmul8 import matmul8_reference, matmul8_triton
 from tonnage.serve.kernels.norm import (
     add_norm_reference,
@@ -18,6 +17,7 @@ from tonnage.serve.kernels.norm import (
     silu_mul_reference,
     silu_mul_triton,
 )
+from tonnage.serve.kernels.sample import sample_reference, sample_triton
 from tonnage.serve.kernels.store import store_reference, store_triton
 
 
@@ -96,8 +96,8 @@ def test_draw(vocabulary: int) -> None:
     temperatures = torch.tensor([0.0, 0.6, 1.0, 2.0, 0.0, 0.0] * 2)
     seeds = torch.tensor([0, -1, 2**40 + 3, 7, 7, 7] * 2)
     positions = torch.tensor([0, 1, 2, 2**33 + 1, 4, 5] * 2)
-    found = draw_triton(logits, temperatures, seeds, positions)
-    assert found.tolist() == draw_reference(logits, temperatures, seeds, positions).tolist()
+    found = sample_triton(logits, temperatures, seeds, positions)
+    assert found.tolist() == sample_reference(logits, temperatures, seeds, positions).tolist()
 
 
 @pytest.mark.parametrize("vocabulary", [33, 4096, 9000])
@@ -118,7 +118,7 @@ def test_least(vocabulary: int) -> None:
     logits[::5, 1::2] = float("-inf")
     temperatures = torch.tensor([0.7, 1.0, 2.0, 0.0]).repeat(len(rules) // 4)
     wishes = (temperatures, *rules.T.contiguous())
-    found, expected = (least(logits, *wishes).unsqueeze(1) for least in (least_triton, least_reference))
+    found, expected = (way(logits, *wishes).unsqueeze(1) for way in (logit_threshold_triton, logit_threshold_reference))
     # Which logits stay: where all do, any lower bound says so.
     assert torch.equal(logits >= found, logits >= expected)
 

@@ -85,7 +85,7 @@ class Story:
         tokens = [self.random.randrange(1000) for _ in range(self.random.randint(1, 14))]
         heat, top_k = self.random.choice(((0, 0), (0.5, 0), (0.5, 3), (1, 0)))
         sampling = Sampling(temperature=heat, top_k=top_k, seed=self.random.randrange(10**9))
-        return Sequence(0, tokens, sampling, len(tokens), draw=self.random.randrange(3))
+        return Sequence(0, tokens, sampling, len(tokens), sample_index=self.random.randrange(3))
 
     def cover(self, sequence: Sequence, length: int) -> None:
         while len(sequence.blocks) * BLOCK < length:
@@ -118,16 +118,18 @@ class Story:
             self.land(sequence)
         self.check_rows(batch, works)
         count = len(works)
-        assert inputs.drawing == step.samplers == [work.sequence for work in works]
-        assert inputs.special == [row for row, one in enumerate(inputs.drawing) if one.sampling.top_k]
+        assert inputs.sampling_sequences == step.samplers == [work.sequence for work in works]
+        assert inputs.special == [row for row, one in enumerate(inputs.sampling_sequences) if one.sampling.top_k]
         assert at[:count].tolist() == [work.sequence.slot for work in works]
-        assert inputs.slots.temperatures[at[:count]].tolist() == [one.sampling.temperature for one in inputs.drawing]
-        seeds = [mixed_seed(one.sampling.seed or 0, one.draw) for one in inputs.drawing]
+        assert inputs.slots.temperatures[at[:count]].tolist() == [
+            one.sampling.temperature for one in inputs.sampling_sequences
+        ]
+        seeds = [mixed_seed(one.sampling.seed or 0, one.sample_index) for one in inputs.sampling_sequences]
         assert inputs.slots.seeds[at[:count]].tolist() == seeds
         # The device draws; the host learns of it after the next step is made.
-        drawn = [self.random.randrange(1000) for _ in works]
-        inputs.slots.last_tokens[at[:count]] = torch.tensor(drawn)
-        self.in_flight = dict(zip(inputs.drawing, drawn, strict=True))
+        sampled = [self.random.randrange(1000) for _ in works]
+        inputs.slots.last_tokens[at[:count]] = torch.tensor(sampled)
+        self.in_flight = dict(zip(inputs.sampling_sequences, sampled, strict=True))
 
     def land(self, sequence: Sequence) -> None:
         """The host learns of its token."""
@@ -192,7 +194,7 @@ def test_those_who_stay_are_not_looked_up_again(gone: set[int], monkeypatch: pyt
     inputs.take(ScheduledStep(2, stayed, ()))
     inputs.decodes(len(stayed))
     slots, positions, order = inputs.rows(len(stayed)).tolist()
-    assert slots == [work.sequence.slot for work in stayed] == [one.slot for one in inputs.drawing]
+    assert slots == [work.sequence.slot for work in stayed] == [one.slot for one in inputs.sampling_sequences]
     assert positions == [work.start + 1 for work in stayed]
     assert order == list(range(len(stayed)))[::-1] and inputs.special == [slots.index(3)]
 
@@ -266,6 +268,6 @@ def test_rows_that_need_more_than_the_plain_draw(sampling: Sampling, special: bo
 
 
 def test_seeds_differ_by_draw_and_are_signed_numbers_of_64_bits() -> None:
-    seeds = {mixed_seed(seed, draw) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for draw in range(50)}
+    seeds = {mixed_seed(seed, sample_index) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for sample_index in range(50)}
     assert len(seeds) == 250 and all(-(2**63) <= seed < 2**63 for seed in seeds)
     assert min(seeds) < 0 < max(seeds)

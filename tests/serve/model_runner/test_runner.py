@@ -87,7 +87,7 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(runner: Runner
             ScheduledTokens(one, length + ahead, 1, True) for one, length in zip(sequences, lengths, strict=True)
         )
         following = runner.launch(ScheduledStep(ahead, works, ()))
-        for one, token in zip(pending.drawing, pending.result()[0], strict=True):
+        for one, token in zip(pending.sampling_sequences, pending.result()[0], strict=True):
             one.tokens.append(token)
         pending = following
     for one in sequences:
@@ -97,7 +97,7 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(runner: Runner
 def test_chunks_that_draw_nothing_bring_nothing_back(runner: Runner) -> None:
     one, two = sequences_of([[1, 2, 3, 4, 5], [6, 7]])
     pending = runner.launch(ScheduledStep(0, (), (ScheduledTokens(one, 0, 3, False), ScheduledTokens(two, 0, 2, True))))
-    assert pending.drawing == [two]
+    assert pending.sampling_sequences == [two]
     assert pending.result()[0] == expected("llama", (6, 7), 1)
     alone = runner.launch(ScheduledStep(1, (), (ScheduledTokens(one, 3, 1, False),)))
     assert alone.result() == ([], None)

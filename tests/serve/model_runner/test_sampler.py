@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tonnage.serve.model_runner.sampler import draw_special, filtered
+from tonnage.serve.model_runner.sampler import filtered, sample_special
 from tonnage.serve.sampling import Sampling
 
 WISHES = [
@@ -71,7 +71,7 @@ def test_draws_lie_within_the_filter_and_have_the_models_own_logprobs(count: int
     rows = torch.randperm(count + 5, generator=torch.Generator().manual_seed(1))[:count]
     wishes = [Sampling(top_k=1 + row % 4, logprobs=row % 3 if row % 5 else None) for row in range(count)]
     seeds, positions = torch.arange(count), torch.arange(count) * 7
-    tokens, scores = draw_special(logits, rows, wishes, torch.ones(count), seeds, positions)
+    tokens, scores = sample_special(logits, rows, wishes, torch.ones(count), seeds, positions)
     for row, wish in enumerate(wishes):
         assert int(tokens[row]) in logits[rows[row]].topk(wish.top_k).indices
     if count == 1:
@@ -93,9 +93,9 @@ def test_draws_lie_within_the_filter_and_have_the_models_own_logprobs(count: int
 def test_a_row_draws_the_same_in_any_company() -> None:
     logits, wish = logits_of(40), Sampling(top_p=0.9)
     seeds, positions = torch.arange(40) + 5, torch.arange(40)
-    together, _ = draw_special(logits, torch.arange(40), [wish] * 40, torch.ones(40), seeds, positions)
+    together, _ = sample_special(logits, torch.arange(40), [wish] * 40, torch.ones(40), seeds, positions)
     for row in (0, 13, 39):
-        alone, _ = draw_special(
+        alone, _ = sample_special(
             logits, torch.tensor([row]), [wish], torch.ones(1), seeds[row : row + 1], positions[row : row + 1]
         )
         assert int(alone[0]) == int(together[row])

@@ -47,13 +47,13 @@ def test_the_preempted_go_first_and_the_oldest_of_them_before_all() -> None:
 def test_draws_stand_aside_until_they_are_called_and_are_next_then() -> None:
     queue = Queue()
     parent, other = sequence(0), sequence(9)
-    draws = [sequence(number, parent=parent) for number in (1, 2)]
+    siblings = [sequence(number, parent=parent) for number in (1, 2)]
     queue.add(other)
-    for draw in draws:
-        queue.add(draw, aside=True)
-    assert queue.first() is other and len(queue) == 3 and draws[0] in queue
-    queue.remove(draws[0])
-    assert draws[0] not in queue
+    for sibling in siblings:
+        queue.add(sibling, aside=True)
+    assert queue.first() is other and len(queue) == 3 and siblings[0] in queue
+    queue.remove(siblings[0])
+    assert siblings[0] not in queue
     queue.call(parent)
     queue.call(parent)
     assert emptied(queue) == [2, 9]

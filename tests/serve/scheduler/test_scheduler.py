@@ -67,7 +67,7 @@ class TestSteps:
         driver = Driver()
         sequence = driver.add(3, tokens=2)
         assert driver.launch() and driver.launch()
-        assert sequence.in_flight == sequence.drawn == 2 and sequence.length == 5
+        assert sequence.in_flight == sequence.sampled == 2 and sequence.length == 5
         assert driver.launch() is None
         assert driver.land() == []
         assert driver.land() == [sequence]
@@ -222,17 +222,17 @@ def _preempted(driver: Driver) -> Sequence:
 
 
 def _parent(driver: Driver) -> Sequence:
-    parent, *_ = driver.draws(6, tokens=3, n=3)
+    parent, *_ = driver.answers_per_prompt(6, tokens=3, n=3)
     driver.launch()
     return parent
 
 
 def _aside(driver: Driver) -> Sequence:
-    return driver.draws(6, tokens=3, n=3)[1]
+    return driver.answers_per_prompt(6, tokens=3, n=3)[1]
 
 
 def _forked(driver: Driver) -> Sequence:
-    family = driver.draws(6, tokens=6, n=3)
+    family = driver.answers_per_prompt(6, tokens=6, n=3)
     driver.turns(4)
     assert family[1].status is Status.RUNNING
     return family[1]
@@ -346,7 +346,9 @@ class TestPreemption:
 
     def test_one_after_another_through_a_pool_of_one_block(self) -> None:
         driver = Driver(1)
-        family = [driver.add(prompt, tokens=5 - prompt) for prompt in (1, 2, 3, 4)] + driver.draws(2, tokens=3, n=3)
+        family = [driver.add(prompt, tokens=5 - prompt) for prompt in (1, 2, 3, 4)] + driver.answers_per_prompt(
+            2, tokens=3, n=3
+        )
         driver.finish()
         assert all(sequence.output == counted(sequence) for sequence in family) and all_free(driver)
 
@@ -406,7 +408,7 @@ class TestSwaps:
 class TestDraws:
     def test_the_parent_computes_the_prompt_and_the_others_share_it(self) -> None:
         driver = Driver()
-        parent, *others = driver.draws(10, n=3)
+        parent, *others = driver.answers_per_prompt(10, n=3)
         driver.turns(2)
         assert all(other.status is Status.WAITING for other in others)
         step = driver.turn()
@@ -419,7 +421,7 @@ class TestDraws:
 
     def test_a_block_that_begins_with_the_last_token_need_not_be_copied(self) -> None:
         driver = Driver()
-        parent, other = driver.draws(2 * SIZE + 1)
+        parent, other = driver.answers_per_prompt(2 * SIZE + 1)
         driver.turns(2)
         step = driver.turn()
         assert step is not None and step.copies == ()
@@ -427,7 +429,7 @@ class TestDraws:
 
     def test_without_a_block_for_the_copy_they_wait(self) -> None:
         driver = Driver(4, prefix_cache=False)
-        parent, other = driver.draws(14, tokens=2)
+        parent, other = driver.answers_per_prompt(14, tokens=2)
         driver.launch()
         driver.launch()
         driver.land()
@@ -438,7 +440,7 @@ class TestDraws:
 
     def test_without_their_parent_they_are_like_any_other(self) -> None:
         driver = Driver(prefix_cache=False)
-        parent, *others = driver.draws(10, n=3)
+        parent, *others = driver.answers_per_prompt(10, n=3)
         driver.launch()
         driver.scheduler.abort(parent)
         assert [work.sequence for work in driver.scheduler.schedule().chunks] == others
@@ -452,7 +454,7 @@ class TestDraws:
 
     def test_forks_are_neither_asked_for_nor_found_in_the_prefix_cache(self) -> None:
         driver = Driver()
-        driver.draws(10, n=4)
+        driver.answers_per_prompt(10, n=4)
         driver.finish()
         assert (driver.scheduler.counters.prefix_queries, driver.scheduler.counters.prefix_hits) == (10, 0)
 
@@ -589,7 +591,7 @@ class TestAdmission:
         driver = Driver(max_waiting=2)
         driver.add(3)
         with pytest.raises(QueueFull) as refusal:
-            driver.draws(3, n=2)
+            driver.answers_per_prompt(3, n=2)
         assert refusal.value.retry_after_s == 1.0 and "Ask again in 1 s." in refusal.value.words
         assert len(driver.scheduler.waiting) == 1
 
@@ -616,7 +618,7 @@ class TestAdmission:
         driver.finish()
         assert all(sequence.output == counted(sequence) for sequence in family)
         with pytest.raises(QueueFull) as refusal:
-            driver.draws(2, n=2) and driver.add(2)
+            driver.answers_per_prompt(2, n=2) and driver.add(2)
         assert 1.0 <= refusal.value.retry_after_s <= 60.0
 
     @pytest.mark.parametrize(
@@ -624,7 +626,7 @@ class TestAdmission:
         [
             (0, 1, "has no tokens"),
             (32, 1, "The prompt has 32 tokens; the context is 32."),
-            (8, 10, "8 tokens of prompt and 10 to draw; the whole cache holds 16."),
+            (8, 10, "8 tokens of prompt and 10 to generate; the whole cache holds 16."),
         ],
     )
     def test_what_can_never_run_is_refused(self, prompt: int, tokens: int, words: str) -> None:
@@ -640,8 +642,8 @@ class TestAdmission:
         assert sequence.output == counted(sequence)
 
     def test_more_draws_than_the_queue_ever_takes(self) -> None:
-        with pytest.raises(NeverFits, match="5 draws of one prompt; the queue takes 4"):
-            Driver(max_waiting=4).draws(3, n=5)
+        with pytest.raises(NeverFits, match="5 answers to one prompt; the queue takes 4"):
+            Driver(max_waiting=4).answers_per_prompt(3, n=5)
 
     def test_one_that_does_not_fit_is_not_overtaken(self) -> None:
         driver = Driver(8)
@@ -680,7 +682,7 @@ def test_everyone_gets_the_tokens_of_the_model_and_every_block_comes_back(
     )
     everyone = []
     for prompt, tokens, n, pause in requests:
-        everyone += driver.draws(prompt, tokens, n)
+        everyone += driver.answers_per_prompt(prompt, tokens, n)
         driver.turns(pause)
     driver.finish()
     assert [sequence.output for sequence in everyone] == [counted(sequence) for sequence in everyone]

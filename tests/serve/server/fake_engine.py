@@ -31,8 +31,8 @@ class FakePending:
     """A step's tokens, there at once."""
 
     def __init__(self, samplers: list[Sequence], pace_s: float) -> None:
-        self._pace_s, self.drawing = pace_s, samplers
-        self._tokens = [STORY_IDS[(sequence.drawn - 1) % len(STORY_IDS)] for sequence in samplers]
+        self._pace_s, self.sampling_sequences = pace_s, samplers
+        self._tokens = [STORY_IDS[(sequence.sampled - 1) % len(STORY_IDS)] for sequence in samplers]
         asked = [sequence.sampling.logprobs for sequence in samplers]
         self._logprobs = [
             None if count is None else TokenLogprob(token, -0.5, tuple((token + n, -0.5 - n) for n in range(count)))

@@ -30,7 +30,7 @@ class Device:
         self.pages = [[GARBAGE_KEY] * size for _ in range(scenario.usable + 1)]
         self.host_pages = [[GARBAGE_KEY] * size for _ in range(scenario.host_blocks + 1)]
         self.slots = [Slot() for _ in range(scenario.max_seqs)]
-        self.drew: list[Sequence] = []  # in the last step
+        self.sampled_now: list[Sequence] = []  # in the last step
         self.one_ahead = not scenario.faults.late and not scenario.faults.shuffled
         self.stories = stories
         self.hidden_failures = 0  # steps that went wrong, which the scheduler has not been told of
@@ -40,10 +40,10 @@ class Device:
         self._move(step)
         for sequence, column in step.grown:
             self.slots[sequence.slot].table[column:] = [sequence.blocks[column]]
-        drawn = [self._compute(work, self._continued(work)) for work in step.decodes]
-        drawn += [self._compute(work, self._renewed(work)) for work in step.chunks]
-        self.drew = step.samplers
-        return [token for token in drawn if token is not None]
+        sampled = [self._compute(work, self._continued(work)) for work in step.decodes]
+        sampled += [self._compute(work, self._renewed(work)) for work in step.chunks]
+        self.sampled_now = step.samplers
+        return [token for token in sampled if token is not None]
 
     def crash(self, step: ScheduledStep, *, moved: bool) -> None:
         """Run a step that fails, before it moved any block or in the middle of its pass: what it should write is garbage.
@@ -57,7 +57,7 @@ class Device:
             for position in range(work.start, work.start + work.count):
                 self.pages[work.sequence.blocks[position // self.size]][position % self.size] = GARBAGE_KEY
             self._renewed(work).last_token = GARBAGE_TOKEN
-        self.drew = step.samplers
+        self.sampled_now = step.samplers
 
     def _move(self, step: ScheduledStep) -> None:
         # Each kind is one gather and one scatter: a pair must not read what another one writes.
@@ -85,7 +85,7 @@ class Device:
     def _continued(self, work: ScheduledTokens) -> Slot:
         """The same, if it drew in the step before: then the device has been told of each new block."""
         slot = self.slots[work.sequence.slot]
-        if slot.owner is not work.sequence or slot.owner not in self.drew:
+        if slot.owner is not work.sequence or slot.owner not in self.sampled_now:
             return self._renewed(work)
         assert slot.table == work.sequence.blocks, f"{describe(work)} has blocks that the device does not know of"
         return slot
@@ -96,7 +96,9 @@ class Device:
         if end <= len(sequence.tokens):
             return sequence.tokens[work.start : end]
         assert work.count == 1, f"{describe(work)} computes tokens that nobody knows"
-        assert sequence in self.drew or not self.one_ahead, f"{describe(work)} comes too soon after an unknown token"
+        assert sequence in self.sampled_now or not self.one_ahead, (
+            f"{describe(work)} comes too soon after an unknown token"
+        )
         return [slot.last_token]
 
     def _compute(self, work: ScheduledTokens, slot: Slot) -> int | None:

@@ -131,15 +131,15 @@ class Run:
     def _arrive(self, request: Request) -> None:
         """All draws of a request, or none."""
         sequences: list[Sequence] = []
-        for draw in range(request.sampling.n):
+        for sample_index in range(request.sampling.n):
             sequence = Sequence(
-                id=len(self.sequences) + draw + 1,
+                id=len(self.sequences) + sample_index + 1,
                 tokens=list(request.prompt),
                 sampling=request.sampling,
                 prompt_length=len(request.prompt),
                 eos_ids=request.eos_ids,
                 salt=request.salt,
-                draw=draw,
+                sample_index=sample_index,
                 parent=sequences[0] if sequences else None,
                 arrival_s=self.time_s,
             )
@@ -174,7 +174,7 @@ class Run:
     def _accepted(self, sequences: list[Sequence], request: Request) -> None:
         most = min(request.sampling.max_tokens, self.scenario.context - len(request.prompt))
         for sequence in sequences:
-            story = tell(request.prompt, most, salt=request.salt, draw=sequence.draw, ends=request.ends)
+            story = tell(request.prompt, most, salt=request.salt, sample_index=sequence.sample_index, ends=request.ends)
             self.stories[sequence.id] = story
         self.sequences += sequences
         self._done("add" + "".join(f" #{one.id} {self.stories[one.id]}" for one in sequences) + f" of {request.salt!r}")

@@ -38,21 +38,21 @@ def key_after(before: int, token: int) -> int:
     return hash((before, token))
 
 
-def token_after(key: int, draw: int) -> int:
+def token_after(key: int, sample_index: int) -> int:
     """What the model says next."""
-    return hash((key, draw)) % VOCABULARY
+    return hash((key, sample_index)) % VOCABULARY
 
 
-def tell(prompt: list[int], most: int, *, salt: str, draw: int, ends: frozenset[int]) -> Story:
+def tell(prompt: list[int], most: int, *, salt: str, sample_index: int, ends: frozenset[int]) -> Story:
     """The story of a prompt with at most `most` tokens drawn after it; it ends early at a token of `ends`."""
     tokens, keys, before = list(prompt), [], root(salt)
     for position in range(len(prompt) + most):
         if position == len(tokens):
-            tokens.append(token_after(before, draw))
+            tokens.append(token_after(before, sample_index))
         before = key_after(before, tokens[position])
         keys.append(before)
-    drawn = tokens[len(prompt) :]
-    for count, token in enumerate(drawn, start=1):
+    sampled = tokens[len(prompt) :]
+    for count, token in enumerate(sampled, start=1):
         if token in ends:
             return Story(tokens, keys, len(prompt), len(prompt) + count, "stop")
     return Story(tokens, keys, len(prompt), len(tokens), "length")

@@ -41,6 +41,8 @@ class Duration:
 class GpuMeter:
     """Measures a device. With `timed=False` every time is 0: enough for those who ask for bytes alone."""
 
+    timed = True
+
     def __init__(self, device: torch.device, *, timed: bool = True) -> None:
         if device.type != "cuda":
             raise RequestError(

@@ -10,8 +10,8 @@ The plain version defines the kernel and is its test's reference; it runs on the
 | store                   | per-head norm, rotary embedding, keys and values written to pages  | memory   |
 | add_norm                | residual sum and its RMS norm                                      | memory   |
 | silu_mul, gelu_tanh_mul | gated activations of merged gate and up projections                | memory   |
-| draw                    | a sampled token per row of logits, by counter-based random numbers | memory   |
-| least                   | the lowest logit of each row that passes top-k, top-p and min-p    | memory   |
+| sample                  | a sampled token per row of logits, by counter-based random numbers | memory   |
+| logit_threshold         | the lowest logit of each row that passes top-k, top-p and min-p    | memory   |
 | matmul8                 | product with an 8-bit weight                                       | memory   |
 """
 
@@ -23,9 +23,8 @@ from torch import Tensor
 
 from tonnage.serve.kernels.chunks import attend_chunks_reference, attend_chunks_triton
 from tonnage.serve.kernels.decode import attend_decode_reference, attend_decode_triton
-from tonnage.serve.kernels.draw import draw_reference, draw_triton
 from tonnage.serve.kernels.language import HAS_TRITON
-from tonnage.serve.kernels.least import least_reference, least_triton
+from tonnage.serve.kernels.logit_threshold import logit_threshold_reference, logit_threshold_triton
 from tonnage.serve.kernels.matmul8 import matmul8_reference, matmul8_triton
 from tonnage.serve.kernels.norm import (
     add_norm_reference,
@@ -35,6 +34,7 @@ from tonnage.serve.kernels.norm import (
     silu_mul_reference,
     silu_mul_triton,
 )
+from tonnage.serve.kernels.sample import sample_reference, sample_triton
 from tonnage.serve.kernels.store import store_reference, store_triton
 
 __all__ = [
@@ -44,14 +44,14 @@ __all__ = [
     "attend_chunks_reference",
     "attend_decode",
     "attend_decode_reference",
-    "draw",
-    "draw_reference",
     "gelu_tanh_mul",
     "gelu_tanh_mul_reference",
-    "least",
-    "least_reference",
+    "logit_threshold",
+    "logit_threshold_reference",
     "matmul8",
     "matmul8_reference",
+    "sample",
+    "sample_reference",
     "silu_mul",
     "silu_mul_reference",
     "store",
@@ -78,6 +78,6 @@ store = _chosen(store_reference, store_triton)
 add_norm = _chosen(add_norm_reference, add_norm_triton)
 silu_mul = _chosen(silu_mul_reference, silu_mul_triton)
 gelu_tanh_mul = _chosen(gelu_tanh_mul_reference, gelu_tanh_mul_triton)
-draw = _chosen(draw_reference, draw_triton)
-least = _chosen(least_reference, least_triton)
+sample = _chosen(sample_reference, sample_triton)
+logit_threshold = _chosen(logit_threshold_reference, logit_threshold_triton)
 matmul8 = _chosen(matmul8_reference, matmul8_triton)

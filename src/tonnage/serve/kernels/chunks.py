@@ -98,7 +98,7 @@ def attend_chunks_triton(
         SCORE_SCALE=scale if soft_cap else scale * LOG2_E,
         SOFT_CAP=soft_cap,
         WINDOW=window,
-        NARROW=narrow,
+        FP8_CACHE=narrow,
         GROUP=heads // kv_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -129,7 +129,7 @@ def _find_chunk(starts, chunks, program, TOKENS: tl.constexpr):
 def _sweep(
     rows_q, keys, values, key_scales, value_scales, table, kv_head, positions, best, total, mixed, start, end,
     BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, SCORE_SCALE: tl.constexpr,
-    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, NARROW: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, FP8_CACHE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Loop over the keys from `start` to `end`. EDGE: not every row sees every key of a tile."""
@@ -148,7 +148,7 @@ def _sweep(
         key = tl.load(keys + places[None, :] + dims[:, None], mask=inside_k, other=0.0)
         value = tl.load(values + places[:, None] + dims[None, :], mask=inside_v, other=0.0)
         scores = tl.dot(rows_q, key.to(rows_q.dtype), input_precision="ieee") * SCORE_SCALE
-        if NARROW:
+        if FP8_CACHE:
             key_scale, value_scale = scales_of_tile(
                 key_scales, value_scales, table, tokens, end, kv_head, SCALE_STRIDE, KV_HEADS, PAGE
             )
@@ -166,7 +166,7 @@ def _sweep(
         shrink = tl.exp2(best - anchor)
         powers = tl.exp2(scores - anchor[:, None])
         total = total * shrink + tl.sum(powers, 1)
-        if NARROW:
+        if FP8_CACHE:
             powers *= (value_scale.to(tl.float32) * 256.0)[None, :]  # keeps clear of FP16 underflow
         mixed = mixed * shrink[:, None]
         mixed = tl.dot(powers.to(rows_q.dtype), value.to(rows_q.dtype), mixed, input_precision="ieee")
@@ -179,7 +179,7 @@ def _chunks_kernel(
     query, keys, values, key_scales, value_scales, tables, lengths, chunk_starts, out, table_stride, chunks,
     QUERY_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr, SCORE_SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
-    NARROW: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    FP8_CACHE: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)
@@ -202,7 +202,7 @@ def _chunks_kernel(
     at_query = places * QUERY_STRIDE + heads * HEAD_DIM
     rows_q = tl.load(query + at_query[:, None] + dims[None, :], mask=used, other=0.0)
 
-    if NARROW:
+    if FP8_CACHE:
         rows_q = widened_for_fp8(rows_q)
 
     before = length - chunk_length
@@ -222,14 +222,14 @@ def _chunks_kernel(
     if WINDOW == 0:
         best, total, mixed = _sweep(
             rows_q, keys, values, key_scales, value_scales, table, kv_head, positions, best, total, mixed, start, whole,
-            BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, SCORE_SCALE, SOFT_CAP, WINDOW, NARROW, KV_HEADS, HEAD_DIM,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, SCORE_SCALE, SOFT_CAP, WINDOW, FP8_CACHE, KV_HEADS, HEAD_DIM,
             PADDED_DIM, PAGE, TILE, False,
         )  # fmt: skip
     best, total, mixed = _sweep(
         rows_q, keys, values, key_scales, value_scales, table, kv_head, positions, best, total, mixed, whole, end,
-        BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, SCORE_SCALE, SOFT_CAP, WINDOW, NARROW, KV_HEADS, HEAD_DIM,
+        BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, SCORE_SCALE, SOFT_CAP, WINDOW, FP8_CACHE, KV_HEADS, HEAD_DIM,
         PADDED_DIM, PAGE, TILE, True,
     )  # fmt: skip
-    mixed = mixed / (tl.where(total > 0, total, 1.0) * (256.0 if NARROW else 1.0))[:, None]
+    mixed = mixed / (tl.where(total > 0, total, 1.0) * (256.0 if FP8_CACHE else 1.0))[:, None]
     at_out = places * OUT_STRIDE + heads * HEAD_DIM
     tl.store(out + at_out[:, None] + dims[None, :], mixed.to(out.dtype.element_ty), mask=used)

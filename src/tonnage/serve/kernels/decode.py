@@ -118,7 +118,7 @@ def attend_decode_triton(
         SCORE_SCALE=scale if soft_cap else scale * LOG2_E,
         SOFT_CAP=soft_cap,
         WINDOW=window,
-        NARROW=narrow,
+        FP8_CACHE=narrow,
         ORDERED=order is not None,
         SPLITS=splits,
         HEADS=heads,
@@ -187,7 +187,7 @@ def _decode_kernel(
     query, keys, values, key_scales, value_scales, tables, lengths, order, parts, sizes, table_stride,
     QUERY_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr, SCORE_SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr,
-    NARROW: tl.constexpr, ORDERED: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    FP8_CACHE: tl.constexpr, ORDERED: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)
@@ -215,7 +215,7 @@ def _decode_kernel(
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     table = tables + row * table_stride
-    if NARROW:
+    if FP8_CACHE:
         rows_q = widened_for_fp8(rows_q)
         halves = tl.arange(0, PADDED_DIM // 2)
         mixed_even = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
@@ -232,19 +232,19 @@ def _decode_kernel(
         inside_v = seen[:, None]
         if HEAD_DIM != PADDED_DIM:
             inside_k = inside_k & (dims < HEAD_DIM)[:, None]
-            inside_v = inside_v & ((halves < HEAD_DIM // 2) if NARROW else (dims < HEAD_DIM))[None, :]
+            inside_v = inside_v & ((halves < HEAD_DIM // 2) if FP8_CACHE else (dims < HEAD_DIM))[None, :]
         key = tl.load(keys + places[None, :] + dims[:, None], mask=inside_k, other=0.0)
-        if NARROW:
+        if FP8_CACHE:
             places_v = pages * (BLOCK_STRIDE // 2) + (tokens % PAGE) * (TOKEN_STRIDE // 2) + kv_head * (HEAD_DIM // 2)
             pairs = tl.load(values + places_v[:, None] + halves[None, :], mask=inside_v, other=0)
         else:
             value = tl.load(values + places[:, None] + dims[None, :], mask=inside_v, other=0.0)
-        if NARROW:  # too small for the pipeline, so prefetch them one tile ahead
+        if FP8_CACHE:  # too small for the pipeline, so prefetch them one tile ahead
             next_key_scale, next_value_scale = scales_of_tile(
                 key_scales, value_scales, table, tokens + TILE, end, kv_head, SCALE_STRIDE, KV_HEADS, PAGE
             )  # fmt: skip
         scores = tl.dot(rows_q, key.to(rows_q.dtype), input_precision="ieee") * SCORE_SCALE
-        if NARROW:
+        if FP8_CACHE:
             scores *= key_scale.to(tl.float32)[None, :]
         if SOFT_CAP > 0:
             scores = capped(scores, SOFT_CAP)
@@ -254,10 +254,10 @@ def _decode_kernel(
         shrink = tl.exp2(best - now_best)
         powers = tl.exp2(scores - now_best[:, None])
         total = total * shrink + tl.sum(powers, 1)
-        if NARROW:
+        if FP8_CACHE:
             powers *= (value_scale.to(tl.float32) * 256.0)[None, :]
             key_scale, value_scale = next_key_scale, next_value_scale
-        if NARROW:
+        if FP8_CACHE:
             even, odd = unpacked(pairs)
             mixed_even = tl.dot(
                 powers.to(rows_q.dtype), even.to(rows_q.dtype), mixed_even * shrink[:, None], input_precision="ieee"
@@ -269,7 +269,7 @@ def _decode_kernel(
             mixed = tl.dot(powers.to(rows_q.dtype), value, mixed * shrink[:, None], input_precision="ieee")
         best = now_best
 
-    if NARROW:
+    if FP8_CACHE:
         mixed = tl.interleave(mixed_even, mixed_odd)
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # zeros if no key was seen
     if SPLITS == 1:

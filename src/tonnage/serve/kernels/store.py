@@ -123,7 +123,7 @@ def store_triton(
         BLOCK=_HEADS_PER_PROGRAM,
         QUERY_NORM=query_norm is not None,
         KEY_NORM=key_norm is not None,
-        NARROW=narrow,
+        FP8_CACHE=narrow,
         EPS=eps,
         OFFSET=norm_offset,
         num_warps=4,
@@ -158,11 +158,11 @@ def _normed_and_turned(
 def _to_page(
     pages, scales, x, slot, heads, dims, inside,
     BLOCK_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, NARROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, FP8_CACHE: tl.constexpr,
 ):  # fmt: skip
     block = slot // PAGE
     offset = slot % PAGE
-    if NARROW:
+    if FP8_CACHE:
         scale = tl.maximum(tl.max(tl.abs(x), 1) * (1.0 / 448.0), 1e-12).to(scales.dtype.element_ty)
         tl.store(scales + block * SCALE_STRIDE + offset * KV_HEADS + heads, scale, mask=heads < KV_HEADS)
         x = tl.minimum(tl.maximum(x / scale.to(tl.float32)[:, None], -448.0), 448.0)
@@ -177,7 +177,7 @@ def _store_kernel(
     TOKEN_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     QUERY_BLOCKS: tl.constexpr, KV_BLOCKS: tl.constexpr, HALF: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, QUERY_NORM: tl.constexpr, KEY_NORM: tl.constexpr,
-    NARROW: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
+    FP8_CACHE: tl.constexpr, EPS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -205,7 +205,7 @@ def _store_kernel(
         )  # fmt: skip
         _to_page(
             keys, key_scales, x, slot, heads, dims, inside,
-            BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, KV_HEADS, HEAD_DIM, PAGE, NARROW,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, KV_HEADS, HEAD_DIM, PAGE, FP8_CACHE,
         )  # fmt: skip
     else:
         heads = (part - QUERY_BLOCKS - KV_BLOCKS) * BLOCK + lanes
@@ -215,5 +215,5 @@ def _store_kernel(
         x = tl.load(value + at, mask=inside, other=0.0).to(tl.float32)
         _to_page(
             values, value_scales, x, slot, heads, dims, inside,
-            BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, KV_HEADS, HEAD_DIM, PAGE, NARROW,
+            BLOCK_STRIDE, TOKEN_STRIDE, SCALE_STRIDE, KV_HEADS, HEAD_DIM, PAGE, FP8_CACHE,
         )  # fmt: skip

@@ -24,9 +24,9 @@ _MASK = 2**64 - 1
 _FEW = 8  # rows that may leave before a full rebuild is as fast
 
 
-def mixed_seed(seed: int, draw: int) -> int:
+def mixed_seed(seed: int, sample_index: int) -> int:
     """Return a seed per sample of one prompt, as a signed 64-bit integer (SplitMix64)."""
-    mixed = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & _MASK
+    mixed = (seed + (sample_index + 1) * 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
     mixed ^= mixed >> 31
@@ -162,9 +162,9 @@ class Inputs:
         self._decodes: tuple[Decode, ...] = ()  # of the last step
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
-        self.drawing: list[Sequence] = []  # those that sample a token in this step, decodes first
+        self.sampling_sequences: list[Sequence] = []  # those that sample a token in this step, decodes first
         self.renewed: list[Sequence] = []  # those unknown or outdated on the device
-        self.special: list[int] = []  # rows of `drawing` that need more than plain sampling
+        self.special: list[int] = []  # rows of `sampling_sequences` that need more than plain sampling
 
     def rows(self, size: int) -> Tensor:
         """Return the decode rows on the device [3, size], always at the same address, for graphs."""
@@ -177,7 +177,7 @@ class Inputs:
 
     def take(self, step: ScheduledStep) -> None:
         """Update the host's rows to this step."""
-        moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(self._decodes)
+        moved = step.chunks or step.copies or step.swaps_in or len(self.sampling_sequences) != len(self._decodes)
         if not moved and self._left(step.decodes):
             self._rows[1, : len(self._decoding)] += 1
             self.renewed = []
@@ -187,7 +187,7 @@ class Inputs:
 
     def forget(self) -> None:
         """Treat every row as new, since the last step did not complete."""
-        self._decodes, self._decoding, self.drawing, self._grown, self._sent = (), [], [], (), 0
+        self._decodes, self._decoding, self.sampling_sequences, self._grown, self._sent = (), [], [], (), 0
 
     def decodes(self, size: int) -> None:
         """Ensure that the decode rows, padded to `size`, are at `rows(size)`, and their blocks in the tables."""
@@ -238,7 +238,7 @@ class Inputs:
             count -= 1
         self._rows[2, :count] = _longest_first(self._rows[1, :count])
         self._sent = 0
-        self.drawing = self._decoding
+        self.sampling_sequences = self._decoding
         self._find_special(self._needy)
         return True
 
@@ -250,28 +250,28 @@ class Inputs:
         self._sent = 0
         self.renewed = self._unknown(step, decoding, starts)
         self._decoding = decoding
-        self.drawing = decoding + [work.sequence for work in step.chunks if work.samples]
+        self.sampling_sequences = decoding + [work.sequence for work in step.chunks if work.samples]
         wishes = ((one, one.sampling) for one in self.renewed)
         self._find_special(self._needy.union(one for one, wish in wishes if wish.filtered or wish.logprobs is not None))
 
     def _find_special(self, needy: set[Sequence]) -> None:
-        self.special = [row for row, one in enumerate(self.drawing) if one in needy] if needy else []
-        self._needy = {self.drawing[row] for row in self.special}
+        self.special = [row for row, one in enumerate(self.sampling_sequences) if one in needy] if needy else []
+        self._needy = {self.sampling_sequences[row] for row in self.special}
 
     def _unknown(self, step: ScheduledStep, decoding: list[Sequence], starts: list[int]) -> list[Sequence]:
         """Return sequences whose table and last token must be sent: not those that sampled in the last step."""
-        drew, back = set(self.drawing), bool(step.swaps_in)
+        sampled_now, back = set(self.sampling_sequences), bool(step.swaps_in)
         unknown = [
             one
             for one, start in zip(decoding, starts, strict=True)
-            if one not in drew or (back and start < len(one.tokens))
+            if one not in sampled_now or (back and start < len(one.tokens))
         ]
         return unknown + [work.sequence for work in step.chunks]
 
     def _pack_renewed(self, pack: _Pack, tables: list[Ints]) -> None:
         """Pack per-slot state and changed table entries: whole rows of the renewed, new blocks of the others."""
         renewed, columns = self.renewed, self._columns
-        seeds = np.array([mixed_seed(one.sampling.seed or 0, one.draw) for one in renewed], dtype=np.int64)
+        seeds = np.array([mixed_seed(one.sampling.seed or 0, one.sample_index) for one in renewed], dtype=np.int64)
         # First, since 64-bit values must be aligned.
         pack.put("seeds", seeds.view(np.int32))
         heat = [0.0 if one.sampling.greedy else one.sampling.temperature for one in renewed]
@@ -303,7 +303,7 @@ class Inputs:
         pack.put("lengths", starts + 1, [work.start + work.count for work in chunks])
         pack.put("chunk starts", ends)
         pack.put("samples", np.arange(len(slots)), last_rows)
-        pack.put("sample slots", [one.slot for one in self.drawing])
+        pack.put("sample slots", [one.slot for one in self.sampling_sequences])
 
     def _renew(self, pack: _Pack) -> None:
         slots = self.slots

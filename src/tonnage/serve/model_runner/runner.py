@@ -16,10 +16,10 @@ from torch import Tensor
 from tonnage.serve.batch import Batch
 from tonnage.serve.cache.kv_cache import KvCache
 from tonnage.serve.config import EngineConfig
-from tonnage.serve.kernels import draw
+from tonnage.serve.kernels import sample
 from tonnage.serve.model_runner.graphs import DecodeGraphs
 from tonnage.serve.model_runner.inputs import Inputs, Ints, decode_batch
-from tonnage.serve.model_runner.sampler import Logprobs, draw_special
+from tonnage.serve.model_runner.sampler import Logprobs, sample_special
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.sampling import TokenLogprob
 from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
@@ -29,7 +29,7 @@ from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
 class TokensInTransit:
     """A step's tokens in transit to the host, and the sequences that sampled them."""
 
-    drawing: list[Sequence]
+    sampling_sequences: list[Sequence]
     tokens: Ints
     arrived: torch.cuda.Event | None = None
     logprobs: Logprobs | None = None
@@ -63,7 +63,7 @@ class Runner:
             max_seqs=max_seqs, columns=-(-context // self._block), block=self._block,
             batched_tokens=config.batched_tokens, device=device, stream=stream,
         )  # fmt: skip
-        self._drawn = torch.zeros(max_seqs, dtype=torch.int64, device=device)
+        self._sampled = torch.zeros(max_seqs, dtype=torch.int64, device=device)
         self._hosts = [torch.zeros(max_seqs, dtype=torch.int64, pin_memory=self._cuda) for _ in range(2)]
         self._arrays: list[Ints] = [host.numpy() for host in self._hosts]
         self._arrived = [torch.cuda.Event() for _ in range(2)] if self._cuda else [None, None]
@@ -136,7 +136,7 @@ class Runner:
         else:
             return TokensInTransit([], self._arrays[0][:0])
         logprobs = self._special(step, logits) if inputs.special else None
-        return self._send(len(inputs.drawing), logprobs)
+        return self._send(len(inputs.sampling_sequences), logprobs)
 
     def _decodes(self, count: int) -> Tensor:
         if self._graphs is None or count > self._graphs.sizes[-1]:
@@ -155,11 +155,11 @@ class Runner:
         logits = self._decoder.forward(batch, self.cache.layers)
         count = at.shape[0]
         if count:
-            slots, drawn, positions = self.inputs.slots, self._drawn[:count], batch.positions
+            slots, sampled, positions = self.inputs.slots, self._sampled[:count], batch.positions
             if batch.samples is not None:
                 positions = positions.index_select(0, batch.samples)
             temperatures, seeds = slots.temperatures.index_select(0, at), slots.seeds.index_select(0, at)
-            slots.last_tokens.index_copy_(0, at, draw(logits, temperatures, seeds, positions, out=drawn))
+            slots.last_tokens.index_copy_(0, at, sample(logits, temperatures, seeds, positions, out=sampled))
         return logits
 
     def _special(self, step: ScheduledStep, logits: Tensor) -> Logprobs | None:
@@ -171,22 +171,22 @@ class Runner:
         at_slot = self._index([work.sequence.slot for work in works])
         positions = self._index([work.start + work.count - 1 for work in works])
         wanted = [work.sequence.sampling for work in works]
-        tokens, logprobs = draw_special(
+        tokens, logprobs = sample_special(
             logits, at_row, wanted, slots.temperatures[at_slot], slots.seeds[at_slot], positions
         )
         slots.last_tokens.index_copy_(0, at_slot, tokens)
-        self._drawn.index_copy_(0, at_row, tokens)
+        self._sampled.index_copy_(0, at_row, tokens)
         return logprobs
 
     def _send(self, count: int, logprobs: Logprobs | None) -> TokensInTransit:
         """Copy the whole buffer to the host: a view of part of it would take longer."""
         self._turn ^= 1
         arrived = self._arrived[self._turn]
-        self._hosts[self._turn].copy_(self._drawn, non_blocking=True)
+        self._hosts[self._turn].copy_(self._sampled, non_blocking=True)
         if arrived is not None:
             arrived.record(self._stream)
         tokens, rows = self._arrays[self._turn][:count], tuple(self.inputs.special) if logprobs else ()
-        return TokensInTransit(self.inputs.drawing, tokens, arrived, logprobs, rows)
+        return TokensInTransit(self.inputs.sampling_sequences, tokens, arrived, logprobs, rows)
 
     def _index(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, pin_memory=self._cuda).to(self.cache.device, non_blocking=True)

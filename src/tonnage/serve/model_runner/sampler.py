@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tonnage.budget.own_engine import FILTERED_ROWS
-from tonnage.serve.kernels import draw, least
+from tonnage.serve.kernels import logit_threshold, sample
 from tonnage.serve.sampling import MOST_LOGPROBS, Sampling, TokenLogprob
 
 
@@ -21,37 +21,37 @@ class Logprobs:
 
     wanted: list[Sampling]
     tokens: Tensor
-    drawn: Tensor
+    sampled: Tensor
     numbers: Tensor
     ids: Tensor
 
     def read(self) -> Iterator[TokenLogprob | None]:
         """Yield one per row, None if not requested; the copy must have arrived."""
-        rows = zip(self.tokens.tolist(), self.drawn.tolist(), self.ids.tolist(), self.numbers.tolist(), strict=True)
-        for sampling, (token, drawn, ids, numbers) in zip(self.wanted, rows, strict=True):
+        rows = zip(self.tokens.tolist(), self.sampled.tolist(), self.ids.tolist(), self.numbers.tolist(), strict=True)
+        for sampling, (token, sampled, ids, numbers) in zip(self.wanted, rows, strict=True):
             count = sampling.logprobs
             best = tuple(zip(ids[:count], numbers[:count], strict=True)) if count else ()
-            yield None if count is None else TokenLogprob(token, drawn, best)
+            yield None if count is None else TokenLogprob(token, sampled, best)
 
 
-def draw_special(
+def sample_special(
     logits: Tensor, rows: Tensor, wanted: list[Sampling], temperatures: Tensor, seeds: Tensor, positions: Tensor
 ) -> tuple[Tensor, Logprobs | None]:
     """Return tokens of these rows of the logits, and their log probabilities if any row requests them."""
     scored = any(sampling.logprobs is not None for sampling in wanted)
-    drawn: list[tuple[Tensor, ...]] = []
+    sampled: list[tuple[Tensor, ...]] = []
     for first in range(0, len(wanted), FILTERED_ROWS):
         part = slice(first, first + FILTERED_ROWS)
         own = logits.index_select(0, rows[part])
         kept = filtered(own, wanted[part], temperatures[part])
-        tokens = draw(kept, temperatures[part], seeds[part], positions[part])
+        tokens = sample(kept, temperatures[part], seeds[part], positions[part])
         if not scored:
-            drawn.append((tokens,))
+            sampled.append((tokens,))
             continue
         numbers = own.float().log_softmax(dim=-1)
         best = numbers.topk(min(MOST_LOGPROBS, own.shape[-1]), dim=-1)
-        drawn.append((tokens, numbers.gather(1, tokens.unsqueeze(1)).squeeze(1), best.values, best.indices))
-    tokens, *scores = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        sampled.append((tokens, numbers.gather(1, tokens.unsqueeze(1)).squeeze(1), best.values, best.indices))
+    tokens, *scores = (torch.cat(parts) for parts in zip(*sampled, strict=True))
     return tokens, Logprobs(wanted, to_host(tokens), *map(to_host, scores)) if scored else None
 
 
@@ -66,7 +66,7 @@ def filtered(logits: Tensor, wanted: list[Sampling], temperatures: Tensor) -> Te
         dtype=torch.float32,
         pin_memory=logits.is_cuda,
     )
-    kept_from = least(logits, temperatures, *rules.to(logits.device, non_blocking=True))
+    kept_from = logit_threshold(logits, temperatures, *rules.to(logits.device, non_blocking=True))
     return logits.masked_fill(logits < kept_from.unsqueeze(1), -torch.inf)
 
 

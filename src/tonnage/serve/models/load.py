@@ -73,7 +73,7 @@ def random_decoder(
         if name.endswith("norm.weight"):
             piece.fill(torch.tensor(1 - architecture.norm_offset))
         else:
-            piece.draw(generator, dtype)
+            piece.fill_random(generator, dtype)
     return decoder
 
 

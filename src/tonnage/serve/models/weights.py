@@ -30,13 +30,13 @@ class WeightPiece:
         else:
             quantise(source, self.weight, self.scales)
 
-    def draw(self, generator: torch.Generator, dtype: torch.dtype) -> None:
+    def fill_random(self, generator: torch.Generator, dtype: torch.dtype) -> None:
         """Fill with small random numbers."""
         if self.scales is None:
             self.weight.normal_(0, 0.02, generator=generator)
         else:
-            drawn = torch.empty(self.weight.shape, device=self.weight.device, dtype=dtype)
-            self.fill(drawn.normal_(0, 0.02, generator=generator))
+            sampled = torch.empty(self.weight.shape, device=self.weight.device, dtype=dtype)
+            self.fill(sampled.normal_(0, 0.02, generator=generator))
 
 
 class Builder:

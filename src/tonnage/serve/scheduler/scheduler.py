@@ -100,7 +100,7 @@ class Scheduler:
             self._prepare(sequence)
         if len(sequences) > self.config.max_waiting:
             raise NeverFits(
-                f"{len(sequences)} draws of one prompt; the queue takes {self.config.max_waiting}.",
+                f"{len(sequences)} answers to one prompt; the queue takes {self.config.max_waiting}.",
                 hint=f"Ask for {self.config.max_waiting} at most.",
             )
         if self.waiting.fresh + len(sequences) > self.config.max_waiting:
@@ -136,7 +136,7 @@ class Scheduler:
         end = min(prompt + sampling.max_tokens, context)
         if -(-(end - 1) // size) > usable:
             raise NeverFits(
-                f"{prompt} tokens of prompt and {end - prompt} to draw; the whole cache holds {usable * size}.",
+                f"{prompt} tokens of prompt and {end - prompt} to generate; the whole cache holds {usable * size}.",
                 hint=f"Ask for {usable * size + 1} tokens at most, the prompt included.",
             )
         sequence.end = end
@@ -401,9 +401,9 @@ class Scheduler:
                 finished.append(sequence)
 
     def _learn_chunks(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
-        drawn = iter(tokens[len(step.decodes) :])
+        sampled = iter(tokens[len(step.decodes) :])
         for work in step.chunks:
-            sequence, token = work.sequence, next(drawn) if work.samples else None
+            sequence, token = work.sequence, next(sampled) if work.samples else None
             if sequence.status is FINISHED:
                 continue
             sequence.busy -= 1

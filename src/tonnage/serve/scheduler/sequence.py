@@ -50,7 +50,7 @@ class Sequence:
     prompt_length: int
     eos_ids: frozenset[int] = frozenset()
     salt: str = ""  # of the tenant: prefixes are shared only within one salt
-    draw: int = 0  # which of the n samples; with the seed it determines the random numbers
+    sample_index: int = 0  # which of the n samples; with the seed it determines the random numbers
     parent: "Sequence | None" = None
     arrival_s: float = 0.0
 
@@ -104,7 +104,7 @@ class Sequence:
         return max(0, self.computed + 1 - len(self.tokens))
 
     @property
-    def drawn(self) -> int:
+    def sampled(self) -> int:
         """Tokens sampled so far, including those in flight."""
         return self.length - self.prompt_length
 

@@ -193,11 +193,11 @@ def _finite(logprob: float) -> float:
 def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], cached_tokens: int) -> JsonObject:
     """Return the token counts of a request."""
     prompt = sum(map(len, prompts))
-    drawn = sum(answer.tokens for answer in answers)
+    sampled = sum(answer.tokens for answer in answers)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": drawn,
-        "total_tokens": prompt + drawn,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 

@@ -57,7 +57,7 @@ class Metrics:
             self._first_token.observe(delivery.time_s - ticket.arrival_s)
             sequence = ticket.sequences[delivery.index]
             self._queue.observe(max(0.0, sequence.admitted_s - sequence.arrival_s))
-            if sequence.draw == 0:
+            if sequence.sample_index == 0:
                 self._prompt_tokens.inc(sequence.prompt_length)
         else:
             self._token.observe((delivery.time_s - last_s) / count)
@@ -111,7 +111,7 @@ class _EngineFigures:
             "gpu_cache_usage_perc": ("The same under its old name.", state.kv_usage),
         }
         totals = {
-            "generation_tokens": ("Tokens drawn.", state.generated),
+            "generation_tokens": ("Tokens generated.", state.generated),
             "num_preemptions": ("Sequences that made room for older ones.", state.preemptions),
             "prefix_cache_queries": ("Tokens of prompts that were looked up.", state.prefix_queries),
             "prefix_cache_hits": ("Tokens of prompts that were found.", state.prefix_hits),

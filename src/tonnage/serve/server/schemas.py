@@ -101,7 +101,7 @@ class GenerationRequest(BaseModel):
         return self
 
     @property
-    def draws(self) -> int:
+    def answers_per_prompt(self) -> int:
         """Answers per prompt."""
         return 1 if self.n is None else self.n
 
@@ -120,7 +120,7 @@ class GenerationRequest(BaseModel):
             top_k=0 if self.top_k == -1 else _or(self.top_k, 0),
             min_p=_or(self.min_p, 0.0),
             seed=self.seed,
-            n=self.draws,
+            n=self.answers_per_prompt,
             stop=stops,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
@@ -157,9 +157,9 @@ class CompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
-        if self.best_of not in (None, self.draws):
+        if self.best_of not in (None, self.answers_per_prompt):
             raise ApiError(400, "best_of is not served beyond n; leave it out.", param="best_of")
-        if len(self.prompts) * self.draws > MOST_CHOICES:
+        if len(self.prompts) * self.answers_per_prompt > MOST_CHOICES:
             raise ApiError(400, f"More than {MOST_CHOICES} answers in one request.", param="n")
         return self
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from tonnage.errors import RequestError, TonnageError
 from tonnage.serve.sampling import FinishReason, Sampling, TokenLogprob
 from tonnage.serve.scheduler.queue import SHORTEST_RETRY_S, QueueFull
-from tonnage.serve.scheduler.sequence import Sequence as Drawn
+from tonnage.serve.scheduler.sequence import Sequence as EngineSequence
 
 if TYPE_CHECKING:
     from tonnage.serve.engine import Engine, StepOutput
@@ -59,7 +59,7 @@ class EngineRequest:
     sampling: Sampling
     salt: str
     arrival_s: float = field(default_factory=time.monotonic)
-    sequences: list[Drawn] = field(default_factory=list)
+    sequences: list[EngineSequence] = field(default_factory=list)
     mail: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)
     last_s: dict[int, float] = field(default_factory=dict)  # time of an answer's latest token
     posted: int = 0  # sequences still on their way to the engine
@@ -77,7 +77,7 @@ class EngineRequest:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were found in the prefix cache."""
-        return sum(sequence.cached for sequence in self.sequences if sequence.draw == 0)
+        return sum(sequence.cached for sequence in self.sequences if sequence.sample_index == 0)
 
 
 class Worker:
@@ -89,7 +89,7 @@ class Worker:
         self._inbox: deque[Callable[[], None]] = deque()
         self._mail = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tonnage-engine", daemon=True)
-        self._owners: dict[Drawn, tuple[EngineRequest, int]] = {}
+        self._owners: dict[EngineSequence, tuple[EngineRequest, int]] = {}
         self._posted = 0  # sequences on their way to the engine
         self._counting = threading.Lock()
         self._retry_after_s = SHORTEST_RETRY_S
@@ -238,7 +238,7 @@ class Worker:
             raise
         self._owners |= {sequence: (ticket, index) for index, sequence in enumerate(ticket.sequences)}
 
-    def _drop(self, sequences: Iterable[Drawn]) -> None:
+    def _drop(self, sequences: Iterable[EngineSequence]) -> None:
         for sequence in sequences:
             self._owners.pop(sequence, None)
             if sequence.finish_reason is None:

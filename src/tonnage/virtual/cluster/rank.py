@@ -8,11 +8,11 @@ from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
 from tonnage.recording.cluster import WholeModel
 from tonnage.recording.recording import HOST, HOSTS
+from tonnage.script.launchers import LOCAL_RANK
 from tonnage.script.program import Program
 from tonnage.script.running import run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cluster.exchange import HubExchange, PeerError
-from tonnage.virtual.cluster.launchers import LOCAL_RANK
 from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.script import recorded
 

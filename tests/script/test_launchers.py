@@ -9,7 +9,7 @@ import pytest
 from exports import ENGINES
 from tonnage.errors import BadLayout, RequestError, ScriptNotFound
 from tonnage.hardware.cluster import find_cuda_cluster
-from tonnage.virtual.cluster.launchers import LaunchCommand, read_launch
+from tonnage.script.launchers import LaunchCommand, read_launch
 
 FSDP = """
 compute_environment: LOCAL_MACHINE

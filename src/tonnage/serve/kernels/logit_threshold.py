@@ -16,7 +16,9 @@ _ROWS = 32  # rows sorted at once: sorting takes several times the memory of the
 _BLOCK = 4096
 
 
-def least_reference(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def logit_threshold_reference(
+    logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
     """Return the lowest logit kept in each row of FP32 logits [S, V]; the best always is.
 
     `top_k` ≥ V, `top_p` ≥ 1 and `min_p` = 0 keep all. Probabilities are at the row's temperature (1 if it is 0),
@@ -39,10 +41,10 @@ def _sorted_least(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Te
     return best.gather(1, kept.sum(dim=-1, keepdim=True) - 1).squeeze(1)
 
 
-def least_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Like `least_reference`; probabilities that are 0 in FP32 may stay."""
+def logit_threshold_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Like `logit_threshold_reference`; probabilities that are 0 in FP32 may stay."""
     rows, vocabulary = logits.shape
-    least = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    threshold = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         _least_kernel[(rows,)](
             logits,
@@ -50,13 +52,13 @@ def least_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Ten
             top_k,
             top_p,
             min_p,
-            least,
+            threshold,
             STRIDE=logits.stride(0),
             VOCABULARY=vocabulary,
             BLOCK=_BLOCK,
             num_warps=8,
         )
-    return least
+    return threshold
 
 
 @jit
@@ -102,9 +104,9 @@ def _least_above(
     return _value_of(rank)
 
 
-@jit(do_not_specialize_on_alignment=["temperatures", "top_k", "top_p", "min_p", "least"])
+@jit(do_not_specialize_on_alignment=["temperatures", "top_k", "top_p", "min_p", "threshold"])
 def _least_kernel(
-    logits, temperatures, top_k, top_p, min_p, least, STRIDE: tl.constexpr, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
+    logits, temperatures, top_k, top_p, min_p, threshold, STRIDE: tl.constexpr, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * STRIDE
@@ -129,4 +131,4 @@ def _least_kernel(
         low = tl.maximum(bound, best - 58 / scale)
         bound = _least_above(line, low, best, share * weight, best, scale, VOCABULARY, BLOCK, True)
     bound = tl.maximum(bound, best + tl.log2(tl.load(min_p + row)) / scale)
-    tl.store(least + row, tl.minimum(bound, best))
+    tl.store(threshold + row, tl.minimum(bound, best))

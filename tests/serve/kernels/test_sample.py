@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage.serve.kernels import draw
-from tonnage.serve.kernels.draw import _philox, exponentials, random_words
+from tonnage.serve.kernels import sample
+from tonnage.serve.kernels.sample import _philox, exponentials, random_words
 
 MASK = 0xFFFFFFFF
 
@@ -41,7 +41,7 @@ def test_a_word_belongs_to_its_token() -> None:
 
 def test_temperature_zero_takes_the_first_of_the_likeliest() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, -1.0], [float("-inf"), -5.0, -6.0, -5.0]])
-    assert draw(logits, torch.zeros(2), torch.tensor([1, 2]), torch.tensor([0, 0])).tolist() == [1, 1]
+    assert sample(logits, torch.zeros(2), torch.tensor([1, 2]), torch.tensor([0, 0])).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -49,7 +49,7 @@ def test_tokens_come_as_often_as_they_should(dtype: torch.dtype) -> None:
     count, temperature = 20_000, 0.7
     logits = torch.tensor([1.0, 0.0, -2.0, 0.5, float("-inf"), -9.0], dtype=dtype)
     wanted = (logits.double() / temperature).softmax(0)
-    found = draw(
+    found = sample(
         logits.expand(count, -1), torch.full((count,), temperature), torch.full((count,), 3), torch.arange(count)
     )
     shares = found.bincount(minlength=6) / count
@@ -61,19 +61,21 @@ def test_what_others_draw_changes_nothing() -> None:
     torch.manual_seed(0)
     logits, seeds, positions = torch.randn(6, 300), torch.arange(6) * 7, torch.arange(6)
     temperatures = torch.tensor([0.5, 1.0, 0.0, 2.0, 1.0, 1.0])
-    together = draw(logits, temperatures, seeds, positions)
+    together = sample(logits, temperatures, seeds, positions)
     order = torch.tensor([3, 0, 5])
-    assert draw(logits[order], temperatures[order], seeds[order], positions[order]).tolist() == together[order].tolist()
+    assert (
+        sample(logits[order], temperatures[order], seeds[order], positions[order]).tolist() == together[order].tolist()
+    )
 
 
 def test_seeds_and_positions_both_matter() -> None:
     logits, heat = torch.zeros(1, 4096), torch.ones(1)
-    drawn = {
-        int(draw(logits, heat, torch.tensor([seed]), torch.tensor([position])))
+    sampled = {
+        int(sample(logits, heat, torch.tensor([seed]), torch.tensor([position])))
         for seed in range(4)
         for position in range(4)
     }
-    assert len(drawn) > 12
+    assert len(sampled) > 12
 
 
 def test_exponentials_have_the_mean_and_the_small_numbers_of_their_kind() -> None:

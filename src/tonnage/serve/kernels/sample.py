@@ -19,7 +19,7 @@ _LOG2_E = 1.4426950408889634
 _LOW = 0xFFFFFFFF
 
 
-def draw_reference(
+def sample_reference(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, out: Tensor | None = None
 ) -> Tensor:
     """Return token ids [S] sampled from logits [S, V]; greedy if a temperature is 0. Ties go to the first."""
@@ -70,10 +70,10 @@ def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
     return (upper >> 16) + ((middle + lower) >> 32), (middle + lower) & _LOW
 
 
-def draw_triton(
+def sample_triton(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, out: Tensor | None = None
 ) -> Tensor:
-    """Like `draw_reference`, in two launches: the best of each vocabulary block, then the best of those."""
+    """Like `sample_reference`, in two launches: the best of each vocabulary block, then the best of those."""
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if rows == 0:
