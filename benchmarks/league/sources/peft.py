@@ -81,7 +81,7 @@ def _readings(line: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "settings.json"), Path(folder, "readings.json")
         asked.write_text(json.dumps(settings), "utf-8")
-        ran = running.run(script, [str(asked), str(answered)], "l40s", case["torch"][:4], timeout_s=900)
+        ran = running.run(script, [str(asked), str(answered)], "l40s", case["torch"][:4], timeout_s=1800)
         if not answered.exists():
             return {"error": ran.error or "the script wrote nothing", "seconds": ran.seconds}
         return json.loads(answered.read_text()) | {"error": "", "outcome": ran.outcome, "seconds": ran.seconds}

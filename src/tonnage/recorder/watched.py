@@ -11,16 +11,7 @@ from tonnage.ledger import Category
 from tonnage.recorder.log import Entry
 from tonnage.recording.records import Allocation, Mark
 from tonnage.recording.snapshot.origins import Origin
-
-BY_PHASE = {
-    "setup": Category.OTHER,
-    "forward": Category.ACTIVATIONS,
-    "evaluation": Category.ACTIVATIONS,
-    "generation": Category.ACTIVATIONS,
-    "backward": Category.ACTIVATIONS,
-    "optimizer": Category.WORKSPACE,
-    "other": Category.OTHER,
-}
+from tonnage.script.attribution import BY_PHASE
 
 
 class LoggedPhases:

@@ -17,7 +17,7 @@ from tonnage.recording.records import MarkKind
 from tonnage.script.lines import NOWHERE, LineFinder, ScriptPlace
 from tonnage.script.training import facts_of_driver, facts_of_model, name_of_optimizer
 
-_BY_PHASE = {
+BY_PHASE = {
     "setup": Category.OTHER,
     "forward": Category.ACTIVATIONS,
     "evaluation": Category.ACTIVATIONS,
@@ -181,7 +181,7 @@ class Attribution:
         phase = self._base if self._base in _PLAIN else self._region or self._base
         if phase != self.phase:
             self.phase = phase
-            self.category = _BY_PHASE.get(phase, Category.OTHER)
+            self.category = BY_PHASE.get(phase, Category.OTHER)
             self._is_marking = True
             self.sink.mark("phase", phase)
             self._is_marking = False
