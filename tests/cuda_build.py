@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_runs import run_forked
 
 ROOT = Path(__file__).parent.parent
 TONNAGE = ROOT / ".venv-cuda" / "bin" / "tonnage"
@@ -17,8 +18,8 @@ needs_cuda_build = pytest.mark.skipif(
 
 def run(*words: str | Path, folder: Path, timeout_s: float = 240, **options: Any) -> "subprocess.CompletedProcess[str]":
     """The command's outcome; its figures go to answer.json in the folder."""
-    command = [str(TONNAGE), "run", "--json", str(folder / "answer.json"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, **options)
+    command = ["run", "--json", str(folder / "answer.json"), *map(str, words)]
+    return run_forked(TONNAGE, command, timeout_s=timeout_s, cwd=folder, **options)
 
 
 def answer(folder: Path) -> dict[str, Any]:

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forked_runs import run_forked
+
 SCRIPTS = Path(__file__).parent / "virtual" / "scripts"
 TONNAGE = Path(sys.executable).with_name("tonnage")
 
 
 def run_tonnage(*words: str, timeout_s: float = 240, **options: Any) -> "subprocess.CompletedProcess[str]":
     """The command's outcome; words of the script follow the script."""
-    return subprocess.run([str(TONNAGE), *words], capture_output=True, text=True, timeout=timeout_s, **options)
+    return run_forked(TONNAGE, list(words), timeout_s=timeout_s, **options)

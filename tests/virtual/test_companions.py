@@ -47,5 +47,5 @@ def test_a_child_may_use_the_card_first_where_cuda_is_installed(tmp_path: Path) 
 def test_a_child_may_use_the_card_first_in_a_cuda_build(tmp_path: Path) -> None:
     script = tmp_path / "forks.py"
     script.write_text(FIRST_IN_A_CHILD)
-    done = run_cuda_build("--gpu", "h200", script, folder=tmp_path)
+    done = run_cuda_build("--gpu", "h200", script, folder=tmp_path, fresh=True)
     assert "in a bad fork: False" in done.stdout + done.stderr, done.stderr[-1500:]

@@ -1,0 +1,121 @@
+"""Starts `tonnage` from a process that has imported torch already, as a fork of it: seconds faster than a new Python.
+
+A virtual GPU may be opened in a fork of a process that has called `preload()`, which is how the ranks of a cluster start.
+Runs whose environment says something to the interpreter, to torch or to the dynamic loader start a Python of their own.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Heavy parts of torch that most scripts import.
+PRELOADED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo", "torch.utils.data")
+_READ_AT_START = ("PYTHON", "TORCH", "OMP_", "MKL_", "LD_", "CUDA", "TRITON", "TONNAGE", "HOME", "XDG_", "TMPDIR")
+
+
+def run_forked(
+    tonnage: Path, words: list[str], *, timeout_s: float, fresh: bool = False, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run `tonnage WORDS` and return its outcome; `fresh` runs, and those with options besides `env` and `cwd`, fork from none."""
+    environment = dict(options.get("env") or os.environ)
+    differing = {name for name, _ in os.environ.items() ^ environment.items() if name.startswith(_READ_AT_START)}
+    if fresh or differing or options.keys() - {"env", "cwd"}:
+        command = [str(tonnage), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)
+    return _starter(tonnage).run(words, environment, Path(options.get("cwd") or Path.cwd()), timeout_s)
+
+
+class _Starter:
+    """The process that forks, and the socket to it. It ends when the socket is closed: with this process."""
+
+    def __init__(self, tonnage: Path) -> None:
+        self.tonnage = tonnage
+        self._socket, its_own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its_own:
+            # -P: the folder of this file is not on the scripts' path.
+            command = [str(tonnage.with_name("python")), "-P", __file__, str(its_own.fileno()), str(tonnage)]
+            self._process = subprocess.Popen(command, pass_fds=[its_own.fileno()], stdin=subprocess.DEVNULL)
+
+    def run(
+        self, words: list[str], env: dict[str, str], cwd: Path, timeout_s: float
+    ) -> "subprocess.CompletedProcess[str]":
+        """Fork one run and wait for it."""
+        with (
+            tempfile.TemporaryFile() as output,
+            tempfile.TemporaryFile() as errors,
+            tempfile.TemporaryFile() as request,
+        ):
+            request.write(json.dumps({"words": words, "env": env, "cwd": str(cwd)}).encode())
+            request.seek(0)
+            socket.send_fds(self._socket, [b"run"], [file.fileno() for file in (request, output, errors)])
+            pid = int(self._socket.recv(64))
+            self._socket.settimeout(timeout_s)
+            try:
+                status = int(self._socket.recv(64))
+            except TimeoutError:
+                os.killpg(pid, signal.SIGKILL)
+                self._socket.settimeout(None)
+                self._socket.recv(64)
+                raise subprocess.TimeoutExpired([str(self.tonnage), *words], timeout_s) from None
+            finally:
+                self._socket.settimeout(None)
+            said = [Path(f"/proc/self/fd/{file.fileno()}").read_text() for file in (output, errors)]
+        return subprocess.CompletedProcess([str(self.tonnage), *words], status, *said)
+
+
+_starter = cache(_Starter)
+
+
+def _serve(channel: socket.socket, tonnage: str) -> None:
+    """Fork a run for each request until the other side is gone."""
+    from tonnage.virtual.builds import preload
+
+    preload()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    while True:
+        message, descriptors, *_ = socket.recv_fds(channel, 64, 3)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            _become(tonnage, descriptors)  # and never return to this loop
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(str(pid).encode())
+        channel.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _become(tonnage: str, descriptors: list[int]) -> None:
+    """Run the request's words as `tonnage` in its own session, as a new process would."""
+    os.setsid()
+    with os.fdopen(descriptors[0]) as file:
+        request = json.load(file)
+    os.dup2(descriptors[1], 1)
+    os.dup2(descriptors[2], 2)
+    for descriptor in descriptors[1:]:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.argv = [tonnage, *request["words"]]
+    sys.path.insert(0, os.path.dirname(tonnage))
+    sys.modules["__main__"].__file__ = tonnage
+    from tonnage.commands.main import main
+
+    raise SystemExit(main())
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
