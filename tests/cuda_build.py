@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from forked_runs import run_forked
 
 ROOT = Path(__file__).parent.parent

@@ -25,10 +25,14 @@ _READ_AT_START = ("PYTHON", "TORCH", "OMP_", "MKL_", "LD_", "CUDA", "TRITON", "T
 def run_forked(
     tonnage: Path, words: list[str], *, timeout_s: float, fresh: bool = False, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `tonnage WORDS` and return its outcome; `fresh` runs, and those with options besides `env` and `cwd`, fork from none."""
+    """Run `tonnage WORDS` and return its outcome.
+
+    A run with other options of subprocess.run than `env` and `cwd` has a Python of its own, and so has one that asks for it
+    with `fresh`.
+    """
     environment = dict(options.get("env") or os.environ)
     differing = {name for name, _ in os.environ.items() ^ environment.items() if name.startswith(_READ_AT_START)}
-    if fresh or differing or options.keys() - {"env", "cwd"}:
+    if fresh or differing - {"PYTHONPATH"} or options.keys() - {"env", "cwd"}:
         command = [str(tonnage), *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)
     return _starter(tonnage).run(words, environment, Path(options.get("cwd") or Path.cwd()), timeout_s)
@@ -48,26 +52,22 @@ class _Starter:
     def run(
         self, words: list[str], env: dict[str, str], cwd: Path, timeout_s: float
     ) -> "subprocess.CompletedProcess[str]":
-        """Fork one run and wait for it."""
-        with (
-            tempfile.TemporaryFile() as output,
-            tempfile.TemporaryFile() as errors,
-            tempfile.TemporaryFile() as request,
-        ):
+        """Fork one run and wait for it. Several may be under way at once."""
+        told, telling = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with told, contextlib.ExitStack() as opened:
+            files = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+            request, output, errors = files
             request.write(json.dumps({"words": words, "env": env, "cwd": str(cwd)}).encode())
             request.seek(0)
-            socket.send_fds(self._socket, [b"run"], [file.fileno() for file in (request, output, errors)])
-            pid = int(self._socket.recv(64))
-            self._socket.settimeout(timeout_s)
+            with telling:
+                socket.send_fds(self._socket, [b"run"], [telling.fileno(), *(file.fileno() for file in files)])
+            pid = int(told.recv(64))
+            told.settimeout(timeout_s)
             try:
-                status = int(self._socket.recv(64))
+                status = int(told.recv(64))
             except TimeoutError:
                 os.killpg(pid, signal.SIGKILL)
-                self._socket.settimeout(None)
-                self._socket.recv(64)
                 raise subprocess.TimeoutExpired([str(self.tonnage), *words], timeout_s) from None
-            finally:
-                self._socket.settimeout(None)
             said = [Path(f"/proc/self/fd/{file.fileno()}").read_text() for file in (output, errors)]
         return subprocess.CompletedProcess([str(self.tonnage), *words], status, *said)
 
@@ -83,17 +83,25 @@ def _serve(channel: socket.socket, tonnage: str) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     while True:
-        message, descriptors, *_ = socket.recv_fds(channel, 64, 3)
+        message, descriptors, *_ = socket.recv_fds(channel, 64, 4)
         if not message:
             return
-        pid = os.fork()
-        if pid == 0:
-            channel.close()
-            _become(tonnage, descriptors)  # and never return to this loop
-        for descriptor in descriptors:
-            os.close(descriptor)
-        channel.send(str(pid).encode())
-        channel.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        if watcher := os.fork():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            os.waitpid(watcher, 0)
+            continue
+        channel.close()
+        if os.fork():  # so that the next request need not wait for this one's end
+            os._exit(0)
+        run = os.fork()
+        if run == 0:
+            os.close(descriptors[0])
+            _become(tonnage, descriptors[1:])  # which raises SystemExit: it never comes back to this loop
+        with socket.socket(fileno=descriptors[0]) as told, contextlib.suppress(OSError):
+            told.send(str(run).encode())
+            told.send(str(os.waitstatus_to_exitcode(os.waitpid(run, 0)[1])).encode())
+        os._exit(0)
 
 
 def _become(tonnage: str, descriptors: list[int]) -> None:
@@ -105,11 +113,15 @@ def _become(tonnage: str, descriptors: list[int]) -> None:
     os.dup2(descriptors[2], 2)
     for descriptor in descriptors[1:]:
         os.close(descriptor)
+    # Folders of PYTHONPATH that this process does not have come first, after that of the command.
+    folders = [
+        folder for folder in request["env"].get("PYTHONPATH", "").split(os.pathsep) if folder not in ("", *sys.path)
+    ]
+    sys.path[:0] = [os.path.dirname(tonnage), *folders]
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.argv = [tonnage, *request["words"]]
-    sys.path.insert(0, os.path.dirname(tonnage))
     sys.modules["__main__"].__file__ = tonnage
     from tonnage.commands.main import main
 

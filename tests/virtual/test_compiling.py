@@ -27,7 +27,7 @@ needs_triton = pytest.mark.skipif(not (TRITON / "triton").is_dir(), reason=f"no 
 
 def run(script: str, *words: str, gpu: str = "h200", **settings: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(TRITON)} | settings
-    done = run_tonnage("run", "--gpu", gpu, str(SCRIPTS / script), *words, env=environment, timeout_s=600)
+    done = run_tonnage("run", "--gpu", gpu, str(SCRIPTS / script), *words, env=environment, timeout_s=600, fresh=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
