@@ -169,7 +169,17 @@ class _LimitSearch:
             check_loss(loss)
             check_finite(loss, batch)
             del loss, batch
-            self._predict()
+            # Measure small sizes, then sizes closer to the answer they predict.
+            for size in self.axis.first_sizes():
+                if self.curve.sizes and self._largest(self.curve.peak, self.budget_bytes) < size:
+                    break
+                self.curve.measure(size)
+            for _ in range(_REFINEMENTS):
+                answer = self._largest(self.curve.peak, self.budget_bytes)
+                nearer = self.axis.down(int(answer * _SHORT_WAY))
+                if not nearer or any(nearer <= size <= answer for size in self.curve.sizes):
+                    break
+                self._look(nearer)
             # The minimum of any step must fit.
             step_bytes = self.curve.step_bytes()
             needed_bytes = max(self.curve.peak(self.axis.smallest), step_bytes)
@@ -178,19 +188,6 @@ class _LimitSearch:
             if not self.fresh:  # real steps skip an optimizer that already has states
                 self.stepping_bytes = step_bytes
             return self._confirm()
-
-    def _predict(self) -> None:
-        """Measure small sizes, then sizes closer to the answer they predict."""
-        for size in self.axis.first_sizes():
-            if self.curve.sizes and self._largest(self.curve.peak, self.budget_bytes) < size:
-                break
-            self.curve.measure(size)
-        for _ in range(_REFINEMENTS):
-            answer = self._largest(self.curve.peak, self.budget_bytes)
-            nearer = self.axis.down(int(answer * _SHORT_WAY))
-            if not nearer or any(nearer <= size <= answer for size in self.curve.sizes):
-                return
-            self._look(nearer)
 
     def _look(self, size: int) -> None:
         with suppress(torch.OutOfMemoryError):
@@ -218,7 +215,10 @@ class _LimitSearch:
         first = self._step(self._largest(self.curve.peak, self.budget_bytes * _FIRST_SHARE) or self.axis.smallest)
         fits = first.reserved_peak_bytes <= self.budget_bytes
         share = _LAST_SHARE if fits else _SAFE_SHARE
-        size = self._second_size(first, self.budget_bytes * share)
+        size = self._largest(self._corrected(first), self.budget_bytes * share)
+        if size > first.size:  # never beyond measured parts: chunks and tiles make the curve jump
+            self._look(size)
+            size = min(size, self._largest(self._corrected(first), self.budget_bytes * share))
         if fits and size <= first.size:
             return first
         second = self._step(size) if size else first
@@ -227,14 +227,6 @@ class _LimitSearch:
         if fits:
             return replace(first, steps_run=self.steps_run)
         raise self._does_not_fit(second.size, second.reserved_peak_bytes)
-
-    def _second_size(self, first: Found, limit_bytes: float) -> int:
-        """Return the second size, never beyond measured parts: chunks and tiles make the curve jump."""
-        size = self._largest(self._corrected(first), limit_bytes)
-        if size <= first.size:
-            return size
-        self._look(size)
-        return min(size, self._largest(self._corrected(first), limit_bytes))
 
     def _corrected(self, seen: Found) -> Callable[[int], int]:
         """Correct the prediction: an underestimate grows with the step, an overestimate is constant."""

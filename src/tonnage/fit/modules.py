@@ -102,17 +102,11 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
         inside = any(name.startswith(block + ".") for block in blocks)
         if inside or not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
-        blocks.update(_repeated_children(name, module))
+        children, prefix = dict(module.named_children()), f"{name}." if name else ""
+        classes = [type(child) for child in children.values()]
+        if len(children) > 1 and all(_is_block(c) and classes.count(type(c)) > 1 for c in children.values()):
+            blocks.update({prefix + child_name: child for child_name, child in children.items()})
     return blocks
-
-
-def _repeated_children(name: str, container: nn.Module) -> dict[str, nn.Module]:
-    children = list(container.named_children())
-    classes = [type(child) for _, child in children]
-    if len(children) < 2 or not all(_is_block(child) and classes.count(type(child)) > 1 for _, child in children):
-        return {}
-    prefix = f"{name}." if name else ""
-    return {prefix + child_name: child for child_name, child in children}
 
 
 def _is_block(module: nn.Module) -> bool:

@@ -34,7 +34,6 @@ SMALL = replace(
 def size(rows: int) -> SizeProfile:
     """Everything in proportion to the rows."""
     kept = BlockProfile(
-        name="blocks.0",
         parameters_bytes=768 * MIB,
         input_bytes=rows * 128 * MIB,
         kept_bytes=rows * GIB,

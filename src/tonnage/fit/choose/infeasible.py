@@ -35,7 +35,20 @@ def does_not_fit(
     if smallest is None:
         hint = "Even one row with every technique does not fit this card: use a shorter sequence, or more GPUs."
         return DoesNotFit(problem, hint=hint, smallest_bytes=None)
-    words, card = _words(smallest), _card(needed_bytes)
+    layout = smallest.layout
+    parts = [f"{layout.micro_batches} micro-batches"] if layout.micro_batches > 1 else []
+    if layout.slices > 1:
+        parts.append(f"blocks recomputed in {layout.slices} slices")
+    if smallest.placement.name != "plain":
+        parts.append(smallest.placement.name)
+    words = ", ".join(parts) or "the same techniques"
+    # The smallest card of the catalogue that holds it, with 5 % to spare for the CUDA context.
+    cards = [gpu for gpu in all_gpus() if gpu.maker == "NVIDIA" and gpu.family != "laptop"]
+    fits = [gpu for gpu in cards if gpu.memory_bytes * 0.95 > needed_bytes]
+    card = "; no single card has that much."
+    if fits:
+        gpu = min(fits, key=lambda gpu: gpu.memory_bytes)
+        card = f"; the next card that has it is {gpu.name} ({format_bytes(gpu.memory_bytes)})."
     hint = f"The smallest budget that would do is {format_bytes(needed_bytes)}, with {words}{card}"
     return DoesNotFit(problem, hint=hint, smallest_bytes=needed_bytes)
 
@@ -56,26 +69,3 @@ def smallest_budget(survey: Survey, resident: ResidentState, **options: Any) -> 
         smaller = best(middle)
         found, low = (smaller, low) if smaller is not None else (found, middle)
     return found
-
-
-def _words(solution: Solution) -> str:
-    layout = solution.layout
-    parts = [f"{layout.micro_batches} micro-batches"] if layout.micro_batches > 1 else []
-    if layout.slices > 1:
-        parts.append(f"blocks recomputed in {layout.slices} slices")
-    if solution.placement.name != "plain":
-        parts.append(solution.placement.name)
-    return ", ".join(parts) or "the same techniques"
-
-
-def _card(needed_bytes: int) -> str:
-    """Name the smallest card of the catalogue that holds it, with 5 % to spare for the CUDA context."""
-    fits = [
-        gpu
-        for gpu in all_gpus()
-        if gpu.maker == "NVIDIA" and gpu.family != "laptop" and gpu.memory_bytes * 0.95 > needed_bytes
-    ]
-    if not fits:
-        return "; no single card has that much."
-    smallest = min(fits, key=lambda gpu: gpu.memory_bytes)
-    return f"; the next card that has it is {smallest.name} ({format_bytes(smallest.memory_bytes)})."

@@ -49,7 +49,7 @@ class Head:
     @property
     def logits_dtype(self) -> torch.dtype:
         """The dtype after all operations, which the loss reads."""
-        return logits_dtype(self.dtype, self.operations)
+        return next((argument for name, argument in reversed(self.operations) if name == "to"), self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,6 @@ class CrossEntropy:
     ignore_index: int = -100
     label_smoothing: float = 0.0
     reduction: str = "mean"
-
-
-def logits_dtype(dtype: torch.dtype, operations: tuple[Operation, ...]) -> torch.dtype:
-    """Return the dtype of a head's output in `dtype` after these operations."""
-    casts = [argument for name, argument in operations if name == "to"]
-    return casts[-1] if casts else dtype
 
 
 def chunked_cross_entropy(head: Head, loss: CrossEntropy, *, chunk_bytes: int) -> Tensor:
@@ -241,22 +235,28 @@ class _ChunkPass:
         padded[: self.classes] = leaf
         return padded
 
-    def _chunk_by_kernel(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.loss, _ClassLabels)
-        mass = self.loss.mass[rows]
-        losses = torch.empty(output.shape[0], dtype=self.compute_dtype, device=output.device)
-        factor = None if upstream is None else torch.ones_like(mass) * upstream
-        if not on_virtual_gpu(output.device):  # a virtual GPU has no values
-            from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
-
-            losses_and_gradient_(output, self.loss.label[rows], mass, factor, losses, self.classes)
-        return losses, output
-
     def _chunk(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
         """Return the losses, and the gradient of the head's output unless there is no upstream."""
         if self.by_kernel:
-            return self._chunk_by_kernel(rows, output, upstream)
-        logits, curves = _operate(output, self.operations, self.compute_dtype)
+            assert isinstance(self.loss, _ClassLabels)
+            mass = self.loss.mass[rows]
+            losses = torch.empty(output.shape[0], dtype=self.compute_dtype, device=output.device)
+            factor = None if upstream is None else torch.ones_like(mass) * upstream
+            if not on_virtual_gpu(output.device):  # a virtual GPU has no values
+                from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
+
+                losses_and_gradient_(output, self.loss.label[rows], mass, factor, losses, self.classes)
+            return losses, output
+        # Without operations the logits are the output itself, unless the loss is computed in a narrower dtype.
+        wider = torch.promote_types(output.dtype, self.compute_dtype) == self.compute_dtype
+        logits = output if wider and not self.operations else output.to(self.compute_dtype)
+        curves = []  # values that backward needs
+        for name, number in self.operations:
+            if name == "tanh":
+                logits = logits.tanh()
+                curves.append(logits)
+            else:
+                logits = logits * number if name == "mul" else logits / number
         if self.padding:
             logits[:, self.classes :] = -torch.inf  # no probability, so no gradient
         largest = logits.amax(dim=-1, keepdim=True).to(self.compute_dtype)
@@ -268,7 +268,12 @@ class _ChunkPass:
         # The head's output is no longer needed: without operations in between, its gradient replaces it.
         out = output if logits is output else exponentials
         gradient = self.loss.gradient(rows, exponentials, total, upstream, out)
-        return losses, _operate_backward(gradient, self.operations, curves).to(self.dtype)
+        for name, number in reversed(self.operations):
+            if name == "tanh":
+                gradient = torch.ops.aten.tanh_backward(gradient, curves.pop())
+            else:
+                gradient = gradient.mul_(number) if name == "mul" else gradient.div_(number)
+        return losses, gradient.to(self.dtype)
 
 
 def _padding(head: Head, loss: CrossEntropy) -> int:
@@ -276,34 +281,6 @@ def _padding(head: Head, loss: CrossEntropy) -> int:
     if head.hidden.device.type != "cuda" or loss.target.dim() > 1 or loss.label_smoothing:
         return 0
     return -head.weight.shape[0] % (_ALIGNED_BYTES // head.dtype.itemsize)
-
-
-def _operate(output: Tensor, operations: tuple[Operation, ...], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits of a head's output, and the values that backward needs.
-
-    Without operations they are the output itself, unless the loss is computed in a narrower dtype.
-    """
-    wider = torch.promote_types(output.dtype, dtype) == dtype
-    logits = output if wider and not operations else output.to(dtype)
-    curves = []
-    for name, factor in operations:
-        if name == "tanh":
-            logits = logits.tanh()
-            curves.append(logits)
-        else:
-            logits = logits * factor if name == "mul" else logits / factor
-    return logits, curves
-
-
-def _operate_backward(gradient: Tensor, operations: tuple[Operation, ...], curves: list[Tensor]) -> Tensor:
-    for name, factor in reversed(operations):
-        if name == "tanh":
-            gradient = torch.ops.aten.tanh_backward(gradient, curves.pop())
-        elif name == "mul":
-            gradient.mul_(factor)
-        else:
-            gradient.div_(factor)
-    return gradient
 
 
 class _ChunkGradients:

@@ -66,7 +66,7 @@ class Narrowed:
         with ExitStack() as stack:
             for parameter in self.parameters:
                 set_storage(parameter, parameter.detach().to(NARROW))
-                stack.callback(self._widen, parameter)
+                stack.callback(lambda parameter=parameter: set_storage(parameter, self.wide(parameter)))
             stack.callback(self._keep_state_dicts_wide())
             stack.callback(replace_forward(self._model, _narrowing_inputs(self._model.forward)))
             return stack.pop_all().close
@@ -74,16 +74,6 @@ class Narrowed:
     def wide(self, parameter: nn.Parameter) -> Tensor:
         frozen = self._frozen.get(parameter)
         return self._read(parameter) if frozen is None else frozen.to(parameter.device)
-
-    def _widen(self, parameter: nn.Parameter) -> None:
-        set_storage(parameter, self.wide(parameter))
-
-    def _load(self, parameter: nn.Parameter, values: Tensor) -> None:
-        frozen = self._frozen.get(parameter)
-        if frozen is None:
-            self._write(parameter, values)
-        else:
-            frozen.copy_(values)
 
     def _keep_state_dicts_wide(self) -> Undo:
         """Hook each module that owns such a parameter, so that any part of the model can be saved and loaded."""
@@ -99,8 +89,12 @@ class Narrowed:
         @torch.no_grad()
         def take(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
             for key, parameter in owned(module, prefix, state):
-                if state[key].shape == parameter.shape:  # PyTorch itself reports other shapes
-                    self._load(parameter, state[key])
+                if state[key].shape != parameter.shape:  # PyTorch itself reports other shapes
+                    continue
+                if parameter in self._frozen:
+                    self._frozen[parameter].copy_(state[key])
+                else:
+                    self._write(parameter, state[key])
 
         with ExitStack() as stack:
             for module in self._model.modules():

@@ -9,11 +9,10 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from tonnage.fit.choose.assembly import with_coarse_states
-from tonnage.fit.choose.choosing import MemoryContext, Mode, peak_of
+from tonnage.fit.choose.choosing import MemoryContext, peak_of
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
     HOST_STATES,
@@ -23,30 +22,23 @@ from tonnage.fit.choose.placement import (
     ResidentState,
     memory_context,
 )
-from tonnage.fit.modules import find_blocks, without_cache
+from tonnage.fit.modules import without_cache
 from tonnage.fit.stepping.batches import batch_rows, take_rows
-from tonnage.fit.survey.measuring import (
-    Required,
-    bytes_of,
-    capture_calls,
-    measure_block,
-    measure_outside,
-    required_gradients,
-)
+from tonnage.fit.survey.measuring import bytes_of, measure_block, measure_outside
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.profile import OutsideProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
 from tonnage.fit.survey.resident_state import find_resident_state
+from tonnage.fit.survey.survey import KEEP, SizeProfile, Survey
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.training import Batch, Training
 
-Parts = dict[str, tuple[int, ...]]  # by block label, "outside" and "batch": bytes at one size
 # Curvature below this share of a part is allocator rounding.
 _BEND = 2e-3
 
 
-class StepCurve:
+class StepCurve(Survey):
     """The peak by size; `grow(size)` makes a batch, `degree` is the highest power that a part may grow with."""
 
     def __init__(
@@ -58,24 +50,18 @@ class StepCurve:
         *,
         degree: int,
     ) -> None:
-        self.training, self.grow, self.degree = training, grow, degree
-        self.meter = meter
-        self.blocks = find_blocks(training.model)
+        super().__init__(training, meter)
+        self.grow, self.degree = grow, degree
         self._techniques = techniques
         self._host_states = next((technique for technique in techniques if isinstance(technique, HostStates)), None)
-        self._required: dict[str, Required] | None = None
-        self._labels: dict[str, str] = {}  # block name to label, in execution order
-        self._seen: dict[int, Parts] = {}
+        self._batch_bytes: dict[int, int] = {}  # by size
+        self._labels: dict[str, str] = {}  # block name to its kind and what techniques do to it, in execution order
         self._resident: ResidentState | None = None
-
-    @property
-    def sizes(self) -> list[int]:
-        return sorted(self._seen)
 
     def measure(self, size: int) -> None:
         """Measure every part at this size, each alone: this takes far less memory than the step."""
-        if size not in self._seen:
-            self._seen[size] = self._parts(self.grow(size))
+        if size not in self.sizes:
+            self.sizes[size] = self._measure(size)
         if self._resident is None:  # only now: libraries have allocated their workspaces
             # What is allocated now includes parameters and existing states; states still to come are added.
             held = find_resident_state(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
@@ -89,93 +75,78 @@ class StepCurve:
             parameters_bytes = self.meter.allocated_bytes + states
             self._resident = replace(held, parameters_bytes=parameters_bytes, besides_bytes=0, states_bytes=0)
 
-    def _parts(self, batch: Batch) -> Parts:
+    def _measure(self, rows: int) -> SizeProfile:
         """Measure without a KV cache, which would keep tensors of a block's earlier run.
 
         Real steps use the cache if the training has one.
         """
+        batch = self.grow(rows)
         undo = without_cache(self.training.model)
         try:
-            return self._parts_alone(batch)
+            return self._measure_alone(rows, batch)
         except torch.OutOfMemoryError:
             raise
         except Exception:
-            if self._seen or not self.blocks:
+            if self.sizes or not self.blocks:
                 raise
             self.blocks = {}  # blocks cannot run alone: treat the model as one piece
-            return self._parts_alone(batch)
+            return self._measure_alone(rows, batch)
         finally:
             undo()
 
-    def _parts_alone(self, batch: Batch) -> Parts:
+    def _measure_alone(self, size: int, batch: Batch) -> SizeProfile:
         micro = take_rows(batch, slice(0, -(-batch_rows(batch) // self.training.micro_batches)))
-        if self._required is None:
-            self._required = required_gradients(self.training, self.blocks, micro)
-        calls = capture_calls(self.training, self.blocks, micro, self._required)
+        calls = self._capture(micro)
         kinds = list(calls.by_kind)  # in capture order, which is the same at every size
-        self._labels = {name: f"{kinds.index(kind)}|{self._ways(name)}" for name, kind in calls.kinds.items()}
+        self._labels = {name: f"{kinds.index(kind)}|{self._changes_to(name)}" for name, kind in calls.kinds.items()}
         outside = measure_outside(self.training, self.meter, self.blocks, calls, micro)
-        parts: Parts = {
-            "outside": (outside.kept_bytes, outside.peak_bytes, outside.stem_peak_bytes, *outside.between_peak_bytes),
-            "batch": (bytes_of(batch),),
-        }
+        self._batch_bytes[size] = bytes_of(batch)
+        blocks: dict[str, dict[str, BlockProfile]] = {}
         for name, label in self._labels.items():
-            if label not in parts:
+            if label not in blocks:
                 _, call = calls.by_kind[calls.kinds[name]]
-                block = measure_block(self.training, self.meter, name, self.blocks[name], call)
-                parts[label] = (block.kept_bytes, block.forward_peak_bytes, block.backward_peak_bytes)
-        return parts
+                blocks[label] = {KEEP: measure_block(self.training, self.meter, self.blocks[name], call)}
+        return SizeProfile(size, self._labels, blocks, outside)
 
     def peak(self, size: int) -> int:
-        """Return the bytes allocated at the peak of a step of this size."""
-        modes = [_mode(label, self._at(label, size)) for label in self._labels.values()]
-        kept, peak, stem, *between = self._at("outside", size)
-        outside = OutsideProfile(
-            kept_bytes=kept,
-            peak_bytes=peak,
-            stem_peak_bytes=stem,
-            between_peak_bytes=tuple(between),
-            forward_s=0.0,
-            backward_s=0.0,
-        )
-        return peak_of(self._offloaded(modes), self._around(outside)) + self._at("batch", size)[0]
+        """Return the bytes allocated at the peak of a step of this size, from the nearest measured sizes."""
+        nearest = sorted(sorted(self.sizes, key=lambda seen: abs(seen - size))[: self.degree + 1])
+
+        def mix(*values: float) -> int:
+            least = int(values[-1]) if size > nearest[-1] else 0  # extrapolation must not continue a decrease
+            return max(least, extrapolate(nearest, values, size))
+
+        seen = [self.sizes[one] for one in nearest]
+        labels = set(self._labels.values())
+        blocks = {label: {KEEP: mixed(mix, *(one.blocks[label][KEEP] for one in seen))} for label in labels}
+        outside = mixed(mix, *(one.outside for one in seen))
+        modes = [ways[0] for ways in SizeProfile(size, self._labels, blocks, outside).modes(offload=False)]
+        # One window of in-flight copies is shared by all offloaded blocks.
+        window = max((t.window_bytes or 0 for t in self._techniques if isinstance(t, ActivationOffload)), default=0)
+        waiting = window
+        for index, label in enumerate(self._labels.values()):
+            if ActivationOffload.name in label:
+                resident_bytes = modes[index].resident_bytes
+                under_way = min(waiting, resident_bytes)
+                modes[index] = replace(modes[index], resident_bytes=max(0, resident_bytes - window) + under_way)
+                waiting -= under_way
+        return peak_of(modes, self._around(outside)) + mix(*(self._batch_bytes[one] for one in nearest))
 
     def step_bytes(self) -> int:
         """Return the bytes while the optimizer steps; independent of the size."""
         nothing = OutsideProfile(kept_bytes=0, peak_bytes=0, forward_s=0.0, backward_s=0.0)
         return self._around(nothing).fixed_bytes + self._around(nothing).step_peak_bytes
 
-    def _offloaded(self, modes: list[Mode]) -> list[Mode]:
-        """Share one window of in-flight copies among all offloaded blocks, instead of one per block."""
-        window = max((t.window_bytes or 0 for t in self._techniques if isinstance(t, ActivationOffload)), default=0)
-        left, waiting = [], window
-        for mode in modes:
-            if ActivationOffload.name in mode.name:
-                under_way = min(waiting, mode.resident_bytes)
-                beyond = max(0, mode.resident_bytes - window)
-                left.append(replace(mode, resident_bytes=beyond + under_way))
-                waiting -= under_way
-            else:
-                left.append(mode)
-        return left
-
-    def _at(self, label: str, size: int) -> tuple[int, ...]:
-        """Return the bytes of a part at a size, from the nearest measured sizes."""
-        sizes = sorted(sorted(self._seen, key=lambda seen: abs(seen - size))[: self.degree + 1])
-        seen = np.array([self._seen[one][label] for one in sizes], dtype=float)
-        least = seen[-1] if size > sizes[-1] else np.zeros_like(seen[-1])  # extrapolation must not continue a decrease
-        return tuple(max(int(low), extrapolate(sizes, column, size)) for low, column in zip(least, seen.T, strict=True))
-
-    def _ways(self, block: str) -> str:
+    def _changes_to(self, block: str) -> str:
         """Name what techniques do to this block in particular."""
-        ways = []
+        changes = []
         for technique in self._techniques:
             settings = technique.settings()
             if block in settings.get("modes", {}):
-                ways.append(f"{technique.name}={settings['modes'][block]}")
+                changes.append(f"{technique.name}={settings['modes'][block]}")
             elif block in (settings.get("blocks") or ()):
-                ways.append(f"{technique.name}={settings.get('what', '')}")
-        return ",".join(ways)
+                changes.append(f"{technique.name}={settings.get('what', '')}")
+        return ",".join(changes)
 
     def _around(self, outside: OutsideProfile) -> MemoryContext:
         """Build the memory context. States are already allocated, so the placement only decides whether gradients stay."""
@@ -187,18 +158,6 @@ class StepCurve:
         passes = placement.gradients(held, count) is GradientPlace.PASS
         frame = STEP_IN_BACKWARD if passes else PLAIN
         return memory_context(frame, held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
-
-
-def _mode(label: str, sizes: tuple[int, ...]) -> Mode:
-    kept, forward, backward = sizes
-    return Mode(
-        name=label,
-        resident_bytes=kept,
-        forward_peak_bytes=forward,
-        backward_peak_bytes=backward,
-        forward_s=0.0,
-        backward_s=0.0,
-    )
 
 
 def extrapolate(sizes: Sequence[int], values: Sequence[float], size: int) -> int:
