@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.fit.gradients import Samples, differences, gradients_of, noted_autocast, rounding
-from tonnage.fit.modules import eagerly, kept_modes
+from tonnage.fit.modules import eagerly, kept_modes, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
@@ -26,7 +26,6 @@ from tonnage.fit.stepping.batches import (
     take_rows,
     tensors,
 )
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu

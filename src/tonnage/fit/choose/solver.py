@@ -7,9 +7,11 @@ does not know how a technique is applied.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import numpy as np
 
+from tonnage.errors import TonnageError
 from tonnage.fit.choose.choosing import MemoryContext, Mode, ModeChoice, choose_modes, least_seconds
 from tonnage.fit.choose.placement import (
     Placement,
@@ -21,7 +23,11 @@ from tonnage.fit.choose.placement import (
     suitable,
 )
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
-from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile, Survey
+from tonnage.hardware import all_gpus
+from tonnage.units import format_bytes
+
+_PRECISION = 1 / 128  # relative to the smallest budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,3 +254,65 @@ def _larger(mode: Mode, kept: BlockProfile, layout: BatchLayout) -> Mode:
         + passing_bytes
         + kept.parameters_bytes,
     )
+
+
+# Where nothing fits ---------------------------------------------------------------------------------------------------
+
+
+class DoesNotFit(TonnageError, MemoryError):
+    """No set of techniques brings the training within the budget."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, hint: str, smallest_bytes: int | None) -> None:
+        super().__init__(problem, hint=hint)
+        self.smallest_bytes = smallest_bytes
+
+
+def does_not_fit(
+    resident: ResidentState, budget_bytes: int, smallest: Solution | None, needed_bytes: int
+) -> DoesNotFit:
+    """Build the error; `smallest` is the solution of least memory, which needs `needed_bytes`."""
+    problem = (
+        f"Nothing that keeps the gradients fits {format_bytes(budget_bytes)}: parameters take "
+        f"{format_bytes(resident.parameters_bytes)}, what else is on the card (the sample, library workspaces) "
+        f"{format_bytes(resident.besides_bytes)}, gradients {format_bytes(resident.gradients_bytes)}, optimizer states "
+        f"{format_bytes(resident.states_bytes)}."
+    )
+    if smallest is None:
+        hint = "Even one row with every technique does not fit this card: use a shorter sequence, or more GPUs."
+        return DoesNotFit(problem, hint=hint, smallest_bytes=None)
+    layout = smallest.layout
+    parts = [f"{layout.micro_batches} micro-batches"] if layout.micro_batches > 1 else []
+    if layout.slices > 1:
+        parts.append(f"blocks recomputed in {layout.slices} slices")
+    if smallest.placement.name != "plain":
+        parts.append(smallest.placement.name)
+    words = ", ".join(parts) or "the same techniques"
+    # The smallest card of the catalogue that holds it, with 5 % to spare for the CUDA context.
+    cards = [gpu for gpu in all_gpus() if gpu.maker == "NVIDIA" and gpu.family != "laptop"]
+    fits = [gpu for gpu in cards if gpu.memory_bytes * 0.95 > needed_bytes]
+    card = "; no single card has that much."
+    if fits:
+        gpu = min(fits, key=lambda gpu: gpu.memory_bytes)
+        card = f"; the next card that has it is {gpu.name} ({format_bytes(gpu.memory_bytes)})."
+    hint = f"The smallest budget that would do is {format_bytes(needed_bytes)}, with {words}{card}"
+    return DoesNotFit(problem, hint=hint, smallest_bytes=needed_bytes)
+
+
+def smallest_budget(survey: Survey, resident: ResidentState, **options: Any) -> Solution | None:
+    """Bisect for the smallest budget; `options` are passed on to `solve`."""
+
+    def best(budget_bytes: int) -> Solution | None:
+        found = solve(survey.sizes, resident, budget_bytes=budget_bytes, **options)
+        return min(found, key=lambda solution: solution.peak_bytes, default=None)
+
+    high = 4 * survey.meter.capacity_bytes
+    found = best(high)
+    low = resident.held_bytes
+    while found is not None and min(high, found.peak_bytes) - low > _PRECISION * found.peak_bytes:
+        high = min(high, found.peak_bytes)
+        middle = (low + high) // 2
+        smaller = best(middle)
+        found, low = (smaller, low) if smaller is not None else (found, middle)
+    return found

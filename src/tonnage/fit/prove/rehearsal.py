@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.checks import check_finite
+from tonnage.fit.modules import undisturbed
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.pieces import StatePiece
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.units import format_bytes
 

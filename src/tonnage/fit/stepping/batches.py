@@ -101,10 +101,7 @@ def change_tensors(batch: Node, change: Callable[[Tensor], Tensor]) -> Node:
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
     """Yield every tensor of the nesting, in order."""
-    if isinstance(batch, Tensor):
-        yield batch
-    for child in _children(batch).values():
-        yield from tensors(child)
+    return (tensor for _, tensor in named_tensors(batch))
 
 
 def find_labels(batch: Batch) -> Tensor | None:

@@ -17,10 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from tonnage.fit.gradients import taken_gradients
-from tonnage.fit.modules import eagerly, replace_forward
+from tonnage.fit.modules import OF_EVERY_MODULE, eagerly, replace_forward, undisturbed
 from tonnage.fit.survey.meter import Duration, GpuMeter, Watch
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
-from tonnage.fit.survey.undisturbed import OF_EVERY_MODULE, undisturbed
 from tonnage.fit.training import Batch, Training
 
 Required = tuple[bool, ...]  # for each flattened argument of a call: whether it requires a gradient

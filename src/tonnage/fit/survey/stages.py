@@ -16,13 +16,12 @@ from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.summary import enough_rows, is_telling
 from tonnage.fit.fitted import Applied
 from tonnage.fit.gradients import noted_autocast
-from tonnage.fit.modules import eagerly
+from tonnage.fit.modules import eagerly, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.resident_state import find_resident_state
 from tonnage.fit.survey.survey import Survey
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches

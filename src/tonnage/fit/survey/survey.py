@@ -14,7 +14,7 @@ from torch import nn
 
 from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.frontier import frontier
-from tonnage.fit.modules import eagerly, find_blocks
+from tonnage.fit.modules import draw_others, eagerly, find_blocks, undisturbed
 from tonnage.fit.recomputing.operators import event_clock, profile_operators, virtual_clock
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.survey.measuring import (
@@ -30,7 +30,6 @@ from tonnage.fit.survey.measuring import (
 )
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
-from tonnage.fit.survey.undisturbed import draw_others, undisturbed
 from tonnage.fit.survey.virtual_clock import card_of
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable
