@@ -11,11 +11,11 @@ from itertools import pairwise
 
 from tonnage.fit.choose.choosing import Mode, peak_of
 from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState, memory_context, step_overhead_s
-from tonnage.fit.choose.solver import BatchLayout, Solution, block_modes, outside_at
+from tonnage.fit.choose.solver import Solution, block_modes, outside_at
 from tonnage.fit.plan import FitPlan, TechniqueRow
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.survey.profile import OutsideProfile
-from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, Survey
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
@@ -58,18 +58,13 @@ def enough_rows(rows: int) -> int:
 
 
 def _cost(
-    survey: Survey,
-    size: SizeProfile,
-    layout: BatchLayout,
-    placement: Placement,
-    resident: ResidentState,
-    names: Sequence[str] = (),
+    survey: Survey, solution: Solution, placement: Placement, resident: ResidentState, names: Sequence[str] = ()
 ) -> Cost:
-    modes = block_modes(size, layout, offload=False)
-    wanted = names or [KEEP] * len(modes)
-    taken = [
-        next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
-    ]
+    """Return the cost of the solution's layout with another placement and these modes, by default unchanged blocks."""
+    layout = solution.layout
+    modes = block_modes(survey.sizes[solution.profiled_rows], layout, offload=False)
+    wanted = zip(modes, names or [KEEP] * len(modes), strict=True)
+    taken = [next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in wanted]
     outside = outside_at(survey.sizes, layout.rows, survey.outside)
     return _step_cost(taken, outside, placement, resident, micro_batches=layout.micro_batches)
 
@@ -98,15 +93,15 @@ def summary_rows(
     titles = {technique.name: technique for technique in techniques}
     rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
     before = plain_cost(survey, resident)
-    layout, size = solution.layout, survey.sizes[solution.profiled_rows]
+    layout = solution.layout
     if layout.micro_batches > 1:
-        after = _cost(survey, size, layout, PLAIN, resident)
+        after = _cost(survey, solution, PLAIN, resident)
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
         rows.append(_row(titles["micro-batches"], before, after, why))
         before = after
     rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
     for technique in rest:
-        after, why = _effect(technique, survey, size, solution, resident, before, last=technique is rest[-1])
+        after, why = _effect(technique, survey, solution, resident, before, last=technique is rest[-1])
         rows.append(_row(technique, before, after, why))
         before = after
     return tuple(rows)
@@ -131,14 +126,7 @@ def _stage_row(technique: Technique, before: Survey, after: Survey, resident: Re
 
 
 def _effect(
-    technique: Technique,
-    survey: Survey,
-    size: SizeProfile,
-    solution: Solution,
-    resident: ResidentState,
-    before: Cost,
-    *,
-    last: bool,
+    technique: Technique, survey: Survey, solution: Solution, resident: ResidentState, before: Cost, *, last: bool
 ) -> tuple[Cost, str]:
     """Return the cost with this technique added, which is the solution's with the last one, and why it was chosen."""
     final = solution.peak_bytes, solution.step_s
@@ -148,8 +136,9 @@ def _effect(
         shown = Counter("by operator" if name.startswith(OPERATORS) else name for name in choice.modes)
         counts = ", ".join(f"{count} {name}" for name, count in shown.items())
         why = f"the fastest choice of modes within the budget: {counts}"
-        return final if last else _cost(survey, size, layout, PLAIN, resident, staying), why
+        return final if last else _cost(survey, solution, PLAIN, resident, staying), why
     if technique.name == "activation-offload":
+        size = survey.sizes[solution.profiled_rows]
         blocks = [size.kept(name) for name in settings["blocks"]]
         moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
         why = f"of {len(blocks)} blocks {settings['what']}: crosses the link behind the computation"
@@ -158,7 +147,7 @@ def _effect(
     if technique.name == "host-states":
         moved_words = format_bytes(resident.states_bytes - solution.states_on_gpu_bytes)
         why = f"{moved_words} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
-    return final if last else _cost(survey, size, layout, solution.placement, resident, choice.modes), why
+    return final if last else _cost(survey, solution, solution.placement, resident, choice.modes), why
 
 
 def _row(technique: Technique, before: Cost, after: Cost, why: str) -> TechniqueRow:

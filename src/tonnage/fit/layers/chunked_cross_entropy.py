@@ -215,7 +215,13 @@ class _ChunkPass:
         with torch.autocast(hidden.device.type, enabled=False):
             weight = self._padded(weight)
             bias = None if bias is None else self._padded(bias)
-            sums = _ChunkGradients(self, hidden, weight) if differentiate else None
+            # Accumulating in a narrow dtype would round once per chunk.
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            hidden_wanted, weight_wanted, bias_wanted = (differentiate and wanted for wanted in self.wanted)
+            to_hidden = torch.empty_like(hidden, dtype=self.dtype) if hidden_wanted else None
+            sum_dtype = wide if len(self.chunks) > 1 else weight.dtype
+            to_weight = torch.empty_like(weight, dtype=sum_dtype) if weight_wanted else None
+            to_bias = weight.new_zeros(weight.shape[0], dtype=wide) if bias_wanted else None
             losses = torch.empty(hidden.shape[0], dtype=self.compute_dtype, device=hidden.device)
             for rows in self.chunks:
                 part = hidden[rows].to(self.dtype)
@@ -223,10 +229,16 @@ class _ChunkPass:
                 factor = 1.0 if upstream is None else upstream[rows, None]
                 losses[rows], gradient = self._chunk(rows, output, factor if differentiate else None)
                 del output
-                if sums is not None:
-                    sums.add(rows, part, weight, gradient)
+                if to_hidden is not None:
+                    torch.mm(gradient, weight, out=to_hidden[rows])
+                if to_weight is not None:
+                    add_product(to_weight, gradient.t(), part, first=rows.start == 0)
+                if to_bias is not None:
+                    to_bias += gradient.sum(dim=0, dtype=to_bias.dtype)
                 del gradient  # before the next chunk's logits are allocated
-            return losses, [] if sums is None else sums.gradients()
+            # Without padded classes.
+            of_classes = [None if made is None else made[: self.classes] for made in (to_weight, to_bias)]
+            return losses, [to_hidden, *of_classes] if differentiate else []
 
     def _padded(self, leaf: Tensor) -> Tensor:
         if not self.padding:
@@ -281,33 +293,6 @@ def _padding(head: Head, loss: CrossEntropy) -> int:
     if head.hidden.device.type != "cuda" or loss.target.dim() > 1 or loss.label_smoothing:
         return 0
     return -head.weight.shape[0] % (_ALIGNED_BYTES // head.dtype.itemsize)
-
-
-class _ChunkGradients:
-    """Accumulates the gradients of hidden, weight and bias over chunks."""
-
-    def __init__(self, walk: _ChunkPass, hidden: Tensor, weight: Tensor) -> None:
-        self.several, self.classes = len(walk.chunks) > 1, walk.classes
-        # Accumulating in a narrow dtype would round once per chunk.
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        hidden_wanted, weight_wanted, bias_wanted = walk.wanted
-        self.hidden = torch.empty_like(hidden, dtype=walk.dtype) if hidden_wanted else None
-        sum_dtype = wide if self.several else weight.dtype
-        self.weight = torch.empty_like(weight, dtype=sum_dtype) if weight_wanted else None
-        self.bias = weight.new_zeros(weight.shape[0], dtype=wide) if bias_wanted else None
-
-    def add(self, rows: slice, hidden: Tensor, weight: Tensor, gradient: Tensor) -> None:
-        if self.hidden is not None:
-            torch.mm(gradient, weight, out=self.hidden[rows])
-        if self.weight is not None:
-            add_product(self.weight, gradient.t(), hidden, first=rows.start == 0)
-        if self.bias is not None:
-            self.bias += gradient.sum(dim=0, dtype=self.bias.dtype)
-
-    def gradients(self) -> Gradients:
-        """Return the gradients without those of padded classes."""
-        weight = None if self.weight is None else self.weight[: self.classes]
-        return [self.hidden, weight, None if self.bias is None else self.bias[: self.classes]]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

@@ -49,6 +49,7 @@ def find_resident_state(
     if "master-weights" in training.applied:
         wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
         states = probe_optimizer(optimizer, meter, wide)[0] + parameter_bytes(wide)
+    card = card_of(meter.device)
     # The sample, library workspaces and whatever else is on the card.
     known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(optimizer)]
     known += [p.grad for p in training.model.parameters() if p.grad is not None]
@@ -66,8 +67,8 @@ def find_resident_state(
         clips=training.stepper.clip_norm is not None,
         steps_one_by_one=why_not_one_by_one(optimizer) is None,
         host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
-        link_bytes_per_s=link_rate(meter),
-        bandwidth_bytes_per_s=adding_bytes_per_s(card_of(meter.device)),
+        link_bytes_per_s=link_bytes_per_s(card) if meter.virtual else _measured_link_rate(meter.device),
+        bandwidth_bytes_per_s=adding_bytes_per_s(card),
         host_step_s=5 * parameter_bytes(trained) / _HOST_STEP_BYTES_PER_S,
         stepped_apart=sum(1 for parameter in trained if not is_small(parameter, largest)),
         **launch_times(optimizer, meter),
@@ -147,6 +148,7 @@ def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
 
 @cache
 def _measured_link_rate(device: torch.device) -> float:
+    """Return the bytes per second to or from pinned memory."""
     size = 256 << 20
     host, here, lane = pinned(size, device), torch.empty(size, dtype=torch.uint8, device=device), CopyLane(device)
     lane.copy(host, here).done()
@@ -154,11 +156,6 @@ def _measured_link_rate(device: torch.device) -> float:
     for source, target in ((host, here), (here, host)):
         lane.copy(source, target).done()
     return 2 * size / (time.perf_counter() - started)
-
-
-def link_rate(meter: GpuMeter) -> float:
-    """Return the bytes per second to or from pinned memory."""
-    return link_bytes_per_s(card_of(meter.device)) if meter.virtual else _measured_link_rate(meter.device)
 
 
 def tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -29,8 +29,6 @@ from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
 from tonnage.untrusted import clipped
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -39,7 +37,7 @@ class Request:
     budget_bytes: int
     host_bytes: int
     allowed: frozenset[str]  # techniques that may be used
-    say: Say
+    say: Callable[[str], None]
     division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # its count is ignored
 
 
