@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from tonnage.fit.choose.choosing import Mode, peak_of
 from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState, memory_context, step_overhead_s
@@ -41,9 +42,9 @@ def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] =
 
     taken, names = [], ("resident_bytes", "forward_peak_bytes", "backward_peak_bytes")
     for (below, *_), (above, *_) in zip(small.modes(offload=False), largest.modes(offload=False), strict=True):
-        found = {name: scaled(getattr(below, name), getattr(above, name)) for name in names}
-        times = {"forward_s": above.forward_s * (rows / many), "backward_s": above.backward_s * (rows / many)}
-        taken.append(replace(above, **times, **found))
+        found: dict[str, Any] = {name: scaled(getattr(below, name), getattr(above, name)) for name in names}
+        share = rows / many
+        taken.append(replace(above, forward_s=above.forward_s * share, backward_s=above.backward_s * share, **found))
     return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, micro_batches=1)
 
 

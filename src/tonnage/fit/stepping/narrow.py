@@ -66,7 +66,7 @@ class Narrowed:
         with ExitStack() as stack:
             for parameter in self.parameters:
                 set_storage(parameter, parameter.detach().to(NARROW))
-                stack.callback(lambda parameter=parameter: set_storage(parameter, self.wide(parameter)))
+                stack.callback(self._widen, parameter)
             stack.callback(self._keep_state_dicts_wide())
             stack.callback(replace_forward(self._model, _narrowing_inputs(self._model.forward)))
             return stack.pop_all().close
@@ -74,6 +74,9 @@ class Narrowed:
     def wide(self, parameter: nn.Parameter) -> Tensor:
         frozen = self._frozen.get(parameter)
         return self._read(parameter) if frozen is None else frozen.to(parameter.device)
+
+    def _widen(self, parameter: nn.Parameter) -> None:
+        set_storage(parameter, self.wide(parameter))
 
     def _keep_state_dicts_wide(self) -> Undo:
         """Hook each module that owns such a parameter, so that any part of the model can be saved and loaded."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-Profile = TypeVar("Profile", "BlockProfile", "OutsideProfile")
+Profile = TypeVar("Profile", bound="BlockProfile | OutsideProfile")
 
 
 @dataclass(frozen=True, kw_only=True)
