@@ -60,7 +60,7 @@ def test_every_error_travels_between_processes() -> None:
 
 def test_an_error_with_arguments_of_its_own_keeps_them_on_its_way() -> None:
     pytest.importorskip("torch")
-    from tonnage.fit.choose.infeasible import DoesNotFit
+    from tonnage.fit.choose.solver import DoesNotFit
 
     error = DoesNotFit("It is too large.", hint="Take a larger card.", smallest_bytes=7)
     again = pickle.loads(pickle.dumps(error))

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import tonnage
 from tonnage.errors import RequestError
-from tonnage.units import GIB
+from tonnage.fit.limits import extrapolate
+from tonnage.units import GIB, MIB
 
 BUDGET_BYTES = 6 * GIB
 PLAIN = ("batch", "sequence", "eager sequence", "at most")
+counts = st.integers(0, 1 << 20)
 CHANGED = ("batch under a plan", "micro-batches", "sequence when fitted")
 
 
@@ -145,3 +149,39 @@ def test_a_sample_on_another_device_is_refused() -> None:
         tonnage.longest_sequence(
             model, optimizer, loss=lambda m, x: m(x).sum(), sample=torch.zeros(2, 4, device="meta")
         )
+
+
+# Curves through a few points.
+
+
+@given(counts, counts, st.integers(1, 1000))
+def test_a_line_goes_on_as_a_line(start: int, slope: int, size: int) -> None:
+    for sizes in ([2, 3], [2, 3, 7]):
+        values = [start + slope * one for one in sizes]
+        assert extrapolate(sizes, values, size) == pytest.approx(start + slope * size, abs=1)
+
+
+@given(counts, counts, st.integers(1, 1 << 20), st.integers(1, 1000))
+def test_a_parabola_goes_on_as_a_parabola(start: int, slope: int, bend: int, size: int) -> None:
+    def value(at: int) -> int:
+        return start * 8 + slope * at + (bend + start + slope) * at * at
+
+    assert extrapolate([2, 4, 7], [value(at) for at in (2, 4, 7)], size) == pytest.approx(value(size), rel=1e-6, abs=1)
+
+
+def test_a_bend_of_the_allocator_s_rounding_is_none() -> None:
+    values = [1000 * MIB, 2000 * MIB - 1 * MIB, 3000 * MIB]
+    assert extrapolate([10, 20, 30], values, 3000) == pytest.approx(300_000 * MIB, rel=2e-3)
+
+
+def test_what_is_full_stays_full() -> None:
+    assert extrapolate([10, 20, 30], [100, 512, 512], 300) == 512
+    assert extrapolate([10, 20, 30], [100, 512, 512], 15) == 306
+
+
+def test_one_point_is_in_proportion() -> None:
+    assert extrapolate([4], [400], 10) == 1000
+
+
+def test_nothing_is_less_than_nothing() -> None:
+    assert extrapolate([1, 2], [100, 50], 10) == 0

@@ -227,7 +227,7 @@ def is_plain(model: Any, optimizer: Any) -> bool:
 def _too_small() -> dict[str, Any]:
     """A budget below the parameters, and then the smallest one that it is told."""
     import tonnage
-    from tonnage.fit.choose.infeasible import DoesNotFit
+    from tonnage.fit.choose.solver import DoesNotFit
 
     model, optimizer, batch, loss = _training(short_llama)
     parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -248,7 +248,7 @@ def _too_small() -> dict[str, Any]:
 def _no_host_memory() -> dict[str, Any]:
     """One budget with and without host memory."""
     import tonnage
-    from tonnage.fit.choose.infeasible import DoesNotFit
+    from tonnage.fit.choose.solver import DoesNotFit
 
     found: dict[str, Any] = {}
     for host in ("8 GiB", 0):

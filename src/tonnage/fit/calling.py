@@ -69,8 +69,14 @@ def fit(
     given = {name: value for name, value in locals().items() if value is not _PARAMETERS[name].default}
     if engine == "torch":
         given.pop("engine", None)
+    callee: Any  # its defaults are those above
     try:
-        callee = _callee(given)
+        if "engine" in given:
+            from tonnage.fit.sharding.deepspeed import fit_with_engine as callee
+        elif "mesh" in given:
+            from tonnage.fit.sharding.fitting import fit_on_mesh as callee
+        else:
+            from tonnage.fit.fitting import fit as callee
     except ModuleNotFoundError as error:
         raise missing_part("tonnage.fit", error) from error
     fitted: Fitted = callee(**given)
@@ -78,18 +84,3 @@ def fit(
 
 
 _PARAMETERS = signature(fit).parameters
-
-
-def _callee(given: dict[str, Any]) -> Any:
-    """Return the function for this call, whose defaults are those of `fit` above."""
-    if "engine" in given:
-        from tonnage.fit.sharding.deepspeed import fit_with_engine
-
-        return fit_with_engine
-    if "mesh" in given:
-        from tonnage.fit.sharding.fitting import fit_on_mesh
-
-        return fit_on_mesh
-    from tonnage.fit.fitting import fit
-
-    return fit

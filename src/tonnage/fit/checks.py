@@ -48,11 +48,6 @@ def check_model(model: Any, optimizer: Any) -> None:
             "LBFGS runs forward and backward passes of its own within a step, which fit would not see.",
             hint="Use another optimizer, or train without fit.",
         )
-    _check_wrapping(model)
-    _check_parameters(model, optimizer)
-
-
-def _check_wrapping(model: nn.Module) -> None:
     if model in FITTED:
         raise RequestError("This model is fitted already.", hint="Call undo() on what fit returned, then fit again.")
     if hasattr(model, "_orig_mod"):
@@ -66,6 +61,7 @@ def _check_wrapping(model: nn.Module) -> None:
             f"The model is wrapped already ({name}), and what is inside cannot be changed safely.",
             hint="Give fit the plain module, and wrap it afterwards.",
         )
+    _check_parameters(model, optimizer)
 
 
 def _check_parameters(model: nn.Module, optimizer: Optimizer) -> None:

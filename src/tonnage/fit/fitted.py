@@ -14,14 +14,13 @@ from torch.optim import Optimizer
 from tonnage.errors import RequestError
 from tonnage.fit.checks import FITTED
 from tonnage.fit.choose.summary import summary
-from tonnage.fit.modules import uncompiled, without_cache
+from tonnage.fit.modules import is_cache_idle, uncompiled, without_cache
 from tonnage.fit.plan import FitPlan
 from tonnage.fit.prove.proof import Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.registry import find_conflict
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.step import take_step
-from tonnage.fit.survey.undisturbed import is_cache_idle
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute

@@ -7,6 +7,7 @@ the overestimate is added. A technique that is refused, or that breaks a step, i
 gradients are compared with the plain model's.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -19,12 +20,11 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_request
-from tonnage.fit.choose.assembly import assemble, coarser_states, narrower_parameters, tiling, with_coarse_states
-from tonnage.fit.choose.infeasible import does_not_fit, smallest_budget
-from tonnage.fit.choose.solver import BatchLayout, Solution, solve
+from tonnage.fit.choose.assembly import COARSE_STATES, MASTERS, TILES, assemble, usable, with_coarse_states
+from tonnage.fit.choose.solver import BatchLayout, Solution, does_not_fit, smallest_budget, solve
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
 from tonnage.fit.fitted import Fitted, apply_plan
-from tonnage.fit.modules import eagerly
+from tonnage.fit.modules import draw_others, eagerly
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
@@ -35,7 +35,6 @@ from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.stages import Request, Stages
 from tonnage.fit.survey.survey import KEEP
-from tonnage.fit.survey.undisturbed import draw_others
 from tonnage.fit.technique import Changes, NotApplicable, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
@@ -135,26 +134,19 @@ class Fitting(Stages):
 
     def _resort(self) -> bool:
         """Apply the next of the techniques reserved for when nothing fits; return whether there was one."""
-        training, allowed = self.training, self.request.allowed
-        # FP32 parameters among the states, which can be on the host.
-        if self._resort_to(narrower_parameters(training, allowed)):
-            return True
-        # 8-bit states, if allowed.
-        coarser = coarser_states(training, allowed)
-        if coarser:
-            self.applied.add(coarser)
-            self.base = len(self.applied.techniques)
-            self.resident = with_coarse_states(self.resident, training)
-            return True
-        # Tiles for long sequences, which cost a second forward pass of what is tiled.
-        return self._resort_to(list(tiling(training, allowed)))
-
-    def _resort_to(self, techniques: Sequence[Technique]) -> bool:
-        put_in = [technique for technique in techniques if self._put_in(technique)]
-        if put_in:
-            self._settle()
-            self._measure_sizes()
-        return bool(put_in)
+        for names in (MASTERS, COARSE_STATES, TILES):
+            techniques = list(usable(names, self.training, self.request.allowed, self.request.budget_bytes))
+            if names == COARSE_STATES:
+                if any(technique.name == "eight-bit-states" for technique in techniques):
+                    self.applied.add(techniques)
+                    self.base = len(self.applied.techniques)
+                    self.resident = with_coarse_states(self.resident, self.training)
+                    return True
+            elif [technique for technique in techniques if self._put_in(technique)]:
+                self._settle()
+                self._measure_sizes()
+                return True
+        return False
 
     def _plan(self, solution: Solution) -> FitPlan:
         measured_plain = self.stages[0][0] == "plain"
@@ -212,14 +204,24 @@ class Fitting(Stages):
             faster = self._fastest(wanted + max(0, spare), resort=False)
             if faster is None or faster.step_s > (1 - _WORTHWHILE) * solution.step_s:
                 break
-            self._back_to_base()
-            seen = self._try(faster)
-            assert seen is not None
-            if seen.peak_reserved_bytes > wanted:
-                self._back_to_base()
-                return solution, self._try(solution)
-            solution, measured = faster, seen
+            found = self._exchange(solution, faster)
+            if found[0] is solution:
+                return found
+            solution, measured = found
         return solution, measured
+
+    def _exchange(
+        self, solution: Solution, other: Solution, within_s: float = math.inf
+    ) -> tuple[Solution, Rehearsed | None]:
+        """Try another solution, and return to the first if the other does not fit or takes longer than `within_s`."""
+        self._back_to_base()
+        seen = self._try(other)
+        assert seen is not None
+        fits = seen.peak_reserved_bytes <= self.request.budget_bytes
+        if fits and (within_s == math.inf or (seen.step_s is not None and seen.step_s < within_s)):
+            return other, seen
+        self._back_to_base()
+        return solution, self._try(solution)
 
     def _try_another_layout(
         self, solution: Solution, measured: Rehearsed | None, budget_bytes: int
@@ -236,14 +238,7 @@ class Fitting(Stages):
         other = self._fastest(budget_bytes, resort=False, without=solution.layout)
         if other is None or other.step_s > worth_s:
             return solution, measured
-        self._back_to_base()
-        seen = self._try(other)
-        assert seen is not None
-        fits = seen.peak_reserved_bytes <= self.request.budget_bytes
-        if fits and seen.step_s is not None and seen.step_s < worth_s:
-            return other, seen
-        self._back_to_base()
-        return solution, self._try(solution)
+        return self._exchange(solution, other, worth_s)
 
     def _prove(self) -> Proof | None:
         """Prove gradients once, on as many rows as the plain model has room for; None on a virtual GPU."""
@@ -281,35 +276,32 @@ class Fitting(Stages):
         self._back_to_base()
         if name == "recompute" and solution.layout.slices > 1 and solution.layout.sliced:
             self._leave_out(_IN_SLICES, problem)
-        elif name == "recompute" and self.survey.has_operators:
-            self.survey.forget_operators()
-            self._leave_out(_BY_OPERATOR, problem)
-        elif name in self.request.allowed:
+        elif not self._leave_out_operators(name, problem):
+            if name not in self.request.allowed:
+                raise problem
             self._leave_out(name, problem)
-        else:
-            raise problem
+
+    def _leave_out_operators(self, name: str, problem: BaseException) -> bool:
+        """Recompute blocks whole or in part from now on, if that is another way; return whether it is."""
+        if name != "recompute" or not self.survey.has_operators:
+            return False
+        self.survey.forget_operators()
+        self._leave_out(_BY_OPERATOR, problem)
+        return True
 
     def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
         """Find the technique without which a step runs and is proven, and leave it out; False if there is none."""
         self._back_to_base()
         chosen = list(assemble(solution, self.survey, self.training, self.request.division))
         for technique in chosen:
-            rest = [other for other in chosen if other is not technique]
-            if self._runs(rest):
-                if technique.name == "recompute" and self.survey.has_operators:
-                    self.survey.forget_operators()
-                    self._leave_out(_BY_OPERATOR, problem)
-                else:
+            if self._runs([other for other in chosen if other is not technique]):
+                if not self._leave_out_operators(technique.name, problem):
                     self._leave_out(technique.name, problem)
                 return True
-        return self._leave_out_of_base(chosen, problem)
-
-    def _leave_out_of_base(self, chosen: Sequence[Technique], problem: BaseException) -> bool:
-        """Do the same among the techniques applied first, last one first; later stages are measured again."""
+        # The same among the techniques applied first, last one first; later stages are measured again.
         base = list(self.applied.techniques)
         for technique in reversed(base):
-            rest = [other for other in base if other is not technique]
-            self._rebase(rest)
+            self._rebase([other for other in base if other is not technique])
             if self._runs(chosen):
                 self._leave_out(technique.name, problem)
                 stages = [stage for stage in self.stages if stage[0] != technique.name]

@@ -1,18 +1,23 @@
-"""The structure of a live model: its repeated blocks, its dropouts, and how to replace a forward."""
+"""The structure of a live model: its blocks and dropouts, replacing a forward, and running one without a trace."""
 
+import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from itertools import pairwise
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tonnage.fit.training import Undo
+from tonnage.fit.stepping.batches import named_tensors, take_rows
+from tonnage.fit.training import Training, Undo
+from tonnage.fit.virtual import on_virtual_gpu
 
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.AlphaDropout)
 # Rates that attention modules of transformers and timm hold as plain numbers, and drop path.
 _RATES = ("attention_dropout", "attn_drop_rate", "dropout_p", "drop_prob", "dropout_prob")
@@ -102,17 +107,11 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
         inside = any(name.startswith(block + ".") for block in blocks)
         if inside or not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
-        blocks.update(_repeated_children(name, module))
+        children, prefix = dict(module.named_children()), f"{name}." if name else ""
+        classes = [type(child) for child in children.values()]
+        if len(children) > 1 and all(_is_block(c) and classes.count(type(c)) > 1 for c in children.values()):
+            blocks.update({prefix + child_name: child for child_name, child in children.items()})
     return blocks
-
-
-def _repeated_children(name: str, container: nn.Module) -> dict[str, nn.Module]:
-    children = list(container.named_children())
-    classes = [type(child) for _, child in children]
-    if len(children) < 2 or not all(_is_block(child) and classes.count(type(child)) > 1 for _, child in children):
-        return {}
-    prefix = f"{name}." if name else ""
-    return {prefix + child_name: child for child_name, child in children}
 
 
 def _is_block(module: nn.Module) -> bool:
@@ -154,15 +153,18 @@ def why_not_blocks(model: nn.Module, names: tuple[str, ...]) -> str | None:
 
 def uncompiled(model: nn.Module) -> Undo:
     """Run modules compiled in place (`module.compile()`) uncompiled: the compiler would trace what fit adds."""
-    compiled = {
-        module: module._compiled_call_impl for module in model.modules() if module._compiled_call_impl is not None
-    }
-    for module in compiled:
-        module._compiled_call_impl = None
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    return _set_all(compiled, "_compiled_call_impl", None)
+
+
+def _set_all(owners: Iterable[Any], name: str, value: Any) -> Undo:
+    before = [(owner, getattr(owner, name)) for owner in owners]
+    for owner, _ in before:
+        setattr(owner, name, value)
 
     def undo() -> None:
-        for module, call in compiled.items():
-            module._compiled_call_impl = call
+        for owner, had in before:
+            setattr(owner, name, had)
 
     return undo
 
@@ -177,17 +179,9 @@ def without_cache(model: nn.Module) -> Undo:
     """Keep a transformers model from building a KV cache, which training never reads.
 
     It holds each layer's keys and values, grows whenever a block runs twice, and makes each block different to the
-    compiler. Loss and gradients rarely depend on it (`undisturbed.is_cache_idle`).
+    compiler. Loss and gradients rarely depend on it (`is_cache_idle`).
     """
-    caching = caching_configs(model)
-    for config in caching:
-        config.use_cache = False
-
-    def undo() -> None:
-        for config in caching:
-            config.use_cache = True
-
-    return undo
+    return _set_all(caching_configs(model), "use_cache", False)
 
 
 def active_dropout(module: nn.Module) -> str | None:
@@ -210,3 +204,83 @@ def _drops(module: nn.Module) -> bool:
         return module.dropout > 0
     rates = [getattr(module, name, 0) for name in _RATES]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+# Forward passes that leave a training unchanged -----------------------------------------------------------------------
+
+
+@contextmanager
+def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore on exit whatever a forward pass may change besides gradients.
+
+    That is RNG states (PyTorch, Python, NumPy and generators that modules hold), buffers, and numbers and tensors
+    that modules keep as plain attributes.
+    """
+    modules = list(model.modules())
+    buffers = [(module, dict(module._buffers)) for module in modules]
+    values = {id(b): b.detach().clone() for _, held in buffers for b in held.values() if b is not None}
+    attributes = [(module, {k: v for k, v in vars(module).items() if _changes_in_forward(k, v)}) for module in modules]
+    kept = {id(v): v.detach().clone() for _, held in attributes for v in held.values() if isinstance(v, Tensor)}
+    generators = {v: v.get_state() for m in modules for v in vars(m).values() if isinstance(v, torch.Generator)}
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for generator, state in generators.items():
+            generator.set_state(state)
+        with torch.no_grad():
+            for module, held in buffers:
+                for name, buffer in held.items():
+                    module._buffers[name] = _as_before(buffer, values)
+            for module, held in attributes:
+                for name in [k for k, v in vars(module).items() if k not in held and _changes_in_forward(k, v)]:
+                    delattr(module, name)
+                vars(module).update({name: _as_before(value, kept) for name, value in held.items()})
+
+
+def draw_others(device: torch.device) -> None:
+    """Advance the random generators, so that a repeated pass samples different numbers."""
+    random.random()
+    np.random.random()
+    torch.rand(1)
+    torch.rand(1, device=device)
+
+
+def _changes_in_forward(name: str, value: Any) -> bool:
+    """Match counters, rates and tensors that a forward pass leaves behind; not what `nn.Module` itself keeps."""
+    return name not in OF_EVERY_MODULE and isinstance(value, int | float | Tensor | None)
+
+
+def _as_before(value: Any, copies: dict[int, Tensor]) -> Any:
+    """Restore a tensor's elements in place and return the same object."""
+    if isinstance(value, Tensor) and id(value) in copies:
+        value.detach().copy_(copies[id(value)])
+    return value
+
+
+def is_cache_idle(training: Training) -> bool:
+    """Return whether the loss is the same without a KV cache.
+
+    It differs where transformers separates packed documents by their positions, which it does only without a cache.
+    """
+    if training.mesh is not None or training.ranks is not None or on_virtual_gpu(training.device):
+        return "position_ids" not in dict(named_tensors(training.sample))
+    if not caching_configs(training.model):
+        return True
+    losses = []
+    with undisturbed(training.model, training.device), torch.no_grad(), eagerly():
+        undo = without_cache(training.model)
+        try:
+            for again in (lambda: None, undo):  # without a cache, then with it
+                again()
+                torch.manual_seed(0)
+                with training.forward_pass():
+                    losses.append(float(training.loss(training.model, take_rows(training.sample, slice(0, 2)))))
+        except Exception:
+            return True  # the error will show again where it matters
+        finally:
+            undo()
+    return abs(losses[0] - losses[1]) <= 1e-5 * abs(losses[1])

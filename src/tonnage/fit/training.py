@@ -8,6 +8,7 @@ state dicts never change. It does not know which techniques exist.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,13 +56,8 @@ class Training:
             yield
 
     def replace_stepper(self, stepper: Stepper) -> Undo:
-        before = self.stepper
-        self.stepper = stepper
-
-        def undo() -> None:
-            self.stepper = before
-
-        return undo
+        before, self.stepper = self.stepper, stepper
+        return partial(setattr, self, "stepper", before)
 
     def around_forward(self, context: Callable[[], AbstractContextManager[Any]]) -> Undo:
         """Enter a context around each forward pass, inside existing ones."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.fit.gradients import Samples, differences, gradients_of, noted_autocast, rounding
-from tonnage.fit.modules import eagerly, kept_modes
+from tonnage.fit.modules import eagerly, kept_modes, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
@@ -26,7 +26,6 @@ from tonnage.fit.stepping.batches import (
     take_rows,
     tensors,
 )
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
@@ -124,7 +123,18 @@ def _fitting(
     training: Training, likely: str, rows: int, measure: Callable[[Sequence[MicroBatch]], Samples], tolerance: float
 ) -> Weighting:
     chosen = take_rows(training.sample, unlike_rows(training.sample, rows))
-    trials = [_trial(chosen, measure), *_thinned_trials(chosen, measure)]
+    trials = [_trial(chosen, measure)]
+    # Copies with uneven padding: zeros in integers and masks, and more ignored labels if there are any.
+    thinned = [_thinned(chosen, _is_padded_with_zeros, 0), _thinned(chosen, _holds_ignored, IGNORED_LABEL)]
+    for batch in (batch for batch in thinned if batch is not None):
+        try:
+            trial = _trial(batch, measure)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the loss rejects such a batch, so none will come
+            continue
+        if all(torch.isfinite(sample).all() for sample in trial.together.values()):
+            trials.append(trial)
     candidates = list(dict.fromkeys([likely, "rows", "sum", *_measurable(chosen)]))
     errors = {name: max(trial.error(name) for trial in trials) for name in candidates}
     fitting = [name for name, error in errors.items() if error <= tolerance]
@@ -142,22 +152,6 @@ def _trial(rows: Batch, measure: Callable[[Sequence[MicroBatch]], Samples]) -> _
     count = batch_rows(rows)
     alone = [measure([MicroBatch(take_rows(rows, [row]), 1.0)]) for row in range(count)]
     return _WeightingTrial(rows, measure([MicroBatch(rows, 1.0)]), alone)
-
-
-def _thinned_trials(rows: Batch, measure: Callable[[Sequence[MicroBatch]], Samples]) -> list[_WeightingTrial]:
-    """Return trials with uneven padding: zeros in integers and masks, and more ignored labels if there are any."""
-    thinned = [_thinned(rows, _is_padded_with_zeros, 0), _thinned(rows, _holds_ignored, IGNORED_LABEL)]
-    trials = []
-    for batch in (batch for batch in thinned if batch is not None):
-        try:
-            trial = _trial(batch, measure)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the loss rejects such a batch, so none will come
-            continue
-        if all(torch.isfinite(sample).all() for sample in trial.together.values()):
-            trials.append(trial)
-    return trials
 
 
 def _thinned(rows: Batch, wanted: Callable[[Tensor], bool], value: int) -> Batch | None:

@@ -1,7 +1,9 @@
 """The fastest set within the budgets, on profiles made by hand: no device is needed."""
 
+import traceback
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from fit.choose.test_placement import HELD
 from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.placement import ResidentState
-from tonnage.fit.choose.solver import BatchLayout, Solution, block_modes, layouts, outside_at, solve
+from tonnage.fit.choose.solver import BatchLayout, Solution, block_modes, does_not_fit, layouts, outside_at, solve
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
 from tonnage.units import GIB, MIB
@@ -34,7 +36,6 @@ SMALL = replace(
 def size(rows: int) -> SizeProfile:
     """Everything in proportion to the rows."""
     kept = BlockProfile(
-        name="blocks.0",
         parameters_bytes=768 * MIB,
         input_bytes=rows * 128 * MIB,
         kept_bytes=rows * GIB,
@@ -173,3 +174,23 @@ def test_the_rest_of_a_batch_that_runs_in_slices_is_what_was_measured_of_it() ->
 
 def test_a_profile_says_what_measuring_it_alone_takes() -> None:
     assert SIZES[2].alone_bytes == 2 * (GIB + GIB + 256 * MIB)
+
+
+def test_parameters_are_told_apart_from_what_else_is_on_the_card() -> None:
+    held = replace(HELD, parameters_bytes=8 * MIB, besides_bytes=61 * MIB)
+    error = does_not_fit(held, 40 * MIB, None, 0)
+    assert str(error) == (
+        "Nothing that keeps the gradients fits 40.00 MiB: parameters take 8.00 MiB, what else is on the card (the sample, "
+        "library workspaces) 61.00 MiB, gradients 16.00 GiB, optimizer states 32.00 GiB."
+    )
+    assert held.held_bytes == 69 * MIB
+    assert HELD.held_bytes == 16 * GIB
+
+
+def test_python_s_traceback_names_the_smallest_budget_and_the_next_card() -> None:
+    smallest: Any = SimpleNamespace(
+        layout=SimpleNamespace(micro_batches=4, slices=1), placement=SimpleNamespace(name="plain")
+    )
+    error = does_not_fit(HELD, 40 * MIB, smallest, 60 * GIB)
+    words = "".join(traceback.format_exception(error))
+    assert "The smallest budget that would do is 60.00 GiB, with 4 micro-batches; the next card that has it is" in words

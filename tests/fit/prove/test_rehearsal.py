@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fit.cases import build_training, dropout_net, llama
+from tonnage.fit.modules import undisturbed
 from tonnage.fit.prove.rehearsal import nothing_moves
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.master_weights import MasterWeights

@@ -10,7 +10,7 @@ from tonnage.fit.survey.survey import KEEP, SizeProfile, Survey
 
 def size(rows: int) -> SizeProfile:
     block = BlockProfile(
-        name="0", parameters_bytes=100, input_bytes=10 * rows, kept_bytes=50 + 30 * rows,
+        parameters_bytes=100, input_bytes=10 * rows, kept_bytes=50 + 30 * rows,
         forward_peak_bytes=40 * rows, backward_peak_bytes=60 * rows, forward_s=0.5 * rows, backward_s=1.0 * rows,
     )  # fmt: skip
     outside = OutsideProfile(

@@ -21,55 +21,35 @@ from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.training import Training
 
 # Cheapest first. Each saves memory, time or both on every model that supports it.
-_ALWAYS = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
-
+ALWAYS_PAYING = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
+# If nothing fits, in this order: FP32 parameters among the states, which can be on the host; 8-bit states, if allowed;
+# tiles for long sequences, which cost a second forward pass of what is tiled.
+MASTERS, COARSE_STATES, TILES = (
+    ("master-weights",),
+    ("stochastic-bf16", "eight-bit-states"),
+    ("tiled-mlp", "tiled-norm"),
+)
 # Bytes of logits at a time: small next to the rest.
 _LARGEST_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 512 << 20, 64 << 20
 
 
-def always_paying(training: Training, allowed: frozenset[str], budget_bytes: int) -> Iterator[Technique]:
-    """Yield those that this training can use; each is checked with the previous ones applied."""
+def usable(
+    names: tuple[str, ...], training: Training, allowed: frozenset[str], budget_bytes: int
+) -> Iterator[Technique]:
+    """Yield those of use for this training and not yet applied; each is checked with the previous ones applied."""
     settings = {"chunked-loss": {"chunk_bytes": min(_LARGEST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, budget_bytes // 32))}}
-    for name in _ALWAYS:
-        if name not in allowed or (name == "autocast" and not _wide(training)):
-            continue
-        technique = technique_class(name)(**settings.get(name, {}))
-        if technique.why_not(training) is None:
-            yield technique
-
-
-def narrower_parameters(training: Training, allowed: frozenset[str]) -> list[Technique]:
-    """Return master weights: BF16 parameters and gradients, with FP32 copies among states that may be on the host."""
-    if not {"master-weights", "host-states"} <= allowed or "master-weights" in training.applied or not _wide(training):
-        return []
-    technique = technique_class("master-weights")()
-    return [technique] if technique.why_not(training) is None else []
-
-
-def tiling(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
-    """Yield tiling techniques not yet applied. Compiled blocks fuse their norms, so those are not tiled."""
-    for name in ("tiled-mlp", "tiled-norm"):
-        fused = "compile" in training.applied and name == "tiled-norm"
-        if name in allowed and name not in training.applied and not fused:
-            technique = technique_class(name)()
+    for name in names:
+        dtypes = {parameter.dtype for parameter in trained_parameters(training.optimizer)}
+        helps = {
+            "autocast": dtypes <= {torch.float32},  # a narrower dtype speeds matrix products up
+            "master-weights": dtypes <= {torch.float32} and "host-states" in allowed,
+            "stochastic-bf16": dtypes <= {torch.bfloat16},
+            "tiled-norm": "compile" not in training.applied,  # compiled blocks fuse their norms
+        }
+        if name in allowed and name not in training.applied and helps.get(name, True):
+            technique = technique_class(name)(**settings.get(name, {}))
             if technique.why_not(training) is None:
                 yield technique
-
-
-def _wide(training: Training) -> bool:
-    """Return whether matrix products run in FP32, so that a narrower dtype would speed them up."""
-    return all(parameter.dtype is torch.float32 for parameter in trained_parameters(training.optimizer))
-
-
-def coarser_states(training: Training, allowed: frozenset[str]) -> list[Technique]:
-    """Return 8-bit states and, for BF16 parameters, stochastic rounding, if allowed and not yet applied."""
-    names = [
-        name for name in ("stochastic-bf16", "eight-bit-states") if name in allowed and name not in training.applied
-    ]
-    narrow = all(parameter.dtype is torch.bfloat16 for parameter in trained_parameters(training.optimizer))
-    techniques = [technique_class(name)() for name in names if narrow or name != "stochastic-bf16"]
-    usable = [technique for technique in techniques if technique.why_not(training) is None]
-    return usable if any(technique.name == "eight-bit-states" for technique in usable) else []
 
 
 def with_coarse_states(resident: ResidentState, training: Training) -> ResidentState:

@@ -75,13 +75,7 @@ class ModeChoice:
 def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> ModeChoice | None:
     """Return the fastest modes within the budget, or None if nothing fits."""
     program = _ModeProgram(blocks, around)
-    solution = milp(
-        program.costs(),
-        constraints=LinearConstraint(*program.constraints()),
-        integrality=program.integrality(),
-        bounds=program.bounds(),
-        options={"mip_rel_gap": 2e-3, "time_limit": 2.0},
-    )
+    solution = program.solve(whole=True)
     if solution.x is None:
         return None
     choice = program.read(solution.x)
@@ -94,8 +88,7 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Mod
 
 def least_seconds(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> float:
     """Return a lower bound on any choice, from the LP relaxation; infinite if nothing fits."""
-    program = _ModeProgram(blocks, around)
-    relaxed = milp(program.costs(), constraints=LinearConstraint(*program.constraints()), bounds=program.bounds())
+    relaxed = _ModeProgram(blocks, around).solve(whole=False)
     return float(relaxed.fun) if relaxed.x is not None else np.inf
 
 
@@ -128,31 +121,31 @@ class _ModeProgram:
         self.states, self.late_out, self.late_in, self.late_states = range(count, count + 4)
         self.columns = count + 4
 
-    def costs(self) -> np.ndarray[Any, Any]:
-        costs = np.zeros(self.columns)
+    def solve(self, *, whole: bool) -> Any:
+        """Solve for one mode per block, or the LP relaxation, whose blocks may mix modes."""
+        around = self.around
+        costs, upper = np.zeros(self.columns), np.ones(self.columns)
         for column, mode in self._modes():
-            costs[column] = mode.forward_s + mode.backward_s + mode.moved_bytes * self.around.s_per_moved_byte
+            costs[column] = mode.forward_s + mode.backward_s + mode.moved_bytes * around.s_per_moved_byte
         costs[self.late_out] = costs[self.late_in] = 1.0
-        costs[self.late_states] = 1.0 / self.around.micro_batches
-        costs[self.states] = GIB * self.around.s_per_moved_byte / self.around.micro_batches
-        return costs
-
-    def integrality(self) -> np.ndarray[Any, Any]:
-        return np.array([1] * int(self.starts[-1]) + [0] * 4)
-
-    def bounds(self) -> Bounds:
-        upper = np.ones(self.columns)
-        upper[self.states] = self.around.movable_states_bytes / GIB
+        costs[self.late_states] = 1.0 / around.micro_batches
+        costs[self.states] = GIB * around.s_per_moved_byte / around.micro_batches
+        upper[self.states] = around.movable_states_bytes / GIB
         upper[self.late_out :] = np.inf
-        return Bounds(np.zeros(self.columns), upper)
-
-    def constraints(self) -> tuple[csr_matrix, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        # Constraints: coefficients by column, lower and upper limit.
         one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
         rows = [*one_mode_each, *self._moments(), *self._links()]
         places = [(index, column) for index, (coefficients, _, _) in enumerate(rows) for column in coefficients]
         values = [value for coefficients, _, _ in rows for value in coefficients.values()]
         matrix = csr_matrix((values, tuple(zip(*places, strict=True))), shape=(len(rows), self.columns))
-        return matrix, np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+        limits = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+        return milp(
+            costs,
+            constraints=LinearConstraint(matrix, *limits),
+            bounds=Bounds(np.zeros(self.columns), upper),
+            integrality=np.array([1] * int(self.starts[-1]) + [0] * 4) if whole else None,
+            options={"mip_rel_gap": 2e-3, "time_limit": 2.0} if whole else None,
+        )
 
     def read(self, values: np.ndarray[Any, Any]) -> ModeChoice:
         taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self._ranges()]
@@ -179,33 +172,25 @@ class _ModeProgram:
 
     def _moments(self) -> list[tuple[dict[int, float], float, float]]:
         """Limit each moment: what earlier blocks left, plus what this one needs, minus moved states."""
-        around, ranges = self.around, self._ranges()
+        around, ranges, movable_bytes = self.around, self._ranges(), self.around.movable_states_bytes
+        held_bytes = around.fixed_bytes + movable_bytes + staged_bytes(around, movable_bytes)
+        gradients, between = gradients_from(around, len(ranges), movable_bytes), _between(around, len(ranges))
         left: dict[int, float] = {}
-        rows = []
-        gradients = gradients_from(around, len(ranges), around.movable_states_bytes)
-        between = _between(around, len(ranges))
+        moments: list[tuple[dict[int, float], int]] = []  # coefficients, and bytes besides
         for index, (modes, start) in enumerate(ranges):
             if between[index]:
-                rows.append(self._at_most(left, between[index] + gradients[index]))
+                moments.append((left, between[index] + gradients[index]))
             forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
-            rows.append(self._at_most(forward, 0))
+            moments.append((forward, 0))
             backward = left | {
                 start + i: (mode.resident_bytes + mode.backward_peak_bytes) / GIB for i, mode in enumerate(modes)
             }
-            rows.append(self._at_most(backward, around.outside_kept_bytes + gradients[index + 1]))
+            moments.append((backward, around.outside_kept_bytes + gradients[index + 1]))
             left = left | {start + i: mode.resident_bytes / GIB for i, mode in enumerate(modes)}
-        rows.append(self._at_most(left, around.outside_peak_bytes))
-        rows.append(self._at_most({}, around.stem_peak_bytes + gradients[0]))
-        rows.append(self._at_most({}, around.step_peak_bytes))
-        return rows
-
-    def _at_most(self, coefficients: dict[int, float], extra_bytes: int) -> tuple[dict[int, float], float, float]:
-        around = self.around
-        held_bytes = (
-            around.fixed_bytes + around.movable_states_bytes + staged_bytes(around, around.movable_states_bytes)
-        )
-        room = (around.budget_bytes - held_bytes - extra_bytes) / GIB
-        return coefficients | {self.states: -1.0}, -np.inf, room
+        moments.append((left, around.outside_peak_bytes))
+        moments += [({}, around.stem_peak_bytes + gradients[0]), ({}, around.step_peak_bytes)]
+        room = around.budget_bytes - held_bytes
+        return [(found | {self.states: -1.0}, -np.inf, (room - extra) / GIB) for found, extra in moments]
 
     def _links(self) -> list[tuple[dict[int, float], float, float]]:
         """Constrain exposed seconds to at least the link time beyond the blocks' compute time."""

@@ -97,7 +97,6 @@ class _KeepProgram:
     def __init__(self, operators: Sequence[OperatorProfile], groups: Sequence[_Group]) -> None:
         self._operators = operators
         self._groups = groups
-        self._place = {group.root.index: place for place, group in enumerate(groups)}
         self._bytes = np.array([group.root.output_bytes for group in groups], dtype=float)
         self._seconds = np.array([group.seconds for group in groups])
         self._may_keep = np.array([group.root.keepable or group.forced for group in groups], dtype=float)
@@ -105,6 +104,18 @@ class _KeepProgram:
         read = [group for group in groups if group.root.kept_bytes and group.root.keepable]
         self.least_bytes = int(self._bytes @ self._must_keep)
         self.most_bytes = max(self.least_bytes, sum(group.root.output_bytes for group in read))
+        count, places = len(groups), {group.root.index: place for place, group in enumerate(groups)}
+        rows: list[tuple[dict[int, float], float]] = []  # coefficients by column, and the lower limit
+        for place, group in enumerate(groups):
+            if group.root.kept_bytes:
+                rows.append(({place: 1.0, count + place: 1.0}, 1.0))
+            rows += [
+                ({(at := places[source]): 1.0, count + at: 1.0, count + place: -1.0}, 0.0) for source in group.inputs
+            ]
+        entries = [(row, column, value) for row, (cells, _) in enumerate(rows) for column, value in cells.items()]
+        at_row, at_column, values = zip(*entries, strict=True) if entries else ((), (), ())
+        matrix = csr_array((values, (at_row, at_column)), shape=(len(rows), 2 * count))
+        self._dependencies = LinearConstraint(matrix, lb=np.array([lower for _, lower in rows]))
 
     def solve(self, limit_bytes: int, input_bytes: int) -> OperatorChoice | None:
         count = len(self._groups)
@@ -120,7 +131,7 @@ class _KeepProgram:
             bounds=Bounds(
                 np.concatenate([self._must_keep, np.zeros(count)]), np.append(self._may_keep, np.ones(count))
             ),
-            constraints=[self._dependencies(), budget],
+            constraints=[self._dependencies, budget],
         )
         if result.x is None:
             return None
@@ -141,20 +152,3 @@ class _KeepProgram:
 
     def _again_s(self, kept: set[int]) -> float:
         return sum(self._operators[index].seconds for index in sorted(needed(self._operators, kept)))
-
-    def _dependencies(self) -> LinearConstraint:
-        count = len(self._groups)
-        rows: list[list[tuple[int, float]]] = []
-        lower: list[float] = []
-        for place, group in enumerate(self._groups):
-            if group.root.kept_bytes:
-                rows.append([(place, 1.0), (count + place, 1.0)])
-                lower.append(1.0)
-            for source in group.inputs:
-                other = self._place[source]
-                rows.append([(other, 1.0), (count + other, 1.0), (count + place, -1.0)])
-                lower.append(0.0)
-        entries = [(row, column, value) for row, cells in enumerate(rows) for column, value in cells]
-        at_row, at_column, values = zip(*entries, strict=True) if entries else ((), (), ())
-        matrix = csr_array((values, (at_row, at_column)), shape=(len(rows), 2 * count))
-        return LinearConstraint(matrix, lb=np.array(lower))

@@ -47,10 +47,6 @@ class ResidentState:
     moved_launch_s: float = 0.0  # the same with states that are moved from and to host memory
 
     @property
-    def largest_gradient_bytes(self) -> int:
-        return max(self.parameter_gradients_bytes, default=0)
-
-    @property
     def held_bytes(self) -> int:
         """Bytes on the card throughout, wherever gradients and states are."""
         return self.parameters_bytes + self.besides_bytes
@@ -119,6 +115,13 @@ def memory_context(
     # States per parameter, in the order in which they are placed on the GPU.
     per_gradient = resident.states_bytes / max(1, resident.gradients_bytes)
     states_of_each = [round(gradient_bytes * per_gradient) for gradient_bytes in resident.parameter_gradients_bytes]
+    # Gradients in transit to the host, for the stem and each block: a new one, and some before it.
+    passing: list[int] = []
+    if placement == HOST_GRADIENTS:
+        largest, blocks = max(resident.parameter_gradients_bytes, default=0), resident.block_gradients_bytes
+        earlier = accumulate(reversed(blocks), initial=resident.outside_gradients_bytes)
+        leaving = [min(PIECE_BYTES, made) for made in earlier][::-1]
+        passing = [n + left for n, left in zip([largest, *(min(largest, b) for b in blocks)], leaving, strict=True)]
     return MemoryContext(
         budget_bytes=budget_bytes,
         fixed_bytes=fixed
@@ -131,7 +134,7 @@ def memory_context(
         gradient_bytes=resident.block_gradients_bytes if grows or waits else (),
         outside_gradient_bytes=resident.outside_gradients_bytes if grows or waits else 0,
         waiting_bytes=WINDOW_BYTES if waits else None,
-        passing_bytes=_passing(resident) if placement == HOST_GRADIENTS else (),
+        passing_bytes=passing,
         gradients_per_state=resident.gradients_bytes / max(1, resident.states_bytes),
         step_peak_bytes=(resident.gradients_bytes if grows else 0)
         + (resident.step_temporary_bytes if placement == PLAIN else 0),
@@ -143,14 +146,6 @@ def memory_context(
         link_bytes_per_s=resident.link_bytes_per_s,
         micro_batches=micro_batches,
     )
-
-
-def _passing(resident: ResidentState) -> list[int]:
-    """Return gradients in transit to the host, for the stem and each block: a new one, and some before it."""
-    largest, blocks = resident.largest_gradient_bytes, resident.block_gradients_bytes
-    earlier = accumulate(reversed(blocks), initial=resident.outside_gradients_bytes)
-    leaving = [min(PIECE_BYTES, made) for made in earlier][::-1]
-    return [new + left for new, left in zip([largest, *(min(largest, one) for one in blocks)], leaving, strict=True)]
 
 
 def movable_bytes(placement: Placement, resident: ResidentState, micro_batches: int) -> int:

@@ -4,12 +4,14 @@ A layout says how the batch is divided: into micro-batches, or into one batch wh
 does not know how a technique is applied.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import numpy as np
 
+from tonnage.errors import TonnageError
 from tonnage.fit.choose.choosing import MemoryContext, Mode, ModeChoice, choose_modes, least_seconds
 from tonnage.fit.choose.placement import (
     Placement,
@@ -20,8 +22,12 @@ from tonnage.fit.choose.placement import (
     step_overhead_s,
     suitable,
 )
-from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
-from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile, Survey
+from tonnage.hardware import all_gpus
+from tonnage.units import format_bytes
+
+_PRECISION = 1 / 128  # relative to the smallest budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,23 +120,20 @@ def solve(
             if np.isfinite(bound_s):
                 heappush(waiting, (bound_s, index, True))
         elif (choice := choose_modes(candidate.modes, candidate.around)) is not None:
-            found.append(_solution(candidate, resident, choice))
+            layout, placement = candidate.layout, candidate.placement
+            solution = Solution(
+                layout=layout,
+                profiled_rows=candidate.profiled_rows,
+                placement=placement,
+                choice=choice,
+                window_bytes=candidate.window_bytes,
+                states_on_gpu_bytes=states_on_gpu(placement, resident, layout.micro_batches, choice.unmoved_bytes),
+                peak_bytes=choice.peak_bytes,
+                step_s=candidate.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
+            )
+            found.append(solution)
             found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
     return found
-
-
-def _solution(candidate: Candidate, resident: ResidentState, choice: ModeChoice) -> Solution:
-    layout, placement = candidate.layout, candidate.placement
-    return Solution(
-        layout=layout,
-        profiled_rows=candidate.profiled_rows,
-        placement=placement,
-        choice=choice,
-        window_bytes=candidate.window_bytes,
-        states_on_gpu_bytes=states_on_gpu(placement, resident, layout.micro_batches, choice.unmoved_bytes),
-        peak_bytes=choice.peak_bytes,
-        step_s=candidate.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
-    )
 
 
 def layouts(
@@ -165,7 +168,11 @@ def _candidate(
     modes = [fewer[id(ways)] for ways in all_modes]
     outside = outside_at(sizes, layout.rows, known_outside)
     backward_s = sum(ways[0].backward_s for ways in modes)
-    window = offload_window(modes) if moved else 0
+    # The window of copies: two inputs, or a whole block, whose copies then overlap with the next blocks.
+    in_flight = [(mode.name, mode.moved_bytes) for ways in modes for mode in ways] if moved else []
+    window = max(
+        (moved_bytes * {BLOCK_OFFLOAD: 2, OFFLOAD: 1}.get(name, 0) for name, moved_bytes in in_flight), default=0
+    )
     around = memory_context(
         placement,
         resident,
@@ -196,24 +203,14 @@ def _profiled_rows(sizes: Iterable[int], layout: BatchLayout) -> int:
     return max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)
 
 
-def offload_window(modes: Sequence[Sequence[Mode]]) -> int:
-    """Return the window of copies: two inputs, or a whole block, whose copies then overlap with the next blocks."""
-    moved = [(mode.name, mode.moved_bytes) for ways in modes for mode in ways]
-    inputs = max((size for name, size in moved if name == BLOCK_OFFLOAD), default=0)
-    kept = max((size for name, size in moved if name == OFFLOAD), default=0)
-    return max(2 * inputs, kept)
-
-
 def block_modes(size: SizeProfile, layout: BatchLayout, *, offload: bool) -> list[list[Mode]]:
+    """Return the modes of each block in this layout; lists are shared between blocks of a kind."""
     modes = size.modes(offload=offload)
     if layout.slices == 1:
         return modes
-    made: dict[tuple[int, str], list[Mode]] = {}
-    for ways, block in zip(modes, size.kinds, strict=True):
-        kind = size.kinds[block]
-        if (id(ways), kind) not in made:
-            made[id(ways), kind] = [_larger(mode, size.kept(block), layout) for mode in ways]
-    return [made[id(ways), size.kinds[block]] for ways, block in zip(modes, size.kinds, strict=True)]
+    by_kind = {kind: (ways, block) for ways, (block, kind) in zip(modes, size.kinds.items(), strict=True)}
+    made = {kind: [_larger(mode, size.kept(block), layout) for mode in ways] for kind, (ways, block) in by_kind.items()}
+    return [made[kind] for kind in size.kinds.values()]
 
 
 def outside_at(
@@ -226,14 +223,7 @@ def outside_at(
         return known[rows]
     low, high = sorted(sizes)[-2:] if len(sizes) > 1 else (0, max(sizes))
     larger = sizes[high].outside
-    nothing = OutsideProfile(
-        kept_bytes=0,
-        peak_bytes=0,
-        between_peak_bytes=(0,) * len(larger.between_peak_bytes),
-        forward_s=0.0,
-        backward_s=0.0,
-    )
-    smaller = sizes[low].outside if low else nothing
+    smaller = sizes[low].outside if low else mixed(lambda _: 0.0, larger)
     return smaller.in_line(larger, (rows - low) / (high - low))
 
 
@@ -264,3 +254,65 @@ def _larger(mode: Mode, kept: BlockProfile, layout: BatchLayout) -> Mode:
         + passing_bytes
         + kept.parameters_bytes,
     )
+
+
+# Where nothing fits ---------------------------------------------------------------------------------------------------
+
+
+class DoesNotFit(TonnageError, MemoryError):
+    """No set of techniques brings the training within the budget."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, hint: str, smallest_bytes: int | None) -> None:
+        super().__init__(problem, hint=hint)
+        self.smallest_bytes = smallest_bytes
+
+
+def does_not_fit(
+    resident: ResidentState, budget_bytes: int, smallest: Solution | None, needed_bytes: int
+) -> DoesNotFit:
+    """Build the error; `smallest` is the solution of least memory, which needs `needed_bytes`."""
+    problem = (
+        f"Nothing that keeps the gradients fits {format_bytes(budget_bytes)}: parameters take "
+        f"{format_bytes(resident.parameters_bytes)}, what else is on the card (the sample, library workspaces) "
+        f"{format_bytes(resident.besides_bytes)}, gradients {format_bytes(resident.gradients_bytes)}, optimizer states "
+        f"{format_bytes(resident.states_bytes)}."
+    )
+    if smallest is None:
+        hint = "Even one row with every technique does not fit this card: use a shorter sequence, or more GPUs."
+        return DoesNotFit(problem, hint=hint, smallest_bytes=None)
+    layout = smallest.layout
+    parts = [f"{layout.micro_batches} micro-batches"] if layout.micro_batches > 1 else []
+    if layout.slices > 1:
+        parts.append(f"blocks recomputed in {layout.slices} slices")
+    if smallest.placement.name != "plain":
+        parts.append(smallest.placement.name)
+    words = ", ".join(parts) or "the same techniques"
+    # The smallest card of the catalogue that holds it, with 5 % to spare for the CUDA context.
+    cards = [gpu for gpu in all_gpus() if gpu.maker == "NVIDIA" and gpu.family != "laptop"]
+    fits = [gpu for gpu in cards if gpu.memory_bytes * 0.95 > needed_bytes]
+    card = "; no single card has that much."
+    if fits:
+        gpu = min(fits, key=lambda gpu: gpu.memory_bytes)
+        card = f"; the next card that has it is {gpu.name} ({format_bytes(gpu.memory_bytes)})."
+    hint = f"The smallest budget that would do is {format_bytes(needed_bytes)}, with {words}{card}"
+    return DoesNotFit(problem, hint=hint, smallest_bytes=needed_bytes)
+
+
+def smallest_budget(survey: Survey, resident: ResidentState, **options: Any) -> Solution | None:
+    """Bisect for the smallest budget; `options` are passed on to `solve`."""
+
+    def best(budget_bytes: int) -> Solution | None:
+        found = solve(survey.sizes, resident, budget_bytes=budget_bytes, **options)
+        return min(found, key=lambda solution: solution.peak_bytes, default=None)
+
+    high = 4 * survey.meter.capacity_bytes
+    found = best(high)
+    low = resident.held_bytes
+    while found is not None and min(high, found.peak_bytes) - low > _PRECISION * found.peak_bytes:
+        high = min(high, found.peak_bytes)
+        middle = (low + high) // 2
+        smaller = best(middle)
+        found, low = (smaller, low) if smaller is not None else (found, middle)
+    return found

@@ -4,17 +4,19 @@ Nothing is measured here. The text fits 80 columns.
 """
 
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from tonnage.fit.choose.choosing import Mode, peak_of
 from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState, memory_context, step_overhead_s
-from tonnage.fit.choose.solver import BatchLayout, Solution, block_modes, outside_at
+from tonnage.fit.choose.solver import Solution, block_modes, outside_at
 from tonnage.fit.plan import FitPlan, TechniqueRow
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.survey.profile import OutsideProfile
-from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, Survey
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
@@ -31,8 +33,18 @@ def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] =
     """
     sizes = {rows: size for rows, size in survey.measured.items() if not among or rows in among}
     small, largest = sizes[min(sizes)], sizes[max(sizes)]
-    ways = zip(small.modes(offload=False), largest.modes(offload=False), strict=True)
-    taken = [_at_rows(survey.rows, (small.rows, below[0]), (largest.rows, above[0])) for below, above in ways]
+    few, many, rows = small.rows, largest.rows, survey.rows
+
+    def scaled(below: int, above: int) -> int:
+        if few == many:
+            return round(above * rows / many)
+        return max(0, round(above + (above - below) / (many - few) * (rows - many)))
+
+    taken, names = [], ("resident_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    for (below, *_), (above, *_) in zip(small.modes(offload=False), largest.modes(offload=False), strict=True):
+        found: dict[str, Any] = {name: scaled(getattr(below, name), getattr(above, name)) for name in names}
+        share = rows / many
+        taken.append(replace(above, forward_s=above.forward_s * share, backward_s=above.backward_s * share, **found))
     return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, micro_batches=1)
 
 
@@ -46,31 +58,14 @@ def enough_rows(rows: int) -> int:
     return -(-rows // _MOST_TIMES)
 
 
-def _at_rows(rows: int, small: tuple[int, Mode], large: tuple[int, Mode]) -> Mode:
-    (few, below), (many, above) = small, large
-    names = ("resident_bytes", "forward_peak_bytes", "backward_peak_bytes")
-    if few == many:
-        sizes = {name: round(getattr(above, name) * rows / many) for name in names}
-    else:
-        slopes = {name: (getattr(above, name) - getattr(below, name)) / (many - few) for name in names}
-        sizes = {name: max(0, round(getattr(above, name) + slopes[name] * (rows - many))) for name in names}
-    share = rows / many
-    return replace(above, forward_s=above.forward_s * share, backward_s=above.backward_s * share, **sizes)
-
-
 def _cost(
-    survey: Survey,
-    size: SizeProfile,
-    layout: BatchLayout,
-    placement: Placement,
-    resident: ResidentState,
-    names: Sequence[str] = (),
+    survey: Survey, solution: Solution, placement: Placement, resident: ResidentState, names: Sequence[str] = ()
 ) -> Cost:
-    modes = block_modes(size, layout, offload=False)
-    wanted = names or [KEEP] * len(modes)
-    taken = [
-        next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
-    ]
+    """Return the cost of the solution's layout with another placement and these modes, by default unchanged blocks."""
+    layout = solution.layout
+    modes = block_modes(survey.sizes[solution.profiled_rows], layout, offload=False)
+    wanted = zip(modes, names or [KEEP] * len(modes), strict=True)
+    taken = [next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in wanted]
     outside = outside_at(survey.sizes, layout.rows, survey.outside)
     return _step_cost(taken, outside, placement, resident, micro_batches=layout.micro_batches)
 
@@ -99,17 +94,16 @@ def summary_rows(
     titles = {technique.name: technique for technique in techniques}
     rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
     before = plain_cost(survey, resident)
-    layout, size = solution.layout, survey.sizes[solution.profiled_rows]
+    layout = solution.layout
     if layout.micro_batches > 1:
-        after = _cost(survey, size, layout, PLAIN, resident)
+        after = _cost(survey, solution, PLAIN, resident)
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
         rows.append(_row(titles["micro-batches"], before, after, why))
         before = after
-    final = solution.peak_bytes, solution.step_s
     rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
-    for index, technique in enumerate(rest):
-        after = final if index == len(rest) - 1 else _with(technique, survey, size, solution, resident, before)
-        rows.append(_row(technique, before, after, _why(technique, solution, resident)))
+    for technique in rest:
+        after, why = _effect(technique, survey, solution, resident, before, last=technique is rest[-1])
+        rows.append(_row(technique, before, after, why))
         before = after
     return tuple(rows)
 
@@ -119,54 +113,42 @@ def _stage_row(technique: Technique, before: Survey, after: Survey, resident: Re
     row = _row(technique, plain_cost(before, resident, both), plain_cost(after, resident, both), "")
     measured, rows = max(both or after.measured), after.rows
     how = "on the whole batch" if measured == rows else f"on {measured} of {rows} rows, in proportion for the rest"
-    return replace(row, why=f"{_worth(row)}; measured {how}")
-
-
-def _worth(row: TechniqueRow) -> str:
+    # What it is worth.
     changes: list[tuple[float, str]] = [(row.saved_bytes, format_bytes(abs(row.saved_bytes)))]
     if abs(row.seconds) >= _SHOWN_S:
         changes.append((-row.seconds, time_words(abs(row.seconds))))
     gains = " and ".join(words for saved, words in changes if saved > 0)
     losses = " and ".join(words for saved, words in changes if saved < 0)
-    if gains and losses:
-        return f"kept: it saves {gains} and costs {losses}"
+    worth = f"pays: it saves {gains}" if gains else "makes no difference here"
     if losses:
-        return f"kept, though it costs {losses} here: without={[row.name]} leaves it out"
-    return f"pays: it saves {gains}" if gains else "makes no difference here"
+        worth = f"kept, though it costs {losses} here: without={[row.name]} leaves it out"
+        worth = f"kept: it saves {gains} and costs {losses}" if gains else worth
+    return replace(row, why=f"{worth}; measured {how}")
 
 
-def _with(
-    technique: Technique, survey: Survey, size: SizeProfile, solution: Solution, resident: ResidentState, before: Cost
-) -> Cost:
-    layout = solution.layout
+def _effect(
+    technique: Technique, survey: Survey, solution: Solution, resident: ResidentState, before: Cost, *, last: bool
+) -> tuple[Cost, str]:
+    """Return the cost with this technique added, which is the solution's with the last one, and why it was chosen."""
+    final = solution.peak_bytes, solution.step_s
+    layout, choice, settings = solution.layout, solution.choice, technique.settings()
     if technique.name == "recompute":
-        staying = [_WITHOUT_LINK.get(name, name) for name in solution.choice.modes]
-        return _cost(survey, size, layout, PLAIN, resident, staying)
+        staying = [_WITHOUT_LINK.get(name, name) for name in choice.modes]
+        shown = Counter("by operator" if name.startswith(OPERATORS) else name for name in choice.modes)
+        counts = ", ".join(f"{count} {name}" for name, count in shown.items())
+        why = f"the fastest choice of modes within the budget: {counts}"
+        return final if last else _cost(survey, solution, PLAIN, resident, staying), why
     if technique.name == "activation-offload":
-        settings = technique.settings()
+        size = survey.sizes[solution.profiled_rows]
         blocks = [size.kept(name) for name in settings["blocks"]]
         moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
-        return before[0] - layout.slices * moved, before[1]
-    return _cost(survey, size, layout, solution.placement, resident, solution.choice.modes)
-
-
-def _why(technique: Technique, solution: Solution, resident: ResidentState) -> str:
-    choice = solution.choice
-    if technique.name == "recompute":
-        shown = ["by operator" if name.startswith(OPERATORS) else name for name in choice.modes]
-        counts = {name: shown.count(name) for name in dict.fromkeys(shown)}
-        return "the fastest choice of modes within the budget: " + ", ".join(
-            f"{n} {name}" for name, n in counts.items()
-        )
-    if technique.name == "activation-offload":
-        blocks = len(technique.settings()["blocks"])
-        return f"of {blocks} blocks {technique.settings()['what']}: crosses the link behind the computation"
+        why = f"of {len(blocks)} blocks {settings['what']}: crosses the link behind the computation"
+        return final if last else (before[0] - layout.slices * moved, before[1]), why
+    why = "each gradient is gone as soon as it is made"
     if technique.name == "host-states":
-        moved = resident.states_bytes - solution.states_on_gpu_bytes
-        return (
-            f"{format_bytes(moved)} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
-        )
-    return "each gradient is gone as soon as it is made"
+        moved_words = format_bytes(resident.states_bytes - solution.states_on_gpu_bytes)
+        why = f"{moved_words} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
+    return final if last else _cost(survey, solution, solution.placement, resident, choice.modes), why
 
 
 def _row(technique: Technique, before: Cost, after: Cost, why: str) -> TechniqueRow:

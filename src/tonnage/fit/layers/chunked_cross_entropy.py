@@ -49,7 +49,7 @@ class Head:
     @property
     def logits_dtype(self) -> torch.dtype:
         """The dtype after all operations, which the loss reads."""
-        return logits_dtype(self.dtype, self.operations)
+        return next((argument for name, argument in reversed(self.operations) if name == "to"), self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,6 @@ class CrossEntropy:
     ignore_index: int = -100
     label_smoothing: float = 0.0
     reduction: str = "mean"
-
-
-def logits_dtype(dtype: torch.dtype, operations: tuple[Operation, ...]) -> torch.dtype:
-    """Return the dtype of a head's output in `dtype` after these operations."""
-    casts = [argument for name, argument in operations if name == "to"]
-    return casts[-1] if casts else dtype
 
 
 def chunked_cross_entropy(head: Head, loss: CrossEntropy, *, chunk_bytes: int) -> Tensor:
@@ -221,7 +215,13 @@ class _ChunkPass:
         with torch.autocast(hidden.device.type, enabled=False):
             weight = self._padded(weight)
             bias = None if bias is None else self._padded(bias)
-            sums = _ChunkGradients(self, hidden, weight) if differentiate else None
+            # Accumulating in a narrow dtype would round once per chunk.
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            hidden_wanted, weight_wanted, bias_wanted = (differentiate and wanted for wanted in self.wanted)
+            to_hidden = torch.empty_like(hidden, dtype=self.dtype) if hidden_wanted else None
+            sum_dtype = wide if len(self.chunks) > 1 else weight.dtype
+            to_weight = torch.empty_like(weight, dtype=sum_dtype) if weight_wanted else None
+            to_bias = weight.new_zeros(weight.shape[0], dtype=wide) if bias_wanted else None
             losses = torch.empty(hidden.shape[0], dtype=self.compute_dtype, device=hidden.device)
             for rows in self.chunks:
                 part = hidden[rows].to(self.dtype)
@@ -229,10 +229,16 @@ class _ChunkPass:
                 factor = 1.0 if upstream is None else upstream[rows, None]
                 losses[rows], gradient = self._chunk(rows, output, factor if differentiate else None)
                 del output
-                if sums is not None:
-                    sums.add(rows, part, weight, gradient)
+                if to_hidden is not None:
+                    torch.mm(gradient, weight, out=to_hidden[rows])
+                if to_weight is not None:
+                    add_product(to_weight, gradient.t(), part, first=rows.start == 0)
+                if to_bias is not None:
+                    to_bias += gradient.sum(dim=0, dtype=to_bias.dtype)
                 del gradient  # before the next chunk's logits are allocated
-            return losses, [] if sums is None else sums.gradients()
+            # Without padded classes.
+            of_classes = [None if made is None else made[: self.classes] for made in (to_weight, to_bias)]
+            return losses, [to_hidden, *of_classes] if differentiate else []
 
     def _padded(self, leaf: Tensor) -> Tensor:
         if not self.padding:
@@ -241,22 +247,28 @@ class _ChunkPass:
         padded[: self.classes] = leaf
         return padded
 
-    def _chunk_by_kernel(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.loss, _ClassLabels)
-        mass = self.loss.mass[rows]
-        losses = torch.empty(output.shape[0], dtype=self.compute_dtype, device=output.device)
-        factor = None if upstream is None else torch.ones_like(mass) * upstream
-        if not on_virtual_gpu(output.device):  # a virtual GPU has no values
-            from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
-
-            losses_and_gradient_(output, self.loss.label[rows], mass, factor, losses, self.classes)
-        return losses, output
-
     def _chunk(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
         """Return the losses, and the gradient of the head's output unless there is no upstream."""
         if self.by_kernel:
-            return self._chunk_by_kernel(rows, output, upstream)
-        logits, curves = _operate(output, self.operations, self.compute_dtype)
+            assert isinstance(self.loss, _ClassLabels)
+            mass = self.loss.mass[rows]
+            losses = torch.empty(output.shape[0], dtype=self.compute_dtype, device=output.device)
+            factor = None if upstream is None else torch.ones_like(mass) * upstream
+            if not on_virtual_gpu(output.device):  # a virtual GPU has no values
+                from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
+
+                losses_and_gradient_(output, self.loss.label[rows], mass, factor, losses, self.classes)
+            return losses, output
+        # Without operations the logits are the output itself, unless the loss is computed in a narrower dtype.
+        wider = torch.promote_types(output.dtype, self.compute_dtype) == self.compute_dtype
+        logits = output if wider and not self.operations else output.to(self.compute_dtype)
+        curves = []  # values that backward needs
+        for name, number in self.operations:
+            if name == "tanh":
+                logits = logits.tanh()
+                curves.append(logits)
+            else:
+                logits = logits * number if name == "mul" else logits / number
         if self.padding:
             logits[:, self.classes :] = -torch.inf  # no probability, so no gradient
         largest = logits.amax(dim=-1, keepdim=True).to(self.compute_dtype)
@@ -268,7 +280,12 @@ class _ChunkPass:
         # The head's output is no longer needed: without operations in between, its gradient replaces it.
         out = output if logits is output else exponentials
         gradient = self.loss.gradient(rows, exponentials, total, upstream, out)
-        return losses, _operate_backward(gradient, self.operations, curves).to(self.dtype)
+        for name, number in reversed(self.operations):
+            if name == "tanh":
+                gradient = torch.ops.aten.tanh_backward(gradient, curves.pop())
+            else:
+                gradient = gradient.mul_(number) if name == "mul" else gradient.div_(number)
+        return losses, gradient.to(self.dtype)
 
 
 def _padding(head: Head, loss: CrossEntropy) -> int:
@@ -276,61 +293,6 @@ def _padding(head: Head, loss: CrossEntropy) -> int:
     if head.hidden.device.type != "cuda" or loss.target.dim() > 1 or loss.label_smoothing:
         return 0
     return -head.weight.shape[0] % (_ALIGNED_BYTES // head.dtype.itemsize)
-
-
-def _operate(output: Tensor, operations: tuple[Operation, ...], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits of a head's output, and the values that backward needs.
-
-    Without operations they are the output itself, unless the loss is computed in a narrower dtype.
-    """
-    wider = torch.promote_types(output.dtype, dtype) == dtype
-    logits = output if wider and not operations else output.to(dtype)
-    curves = []
-    for name, factor in operations:
-        if name == "tanh":
-            logits = logits.tanh()
-            curves.append(logits)
-        else:
-            logits = logits * factor if name == "mul" else logits / factor
-    return logits, curves
-
-
-def _operate_backward(gradient: Tensor, operations: tuple[Operation, ...], curves: list[Tensor]) -> Tensor:
-    for name, factor in reversed(operations):
-        if name == "tanh":
-            gradient = torch.ops.aten.tanh_backward(gradient, curves.pop())
-        elif name == "mul":
-            gradient.mul_(factor)
-        else:
-            gradient.div_(factor)
-    return gradient
-
-
-class _ChunkGradients:
-    """Accumulates the gradients of hidden, weight and bias over chunks."""
-
-    def __init__(self, walk: _ChunkPass, hidden: Tensor, weight: Tensor) -> None:
-        self.several, self.classes = len(walk.chunks) > 1, walk.classes
-        # Accumulating in a narrow dtype would round once per chunk.
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        hidden_wanted, weight_wanted, bias_wanted = walk.wanted
-        self.hidden = torch.empty_like(hidden, dtype=walk.dtype) if hidden_wanted else None
-        sum_dtype = wide if self.several else weight.dtype
-        self.weight = torch.empty_like(weight, dtype=sum_dtype) if weight_wanted else None
-        self.bias = weight.new_zeros(weight.shape[0], dtype=wide) if bias_wanted else None
-
-    def add(self, rows: slice, hidden: Tensor, weight: Tensor, gradient: Tensor) -> None:
-        if self.hidden is not None:
-            torch.mm(gradient, weight, out=self.hidden[rows])
-        if self.weight is not None:
-            add_product(self.weight, gradient.t(), hidden, first=rows.start == 0)
-        if self.bias is not None:
-            self.bias += gradient.sum(dim=0, dtype=self.bias.dtype)
-
-    def gradients(self) -> Gradients:
-        """Return the gradients without those of padded classes."""
-        weight = None if self.weight is None else self.weight[: self.classes]
-        return [self.hidden, weight, None if self.bias is None else self.bias[: self.classes]]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

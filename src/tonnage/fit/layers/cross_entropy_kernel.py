@@ -24,18 +24,9 @@ def losses_and_gradient_(
     """
     with torch.cuda.device_of(logits):
         _rows_kernel[(logits.shape[0],)](
-            logits,
-            label,
-            mass,
-            mass if upstream is None else upstream,
-            losses,
-            logits.stride(0),
-            classes,
-            logits.shape[1],
-            DIFFERENTIATE=upstream is not None,
-            COLUMNS=_COLUMNS,
-            num_warps=8,
-        )
+            logits, label, mass, mass if upstream is None else upstream, losses, logits.stride(0), classes,
+            logits.shape[1], DIFFERENTIATE=upstream is not None, COLUMNS=_COLUMNS, num_warps=8,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -22,14 +22,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from tonnage.errors import TonnageError
-from tonnage.fit.layers.chunked_cross_entropy import (
-    CrossEntropy,
-    Head,
-    Operation,
-    chunked_cross_entropy,
-    divide_rows,
-    logits_dtype,
-)
+from tonnage.fit.layers.chunked_cross_entropy import CrossEntropy, Head, chunked_cross_entropy, divide_rows
 
 
 class LogitsOutdated(TonnageError, RuntimeError):
@@ -41,16 +34,14 @@ class LogitsHidden(TonnageError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitsRecipe:
-    """How to compute the logits: the head's parts and the operations since."""
+class LogitsRecipe(Head):
+    """How to compute the logits: the head's parts and the operations since.
 
-    hidden: Tensor  # (..., width); its leading dimensions are those of the logits
-    weight: Tensor
-    bias: Tensor | None
+    The leading dimensions of `hidden`, (..., width), are those of the logits.
+    """
+
     versions: tuple[int, ...]  # of weight and bias when the logits were deferred
-    dtype: torch.dtype  # of the head's matrix product
     chunk_bytes: int
-    operations: tuple[Operation, ...] = ()
     classes_second: bool = False  # (batch, classes, positions), as cross_entropy expects
 
     @property
@@ -61,11 +52,7 @@ class LogitsRecipe:
 
     @property
     def requires_grad(self) -> bool:
-        return any(leaf is not None and leaf.requires_grad for leaf in (self.hidden, self.weight, self.bias))
-
-    @property
-    def logits_dtype(self) -> torch.dtype:
-        return logits_dtype(self.dtype, self.operations)
+        return any(leaf is not None and leaf.requires_grad for leaf in self.leaves)
 
     def then(self, name: str, argument: Any = None) -> "DeferredLogits":
         return DeferredLogits(replace(self, operations=(*self.operations, (name, argument))))
@@ -73,15 +60,9 @@ class LogitsRecipe:
     def with_rows(self, hidden: Tensor) -> "DeferredLogits":
         return DeferredLogits(replace(self, hidden=hidden))
 
-    def head(self) -> Head:
-        """Return the head with all rows in one dimension."""
-        return Head(
-            hidden=self.hidden.reshape(-1, self.hidden.shape[-1]),
-            weight=self.weight,
-            bias=self.bias,
-            dtype=self.dtype,
-            operations=self.operations,
-        )
+    def flat(self) -> "LogitsRecipe":
+        """Return the same with all rows in one dimension."""
+        return replace(self, hidden=self.hidden.reshape(-1, self.hidden.shape[-1]))
 
     def detached(self) -> "LogitsRecipe":
         bias = None if self.bias is None else self.bias.detach()
@@ -90,8 +71,7 @@ class LogitsRecipe:
     def compute(self) -> Tensor:
         """Return the plain logits, by the operations that the plain model would have run."""
         self.check_versions()
-        leaves = (self.hidden, self.weight, self.bias)
-        hidden, weight, bias = (leaf if leaf is None else leaf.to(self.dtype) for leaf in leaves)
+        hidden, weight, bias = (leaf if leaf is None else leaf.to(self.dtype) for leaf in self.leaves)
         with torch.autocast(self.hidden.device.type, enabled=False):
             logits = functional.linear(hidden, weight, bias)
             for name, argument in self.operations:
@@ -301,35 +281,29 @@ def _flatten(logits: DeferredLogits, start_dim: int = 0, end_dim: int = -1) -> A
 
 def _index(logits: DeferredLogits, index: Any) -> Any:
     """Index the rows in any way, and the classes by a slice."""
-    recipe = logits.recipe
-    parts = _spelled_out(index if isinstance(index, tuple) else (index,), len(recipe.shape))
-    if recipe.classes_second or parts is None:
+    recipe, parts = logits.recipe, index if isinstance(index, tuple) else (index,)
+    known = all(isinstance(part, int | slice | Tensor) or part is Ellipsis for part in parts)
+    if recipe.classes_second or not known or any(isinstance(part, bool | DeferredLogits) for part in parts):
         return NotImplemented
-    rows, classes = parts
-    hidden = recipe.hidden[rows] if rows else recipe.hidden
+    # Split the index into its part over rows and its slice of classes.
+    dimensions = len(recipe.shape)
+    counted = [part for part in parts if part is not Ellipsis]
+    taken = sum(part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else 1 for part in counted)
+    if len(counted) < len(parts):
+        place = next(number for number, part in enumerate(parts) if part is Ellipsis)
+        parts = (*parts[:place], *[slice(None)] * (dimensions - taken), *parts[place + 1 :])
+        taken = dimensions
+    classes = slice(None)
+    if taken >= dimensions:
+        *rows, classes = parts
+        if taken > dimensions or not isinstance(classes, slice):
+            return NotImplemented
+        parts = tuple(rows)
+    hidden = recipe.hidden[parts] if parts else recipe.hidden
     if classes == slice(None):
         return recipe.with_rows(hidden)
     bias = None if recipe.bias is None else recipe.bias[classes]
     return DeferredLogits(replace(recipe, hidden=hidden, weight=recipe.weight[classes], bias=bias))
-
-
-def _spelled_out(index: tuple[Any, ...], dimensions: int) -> tuple[tuple[Any, ...], slice] | None:
-    """Split an index into its part over rows and its slice of classes; None if it is anything else."""
-    if not all(isinstance(part, int | slice | Tensor) or part is Ellipsis for part in index):
-        return None
-    if any(isinstance(part, bool | DeferredLogits) for part in index):
-        return None
-    taken = 0
-    for part in (part for part in index if part is not Ellipsis):
-        taken += part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else 1
-    if any(part is Ellipsis for part in index):
-        place = next(number for number, part in enumerate(index) if part is Ellipsis)
-        index = (*index[:place], *[slice(None)] * (dimensions - taken), *index[place + 1 :])
-        taken = dimensions
-    if taken < dimensions:
-        return index, slice(None)
-    classes = index[-1]
-    return (index[:-1], classes) if taken == dimensions and isinstance(classes, slice) else None
 
 
 def _transpose(logits: DeferredLogits, first: int, second: int) -> Any:
@@ -353,7 +327,7 @@ def _argmax(logits: DeferredLogits, dim: int | None = None, keepdim: bool = Fals
     recipe = logits.recipe.detached()
     if dim is None or recipe.classes_second or dim % len(recipe.shape) != len(recipe.shape) - 1:
         return NotImplemented
-    rows = recipe.hidden.reshape(-1, recipe.hidden.shape[-1])
+    rows = recipe.flat().hidden
     chunks = divide_rows(rows.shape[0], recipe.weight.shape[0] * recipe.dtype.itemsize, recipe.chunk_bytes)
     best = torch.cat([replace(recipe, hidden=rows[chunk]).compute().argmax(-1) for chunk in chunks])
     best = best.reshape(recipe.shape[:-1])
@@ -371,10 +345,20 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Any:
     recipe = input.recipe
-    rows = _rows_of(recipe, target)
     unusual = size_average is not None or reduce is not None or reduction not in ("mean", "sum", "none")
     constants = all(not value.requires_grad for value in (target, weight) if value is not None)
-    if rows is None or unusual or not constants or not 0 <= label_smoothing <= 1:
+    leading = recipe.hidden.shape[:-1]
+    suits = len(leading) == 1 or (recipe.classes_second and len(leading) > 1)
+    here = math.prod(leading) and target.device == recipe.hidden.device
+    if not suits or not here or unusual or not constants or not 0 <= label_smoothing <= 1:
+        return NotImplemented
+    # The target with one row per prediction.
+    if target.shape == leading and target.dtype == torch.int64:
+        rows = target.reshape(-1)
+    elif target.shape == recipe.shape and target.is_floating_point() and not isinstance(target, DeferredLogits):
+        last = target.movedim(1, -1) if recipe.classes_second else target
+        rows = last.reshape(-1, recipe.weight.shape[0])
+    else:
         return NotImplemented
     recipe.check_versions()
     loss = CrossEntropy(
@@ -384,22 +368,8 @@ def _cross_entropy(
         label_smoothing=label_smoothing,
         reduction=reduction,
     )
-    losses = chunked_cross_entropy(recipe.head(), loss, chunk_bytes=recipe.chunk_bytes)
-    return losses.reshape(recipe.hidden.shape[:-1]) if reduction == "none" else losses
-
-
-def _rows_of(recipe: LogitsRecipe, target: Tensor) -> Tensor | None:
-    """Return the target with one row per prediction; None if it does not match these logits."""
-    leading = recipe.hidden.shape[:-1]
-    suits = len(leading) == 1 or (recipe.classes_second and len(leading) > 1)
-    if not suits or not math.prod(leading) or target.device != recipe.hidden.device:
-        return None
-    if target.shape == leading and target.dtype == torch.int64:
-        return target.reshape(-1)
-    if target.shape == recipe.shape and target.is_floating_point() and not isinstance(target, DeferredLogits):
-        last = target.movedim(1, -1) if recipe.classes_second else target
-        return last.reshape(-1, recipe.weight.shape[0])
-    return None
+    losses = chunked_cross_entropy(recipe.flat(), loss, chunk_bytes=recipe.chunk_bytes)
+    return losses.reshape(leading) if reduction == "none" else losses
 
 
 _DEFERRED: dict[str, Callable[..., Any]] = {

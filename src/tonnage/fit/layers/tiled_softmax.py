@@ -72,31 +72,36 @@ class _TiledAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, sinks = ctx.saved_tensors
+        # Sums over tiles, in a dtype wide enough for them.
         wide = torch.promote_types(query.dtype, torch.float32)
-        grads = _Gradients(
-            query=torch.empty_like(query),
-            key=torch.zeros_like(key, dtype=wide),
-            value=torch.zeros_like(value, dtype=wide),
-            bias=torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[3] else None,
-            sinks=torch.zeros_like(sinks, dtype=wide) if sinks is not None and ctx.needs_input_grad[4] else None,
+        to_query = torch.empty_like(query)
+        to_key, to_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
+        to_bias, to_sinks = (
+            torch.zeros_like(leaf, dtype=wide) if leaf is not None and needed else None
+            for leaf, needed in zip((bias, sinks), ctx.needs_input_grad[3:5], strict=True)
         )
         for tile in _tiles(query, key, ctx.scores, ctx.tile_rows):
-            _tile_backward(tile, (query, key, value, bias, sinks), upstream, grads)
-        given = (query, key, value, bias, sinks)
-        found = (grads.query, grads.key, grads.value, grads.bias, grads.sinks)
-        narrow = (None if made is None else made.to(leaf.dtype) for made, leaf in zip(found, given, strict=True))
-        return *narrow, None, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gradients:
-    """Sums over tiles, in a dtype wide enough for them."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    bias: Tensor | None
-    sinks: Tensor | None
+            weights = tile.weights(query, key, bias, sinks)
+            above = tile.fold(upstream)
+            to_value[:, :, tile.keys] += tile.fold_heads(tile.drop(weights.counted).to(value.dtype)).mT @ above
+            towards_weights = tile.unfold(above @ value[:, :, tile.keys].mT).to(weights.counted.dtype)
+            towards_weights = tile.drop(towards_weights)
+            mean = (weights.counted * towards_weights).sum(dim=-1, keepdim=True)
+            towards_scores = towards_weights.sub_(mean).mul_(weights.counted)
+            if to_sinks is not None and weights.sink is not None:
+                to_sinks.sub_((weights.sink * mean).sum(dim=(0, 2, 3)))
+            if to_bias is not None:
+                region = tile.region(to_bias)  # a view; what was broadcast to the tile is added here
+                region += towards_scores.sum_to_size(region.shape)
+            if weights.bend is not None:
+                towards_scores = torch.ops.aten.tanh_backward(towards_scores, weights.bend)
+            products = tile.fold_heads(towards_scores.mul_(tile.scores.scaling).to(query.dtype))
+            to_query[:, :, tile.rows] = tile.unfold(products @ key[:, :, tile.keys])
+            to_key[:, :, tile.keys] += products.mT @ tile.fold(query)
+            del weights, above, mean, towards_weights, towards_scores, products  # before the next tile's are allocated
+        leaves, sums = (query, key, value, bias, sinks), (to_query, to_key, to_value, to_bias, to_sinks)
+        found = zip(sums, leaves, strict=True)
+        return *(None if made is None else made.to(leaf.dtype) for made, leaf in found), None, None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,38 +111,15 @@ class _Weights:
     bend: Tensor | None  # tanh of the soft cap
 
 
-def _tile_backward(
-    tile: "_Tile", leaves: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], upstream: Tensor, to: _Gradients
-) -> None:
-    query, key, value, bias, sinks = leaves
-    weights = tile.weights(query, key, bias, sinks)
-    above = tile.fold(upstream)
-    to.value[:, :, tile.keys] += tile.fold_heads(tile.drop(weights.counted).to(value.dtype)).mT @ above
-    towards_weights = tile.unfold(above @ value[:, :, tile.keys].mT).to(weights.counted.dtype)
-    towards_weights = tile.drop(towards_weights)
-    mean = (weights.counted * towards_weights).sum(dim=-1, keepdim=True)
-    towards_scores = towards_weights.sub_(mean).mul_(weights.counted)
-    if to.sinks is not None and weights.sink is not None:
-        to.sinks.sub_((weights.sink * mean).sum(dim=(0, 2, 3)))
-    if to.bias is not None:
-        region = tile.region(to.bias)  # a view; what was broadcast to the tile is added here
-        region += towards_scores.sum_to_size(region.shape)
-    if weights.bend is not None:
-        towards_scores = torch.ops.aten.tanh_backward(towards_scores, weights.bend)
-    products = tile.fold_heads(towards_scores.mul_(tile.scores.scaling).to(query.dtype))
-    to.query[:, :, tile.rows] = tile.unfold(products @ key[:, :, tile.keys])
-    to.key[:, :, tile.keys] += products.mT @ tile.fold(query)
-
-
+@dataclass(frozen=True)
 class _Tile:
     """Some query rows and all keys that they may see."""
 
-    def __init__(self, scores: Scores, rows: slice, keys: slice, groups: int, wide: torch.dtype) -> None:
-        self.scores = scores
-        self.rows = rows
-        self.keys = keys
-        self.groups = groups  # query heads per key head
-        self.wide = wide
+    scores: Scores
+    rows: slice
+    keys: slice
+    groups: int  # query heads per key head
+    wide: torch.dtype
 
     def fold(self, tensor: Tensor) -> Tensor:
         """Return its rows of (batch, heads, rows, width), with heads that share keys side by side."""
@@ -163,11 +145,9 @@ class _Tile:
             values = bend * self.scores.soft_cap
         if bias is not None:
             values = values + self.region(bias)
-        for counts in self._masks(values):
+        for counts in self._masks(values.device):
             values.masked_fill_(~counts, float("-inf"))
-        return self._softmax(values, sinks, bend)
-
-    def _softmax(self, values: Tensor, sinks: Tensor | None, bend: Tensor | None) -> _Weights:
+        # Softmax.
         largest = values.amax(dim=-1, keepdim=True)
         sink = None if sinks is None else sinks.to(self.wide).view(1, -1, 1, 1)
         # A row without keys has no maximum; without a lower bound it would become NaN.
@@ -180,12 +160,12 @@ class _Tile:
             sink = sink / total
         return _Weights(counted=weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink=sink, bend=bend)
 
-    def _masks(self, values: Tensor) -> list[Tensor]:
+    def _masks(self, device: torch.device) -> list[Tensor]:
         """Return the masks of every rule; they broadcast to the scores."""
         masks = []
         if self.scores.causal:
-            rows = torch.arange(self.rows.start, self.rows.stop, device=values.device)[:, None]
-            keys = torch.arange(self.keys.start, self.keys.stop, device=values.device)
+            rows = torch.arange(self.rows.start, self.rows.stop, device=device)[:, None]
+            keys = torch.arange(self.keys.start, self.keys.stop, device=device)
             masks.append(keys <= rows)
             if self.scores.window is not None:
                 masks.append(keys > rows - self.scores.window)

@@ -8,7 +8,7 @@ parameter sees one gradient. It does not know which modules are worth it.
 
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -80,13 +80,16 @@ class Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, tiles: int, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.run, ctx.tiles, ctx.parameters = run, tiles, parameters
-        ctx.casting = _Casting(x.device.type)
+        kind = x.device.type
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.casting = {"device_type": kind, "enabled": enabled, "dtype": dtype}  # for rerunning a slice in backward
         ctx.kept = x.grad_fn
         if ctx.kept is None:  # nothing before x is trained
             ctx.save_for_backward(x)
         rows = x.detach().reshape(-1, x.shape[-1])
         output: Tensor | None = None  # not a view: the receiver may write into it
-        with ctx.casting.uncached(), _tiling():
+        # Without its cache: casts made in a forward without gradients would detach later uses of the weight.
+        with torch.autocast(**ctx.casting, cache_enabled=False), _tiling():
             for start, end in bounds(len(rows), tiles):
                 piece = run(_shaped(rows[start:end], x.ndim))
                 if output is None:
@@ -100,39 +103,30 @@ class Tiled(torch.autograd.Function):
         (x,) = (ctx if ctx.kept is None else ctx.kept).saved_tensors
         needs_x, *needs_parameters = ctx.needs_input_grad[2:]
         parameters = [p for p, needed in zip(ctx.parameters, needs_parameters, strict=True) if needed]
-        with ctx.casting.again():
-            x_gradient, sums = _differentiate(ctx.run, ctx.tiles, x, gradient, parameters, needs_x=needs_x)
+        rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        x_gradient = torch.empty_like(rows, memory_format=torch.contiguous_format) if needs_x else None
+        sums: list[Tensor | None] = [None] * len(parameters)
+        # With its cache, one cast of each weight serves all slices.
+        with torch.autocast(**ctx.casting, cache_enabled=True):
+            for start, end in bounds(len(rows), ctx.tiles):
+                piece = _shaped(rows[start:end], x.ndim).detach().requires_grad_(needs_x)
+                with torch.enable_grad():
+                    output = ctx.run(piece)
+                wanted = [piece, *parameters] if needs_x else [*parameters]
+                made = torch.autograd.grad(output, wanted, gradients[start:end].view_as(output), allow_unused=True)
+                del output
+                if x_gradient is not None:
+                    x_gradient[start:end] = 0 if made[0] is None else made[0].view(end - start, -1)
+                # The first slice's gradients become the sums, without clearing or copying.
+                for index, tensor in enumerate(made[1:] if needs_x else made):
+                    total = sums[index]
+                    if total is None:
+                        sums[index] = tensor
+                    elif tensor is not None:
+                        total.add_(tensor)
         found = iter(sums)
-        return (None, None, x_gradient, *(next(found) if needed else None for needed in needs_parameters))
-
-
-def _differentiate(
-    run: Run, tiles: int, x: Tensor, gradient: Tensor, parameters: Sequence[Tensor], *, needs_x: bool
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-    x_gradient = torch.empty_like(rows, memory_format=torch.contiguous_format) if needs_x else None
-    sums: list[Tensor | None] = [None] * len(parameters)
-    for start, end in bounds(len(rows), tiles):
-        piece = _shaped(rows[start:end], x.ndim).detach().requires_grad_(needs_x)
-        with torch.enable_grad():
-            output = run(piece)
-        wanted = [piece, *parameters] if needs_x else [*parameters]
-        made = torch.autograd.grad(output, wanted, gradients[start:end].view_as(output), allow_unused=True)
-        del output
-        if x_gradient is not None:
-            x_gradient[start:end] = 0 if made[0] is None else made[0].view(end - start, -1)
-        _add(sums, made[1:] if needs_x else made)
-    return None if x_gradient is None else x_gradient.view(x.shape), sums
-
-
-def _add(sums: list[Tensor | None], made: Sequence[Tensor | None]) -> None:
-    """Accumulate; the first slice's gradients become the sums, without clearing or copying."""
-    for index, tensor in enumerate(made):
-        total = sums[index]
-        if total is None:
-            sums[index] = tensor
-        elif tensor is not None:
-            total.add_(tensor)
+        to_x = None if x_gradient is None else x_gradient.view(x.shape)
+        return (None, None, to_x, *(next(found) if needed else None for needed in needs_parameters))
 
 
 def bounds(rows: int, tiles: int) -> Iterator[tuple[int, int]]:
@@ -161,25 +155,6 @@ def _tiling() -> Iterator[None]:
         yield
     finally:
         _here.tiling = before
-
-
-class _Casting:
-    """The current autocast settings, for rerunning a slice in backward."""
-
-    def __init__(self, device_type: str) -> None:
-        self._settings = {
-            "device_type": device_type,
-            "enabled": torch.is_autocast_enabled(device_type),
-            "dtype": torch.get_autocast_dtype(device_type),
-        }
-
-    def again(self) -> torch.autocast:
-        """Enter autocast with its cache, so that one cast of each weight serves all slices."""
-        return torch.autocast(**self._settings, cache_enabled=True)
-
-    def uncached(self) -> torch.autocast:
-        """Enter autocast for a forward without gradients, whose cached casts would detach later uses of the weight."""
-        return torch.autocast(**self._settings, cache_enabled=False)
 
 
 # Whether a module may be tiled ----------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ import torch
 
 from tonnage.errors import TonnageError
 from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, noted_autocast, rounding
-from tonnage.fit.modules import kept_modes
+from tonnage.fit.modules import kept_modes, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split, take_rows
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training
 
 _ELEMENTS = 1 << 20  # compared per parameter at most

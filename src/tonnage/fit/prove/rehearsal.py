@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.checks import check_finite
+from tonnage.fit.modules import undisturbed
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.pieces import StatePiece
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.units import format_bytes
 
@@ -71,28 +71,35 @@ def rehearse(
 @contextmanager
 def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
     """Make steps inside leave parameters, states, buffers and RNG states unchanged."""
+    optimizer, plain = training.optimizer, training.loss
+
+    def zeroed(model: nn.Module, batch: Batch) -> Tensor:
+        loss = plain(model, batch)
+        check_finite(loss, batch)  # zero times infinity is NaN, and would reach the parameters
+        return loss * 0.0
+
     with ExitStack() as stack:
         stack.enter_context(undisturbed(training.model, training.device))
-        stack.enter_context(_zeroed_loss(training))
-        stack.enter_context(unstepped(training.optimizer))
-        if fresh:
-            stack.enter_context(_unmoved(training.optimizer))
-        stack.enter_context(_still(training, step=fresh))
+        stack.callback(setattr, training, "loss", plain)
+        training.loss = zeroed
+        stack.enter_context(unstepped(optimizer))
+        # A third-party optimizer may change parameters without gradients: restore them from host copies.
+        known = type(optimizer).__module__.startswith("torch.optim.")
+        moved = [] if known or not fresh else [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in moved:
+            stack.callback(_copy, parameter, parameter.detach().to("cpu", copy=True))
+        for group in optimizer.param_groups:
+            values = {name: group[name] for name in _MOVING if name in group}
+            stack.callback(group.update, values)
+            group.update({n: torch.zeros_like(v) if isinstance(v, Tensor) else 0.0 for n, v in values.items()})
+        if not fresh:  # states exist already: skip the steps
+            stack.callback(_without_steps(optimizer))
         yield
 
 
-@contextmanager
-def _unmoved(optimizer: Optimizer) -> Iterator[None]:
-    """Restore parameters from host copies: a third-party optimizer may change them without gradients."""
-    known = type(optimizer).__module__.startswith("torch.optim.")
-    moved = [] if known else [p for group in optimizer.param_groups for p in group["params"]]
-    copies = [parameter.detach().to("cpu", copy=True) for parameter in moved]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, copy in zip(moved, copies, strict=True):
-                parameter.copy_(copy)
+@torch.no_grad()
+def _copy(parameter: Tensor, values: Tensor) -> None:
+    parameter.copy_(values)
 
 
 @contextmanager
@@ -151,36 +158,6 @@ def _put_back(note: tuple[Any, Any]) -> Any:
     else:
         vars(value).update({name: _put_back(held) for name, held in before.items()})
     return value
-
-
-@contextmanager
-def _zeroed_loss(training: Training) -> Iterator[None]:
-    plain = training.loss
-
-    def zeroed(model: nn.Module, batch: Batch) -> Tensor:
-        loss = plain(model, batch)
-        check_finite(loss, batch)  # zero times infinity is NaN, and would reach the parameters
-        return loss * 0.0
-
-    training.loss = zeroed
-    try:
-        yield
-    finally:
-        training.loss = plain
-
-
-@contextmanager
-def _still(training: Training, *, step: bool) -> Iterator[None]:
-    """Make steps change nothing; if states exist already, skip the steps."""
-    optimizer = training.optimizer
-    before = [{name: group[name] for name in _MOVING if name in group} for group in optimizer.param_groups]
-    with ExitStack() as stack:
-        for group, values in zip(optimizer.param_groups, before, strict=True):
-            stack.callback(group.update, values)
-            group.update({n: torch.zeros_like(v) if isinstance(v, Tensor) else 0.0 for n, v in values.items()})
-        if not step:
-            stack.callback(_without_steps(optimizer))
-        yield
 
 
 def _without_steps(optimizer: Optimizer) -> Undo:

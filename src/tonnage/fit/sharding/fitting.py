@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_model, check_sample
-from tonnage.fit.choose.infeasible import DoesNotFit
+from tonnage.fit.choose.solver import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.fitting import allowed_names
 from tonnage.fit.moving.host import free_host_bytes

@@ -63,16 +63,12 @@ def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[Micro
     parts = min(parts, rows)
     bounds = [rows * part // parts for part in range(parts + 1)]
     batches = [take_rows(batch, slice(start, end)) for start, end in pairwise(bounds)]
-    return [MicroBatch(part, weight) for part, weight in zip(batches, _weights(batches, weighting), strict=True)]
-
-
-def _weights(parts: Sequence[Batch], weighting: Weighting) -> list[float | Tensor]:
-    if weighting == "sum" or len(parts) == 1:
-        return [1.0 for _ in parts]
+    if weighting == "sum" or parts == 1:
+        return [MicroBatch(part, 1.0) for part in batches]
     measure = measure_of(weighting)
-    amounts = [measure(part) for part in parts]
+    amounts = [measure(part) for part in batches]
     total = sum(amounts)
-    return [amount / total for amount in amounts]
+    return [MicroBatch(part, amount / total) for part, amount in zip(batches, amounts, strict=True)]
 
 
 def batch_rows(batch: Batch) -> int:
@@ -105,10 +101,7 @@ def change_tensors(batch: Node, change: Callable[[Tensor], Tensor]) -> Node:
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
     """Yield every tensor of the nesting, in order."""
-    if isinstance(batch, Tensor):
-        yield batch
-    for child in _children(batch).values():
-        yield from tensors(child)
+    return (tensor for _, tensor in named_tensors(batch))
 
 
 def find_labels(batch: Batch) -> Tensor | None:
@@ -168,7 +161,12 @@ def measure_of(weighting: Weighting) -> Callable[[Batch], float | Tensor]:
     count = _COUNTS[kind.removeprefix("shifted-")]
 
     def measure(part: Batch) -> Tensor:
-        tensor = dict(named_tensors(part))[path] if path else _labels_of(part)
+        tensor = dict(named_tensors(part))[path] if path else find_labels(part)
+        if tensor is None:
+            raise BadBatch(
+                f"Weights by tokens need integer labels in the batch; it holds none named {', '.join(LABEL_NAMES)}.",
+                hint='Use weighting="rows", name the tensor ("tokens:targets"), or give a function that says what a part weighs.',
+            )
         return count(tensor[..., 1:] if kind.startswith("shifted-") else tensor).double()
 
     return measure
@@ -195,16 +193,6 @@ def named_tensors(batch: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path or "batch", batch
     for name, child in _children(batch).items():
         yield from named_tensors(child, f"{path}.{name}" if path else str(name))
-
-
-def _labels_of(part: Batch) -> Tensor:
-    labels = find_labels(part)
-    if labels is None:
-        raise BadBatch(
-            f"Weights by tokens need integer labels in the batch; it holds none named {', '.join(LABEL_NAMES)}.",
-            hint='Use weighting="rows", name the tensor ("tokens:targets"), or give a function that says what a part weighs.',
-        )
-    return labels
 
 
 WEIGHTINGS = ("rows", "tokens", "shifted-tokens", "sum")

@@ -13,8 +13,6 @@ rounded to nearest it would never change.
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ from torch.nn.functional import pad
 
 from tonnage.fit.stepping.parameter_step import Group, PlainStep, State, StateStep, StepFunction, own_state, plain_state
 from tonnage.fit.stepping.pieces import flat, flat_like
-from tonnage.fit.stepping.stochastic import AdamStep, SgdStep
+from tonnage.fit.stepping.stochastic import AdamStep, SgdStep, has_triton
 from tonnage.fit.techniques.stochastic_bf16 import StochasticStep
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -96,23 +94,31 @@ class EightBitStep(StateStep):
             self.inner(parameter, gradient, state, group)
             return
         parameter, gradient = flat(parameter), flat_like(gradient, parameter)
-        if self._has_kernel(parameter, group):
+        has_kernel = parameter.is_cuda and (on_virtual_gpu(parameter.device) or has_triton())
+        known = parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not group.get("amsgrad")
+        if has_kernel and known and isinstance(self.inner, PlainStep | StochasticStep):
             self._step_by_kernel(parameter, gradient, state, group)
             return
         before = dict(state)
-        for start, stop in _chunks(parameter.numel()):
-            piece = slice(start, stop)
-            opened = self._open(before, piece, parameter)
-            self._step_chunk(parameter[piece], gradient[piece], opened, group)
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        for piece in _chunks(parameter.numel()):
+            opened = self._open(before, piece, parameter, wide)
+            part, slope = parameter[piece], gradient[piece]
+            if part.dtype == wide or not isinstance(self.inner, PlainStep):
+                self.inner(part, slope, opened, group)
+            else:  # the optimizer's own step needs one dtype throughout
+                value = part.to(wide)
+                self.inner(value, slope.to(wide), opened, group)
+                part.copy_(value)
             self._close(opened, state, piece, parameter)
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
         dtype = torch.float32 if "master" in state else parameter.dtype
-        widened = {
-            name: self._widen(name, value, state, parameter, dtype)
-            for name, value in state.items()
-            if not name.endswith(_SCALES)
-        }
+        widened = {name: value for name, value in state.items() if not name.endswith(_SCALES)}
+        for name in [name for name in widened if name + _SCALES in state]:
+            widened[name] = torch.empty_like(parameter, dtype=dtype, device=state[name].device)
+            for piece in _chunks(parameter.numel()):
+                flat(widened[name])[piece] = self._read(name, state, piece, dtype)
         return plain_state(self.inner, parameter, widened)
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
@@ -122,28 +128,16 @@ class EightBitStep(StateStep):
         for name in [name for name in state if name in CODES and isinstance(state[name], Tensor)]:
             values = flat_like(state[name], parameter)
             self._make_codes(name, state, parameter)
-            for start, stop in _chunks(parameter.numel()):
-                self._write(name, values[start:stop], state, slice(start, stop), noise=None)
+            for piece in _chunks(parameter.numel()):
+                self._write(name, values[piece], state, piece, noise=None)
         return state
 
-    def _step_chunk(self, parameter: Tensor, gradient: Tensor, opened: State, group: Group) -> None:
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        if parameter.dtype == wide or not isinstance(self.inner, PlainStep):
-            self.inner(parameter, gradient, opened, group)
-            return
-        # The optimizer's own step needs one dtype throughout.
-        value = parameter.to(wide)
-        self.inner(value, gradient.to(wide), opened, group)
-        parameter.copy_(value)
-
-    def _open(self, state: State, piece: slice, parameter: Tensor) -> State:
+    def _open(self, state: State, piece: slice, parameter: Tensor, dtype: torch.dtype) -> State:
         """Prepare one chunk: coded states dequantized, others of the parameter's size as views, counters copied."""
         opened: State = {}
-        wide = torch.promote_types(parameter.dtype, torch.float32)
         for name, value in state.items():
             if name + _SCALES in state:
-                scales = state[name + _SCALES][self._blocks(piece)]
-                opened[name] = CODES[name].dequantise(value[piece], scales, self.block).to(wide)
+                opened[name] = self._read(name, state, piece, dtype)
             elif isinstance(value, Tensor) and value.numel() == parameter.numel():
                 opened[name] = flat(value)[piece]
             elif not name.endswith(_SCALES):
@@ -170,18 +164,12 @@ class EightBitStep(StateStep):
         state[name][piece] = codes
         state[name + _SCALES][self._blocks(piece)] = scales
 
+    def _read(self, name: str, state: State, piece: slice, dtype: torch.dtype) -> Tensor:
+        scales = state[name + _SCALES][self._blocks(piece)]
+        return CODES[name].dequantise(state[name][piece], scales, self.block).to(dtype)
+
     def _blocks(self, piece: slice) -> slice:
         return slice(piece.start // self.block, -(-piece.stop // self.block))
-
-    def _widen(self, name: str, value: Any, state: State, parameter: Tensor, dtype: torch.dtype) -> Any:
-        if name + _SCALES not in state:
-            return value
-        whole = torch.empty_like(parameter, dtype=dtype, device=value.device)
-        for start, stop in _chunks(parameter.numel()):
-            piece = slice(start, stop)
-            scales = state[name + _SCALES][self._blocks(piece)]
-            flat(whole)[piece] = CODES[name].dequantise(value[piece], scales, self.block).to(dtype)
-        return whole
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """Return a separate generator, so that the model's random numbers are unaffected."""
@@ -189,22 +177,11 @@ class EightBitStep(StateStep):
             self._generators[device] = torch.Generator(device).manual_seed(torch.initial_seed())
         return self._generators[device]
 
-    # One kernel on a GPU ----------------------------------------------------------------------------------------------
-
-    def _has_kernel(self, parameter: Tensor, group: Group) -> bool:
-        virtual = on_virtual_gpu(parameter.device)
-        return (
-            parameter.is_cuda
-            and isinstance(self.inner, PlainStep | StochasticStep)
-            and parameter.dtype in (torch.float32, torch.bfloat16, torch.float16)
-            and not group.get("amsgrad")
-            and (virtual or find_spec("triton") is not None)
-        )
-
     def _step_by_kernel(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
         first = not any(name in CODES for name in state)
         adam = "betas" in group
-        for name in ("exp_avg", "exp_avg_sq") if adam else ("momentum_buffer",) if group["momentum"] else ():
+        names = ("exp_avg", "exp_avg_sq") if adam else ("momentum_buffer",) if group["momentum"] else ()
+        for name in names:
             self._make_codes(name, state, parameter)
             if first:
                 state[name].zero_()
@@ -212,23 +189,21 @@ class EightBitStep(StateStep):
         if adam:
             # The step count lives on the host, where reading it needs no synchronization.
             state["step"] = state.get("step", torch.zeros((), dtype=torch.float32)).cpu() + 1
-            numbers: AdamStep | SgdStep = AdamStep.of(group, int(state["step"].item()))
-        else:
-            numbers = SgdStep.of(group)
         if on_virtual_gpu(parameter.device):
             return  # the kernel allocates nothing, and a virtual device has no values
-        from tonnage.fit.stepping import eight_bit_kernels
+        from tonnage.fit.stepping import step_kernels
 
-        stochastic = isinstance(self.inner, StochasticStep) and parameter.dtype == torch.bfloat16
-        seed = int(torch.randint(2**31 - 1, (), generator=self._generator(torch.device("cpu"))).item())
-        options = eight_bit_kernels.EightBitOptions(block=self.block, seed=seed, stochastic=stochastic, first=first)
-        if isinstance(numbers, AdamStep):
-            average, square = ((state[name], state[name + _SCALES]) for name in ("exp_avg", "exp_avg_sq"))
-            eight_bit_kernels.adam(parameter, gradient, average, square, numbers, options)
-        else:
-            buffer = (state["momentum_buffer"], state["momentum_buffer" + _SCALES]) if numbers.momentum else None
-            eight_bit_kernels.sgd(parameter, gradient, buffer, numbers, options)
+        step_kernels.step_coded(
+            parameter,
+            gradient,
+            tuple((state[name], state[name + _SCALES]) for name in names),
+            AdamStep.of(group, int(state["step"].item())) if adam else SgdStep.of(group),
+            block=self.block,
+            seed=int(torch.randint(2**31 - 1, (), generator=self._generator(torch.device("cpu"))).item()),
+            stochastic=isinstance(self.inner, StochasticStep) and parameter.dtype == torch.bfloat16,
+            first=first,
+        )
 
 
-def _chunks(count: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + _CHUNK_ELEMENTS, count)) for start in range(0, count, _CHUNK_ELEMENTS))
+def _chunks(count: int) -> Iterator[slice]:
+    return (slice(start, min(start + _CHUNK_ELEMENTS, count)) for start in range(0, count, _CHUNK_ELEMENTS))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from tonnage.fit.moving.host import has_streams, pinned
-from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, StepsSeveral, is_small, own_state
+from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, is_small, own_state
 from tonnage.fit.stepping.pieces import Probe, StatePiece, cut_state, flat, flat_like, join
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -96,10 +96,11 @@ class _Held:
 
 
 @dataclass
-class _StateSlot:
+class _Slot:
+    """A buffer for states, or for a parameter and its gradient, in transit."""
+
     buffer: Tensor
     free: Any = None  # event: may be overwritten
-    stepped: Any = None  # event: its content was stepped
 
 
 class PiecewiseStep(StateStep):
@@ -144,14 +145,14 @@ class PiecewiseStep(StateStep):
             if _PIECES not in state:
                 state.update(self.own_state(parameter, {}, group))
             pieces = state[_PIECES]
-            if len(pieces) == 1 and pieces[0].buffer is None and isinstance(self.inner, StepsSeveral):
+            if len(pieces) == 1 and pieces[0].buffer is None and hasattr(self.inner, "step_all"):
                 whole = flat(parameter)
                 together.append((whole, flat_like(gradient, parameter), pieces[0].state, group))
                 pieces[0].started = True
             else:
                 self(parameter, gradient, state, group)
         if together:
-            assert isinstance(self.inner, StepsSeveral)
+            assert hasattr(self.inner, "step_all")
             self.inner.step_all(together)
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
@@ -185,35 +186,30 @@ class PiecewiseStep(StateStep):
     def _cut(self, parameter: Tensor, plain: State, group: Group) -> list[StatePiece]:
         """Cut a parameter into pieces: first what fits the device's share, then those on the host."""
         count = parameter.numel()
-        per_element = max(1, self._probe.packing(parameter, count, plain, group).state_bytes / max(1, count))
-        on_device = self._elements_on_device(parameter, per_element, plain, group)
+        packing = partial(self._probe.packing, parameter, plain=plain, group=group)
+        per_element = max(1, packing(count).state_bytes / max(1, count))
+        # What fits the remaining share of the device. Shared scales make bytes not quite proportional.
+        on_device = count
+        if not is_small(parameter, self.largest):
+            on_device = min(count, int(self._gpu_bytes_left / per_element))
+            while (needed := packing(on_device).state_bytes) > self._gpu_bytes_left:
+                on_device = min(on_device - 1, int(on_device * self._gpu_bytes_left / needed))
         stride = max(1, int(self.piece_bytes / per_element / LEAST_ELEMENTS)) * LEAST_ELEMENTS
         edges = [0, *([on_device] if on_device else []), *range(on_device + stride, count, stride), count]
         pieces = [
-            StatePiece(start, stop, self._probe.packing(parameter, stop - start, plain, group))
+            StatePiece(start, stop, packing(stop - start))
             for start, stop in pairwise(edges)
             if stop > start or count == 0
         ]
         for piece in pieces:
-            self._place(piece, parameter.dtype.itemsize, on_host=piece.start >= on_device and count > 0)
+            if piece.start >= on_device and count > 0:
+                itemsize, byte_count = parameter.dtype.itemsize, piece.packing.byte_count
+                self.largest_bytes = max(self.largest_bytes, (piece.stop - piece.start) * itemsize)
+                self.largest_state_bytes = max(self.largest_state_bytes, byte_count)
+                piece.buffer = pinned(byte_count, self.device)
+            else:
+                self._gpu_bytes_left = max(0, self._gpu_bytes_left - piece.packing.state_bytes)
         return pieces
-
-    def _elements_on_device(self, parameter: Tensor, per_element: float, plain: State, group: Group) -> int:
-        """Return how many elements fit the remaining share. Shared scales make bytes not quite proportional."""
-        if is_small(parameter, self.largest):
-            return parameter.numel()
-        count = min(parameter.numel(), int(self._gpu_bytes_left / per_element))
-        while (needed := self._probe.packing(parameter, count, plain, group).state_bytes) > self._gpu_bytes_left:
-            count = min(count - 1, int(count * self._gpu_bytes_left / needed))
-        return count
-
-    def _place(self, piece: StatePiece, itemsize: int, *, on_host: bool) -> None:
-        if on_host:
-            self.largest_bytes = max(self.largest_bytes, (piece.stop - piece.start) * itemsize)
-            self.largest_state_bytes = max(self.largest_state_bytes, piece.packing.byte_count)
-            piece.buffer = pinned(piece.packing.byte_count, self.device)
-        else:
-            self._gpu_bytes_left = max(0, self._gpu_bytes_left - piece.packing.state_bytes)
 
 
 class DeviceStep(PiecewiseStep):
@@ -225,66 +221,38 @@ class DeviceStep(PiecewiseStep):
 
     def __init__(self, inner: StepFunction, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
         super().__init__(inner, device, **sizes)
-        self._slots: list[_StateSlot] = []
+        self._slots = [_Slot(torch.empty(0, dtype=torch.uint8, device=device)) for _ in range(DEVICE_SLOTS)]
         self._turn = 0
         self._step_lane = Lane(device)
         self._waiting = _Held(device, window_bytes)
 
     def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group) -> None:
-        slot = self._next_slot(piece.packing.byte_count)
-        complete = _now(self.device)
-        with self._step_lane.current():
-            self._step_lane.wait(complete)
-            self._step_staged(slot, parameter, gradient, piece, group)
-        self._waiting.add(gradient, slot.stepped)
-
-    def finish(self) -> None:
-        self._waiting.let_go()
-
-    def _step_staged(
-        self, slot: "_StateSlot", parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group
-    ) -> None:
         assert piece.buffer is not None
-        staged = slot.buffer[: piece.packing.byte_count]
-        if piece.started:
-            self._step_lane.wait(self.in_lane.copy([(piece.buffer, staged)], after=[slot.free, piece.written]))
-        else:
-            self._step_lane.wait(slot.free)
-        state = {**piece.state, **piece.packing.views(staged)} if piece.started else {}
-        self.inner(parameter, gradient, state, group)
-        piece.state = piece.packing.store(state, staged)
-        piece.started = True
-        slot.stepped = _now(self.device)
-        slot.free = piece.written = self.out_lane.copy([(staged, piece.buffer)], after=[slot.stepped])
-
-    def _next_slot(self, byte_count: int) -> _StateSlot:
-        while len(self._slots) < DEVICE_SLOTS:
-            self._slots.append(_StateSlot(torch.empty(0, dtype=torch.uint8, device=self.device)))
+        slot, byte_count = self._slots[self._turn], piece.packing.byte_count
         self._turn = (self._turn + 1) % DEVICE_SLOTS
-        slot = self._slots[self._turn]
         if slot.buffer.numel() < byte_count:  # once per training, unless parameters are added to the optimizer later
             if slot.free is not None:
                 slot.free.synchronize()
             most_bytes = max(byte_count, self.largest_state_bytes)
             slot.buffer = torch.empty(most_bytes, dtype=torch.uint8, device=self.device)
             slot.free = _now(self.device)
-        return slot
+        complete, staged = _now(self.device), slot.buffer[:byte_count]
+        with self._step_lane.current():
+            self._step_lane.wait(complete)
+            if piece.started:
+                self._step_lane.wait(self.in_lane.copy([(piece.buffer, staged)], after=[slot.free, piece.written]))
+            else:
+                self._step_lane.wait(slot.free)
+            state = {**piece.state, **piece.packing.views(staged)} if piece.started else {}
+            self.inner(parameter, gradient, state, group)
+            piece.state = piece.packing.store(state, staged)
+            piece.started = True
+            stepped = _now(self.device)
+            slot.free = piece.written = self.out_lane.copy([(staged, piece.buffer)], after=[stepped])
+        self._waiting.add(gradient, stepped)
 
-
-@dataclass
-class _HostSlot:
-    """A pinned buffer for one piece's parameter and gradient in transit."""
-
-    buffer: Tensor
-    free: Any = None  # event: the new parameter was copied out
-
-    def views(self, count: int, dtype: torch.dtype, largest_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        byte_count = count * dtype.itemsize
-        if self.buffer.numel() < 2 * byte_count:
-            if self.free is not None:
-                self.free.synchronize()
-            self.buffer = pinned(2 * max(byte_count, largest_bytes), device)
-        return self.buffer[:byte_count].view(dtype), self.buffer[byte_count : 2 * byte_count].view(dtype)
+    def finish(self) -> None:
+        self._waiting.let_go()
 
 
 class HostStep(PiecewiseStep):
@@ -300,9 +268,9 @@ class HostStep(PiecewiseStep):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tonnage-host-step")
         self._under_way: list[Future[None]] = []
         self._leaving = _Held(device, sizes["piece_bytes"])
-        self._slots: SimpleQueue[_HostSlot] = SimpleQueue()
+        self._slots: SimpleQueue[_Slot] = SimpleQueue()
         for _ in range(HOST_SLOTS):
-            self._slots.put(_HostSlot(torch.empty(0, dtype=torch.uint8)))
+            self._slots.put(_Slot(torch.empty(0, dtype=torch.uint8)))
 
     def close(self) -> None:
         self._worker.shutdown()
@@ -321,7 +289,7 @@ class HostStep(PiecewiseStep):
         return parameter if piece.buffer is None else torch.empty_like(parameter, device="cpu")
 
     def step_on_host(self, parameter: Tensor, gradient: Tensor | None, piece: StatePiece, group: Group) -> None:
-        """Step with this gradient plus what was accumulated before."""
+        """Step on the host thread with this gradient plus what was accumulated before."""
         slot, here, gradient_here = self._take_slot(parameter)
         pairs = [(parameter, here)] if gradient is None else [(parameter, here), (gradient, gradient_here)]
         copied = self.out_lane.copy(pairs, after=[slot.free, _now(self.device)])
@@ -330,8 +298,21 @@ class HostStep(PiecewiseStep):
         added = piece.gradient if piece.has_gradient else None
         gradients = [g for g in (added, None if gradient is None else gradient_here) if g is not None]
         piece.has_gradient = False
-        options = self._host_group(group, parameter.dtype)
-        self._send(slot, copied, lambda: self._step(slot, parameter, here, gradients, piece, options))
+        # The same options with the fastest CPU implementation: one vectorized pass over all threads.
+        options = dict(group)
+        if self._has_fused and not group.get("differentiable"):
+            # PyTorch's fused CPU SGD computes wrong momenta for 16-bit types (as of 2.13).
+            fused = parameter.dtype.itemsize >= 4 or "momentum" not in group
+            options |= {"fused": fused, "foreach": None, "capturable": False}
+
+        def step() -> None:
+            total = gradients[0] if len(gradients) == 1 else gradients[0].add_(gradients[1])
+            state = piece.whole_state() if piece.started else {}
+            self.inner(here, total, state, options)
+            piece.keep(state)
+            slot.free = self.in_lane.copy([(here, parameter)], after=[])
+
+        self._send(slot, copied, step)
 
     @torch.no_grad()
     def add(self, parameter: Tensor, gradient: Tensor, pieces: Sequence[StatePiece]) -> None:
@@ -355,16 +336,20 @@ class HostStep(PiecewiseStep):
             if piece.has_gradient:
                 self.step_on_host(piece.of(flat(parameter)), None, piece, group)
 
-    def _take_slot(self, part: Tensor) -> tuple[_HostSlot, Tensor, Tensor]:
+    def _take_slot(self, part: Tensor) -> tuple[_Slot, Tensor, Tensor]:
         """Return a free slot and views in it for two tensors like this part; waits while all are in flight."""
-        slot = self._slots.get()
+        slot, size = self._slots.get(), part.numel() * part.dtype.itemsize
         try:
-            return slot, *slot.views(part.numel(), part.dtype, self.largest_bytes, self.device)
+            if slot.buffer.numel() < 2 * size:
+                if slot.free is not None:
+                    slot.free.synchronize()
+                slot.buffer = pinned(2 * max(size, self.largest_bytes), self.device)
+            return slot, slot.buffer[:size].view(part.dtype), slot.buffer[size : 2 * size].view(part.dtype)
         except BaseException:
             self._slots.put(slot)
             raise
 
-    def _send(self, slot: _HostSlot, copied: Any, work: Callable[[], object] | None) -> None:
+    def _send(self, slot: _Slot, copied: Any, work: Callable[[], object] | None) -> None:
         """After the copy, run the work on the host thread and free the slot."""
 
         def run() -> None:
@@ -381,20 +366,3 @@ class HostStep(PiecewiseStep):
             self._under_way.append(self._worker.submit(run))
         else:  # a virtual device has nothing to compute
             self._slots.put(slot)
-
-    def _step(
-        self, slot: _HostSlot, parameter: Tensor, here: Tensor, gradients: list[Tensor], piece: StatePiece, group: Group
-    ) -> None:
-        gradient = gradients[0] if len(gradients) == 1 else gradients[0].add_(gradients[1])
-        state = piece.whole_state() if piece.started else {}
-        self.inner(here, gradient, state, group)
-        piece.keep(state)
-        slot.free = self.in_lane.copy([(here, parameter)], after=[])
-
-    def _host_group(self, group: Group, dtype: torch.dtype) -> Group:
-        """Return the same options with the fastest CPU implementation: one vectorized pass over all threads."""
-        if not self._has_fused or group.get("differentiable"):
-            return dict(group)
-        # PyTorch's fused CPU SGD computes wrong momenta for 16-bit types (as of 2.13).
-        fused = dtype.itemsize >= 4 or "momentum" not in group
-        return {**group, "fused": fused, "foreach": None, "capturable": False}

@@ -78,13 +78,6 @@ class Narrowed:
     def _widen(self, parameter: nn.Parameter) -> None:
         set_storage(parameter, self.wide(parameter))
 
-    def _load(self, parameter: nn.Parameter, values: Tensor) -> None:
-        frozen = self._frozen.get(parameter)
-        if frozen is None:
-            self._write(parameter, values)
-        else:
-            frozen.copy_(values)
-
     def _keep_state_dicts_wide(self) -> Undo:
         """Hook each module that owns such a parameter, so that any part of the model can be saved and loaded."""
         known = set(self.parameters)
@@ -99,8 +92,12 @@ class Narrowed:
         @torch.no_grad()
         def take(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
             for key, parameter in owned(module, prefix, state):
-                if state[key].shape == parameter.shape:  # PyTorch itself reports other shapes
-                    self._load(parameter, state[key])
+                if state[key].shape != parameter.shape:  # PyTorch itself reports other shapes
+                    continue
+                if parameter in self._frozen:
+                    self._frozen[parameter].copy_(state[key])
+                else:
+                    self._write(parameter, state[key])
 
         with ExitStack() as stack:
             for module in self._model.modules():

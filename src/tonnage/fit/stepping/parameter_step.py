@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -30,13 +30,6 @@ Group = Mapping[str, Any]
 # (parameter or a flat slice of it, gradient of the same shape, its states, its group)
 StepFunction = Callable[[Tensor, Tensor, State, Group], None]
 _SMALL_SHARE = 512  # parameters this much smaller than the largest (norms, biases) are stepped together
-
-
-@runtime_checkable
-class StepsSeveral(Protocol):
-    """A step function that can step several parameters together."""
-
-    def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None: ...
 
 
 def is_small(parameter: Tensor, largest: int) -> bool:
@@ -156,22 +149,20 @@ class ParameterSteps:
             del states[parameter]
 
     def step_all(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Step parameters with the gradients they have, together if nothing else has to happen per parameter."""
-        if self._bringers or not isinstance(self.function, StepsSeveral):
-            for parameter in parameters:
-                gradient, parameter.grad = parameter.grad, None
-                assert gradient is not None
-                self.step(parameter, gradient)
-            return
+        """Step parameters with the gradients they have, together if the function can and nothing else has to happen."""
         states, taken = self.optimizer.state, []
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
-            taken.append((parameter, gradient, states[parameter], self.group(parameter)))
-        self.function.step_all(taken)
-        for parameter in parameters:
-            if not states[parameter]:  # plain SGD keeps nothing, and its state dict says so
-                del states[parameter]
+            if self._bringers or not hasattr(self.function, "step_all"):
+                self.step(parameter, gradient)
+            else:
+                taken.append((parameter, gradient, states[parameter], self.group(parameter)))
+        if taken and hasattr(self.function, "step_all"):
+            self.function.step_all(taken)
+            for parameter, _, state, _ in taken:
+                if not state:  # plain SGD keeps nothing, and its state dict says so
+                    del states[parameter]
 
     def finish(self) -> None:
         """Wait for steps in flight; afterwards parameters and states are updated."""
@@ -204,7 +195,15 @@ class ParameterSteps:
         """Step with `function`, which may call the previous one; undo in reverse order."""
         before = self.function
         with ExitStack() as stack:
-            stack.callback(self._exchange(before, function))
+            # Convert existing states one parameter at a time, or leave all unchanged.
+            with ExitStack() as unchanged:
+                self.function = function
+                unchanged.callback(setattr, self, "function", before)
+                for parameter in [*self.optimizer.state]:
+                    self._convert(parameter, before, function)
+                    unchanged.callback(self._convert, parameter, function, before)
+                unchanged.pop_all()
+            stack.callback(self._convert_all, function, before)
             if isinstance(function, StateStep) and not isinstance(before, StateStep):
                 stack.callback(keep_state_dicts_plain(self))
             if finish is not None:
@@ -213,22 +212,10 @@ class ParameterSteps:
                 stack.callback(finish)
             return stack.pop_all().close
 
-    def _exchange(self, before: StepFunction, after: StepFunction) -> Undo:
-        """Convert existing states to those of another function, one parameter at a time, or leave all unchanged."""
-        with ExitStack() as stack:
-            self.function = after
-            stack.callback(setattr, self, "function", before)
-            for parameter in [*self.optimizer.state]:
-                self._convert(parameter, before, after)
-                stack.callback(self._convert, parameter, after, before)
-            stack.pop_all()
-
-        def undo() -> None:
-            self.function = before
-            for parameter in [*self.optimizer.state]:
-                self._convert(parameter, after, before)
-
-        return undo
+    def _convert_all(self, before: StepFunction, after: StepFunction) -> None:
+        self.function = after
+        for parameter in [*self.optimizer.state]:
+            self._convert(parameter, before, after)
 
     @torch.no_grad()
     def _convert(self, parameter: nn.Parameter, before: StepFunction, after: StepFunction) -> None:

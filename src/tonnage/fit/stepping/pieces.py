@@ -116,17 +116,14 @@ class Probe:
         key = (options, parameter.dtype, parameter.device, probed)
         if key not in self._known:
             zeros = torch.zeros(probed, dtype=parameter.dtype, device=parameter.device)
-            state = self._state_of_zeros(zeros, parameter, plain, group)
+            state: State = {}
+            if plain:
+                of_zeros = {n: zeros.to(v.dtype) if _like(n, v, parameter) else v for n, v in plain.items()}
+                state = own_state(self._function, zeros, of_zeros, group)
+            else:
+                self._function(zeros, torch.zeros_like(zeros), state, group)
             self._known[key] = [(n, v.dtype, v.numel()) for n, v in state.items() if isinstance(v, Tensor) and v.dim()]
         return Packing.of((name, dtype, -(-count // -(-probed // length))) for name, dtype, length in self._known[key])
-
-    def _state_of_zeros(self, zeros: Tensor, parameter: Tensor, plain: State, group: Group) -> State:
-        state: State = {}
-        if plain:
-            of_zeros = {n: zeros.to(v.dtype) if _like(n, v, parameter) else v for n, v in plain.items()}
-            return own_state(self._function, zeros, of_zeros, group)
-        self._function(zeros, torch.zeros_like(zeros), state, group)
-        return state
 
 
 def _like(name: str, value: Any, parameter: Tensor) -> bool:
@@ -139,16 +136,16 @@ def join(function: StepFunction, parameter: Tensor, pieces: Sequence[StatePiece]
     if not all(piece.started for piece in pieces):
         return {}
     found = [(piece, plain_state(function, piece.of(flat(parameter)), piece.whole_state())) for piece in pieces]
-    return {name: _join_one(name, value, parameter, found) for name, value in found[0][1].items()}
-
-
-def _join_one(name: str, value: Any, parameter: Tensor, found: list[tuple[StatePiece, State]]) -> Any:
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return value.clone() if isinstance(value, Tensor) else value
-    on_device = all(piece.buffer is None for piece, _ in found)
-    joined = torch.empty_like(parameter, dtype=value.dtype, device=parameter.device if on_device else "cpu")
-    for piece, state in found:
-        piece.of(flat(joined)).copy_(state[name].view(-1))
+    on_device = all(piece.buffer is None for piece in pieces)
+    joined: State = {}
+    for name, value in found[0][1].items():
+        if not isinstance(value, Tensor) or not value.dim():
+            joined[name] = value.clone() if isinstance(value, Tensor) else value
+        else:
+            device = parameter.device if on_device else "cpu"
+            joined[name] = torch.empty_like(parameter, dtype=value.dtype, device=device)
+            for piece, state in found:
+                piece.of(flat(joined[name])).copy_(state[name].view(-1))
     return joined
 
 

@@ -6,10 +6,10 @@ value), and a second moment could never decrease: 0.999 times a BF16 number is t
 parameter, or a flat slice of one.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,21 +28,8 @@ def round_stochastically(values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), bits.view(torch.float32), values).to(torch.bfloat16)
 
 
-def stochastic_step(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
-    """Step one BF16 tensor as torch.optim's Adam, AdamW or SGD would, with the group's settings."""
-    with torch.no_grad():
-        if "betas" in group:
-            _step_adam(parameter.detach(), gradient, state, AdamStep.of(group, _count_step(parameter, state)))
-        else:
-            _step_sgd(parameter.detach(), gradient, state, SgdStep.of(group))
-
-
-# Adam -----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamStep:
-    """The scalars of one step, the same for all elements."""
+class AdamStep(NamedTuple):
+    """The scalars of one step, the same for all elements, in the order of the kernels' arguments."""
 
     average_gain: float  # 1 - beta1
     square_gain: float  # 1 - beta2
@@ -70,89 +57,87 @@ class AdamStep:
         )
 
 
-def _count_step(parameter: Tensor, state: State) -> int:
-    """Return this step's number. The count lives on the host, where reading it needs no synchronization."""
-    if "step" not in state:
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    if state["step"].is_cuda:  # a fused optimizer keeps it on the GPU
-        state["step"] = state["step"].cpu()
-    state["step"] += 1
-    return max(1, int(state["step"].item()))
-
-
-def _step_adam(parameter: Tensor, gradient: Tensor, state: State, numbers: AdamStep) -> None:
-    tensors = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
-    if on_virtual_gpu(parameter.device):
-        return  # the kernel allocates nothing, and there are no values
-    if _fused(*tensors):
-        from tonnage.fit.stepping.stochastic_kernels import adam
-
-        adam(*tensors, numbers)
-        return
-    for part, gradient_part, average, square in _chunks(*tensors):
-        value, slope = part.float(), gradient_part.float() * numbers.sign
-        if numbers.decay:
-            slope = slope.add(value, alpha=numbers.decay)
-        first = average.float().lerp_(slope, numbers.average_gain)
-        second = square.float().mul_(1 - numbers.square_gain).addcmul_(slope, slope, value=numbers.square_gain)
-        divisor = second.sqrt().mul_(numbers.root_scale).add_(numbers.eps)
-        value = (value * numbers.shrink).addcdiv_(first, divisor, value=-numbers.size)
-        for target, exact in ((part, value), (average, first), (square, second)):
-            _store(target, exact)
-
-
-# SGD ------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class SgdStep:
-    """The scalars of one step, the same for all elements."""
-
+class SgdStep(NamedTuple):
     rate: float
     momentum: float
     gain: float  # weight of a new gradient in the momentum: 1 - dampening
-    nesterov: bool
     decay: float
     sign: float  # of the gradient: -1 to maximize
+    nesterov: bool
 
     @classmethod
     def of(cls, group: Group) -> "SgdStep":
-        return cls(
-            rate=float(group["lr"]),
-            momentum=float(group["momentum"]),
-            gain=1 - float(group["dampening"]),
-            nesterov=bool(group["nesterov"]),
-            decay=float(group["weight_decay"]),
-            sign=-1.0 if group["maximize"] else 1.0,
-        )
+        rate, momentum, dampening, decay = (float(group[n]) for n in ("lr", "momentum", "dampening", "weight_decay"))
+        sign = -1.0 if group["maximize"] else 1.0
+        return cls(rate, momentum, 1 - dampening, decay, sign, bool(group["nesterov"]))
 
 
-def _step_sgd(parameter: Tensor, gradient: Tensor, state: State, numbers: SgdStep) -> None:
-    first = numbers.momentum != 0 and state.get("momentum_buffer") is None
-    if first:
-        state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    # Without momentum there is no state; the parameter stands in for a buffer that is never read.
-    buffer = state["momentum_buffer"] if numbers.momentum else parameter
+@torch.no_grad()
+def stochastic_step(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+    """Step one BF16 tensor as torch.optim's Adam, AdamW or SGD would, with the group's settings."""
+    parameter, first = parameter.detach(), False
+    numbers: AdamStep | SgdStep
+    states: tuple[Tensor, ...]
+    if "betas" in group:
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if state[
+            "step"
+        ].is_cuda:  # a fused optimizer keeps it on the GPU; reading it on the host needs no synchronization
+            state["step"] = state["step"].cpu()
+        state["step"] += 1
+        numbers = AdamStep.of(group, max(1, int(state["step"].item())))
+        states = state["exp_avg"], state["exp_avg_sq"]
+    else:
+        numbers = SgdStep.of(group)
+        first = numbers.momentum != 0 and state.get("momentum_buffer") is None
+        if first:
+            state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        # Without momentum there is no state; the parameter stands in for a buffer that is never read.
+        states = (state["momentum_buffer"] if numbers.momentum else parameter,)
     if on_virtual_gpu(parameter.device):
+        return  # the kernel allocates nothing, and there are no values
+    # One kernel on CUDA with Triton, if parameter and states are contiguous and BF16.
+    tensors = (parameter, gradient, *states)
+    narrow = all(tensor.dtype == torch.bfloat16 for tensor in (parameter, *states))
+    if narrow and all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors) and has_triton():
+        from tonnage.fit.stepping import step_kernels
+
+        step_kernels.step(parameter, gradient, states, numbers, first=first)
         return
-    if _fused(parameter, gradient, buffer):
-        from tonnage.fit.stepping.stochastic_kernels import sgd
-
-        sgd(parameter, gradient, buffer, numbers, first=first)
-        return
-    for part, gradient_part, buffer_part in _chunks(parameter, gradient, buffer):
-        value = part.float()
-        slope = (gradient_part.float() * numbers.sign).add_(value, alpha=numbers.decay)
-        if numbers.momentum:
-            mean = slope if first else buffer_part.float().mul_(numbers.momentum).add_(slope, alpha=numbers.gain)
-            _store(buffer_part, mean)
-            slope = slope.add(mean, alpha=numbers.momentum) if numbers.nesterov else mean
-        _store(part, value.sub_(slope, alpha=numbers.rate))
+    # Flat chunks, or the tensors themselves if not all are contiguous.
+    chunks: Iterable[tuple[Tensor, ...]] = [tensors]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        chunks = zip(*(tensor.view(-1).split(_CHUNK_ELEMENTS) for tensor in tensors), strict=True)
+    for part, gradient_part, *state_parts in chunks:
+        if isinstance(numbers, AdamStep):
+            _step_adam(part, gradient_part, *state_parts, numbers=numbers)
+        else:
+            _step_sgd(part, gradient_part, *state_parts, numbers=numbers, first=first)
 
 
-# Where the work is done -----------------------------------------------------------------------------------------------
+def _step_adam(part: Tensor, gradient: Tensor, average: Tensor, square: Tensor, *, numbers: AdamStep) -> None:
+    value, slope = part.float(), gradient.float() * numbers.sign
+    if numbers.decay:
+        slope = slope.add(value, alpha=numbers.decay)
+    first = average.float().lerp_(slope, numbers.average_gain)
+    second = square.float().mul_(1 - numbers.square_gain).addcmul_(slope, slope, value=numbers.square_gain)
+    divisor = second.sqrt().mul_(numbers.root_scale).add_(numbers.eps)
+    value = (value * numbers.shrink).addcdiv_(first, divisor, value=-numbers.size)
+    for target, exact in ((part, value), (average, first), (square, second)):
+        _store(target, exact)
+
+
+def _step_sgd(part: Tensor, gradient: Tensor, buffer: Tensor, *, numbers: SgdStep, first: bool) -> None:
+    value = part.float()
+    slope = (gradient.float() * numbers.sign).add_(value, alpha=numbers.decay)
+    if numbers.momentum:
+        mean = slope if first else buffer.float().mul_(numbers.momentum).add_(slope, alpha=numbers.gain)
+        _store(buffer, mean)
+        slope = slope.add(mean, alpha=numbers.momentum) if numbers.nesterov else mean
+    _store(part, value.sub_(slope, alpha=numbers.rate))
 
 
 def _store(target: Tensor, exact: Tensor) -> None:
@@ -160,22 +145,6 @@ def _store(target: Tensor, exact: Tensor) -> None:
     target.copy_(round_stochastically(exact) if target.dtype == torch.bfloat16 else exact)
 
 
-def _fused(*tensors: Tensor) -> bool:
-    """Return whether one kernel can do it: CUDA with Triton, parameter and states contiguous and BF16."""
-    parameter, _, *states = tensors
-    narrow = all(tensor.dtype == torch.bfloat16 for tensor in (parameter, *states))
-    on_gpu = all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors)
-    return narrow and on_gpu and has_triton()
-
-
 @cache
 def has_triton() -> bool:
     return find_spec("triton") is not None
-
-
-def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield flat chunks of tensors of one shape, or the tensors themselves if not all are contiguous."""
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        yield tensors
-        return
-    yield from zip(*(tensor.view(-1).split(_CHUNK_ELEMENTS) for tensor in tensors), strict=True)

@@ -17,10 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from tonnage.fit.gradients import taken_gradients
-from tonnage.fit.modules import eagerly, replace_forward
+from tonnage.fit.modules import OF_EVERY_MODULE, eagerly, replace_forward, undisturbed
 from tonnage.fit.survey.meter import Duration, GpuMeter, Watch
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
-from tonnage.fit.survey.undisturbed import OF_EVERY_MODULE, undisturbed
 from tonnage.fit.training import Batch, Training
 
 Required = tuple[bool, ...]  # for each flattened argument of a call: whether it requires a gradient
@@ -99,7 +98,12 @@ def capture_calls(
     device = training.device.type
 
     def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        args, kwargs = _as_leaves((args, kwargs), (required or {}).get(name))
+        leaves, structure = tree_flatten((args, kwargs))
+        wanted = (required or {}).get(name, ())
+        if len(wanted) == len(leaves):
+            pairs = zip(leaves, wanted, strict=True)
+            leaves = [leaf.detach().requires_grad_() if needed else leaf for leaf, needed in pairs]
+            args, kwargs = tree_unflatten(leaves, structure)
         kind = calls.kinds[name] = kind_of(module, args, kwargs)
         if kind not in calls.by_kind:
             shapes = tree_map_only(Tensor, lambda leaf: _Described(tuple(leaf.shape), leaf.dtype), output)
@@ -118,14 +122,6 @@ def capture_calls(
     if len(calls.kinds) == first:
         return calls
     return replace(calls, kinds={name: calls.kinds[name] for name in blocks if name in calls.kinds}, by_chance=True)
-
-
-def _as_leaves(arguments: Any, required: Required | None) -> Any:
-    leaves, structure = tree_flatten(arguments)
-    if required is None or len(required) != len(leaves):
-        return arguments
-    pairs = zip(leaves, required, strict=True)
-    return tree_unflatten([leaf.detach().requires_grad_() if wanted else leaf for leaf, wanted in pairs], structure)
 
 
 def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: Batch) -> dict[str, Required]:
@@ -172,7 +168,7 @@ def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
     return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
 
 
-def measure_block(training: Training, meter: GpuMeter, name: str, block: nn.Module, call: BlockCall) -> BlockProfile:
+def measure_block(training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall) -> BlockProfile:
     """Measure forward and backward of one block as it is: compiled, tiled or recomputed if a technique made it so."""
     hidden = call.hidden
     with dropped_gradients(block), undisturbed(block, meter.device):
@@ -183,7 +179,6 @@ def measure_block(training: Training, meter: GpuMeter, name: str, block: nn.Modu
         if _floats(call.hidden):
             forward_time, whole_time = _without_frame(training, meter, block, call, forward_time, whole_time)
     return BlockProfile(
-        name=name,
         parameters_bytes=parameter_bytes(block.parameters()),
         input_bytes=hidden.numel() * hidden.element_size(),
         kept_bytes=forward.kept_bytes,

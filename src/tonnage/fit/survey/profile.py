@@ -1,7 +1,10 @@
 """Profiles of a training before any change: bytes and seconds per block. Plain data, no torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+Profile = TypeVar("Profile", bound="BlockProfile | OutsideProfile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,6 @@ class OperatorProfile:
 class BlockProfile:
     """One block at one micro-batch size."""
 
-    name: str  # "model.layers.7"
     parameters_bytes: int
     input_bytes: int  # what recomputing it must keep
     kept_bytes: int  # what its forward saves for backward, including the input if that is saved
@@ -52,13 +54,17 @@ class OutsideProfile:
 
     def in_line(self, other: "OutsideProfile", share: float) -> "OutsideProfile":
         """Interpolate linearly towards another size, or beyond it. Host times are kept: larger batches launch no more."""
+        found = mixed(lambda below, above: max(0.0, below + share * (above - below)), self, other)
+        return replace(found, forward_host_s=other.forward_host_s, backward_host_s=other.backward_host_s)
 
-        def mixed(name: str, below: float, above: float) -> float:
-            value = max(0.0, below + share * (above - below))
-            return round(value) if name.endswith("_bytes") else value
 
-        names = ("kept_bytes", "peak_bytes", "stem_peak_bytes", "forward_s", "backward_s")
-        numbers: dict[str, Any] = {name: mixed(name, getattr(self, name), getattr(other, name)) for name in names}
-        pairs = zip(self.between_peak_bytes, other.between_peak_bytes, strict=False)
-        between = tuple(int(mixed("between_peak_bytes", *pair)) for pair in pairs)
-        return replace(other, between_peak_bytes=between, **numbers)
+def mixed(mix: Callable[..., float], first: Profile, *others: Profile) -> Profile:
+    """Return the first profile with each number mixed with those of the others; whole numbers stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in vars(first).items():
+        values = [value, *(getattr(other, name) for other in others)]
+        if isinstance(value, tuple):
+            found[name] = tuple(round(mix(*each)) for each in zip(*values, strict=False))
+        else:
+            found[name] = round(mix(*values)) if isinstance(value, int) else mix(*values)
+    return replace(first, **found)

@@ -5,7 +5,7 @@ training itself is untouched.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -49,9 +49,14 @@ def find_resident_state(
     if "master-weights" in training.applied:
         wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
         states = probe_optimizer(optimizer, meter, wide)[0] + parameter_bytes(wide)
+    card = card_of(meter.device)
+    # The sample, library workspaces and whatever else is on the card.
+    known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(optimizer)]
+    known += [p.grad for p in training.model.parameters() if p.grad is not None]
+    known_bytes = parameter_bytes({id(tensor): tensor for tensor in known if tensor.is_cuda}.values())
     return ResidentState(
-        parameters_bytes=model_bytes(training.model),
-        besides_bytes=_held_besides(training, meter),
+        parameters_bytes=parameter_bytes(training.model.parameters()) + parameter_bytes(training.model.buffers()),
+        besides_bytes=max(0, meter.allocated_bytes - known_bytes),
         gradients_bytes=parameter_bytes(trained),
         states_bytes=states,
         outside_gradients_bytes=parameter_bytes(p for p in trained if id(p) not in inside),
@@ -62,9 +67,9 @@ def find_resident_state(
         clips=training.stepper.clip_norm is not None,
         steps_one_by_one=why_not_one_by_one(optimizer) is None,
         host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
-        link_bytes_per_s=link_rate(meter),
-        bandwidth_bytes_per_s=adding_bytes_per_s(card_of(meter.device)),
-        host_step_s=host_step_seconds(trained),
+        link_bytes_per_s=link_bytes_per_s(card) if meter.virtual else _measured_link_rate(meter.device),
+        bandwidth_bytes_per_s=adding_bytes_per_s(card),
+        host_step_s=5 * parameter_bytes(trained) / _HOST_STEP_BYTES_PER_S,
         stepped_apart=sum(1 for parameter in trained if not is_small(parameter, largest)),
         **launch_times(optimizer, meter),
     )
@@ -85,32 +90,15 @@ def launch_times(optimizer: Optimizer, meter: GpuMeter) -> dict[str, float]:
         for name, steps.function in ways.items():
             small.state.clear()
             steps.step(probe, torch.zeros_like(probe))  # creates the states
-            found[name] = _host_s(lambda: steps.step(probe, torch.zeros_like(probe)), meter)
+            if meter.virtual:
+                found[name] = meter.time(lambda: steps.step(probe, torch.zeros_like(probe))).host_s
+                continue
+            started = time.perf_counter()
+            for _ in range(_LAUNCHES):
+                steps.step(probe, torch.zeros_like(probe))
+            found[name] = (time.perf_counter() - started) / _LAUNCHES
         way.finish()
     return found
-
-
-def _host_s(run: Callable[[], object], meter: GpuMeter) -> float:
-    if meter.virtual:
-        return meter.time(run).host_s
-    started = time.perf_counter()
-    for _ in range(_LAUNCHES):
-        run()
-    return (time.perf_counter() - started) / _LAUNCHES
-
-
-def _held_besides(training: Training, meter: GpuMeter) -> int:
-    """Return the bytes of the sample, library workspaces and whatever else is on the card."""
-    known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(training.optimizer)]
-    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
-    return max(
-        0, meter.allocated_bytes - parameter_bytes({id(t): t for t in [*known, *gradients] if t.is_cuda}.values())
-    )
-
-
-def model_bytes(model: nn.Module) -> int:
-    """Return the bytes of parameters and buffers, counting tied ones once."""
-    return parameter_bytes(model.parameters()) + parameter_bytes(model.buffers())
 
 
 def probe_optimizer(optimizer: Optimizer, meter: GpuMeter, trained: list[nn.Parameter]) -> tuple[int, int, float]:
@@ -160,6 +148,7 @@ def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
 
 @cache
 def _measured_link_rate(device: torch.device) -> float:
+    """Return the bytes per second to or from pinned memory."""
     size = 256 << 20
     host, here, lane = pinned(size, device), torch.empty(size, dtype=torch.uint8, device=device), CopyLane(device)
     lane.copy(host, here).done()
@@ -167,16 +156,6 @@ def _measured_link_rate(device: torch.device) -> float:
     for source, target in ((host, here), (here, host)):
         lane.copy(source, target).done()
     return 2 * size / (time.perf_counter() - started)
-
-
-def link_rate(meter: GpuMeter) -> float:
-    """Return the bytes per second to or from pinned memory."""
-    return link_bytes_per_s(card_of(meter.device)) if meter.virtual else _measured_link_rate(meter.device)
-
-
-def host_step_seconds(trained: list[nn.Parameter]) -> float:
-    """Return the seconds of the same step on the CPU, from the bytes it reads and writes."""
-    return sum(5 * parameter_bytes([parameter]) for parameter in trained) / _HOST_STEP_BYTES_PER_S
 
 
 def tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:

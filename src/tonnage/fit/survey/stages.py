@@ -11,26 +11,23 @@ import torch
 
 from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.checks import check_finite, check_loss
-from tonnage.fit.choose.assembly import always_paying, with_coarse_states
+from tonnage.fit.choose.assembly import ALWAYS_PAYING, usable, with_coarse_states
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.summary import enough_rows, is_telling
 from tonnage.fit.fitted import Applied
 from tonnage.fit.gradients import noted_autocast
-from tonnage.fit.modules import eagerly
+from tonnage.fit.modules import eagerly, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.resident_state import find_resident_state
 from tonnage.fit.survey.survey import Survey
-from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
 from tonnage.untrusted import clipped
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Request:
     budget_bytes: int
     host_bytes: int
     allowed: frozenset[str]  # techniques that may be used
-    say: Say
+    say: Callable[[str], None]
     division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # its count is ignored
 
 
@@ -73,9 +70,20 @@ class Stages:
         self._check_loss()
         if "compile" in self.request.allowed and not self.meter.virtual:
             compiler_problem(self.training.device.type)  # its processes start while blocks are measured eagerly
-        self._add_plain_stage()
+        # Block by block, or the model as one piece if its blocks cannot run alone (a list that the loss reads).
+        try:
+            self._add_stage("plain")
+        except Exception as problem:
+            if self.training.ranks is not None:
+                raise
+            self.in_one_piece = True
+            self._check_loss()
+            self._add_stage("plain")
+            what = str(problem).strip().partition("\n")[0]
+            words = f"Blocks cannot be run apart from the rest of the model ({type(problem).__name__}: {what})."
+            self._leave_out("recompute", NotApplicable(words))
         allowed = self.request.allowed - ({"autocast"} if self.own_autocast else set())
-        for technique in always_paying(self.training, allowed, self.request.budget_bytes):
+        for technique in usable(ALWAYS_PAYING, self.training, allowed, self.request.budget_bytes):
             self._put_in(technique)
         self._settle()
 
@@ -94,20 +102,6 @@ class Stages:
             self._leave_out(technique.name, problem)
             return False
         return True
-
-    def _add_plain_stage(self) -> None:
-        """Survey block by block, or the model as one piece if its blocks cannot run alone (a list that the loss reads)."""
-        try:
-            self._add_stage("plain")
-        except Exception as problem:
-            if self.training.ranks is not None:
-                raise
-            self.in_one_piece = True
-            self._check_loss()
-            self._add_stage("plain")
-            what = str(problem).strip().partition("\n")[0]
-            words = f"Blocks cannot be run apart from the rest of the model ({type(problem).__name__}: {what})."
-            self._leave_out("recompute", NotApplicable(words))
 
     def _leave_out(self, name: str, problem: BaseException) -> None:
         words = str(problem).strip().splitlines() or [type(problem).__name__]
@@ -149,11 +143,15 @@ class Stages:
                         self._measure(before, [rows] if survey.sizes else [])  # for comparison
         else:
             self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # for comparison
-            self._measure(survey, [self._common_rows(survey)] if survey.sizes else [])
+            candidates = [rows for rows in candidate_rows(survey.rows, divisible=True) if rows >= self.least_rows]
+            if survey.sizes:
+                # The largest size whose parts fit alone in half of the free memory: the closest to what will run.
+                smallest = survey.sizes[min(survey.sizes)]
+                room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 2
+                fitting = [rows for rows in candidates if rows * smallest.alone_bytes <= room * smallest.rows]
+                self._measure(survey, [max(fitting, default=smallest.rows)])
             if before is None and survey.sizes and self.meter.virtual and not is_telling(survey):
-                # On a virtual card, measure enough rows to be representative of the whole batch, even beyond the
-                # budget.
-                candidates = candidate_rows(survey.rows, divisible=True)
+                # On a virtual card, measure enough rows to be representative of the whole batch, even beyond the budget.
                 self._measure(survey, [rows for rows in candidates if rows >= enough_rows(survey.rows)][:1])
         if survey.sizes:
             self.stages.append((name, survey))
@@ -163,16 +161,6 @@ class Stages:
         for rows in sizes:
             with suppress(torch.OutOfMemoryError):
                 survey.at(rows)
-
-    def _common_rows(self, survey: Survey) -> int:
-        """Return the largest size whose parts fit alone in half of the free memory: the closest to what will run."""
-        smallest = survey.sizes[min(survey.sizes)]
-        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 2
-        fitting = [
-            rows for rows in candidate_rows(survey.rows, divisible=True)
-            if rows >= self.least_rows and rows * smallest.alone_bytes <= room * smallest.rows
-        ]  # fmt: skip
-        return max(fitting, default=smallest.rows)
 
     def _likely_rows(self, before: Survey) -> list[int]:
         """Return the sizes whose blocks fit alone in the free memory, largest (likeliest) first."""

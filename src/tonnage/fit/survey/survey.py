@@ -7,15 +7,14 @@ resulting modes. This module does not know budgets or which mode is best.
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.frontier import frontier
-from tonnage.fit.modules import eagerly, find_blocks
+from tonnage.fit.modules import draw_others, eagerly, find_blocks, undisturbed
 from tonnage.fit.recomputing.operators import event_clock, profile_operators, virtual_clock
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.survey.measuring import (
@@ -30,8 +29,7 @@ from tonnage.fit.survey.measuring import (
     required_gradients,
 )
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
-from tonnage.fit.survey.undisturbed import draw_others, undisturbed
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
 from tonnage.fit.survey.virtual_clock import card_of
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable
@@ -115,7 +113,7 @@ class Survey:
         calls = self._capture(batch)
         self.blocks = {name: self.blocks[name] for name in calls.kinds}  # only those that run
         blocks = {
-            kind: {KEEP: measure_block(self.training, self.meter, name, self.blocks[name], call)}
+            kind: {KEEP: measure_block(self.training, self.meter, self.blocks[name], call)}
             for kind, (name, call) in calls.by_kind.items()
         }
         outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
@@ -202,12 +200,10 @@ class Survey:
 
     def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
         """Return the measured profiles by size, including those that `like` measured before blocks were compiled."""
-        surveys = (like, self)
-        return {
-            rows: outside
-            for survey in surveys
-            for rows, outside in (survey.outside | {r: size.outside for r, size in survey.measured.items()}).items()
-        }
+        known: dict[int, OutsideProfile] = {}
+        for survey in (like, self):
+            known |= survey.outside | {rows: size.outside for rows, size in survey.measured.items()}
+        return known
 
     def _outside_at(self, rows: int, like: "Survey") -> OutsideProfile:
         """Interpolate between the nearest sizes below and above, or extrapolate from the two nearest."""
@@ -230,9 +226,14 @@ class Survey:
         base = min(self.measured, key=lambda known: max(known / rows, rows / known))
         low, high = like.sizes[min(like.measured)], like.sizes[max(like.measured)]
         there = like.sizes[base] if base in like.measured else _in_line(low, high, base)
-        grown = _in_line(low, high, rows)
-        supposed = replace(_grown(self.sizes[base], there, grown), outside=self._outside_at(rows, like))
-        self.sizes[rows] = self._with_ways(supposed)
+        sizes = [self.sizes[base], there, _in_line(low, high, rows)]
+        size = _mixed(lambda one, other, more: one * more / other if other else one, rows, *sizes)
+        for kind, ways in size.blocks.items():
+            kept, its_base = ways[KEEP], self.sizes[base].blocks[kind][KEEP]
+            forward_s = min(kept.forward_s, rows / base * its_base.forward_s)
+            backward_s = min(kept.backward_s, rows / base * its_base.backward_s)
+            ways[KEEP] = replace(kept, forward_s=forward_s, backward_s=backward_s)
+        self.sizes[rows] = self._with_ways(replace(size, outside=self._outside_at(rows, like)))
         self.supposed.add(rows)
 
     def drop(self, rows: int) -> None:
@@ -256,14 +257,14 @@ class Survey:
     def _measure_modes(self, name: str, call: BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
         """Measure a block as it is, and in each of these modes that frees enough of what it saves."""
         block = self.blocks[name]
-        ways = {KEEP: measure_block(self.training, self.meter, name, block, call)}
+        ways = {KEEP: measure_block(self.training, self.meter, block, call)}
         for mode in modes:
             try:
                 undo = Recompute(modes={name: recompute_mode(mode)}).apply(self.training)
             except NotApplicable:
                 continue
             try:
-                ways[mode] = measure_block(self.training, self.meter, name, block, call)
+                ways[mode] = measure_block(self.training, self.meter, block, call)
             finally:
                 undo()
         most_bytes = (1 - _WORTHWHILE) * ways[KEEP].kept_bytes
@@ -295,36 +296,14 @@ class Survey:
 def _in_line(low: SizeProfile, high: SizeProfile, rows: int) -> SizeProfile:
     """Interpolate linearly in the rows between two sizes."""
     share = (rows - low.rows) / (high.rows - low.rows)
-    return _mixed([low, high], rows, lambda below, above: max(0.0, below + share * (above - below)))
+    return _mixed(lambda below, above: max(0.0, below + share * (above - below)), rows, low, high)
 
 
-def _grown(base: SizeProfile, there: SizeProfile, grown: SizeProfile) -> SizeProfile:
-    """Scale `base` by the ratio of `grown` to `there`."""
-    mixed = _mixed([base, there, grown], grown.rows, lambda one, other, more: one * more / other if other else one)
-    share = grown.rows / base.rows
-    blocks = {}
-    for kind, ways in mixed.blocks.items():
-        kept, its_base = ways[KEEP], base.blocks[kind][KEEP]
-        forward_s = min(kept.forward_s, share * its_base.forward_s)
-        backward_s = min(kept.backward_s, share * its_base.backward_s)
-        blocks[kind] = {KEEP: replace(kept, forward_s=forward_s, backward_s=backward_s)}
-    return replace(mixed, blocks=blocks)
-
-
-def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -> SizeProfile:
+def _mixed(mix: Callable[..., float], rows: int, *sizes: SizeProfile) -> SizeProfile:
     """Return the first size with each number of its kept blocks mixed with those of the other sizes."""
-
-    def mixed(*profiles: Any) -> Any:
-        first = profiles[0]
-        names = [f.name for f in fields(first) if isinstance(getattr(first, f.name), int | float)]
-        found = {name: mix(*(getattr(profile, name) for profile in profiles)) for name in names}
-        whole = {name for name in names if isinstance(getattr(first, name), int)}
-        return replace(first, **{name: round(v) if name in whole else v for name, v in found.items()})
-
-    first = sizes[0]
-    examples = {kind: name for name, kind in first.kinds.items()}
-    blocks = {kind: {KEEP: mixed(*(size.kept(name) for size in sizes))} for kind, name in examples.items()}
-    return replace(first, rows=rows, blocks=blocks)
+    names = {kind: name for name, kind in sizes[0].kinds.items()}
+    blocks = {kind: {KEEP: mixed(mix, *(size.kept(name) for size in sizes))} for kind, name in names.items()}
+    return replace(sizes[0], rows=rows, blocks=blocks)
 
 
 def _stem(kind: str) -> str:
@@ -340,20 +319,11 @@ def recompute_mode(name: str) -> str | list[str]:
 def _all_ways(measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str, BlockProfile]:
     """Return a block as it is, and modes measured at another size in proportion."""
     parts = {mode: way for mode, way in measured.items() if mode != KEEP}
-    return {KEEP: kept, **{mode: _in_proportion(way, measured[KEEP], kept) for mode, way in parts.items()}}
 
+    def scaled(way: float, its_kept: float, here: float) -> float:
+        return way * here / its_kept if its_kept else here
 
-def _in_proportion(way: BlockProfile, its_kept: BlockProfile, kept: BlockProfile) -> BlockProfile:
-    """Scale `way` by the ratio of `kept` to `its_kept`."""
-
-    def scaled(field: str) -> float:
-        its, here = getattr(its_kept, field), getattr(kept, field)
-        return getattr(way, field) * here / its if its else here
-
-    sizes = ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
-    times = ("forward_s", "backward_s", "forward_host_s", "backward_host_s")
-    changes: dict[str, Any] = {name: round(scaled(name)) for name in sizes} | {name: scaled(name) for name in times}
-    return replace(kept, **changes)
+    return {KEEP: kept, **{mode: mixed(scaled, way, measured[KEEP], kept) for mode, way in parts.items()}}
 
 
 def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> list[Mode]:

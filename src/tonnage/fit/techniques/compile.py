@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tonnage.fit.modules import active_dropout, find_blocks, replace_forward, without_cache
-from tonnage.fit.survey.undisturbed import is_cache_idle
+from tonnage.fit.modules import active_dropout, find_blocks, is_cache_idle, replace_forward, without_cache
 from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
