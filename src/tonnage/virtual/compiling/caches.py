@@ -13,7 +13,7 @@ import tempfile
 from types import ModuleType
 
 from tonnage.virtual.cache import cache_folder
-from tonnage.virtual.cuda import forks
+from tonnage.virtual.cuda.devices import untouched
 from tonnage.virtual.cuda.patches import Patches
 
 # Modules that cache facts about a card with functools.cache: its properties, whether Triton supports it.
@@ -26,7 +26,7 @@ def install(patches: Patches) -> str:
     patches.on_undo(lambda: shutil.rmtree(folder, ignore_errors=True))
     patches.set_item(os.environ, "TORCHINDUCTOR_CACHE_DIR", folder)
     patches.set_item(os.environ, "TRITON_CACHE_DIR", str(cache_folder() / "triton"))
-    with forks.untouched():  # resetting Dynamo initialises CUDA
+    with untouched():  # resetting Dynamo initialises CUDA
         forget()
     patches.on_undo(forget)
     return folder
