@@ -40,7 +40,7 @@ NEVER = {
 }
 LOADED_BY_RUNS = (
     "timm", "timm.optim", "timm.loss", "torchvision.models", "torch._inductor.cudagraph_trees", "torch._inductor.compile_fx",
-    "tonnage.virtual.cluster.distributed", "tonnage.virtual.compiling.caches", "tonnage.virtual.cuda.devices",
+    "tonnage.virtual.cluster.distributed", "tonnage.virtual.compiling", "tonnage.virtual.cuda.devices",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class Session(ABC):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         current(self)
         # Imports torch, which must come after what replaces CUDA.
-        from tonnage.virtual.compiling.sources import source_of
+        from tonnage.virtual.compiling import source_of
 
         self.device.attribution.lines.source_of = source_of
         self._install()

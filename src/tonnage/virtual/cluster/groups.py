@@ -8,18 +8,15 @@ run. No time passes; calls on the card are noted for step capture.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ReduceOp
 
 from tonnage.virtual.cluster.calls import Collective, Payload, ProcessGroup, SendReceive
-from tonnage.virtual.cluster.member import Member
-from tonnage.virtual.cluster.reduction import reduced
-from tonnage.virtual.cluster.staging import staging_of
-from tonnage.virtual.cluster.work import DoneWork, Noted
-
-Tensors = Sequence[torch.Tensor]
+from tonnage.virtual.cluster.member import DoneWork, Member, Noted, Tensors, staging_of
 
 
 class VirtualGroup(dist.ProcessGroup):
@@ -351,3 +348,16 @@ def _manner(how: Any) -> str:
 def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate the values: a tensor on the card is known as a whole or not at all."""
     return torch.cat([value.reshape(-1) for value in values])
+
+
+def reduced(parts: Tensors, how: Any) -> torch.Tensor:
+    """Reduce the parts to one tensor by a ReduceOp, on the host."""
+    if how == ReduceOp.AVG:
+        total = reduce(torch.add, parts)
+        return total / len(parts) if total.is_floating_point() else total // len(parts)
+    known = {
+        ReduceOp.PRODUCT: torch.mul, ReduceOp.MIN: torch.minimum, ReduceOp.MAX: torch.maximum,
+        ReduceOp.BAND: torch.bitwise_and, ReduceOp.BOR: torch.bitwise_or, ReduceOp.BXOR: torch.bitwise_xor,
+    }  # fmt: skip
+    # A ReduceOp and its kind compare equal but hash differently. A premultiplied sum counts as a sum.
+    return reduce(next((combine for kind, combine in known.items() if how == kind), torch.add), parts)
