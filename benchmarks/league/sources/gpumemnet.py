@@ -24,7 +24,7 @@ from pathlib import Path
 from rows import Prediction, Reading, Row, Source
 from running import FORKS, Peaks, preload, run
 
-from tonnage.virtual.context import virtual_gpu
+from tonnage.virtual import virtual_gpu
 
 HERE = Path(__file__).parents[1]
 FIGURES = HERE / "figures" / "gpumemnet.csv"

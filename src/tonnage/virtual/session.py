@@ -15,8 +15,8 @@ from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
 from tonnage.virtual import process_memory
+from tonnage.virtual.assumptions import Laws
 from tonnage.virtual.host_memory import HostMeter
-from tonnage.virtual.laws import Laws
 from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.standins import StandIns
 

@@ -71,37 +71,23 @@ class VirtualGroup(dist.ProcessGroup):
     def _get_backend(self, device: Any) -> "VirtualGroup":
         return self
 
-    def supports_tensor_alloc(self, device: Any) -> bool:
+    def supports_tensor_alloc(self, *_: Any) -> bool:
         """Return False: registered memory is not modelled, so the caching allocator is used."""
         return False
 
-    def _start_coalescing(self, device: Any) -> None:
-        """Do nothing: coalesced calls are made one by one."""
+    _has_hooks = supports_tensor_alloc
 
     def _end_coalescing(self, device: Any) -> DoneWork:
         return DoneWork([])
 
-    def _set_sequence_number_for_group(self) -> None: ...
-
     def _get_sequence_number_for_group(self) -> int:
         return self._number
 
-    def _set_default_backend(self, backend: Any) -> None: ...
+    def shutdown(self, *_: Any, **__: Any) -> None:
+        """Do nothing: no work is in flight, missing peers are reported at once, and coalesced calls made one by one."""
 
-    def _has_hooks(self) -> bool:
-        return False
-
-    def _wait_for_pending_works(self) -> None: ...
-
-    def set_timeout(self, timeout: Any) -> None:
-        """Ignore the timeout: a missing peer is reported at once."""
-
-    _set_default_timeout = _add_ephemeral_timeout = set_timeout
-
-    def shutdown(self) -> None:
-        """Do nothing: no work is in flight."""
-
-    abort = shutdown
+    abort = set_timeout = _set_default_timeout = _add_ephemeral_timeout = _start_coalescing = shutdown
+    _set_default_backend = _set_sequence_number_for_group = _wait_for_pending_works = shutdown
 
     # Collectives
 
