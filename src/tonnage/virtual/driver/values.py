@@ -150,11 +150,11 @@ class DriverValues(KnownValues):
         tensor = self._torch.Tensor
         if not isinstance(result, tensor) or not result.numel():
             return
+        if not any(isinstance(argument, tensor) and self._law_number(argument) for argument in arguments):
+            return
         operands = [
             self._operand(argument) for argument in arguments if isinstance(argument, (tensor, int, float, bool))
         ]
-        if not any(isinstance(operand, int) for operand in operands):
-            return
         elements = next(a.numel() for a in arguments if isinstance(a, tensor))
         number, value = self._session.laws.follow(
             operator._schema.name, operands, elements, result.numel(), _dtype(result)
