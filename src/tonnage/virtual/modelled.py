@@ -52,7 +52,7 @@ class ModelledSession(Session):
         self.library.tonnage_set_cudnn_version(release_of(device.torch_version).cudnn_number)
         self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), self.cards)
 
-        self._tell_host = lambda *event: self.host and self.host.event(*event)
+        self._tell_host = lambda *event: self.host.event(*event) if self.host else None
         self.library.tonnage_listen_host(ctypes.py_object(self._tell_host))
         self._listeners = [self.stand_ins.read, self.stand_ins.unmodelled, self.workspaces.use, self.laws.follow]
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))

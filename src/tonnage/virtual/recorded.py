@@ -107,8 +107,9 @@ class RecordedDevice(ABC):
         """Record a request that the card could not hold, with these facts of `FailedRequest`."""
         who = self.attribution
         place = who.place()
-        where = {"line": place.line, "stack": place.stack, "phase": who.phase, "step": who.step, "module": module}
-        self.ooms.append(FailedRequest(**where, **facts))
+        self.ooms.append(
+            FailedRequest(line=place.line, stack=place.stack, phase=who.phase, step=who.step, module=module, **facts)
+        )
 
     def segment_changed(self, action: SegmentAction, address: int, size: int, stream: int) -> None:
         """Record that the allocator took memory from the card or gave some back."""

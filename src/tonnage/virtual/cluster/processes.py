@@ -86,7 +86,7 @@ def _live(
         os.close(opened)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, rank).open("w"), all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=(folder / f"rank{rank}.stack").open("w"), all_threads=False)
     exchange = HubExchange(pipe)
     exchange.finish(act(rank, exchange))
     sys.stdout.flush()
@@ -146,10 +146,6 @@ def _line_of(child: Child, folder: Path) -> str:
     if child.process.pid is not None:
         os.kill(child.process.pid, signal.SIGUSR1)
     time.sleep(0.5)
-    said = re.findall(r'File "(.+)", line (\d+)', _stack_file(folder, child.rank).read_text())
+    said = re.findall(r'File "(.+)", line (\d+)', (folder / f"rank{child.rank}.stack").read_text())
     lines = LineFinder()
     return next((f"{Path(path).name}:{number}" for path, number in said if lines.is_own(path)), "")
-
-
-def _stack_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.stack"

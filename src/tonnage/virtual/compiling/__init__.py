@@ -56,7 +56,13 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
     """Prepare torch.compile. Returns actions to run after the import of modules, and a function that undoes all."""
     patches = Patches()
     if importlib.util.find_spec("triton") is None:
-        patches.set(torch, "compile", _eager(stand_ins, "Triton is not installed (pip install triton)"))
+
+        def compile(model: Any = None, **options: Any) -> Any:  # the name that scripts see
+            why = "run eagerly: Triton is not installed (pip install triton); compiled code often needs less memory"
+            stand_ins.unmodelled("torch.compile", why)
+            return model if model is not None else lambda function: function
+
+        patches.set(torch, "compile", compile)
     if lacks_cuda := not is_cuda_build(Path(torch.__file__).parent):
         empty = functools.partial(torch.empty_strided, device="cuda")
         patches.set(
@@ -132,14 +138,6 @@ def _change_backend(compile_fx: ModuleType, stand_ins: StandIns, patches: Patche
     patches.set(compile_fx, "compile_fx", compile_or_not)
     if lacks_cuda:
         patches.set(compile_fx, "cudagraphify", cudagraphify)
-
-
-def _eager(stand_ins: StandIns, reason: str) -> Callable[..., Any]:
-    def compile(model: Any = None, **options: Any) -> Any:  # the name that scripts see
-        stand_ins.unmodelled("torch.compile", f"run eagerly: {reason}; compiled code often needs less memory")
-        return model if model is not None else lambda function: function
-
-    return compile
 
 
 # The caches of torch.compile, on disk and in memory: entries must not be shared between a virtual and a real card.

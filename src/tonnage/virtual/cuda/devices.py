@@ -143,12 +143,12 @@ class _CudaDeviceProperties:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def __repr__(self) -> str:
-        shown = vars(self) | {"total": self.total_memory // MIB, "cache": self.L2_cache_size // MIB}
+        shown = vars(self)
         return (
             "_CudaDeviceProperties(name='{name}', major={major}, minor={minor}, total_memory={total}MB, "
             "multi_processor_count={multi_processor_count}, uuid={uuid}, pci_bus_id={pci_bus_id}, "
             "pci_device_id={pci_device_id}, pci_domain_id={pci_domain_id}, L2_cache_size={cache}MB)"
-        ).format(**shown)
+        ).format(**shown, total=shown["total_memory"] // MIB, cache=shown["L2_cache_size"] // MIB)
 
 
 class _Process:

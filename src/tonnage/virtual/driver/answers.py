@@ -107,9 +107,11 @@ def _batch_norm(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
 def _recurrent(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     required = {key: int(fields[key]) for key in ("input", "hidden", "layers", "directions", "projected")}
     given = {key: int(fields.get(key, 0)) for key in ("steps", "batch", "rows")}
-    flags = {key: bool(int(fields.get(key, 0))) for key in ("training", "dropout")}
+    training, dropout = (bool(int(fields.get(key, 0))) for key in ("training", "dropout"))
     kind, dtype = KINDS[int(fields["mode"])], fields["dtype"]
-    network = RecurrentNetwork(kind=kind, dtype=dtype, element_bytes=_ITEM_BYTES[dtype], **required, **given, **flags)
+    network = RecurrentNetwork(
+        kind=kind, dtype=dtype, element_bytes=_ITEM_BYTES[dtype], training=training, dropout=dropout, **required, **given
+    )  # fmt: skip
     if fields["what"] == "weights":
         return network.weight_elements * network.element_bytes
     return network.workspace_bytes() if fields["what"] == "workspace" else network.reserve_bytes()
