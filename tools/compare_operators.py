@@ -113,7 +113,7 @@ def open_virtual_gpu(card: str, torch_version: str) -> Any:
 
 def build_native_half() -> None:
     """Once, before several processes need it."""
-    from tonnage.virtual.build import native_library
+    from tonnage.virtual.loading import native_library
 
     torch = importlib.util.find_spec("torch")
     assert torch and torch.origin, "torch is not installed"

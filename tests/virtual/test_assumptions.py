@@ -3,8 +3,8 @@
 import pytest
 
 from tonnage.virtual.assumptions import (
+    Laws,
     Mask,
-    Records,
     Sample,
     as_integers,
     as_mask,
@@ -100,8 +100,8 @@ def test_numbers_lie_beyond_a_tolerance() -> None:
 
 
 def test_old_records_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.virtual.assumptions.MOST_RECORDS", 2)
-    records = Records()
-    numbers = [records.add(mask_of_share(0.5)) for _ in range(3)]
-    assert records.find(numbers[0]) is None and records.find(numbers[2]) is not None
-    assert records.add(None) == 0
+    monkeypatch.setattr("tonnage.virtual.assumptions.MOST_LAWS", 2)
+    laws = Laws()
+    numbers = [laws.add(mask_of_share(0.5)) for _ in range(3)]
+    assert laws.of(numbers[0]) is None and laws.of(numbers[2]) is not None
+    assert laws.add(None) == 0

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tonnage.errors import MissingPart
-from tonnage.virtual.build import native_library
 from tonnage.virtual.cache import cache_folder, check_code
 from tonnage.virtual.driver.build import library_folder
 from tonnage.virtual.driver.loading import torch_root
+from tonnage.virtual.loading import native_library
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 STRANGER = 54321
@@ -81,7 +81,7 @@ def test_a_built_library_that_others_can_write_is_not_loaded(tmp_path: Path) -> 
 def test_a_library_of_somebody_else_is_not_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies where the one that would be built is looked for."""
     pytest.importorskip("torch")
-    monkeypatch.setattr("tonnage.virtual.build._fingerprint", lambda root: "planted")
+    monkeypatch.setattr("tonnage.virtual.loading._fingerprint", lambda root: "planted")
     planted = cache_folder() / "tonnage-planted.so"
     planted.touch(mode=0o755)
     os.chown(planted, STRANGER, -1)

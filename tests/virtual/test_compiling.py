@@ -15,8 +15,7 @@ import pytest
 
 from tonnage.hardware import find_gpu
 from tonnage.virtual.compiling import kernels
-from tonnage.virtual.compiling.cubin import register_count
-from tonnage.virtual.compiling.kernels import _registers_decide
+from tonnage.virtual.compiling.kernels import _registers_decide, register_count
 from tonnage.virtual.cuda.patches import Patches
 from virtual_runs import SCRIPTS, run_tonnage
 

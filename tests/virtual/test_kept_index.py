@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.virtual.kept_index import keep_index
+from tonnage.virtual.companions import keep_index
 
 
 @pytest.fixture

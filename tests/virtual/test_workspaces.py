@@ -9,7 +9,7 @@ from tonnage.allocator import AllocatorSettings
 from tonnage.hardware import find_gpu
 from tonnage.virtual.device import Device
 from tonnage.virtual.modelled import ModelledSession as Session
-from tonnage.virtual.workspaces import Workspaces
+from tonnage.virtual.modelled import Workspaces
 
 MIB = 1 << 20
 

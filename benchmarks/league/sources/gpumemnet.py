@@ -24,7 +24,7 @@ from pathlib import Path
 from rows import Prediction, Reading, Row, Source
 from running import FORKS, Peaks, preload, run
 
-from tonnage.virtual.context import virtual_gpu
+from tonnage.virtual import virtual_gpu
 
 HERE = Path(__file__).parents[1]
 FIGURES = HERE / "figures" / "gpumemnet.csv"
@@ -40,7 +40,7 @@ NEVER = {
 }
 LOADED_BY_RUNS = (
     "timm", "timm.optim", "timm.loss", "torchvision.models", "torch._inductor.cudagraph_trees", "torch._inductor.compile_fx",
-    "tonnage.virtual.cluster.distributed", "tonnage.virtual.compiling.caches", "tonnage.virtual.cuda.forks",
+    "tonnage.virtual.cluster.distributed", "tonnage.virtual.compiling", "tonnage.virtual.cuda.devices",
 )  # fmt: skip
 
 

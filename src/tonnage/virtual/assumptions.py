@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 _sources = count(1)
-MOST_RECORDS = 1 << 16
+MOST_LAWS = 1 << 16
 # An unknown number compared with a tolerance this small counts as beyond it, so that convergence loops keep running.
 LARGEST_TOLERANCE = 1e-4
 
@@ -308,8 +309,15 @@ def reduced(operator: str, law: Mask, elements: int) -> float | None:
     return float(answers[operator]) if operator in answers else None
 
 
-class Records:
-    """The laws of a session's tensors, by number. 0 means no law; beyond `MOST_RECORDS` the oldest are dropped."""
+_SAMPLERS = frozenset("uniform_ normal_ random_ bernoulli_ fill_ zero_".split())
+_WHOLE = frozenset("Byte Char Short Int Long".split())
+
+
+class Laws:
+    """What is assumed about the tensors of one session: laws by the numbers that blocks carry.
+
+    0 means no law; beyond `MOST_LAWS` the oldest are dropped.
+    """
 
     def __init__(self) -> None:
         self._laws: dict[int, Law] = {}
@@ -321,10 +329,48 @@ class Records:
             return 0
         number = next(self._numbers)
         self._laws[number] = law
-        if len(self._laws) > MOST_RECORDS:
+        if len(self._laws) > MOST_LAWS:
             del self._laws[next(iter(self._laws))]
         return number
 
-    def find(self, number: int) -> Law | None:
-        """Return the law stored under this number, if any."""
+    def of(self, number: int) -> Law | None:
+        """Return the law with this number, if any."""
         return self._laws.get(number)
+
+    def follow(
+        self, name: str, operands: Sequence[Any], elements: int, results: int, dtype: str
+    ) -> tuple[int, float | None]:
+        """Return the number of the law of an operator's result, and its value if all elements are equal.
+
+        The native library reports operators that sample, compare and copy, one call at a time. An operand is a law's
+        number (int), a number (float), the mean of known values (a tuple), or None.
+        """
+        operator = name.partition("::")[2]
+        if operator == "share":
+            return self.add(mask_of_share(operands[0])), None
+        if operator in _SAMPLERS:
+            numbers: list[float | None] = []
+            for operand in operands[1:]:
+                # The probability of `bernoulli` is the mean of a tensor's values.
+                value = self.of(operand) if isinstance(operand, int) else operand
+                value = value.share if isinstance(value, Mask) else value.mean if isinstance(value, Sample) else value
+                numbers.append(value[0] if isinstance(value, tuple) else value)
+            law = sample(operator, numbers)
+            return self.add(as_mask(law) if law and dtype == "Bool" else law), None
+        known: list[Operand] = [
+            self.of(operand) if isinstance(operand, int) else operand if isinstance(operand, float) else None
+            for operand in operands
+        ]
+        first = known[0]
+        if operator == "copy_":
+            if first is None or isinstance(first, float):
+                return 0, None
+            return self.add(
+                as_mask(first) if dtype == "Bool" else as_integers(first) if dtype in _WHOLE else first
+            ), None
+        operator = operator.rstrip("_") if not operator.startswith("__") else operator
+        if isinstance(first, Mask) and results:
+            total = reduced(operator, first, elements // results)
+            if total is not None:
+                return 0, total
+        return self.add(derive(operator, known)), None

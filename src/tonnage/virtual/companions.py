@@ -5,23 +5,30 @@
 - torch.compile and Triton are handled in `compiling`, which is notified here when their modules are imported.
 - Packages that need a GPU to be built, and are not installed, have stand-ins: see `packages`.
 - CUDA extensions are refused: their allocations are unknown.
+- transformers' index of its own modules is cached between runs.
 """
 
 import ctypes
+import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import marshal
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import NotModelled
 from tonnage.hardware import Gpu
+from tonnage.virtual.cache import cache_folder
 from tonnage.virtual.imports import lazily, release, wake
-from tonnage.virtual.kept_index import keep_index
 from tonnage.virtual.packages import Packages, requests
 from tonnage.virtual.standins import StandIns
 
@@ -87,8 +94,12 @@ class _Watcher(importlib.abc.MetaPathFinder):
 
     def _declare_operators(self) -> None:
         spec = self._plain_spec("torchvision")
-        if _libraries or not spec or not spec.origin or _loads(Path(spec.origin).parent):
+        if _libraries or not spec or not spec.origin:
             return
+        with suppress(OSError):
+            if library := next(Path(spec.origin).parent.glob("_C*.so"), None):
+                ctypes.CDLL(str(library))
+                return  # its own operators load
         import torch
 
         library = torch.library.Library("torchvision", "FRAGMENT")
@@ -111,7 +122,6 @@ class _Watcher(importlib.abc.MetaPathFinder):
 
 
 _EXTENSIONS = "torch.utils.cpp_extension"
-_BUILDERS = ("load", "load_inline", "CUDAExtension")
 
 
 def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
@@ -121,9 +131,17 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
 
     patches = Patches()
 
+    def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
+        what = keywords.get("name") or (arguments[0] if arguments else "")
+        stand_ins.unmodelled(f"torch.utils.cpp_extension.{name}", "a CUDA extension of the script's own")
+        raise NotModelled(
+            f"The script builds a CUDA extension of its own ({what}), and nobody here knows what it allocates.",
+            hint="Leave the extension out for a virtual run, or register its operators with torch.library and a fake.",
+        )
+
     def refuse_builders(cpp_extension: ModuleType) -> None:
-        for name in _BUILDERS:
-            patches.set(cpp_extension, name, _refuse(name, stand_ins))
+        for name in ("load", "load_inline", "CUDAExtension"):
+            patches.set(cpp_extension, name, partial(refuse, name))
 
     # Not imported here: it initialises CUDA, and a child forked by the script could not use the card any more.
     if cpp_extension := sys.modules.get(_EXTENSIONS):
@@ -144,23 +162,36 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
     return undo
 
 
-def _refuse(name: str, stand_ins: StandIns) -> Callable[..., Any]:
-    def refuse(*arguments: Any, **keywords: Any) -> Any:
-        what = keywords.get("name") or (arguments[0] if arguments else "")
-        stand_ins.unmodelled(f"torch.utils.cpp_extension.{name}", "a CUDA extension of the script's own")
-        raise NotModelled(
-            f"The script builds a CUDA extension of its own ({what}), and nobody here knows what it allocates.",
-            hint="Leave the extension out for a virtual run, or register its operators with torch.library and a fake.",
-        )
+def keep_index(module: ModuleType) -> None:
+    """Make `transformers.utils.import_utils` read the index of all models from the cache.
 
-    return refuse
+    At every import transformers reads its 3,100 files to find where each name is defined: a second, with the same
+    result for an installed version. An editable checkout is always read, because changes there are not detected.
+    """
+    models = Path(str(module.__file__)).parents[1] / "models"
+    if not {"site-packages", "dist-packages"} & set(models.parts):
+        return
+    make = module.define_import_structure
+    stamp = f"{models} {version('transformers')} {models.stat().st_mtime_ns} {marshal.version}"
+    kept = cache_folder() / f"transformers-{hashlib.sha256(stamp.encode()).hexdigest()[:20]}.index"
 
+    def whole_index() -> Any:
+        with suppress(OSError, EOFError, ValueError, TypeError):
+            if index := marshal.loads(kept.read_bytes()):
+                return index
+        index, scratch = make(str(models)), kept.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # with a full or read-only disk, the next run just takes a second longer
+            scratch.write_bytes(marshal.dumps(index))
+            scratch.replace(kept)
+        return index
 
-def _loads(folder: Path) -> bool:
-    try:
-        for library in folder.glob("_C*.so"):
-            ctypes.CDLL(str(library))
-            return True
-    except OSError:
-        pass
-    return False
+    @lru_cache
+    def define_import_structure(module_path: Any, prefix: str | None = None) -> Any:
+        if Path(module_path) not in (models, models / "__init__.py"):
+            return make(module_path, prefix)
+        index = whole_index()
+        if prefix is None:
+            return index
+        return {needs: {f"{prefix}.{name}": names for name, names in files.items()} for needs, files in index.items()}
+
+    module.define_import_structure = define_import_structure  # type: ignore[attr-defined]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
 from tonnage.hardware import Gpu
-from tonnage.recording.records import FailedRequest
 from tonnage.virtual.recorded import RecordedDevice, Shape
 
 if TYPE_CHECKING:
@@ -76,8 +75,15 @@ class Device(RecordedDevice):
         try:
             block = self.allocator.malloc(size, stream)
         except OutOfMemory as error:
-            self._note_oom(error, operator, context, shape, DTYPES.get(dtype, dtype))
-            if self.going_on is None or not self.going_on.grants(error.shortage):
+            short = error.shortage
+            self.failed(
+                self.attribution.module_of(context), requested_bytes=short.requested_bytes, free_bytes=short.free_bytes,
+                allocated_bytes=short.allocated_bytes, reserved_bytes=short.reserved_bytes, operator=operator,
+                message=error.message, shape=shape, dtype=DTYPES.get(dtype, dtype),
+            )  # fmt: skip
+            for observer in self.oom_observers:
+                observer(short)
+            if self.going_on is None or not self.going_on.grants(short):
                 raise OutOfDeviceMemory(error.message) from None
             block = self.allocator.malloc(size, stream)
         who = self.attribution
@@ -146,25 +152,3 @@ class Device(RecordedDevice):
             self.history.segment(action, address, size, stream)
         if action != "oom":
             self.segment_changed(action, address, size, stream)  # type: ignore[arg-type]
-
-    def _note_oom(self, error: OutOfMemory, operator: str, context: int, shape: Shape, dtype: str) -> None:
-        who, shortage = self.attribution, error.shortage
-        place = who.place()
-        record = FailedRequest(
-            line=place.line,
-            requested_bytes=shortage.requested_bytes,
-            free_bytes=shortage.free_bytes,
-            allocated_bytes=shortage.allocated_bytes,
-            reserved_bytes=shortage.reserved_bytes,
-            operator=operator,
-            module=who.module_of(context),
-            phase=who.phase,
-            step=who.step,
-            message=error.message,
-            stack=place.stack,
-            shape=shape,
-            dtype=dtype,
-        )
-        self.ooms.append(record)
-        for observer in self.oom_observers:
-            observer(shortage)

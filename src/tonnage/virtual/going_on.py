@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tonnage.allocator import Shortage
@@ -31,15 +30,6 @@ class Stopped(BaseException):
     """Ends a script that continued long enough. Handlers for `Exception` do not catch it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _StepKey:
-    """What distinguishes two steps: the number of blocks allocated, their bytes, and the bytes held at the end."""
-
-    blocks: int
-    made_bytes: int
-    held_bytes: int
-
-
 class GoingOn:
     """Whether a run continues past its memory limit, since when, and how it ended."""
 
@@ -50,7 +40,7 @@ class GoingOn:
         self.at_oom = 0  # number of failed requests up to it
         self.stopped_by = ""
         self._began = 0.0
-        self._steps: list[_StepKey] = []
+        self._steps: list[tuple[int, int, int]] = []  # by step: blocks allocated, their bytes, bytes held at its end
         self._seen = 0
 
     def grants(self, shortage: Shortage) -> bool:
@@ -82,7 +72,7 @@ class GoingOn:
             made = self._device.allocations[self._seen :]
             self._seen = len(self._device.allocations)
             held = self._device.memory_stats()["allocated_bytes.all.current"]
-            self._steps.append(_StepKey(len(made), sum(a.block_bytes for a in made), held))
+            self._steps.append((len(made), sum(a.block_bytes for a in made), held))
             last = self._steps[-_ALIKE_STEPS:]
             if gone_on_s > _REPEATING_S and len(last) == _ALIKE_STEPS and len(set(last)) == 1:
                 self.stopped_by = "repeats"

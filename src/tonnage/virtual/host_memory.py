@@ -131,11 +131,9 @@ class HostMeter:
 
     def memory(self) -> HostPeaks | None:
         """Return the peaks so far."""
-        if self._open:
-            self._write_down(self._open)
-        moments = (_moment(phase, height) for phase, height in self._heights.items())
+        self._save_blocks()
         return HostPeaks(
-            phases=tuple(moments),
+            phases=tuple(_moment(phase, height) for phase, height in self._heights.items()),
             mapped_peak_bytes=self._mapped_peak[0],
             mapped_file_bytes=self._mapped_peak[1],
             resident_peak_bytes=self._resident_peak,
@@ -150,8 +148,7 @@ class HostMeter:
             block = self._live.get(address)
             if block is None:
                 return
-            if self._open:
-                self._write_down(self._open)
+            self._save_blocks()
             del self._live[address]
             self._tensor_bytes -= block.size + block.rounding
             if process_memory.is_mapped(address):
@@ -227,9 +224,10 @@ class HostMeter:
             height.blocks, height.beside = None, self._beside | {CUDA: self._cuda_bytes, MAPPED: mapped}
             self._open = height
 
-    def _write_down(self, height: _Height) -> None:
-        height.blocks = tuple(self._live.values())
-        self._open = None
+    def _save_blocks(self) -> None:
+        if self._open:
+            self._open.blocks = tuple(self._live.values())
+            self._open = None
 
     # The process
 
@@ -239,16 +237,15 @@ class HostMeter:
         now = process_memory.resident()
         self._files.look(now.file_bytes)
         tensors = _AddressRanges()
-        # Copy: threads that load a model allocate blocks meanwhile.
+        # Copies: threads that load a model allocate blocks meanwhile.
         live = [(address, block.size) for address, block in list(self._live.items())]
-        for address, size in [*list(self._kept.items()), *live]:
+        for address, size in [*self._kept.items(), *live]:
             tensors.add(address, address + size)
         written = process_memory.resident_bytes(tensors)
         records = _RECORD_BYTES * len(self._device.allocations)
         libraries = max(now.file_bytes - self._files.resident_bytes - self._own.file_bytes, 0)
         objects = max(now.anonymous_bytes - written - self._own.anonymous_bytes - records, 0)
-        if self._open:
-            self._write_down(self._open)
+        self._save_blocks()
         self._beside = {
             PYTHON: objects, LIBRARIES: libraries, WORKERS: process_memory.of_children(), SHARED: now.shared_bytes,
         }  # fmt: skip

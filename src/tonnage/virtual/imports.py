@@ -47,49 +47,41 @@ class _Waiting(ModuleType):
     """A package whose code has not run yet."""
 
     def __getattr__(self, name: str) -> Any:
-        loader = self.__spec__.loader if self.__spec__ else None
-        if not isinstance(loader, _LazyLoader):
+        loader = _lazy_loader(self)
+        if loader is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return loader.answer(self, name)
+        if name in loader.answers:
+            return loader.answers[name]
+        if name == "config" and find_spec(f"{self.__name__}.config"):
+            return import_module(f"{self.__name__}.config")
+        if name.startswith("__"):
+            raise AttributeError(name)
+        loader.run(self)
+        return getattr(self, name)
 
 
 class _LazyLoader(Loader):
+    """Creates a package whose code runs when an attribute is accessed that has no prepared answer."""
+
     def __init__(self, plain: Loader, answers: dict[str, Any], on_wake: Callable[[ModuleType], None]) -> None:
-        self._plain = plain
-        self._answers = answers
-        self._on_wake = on_wake
+        self._plain, self.answers, self._on_wake = plain, answers, on_wake
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Waiting(spec.name)
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the code runs when an attribute is accessed."""
+    def exec_module(self, module: ModuleType) -> None: ...
 
-    def answer(self, module: ModuleType, name: str) -> Any:
-        """Return an attribute of the package: a prepared answer, the submodule `config`, or else run its code."""
-        if name in self._answers:
-            return self._answers[name]
-        if name == "config" and find_spec(f"{module.__name__}.config"):
-            return import_module(f"{module.__name__}.config")
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._run(module)
-        return getattr(module, name)
-
-    def _run(self, module: ModuleType) -> None:
+    def run(self, module: ModuleType) -> None:
+        """Run the package's code."""
         module.__class__ = ModuleType
         with no_collection():
             self._plain.exec_module(module)
         self._on_wake(module)
 
-    def wake(self, module: ModuleType) -> None:
-        """Run the package's code now, if it has not run."""
-        if isinstance(module, _Waiting):
-            self._run(module)
 
-    def release(self) -> None:
-        """Drop the prepared answers."""
-        self._answers = {}
+def _lazy_loader(module: ModuleType | None) -> _LazyLoader | None:
+    loader = module.__spec__.loader if module and module.__spec__ else None
+    return loader if isinstance(loader, _LazyLoader) else None
 
 
 def lazily(
@@ -107,14 +99,11 @@ def lazily(
 def wake(name: str) -> None:
     """Import a package and, if it is lazy, run its code now."""
     module = import_module(name)
-    loader = module.__spec__.loader if module.__spec__ else None
-    if isinstance(loader, _LazyLoader):
-        loader.wake(module)
+    if isinstance(module, _Waiting) and (loader := _lazy_loader(module)):
+        loader.run(module)
 
 
 def release(name: str) -> None:
     """Drop the answers prepared for a package that was imported lazily."""
-    module = sys.modules.get(name)
-    loader = module.__spec__.loader if module and module.__spec__ else None
-    if isinstance(loader, _LazyLoader):
-        loader.release()
+    if loader := _lazy_loader(sys.modules.get(name)):
+        loader.answers = {}

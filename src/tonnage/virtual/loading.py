@@ -1,35 +1,43 @@
-"""Loads the native library and registers our kernels on the CUDA key, once per process.
+"""Builds and loads the native library and registers our kernels on the CUDA key, once per process.
 
-The library must be loaded before torch first asks for CUDA's hooks, so it is loaded before `import torch` if
-possible.
+It is built from `native/` and cached, once for each combination of torch, Python and compiler. The library must be
+loaded before torch first asks for CUDA's hooks, so it is loaded before `import torch` if possible.
 """
 
 import ctypes
+import hashlib
 import importlib.util
+import os
+import platform
+import shutil
+import subprocess
 import sys
+import sysconfig
+import tempfile
 import warnings
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import NotModelled
+from tonnage.errors import MissingPart, NotModelled
 from tonnage.garbage import no_collection
-from tonnage.virtual.build import native_library
+from tonnage.virtual.cache import built_once, cache_folder, make_safe
 from tonnage.virtual.driver.loading import torch_root
+from tonnage.virtual.driver.unwritten import DERIVES
+
+SOURCES = Path(__file__).parent / "native"
+UNITS = tuple(path.name for path in sorted(SOURCES.glob("*.cpp")))
+# Shared with the stand-ins for CUDA's libraries.
+SHARED = SOURCES.parent / "driver" / "native" / "draws.c"
 
 # Implemented in the native library.
 NATIVE = frozenset(
     "empty.memory_format empty_strided resize_ copy_ _local_scalar_dense native_dropout record_stream set_ "
     "set_.source_Storage set_.source_Tensor set_.source_Storage_storage_offset".split()
 )
-# The first do not fill large host tensors, and the second leave results of unfilled tensors unfilled.
+# These do not fill large host tensors; `DERIVES` leave results of unfilled tensors unfilled.
 HOST_FILLS = "normal_ uniform_ exponential_ log_normal_ cauchy_ bernoulli_.float".split()
-HOST_DERIVES = (
-    "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ "
-    "clamp_min clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
-).split()
-
 # Nested tensors: CUDA has its own kernels for these, which allocate what the host's code does.
 NESTED_LIKE_HOST = ("bmm", "to_padded_tensor", "_nested_tensor_softmax_with_shape")
 
@@ -41,28 +49,25 @@ def load() -> ctypes.PyDLL:
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(root / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.PyDLL(str(native_library(root)), mode=ctypes.RTLD_GLOBAL)
-    _declare(library)
+    for name, result, arguments in (
+        ("current_stream", ctypes.c_int64, None),
+        ("new_stream", ctypes.c_int64, None),
+        ("set_stream", ctypes.c_int, [ctypes.c_int, ctypes.c_int64]),
+        ("valueless_count", ctypes.c_uint64, None),
+        ("is_known", ctypes.c_bool, [ctypes.c_void_p]),
+        ("forget", None, [ctypes.c_void_p]),
+        ("law", ctypes.c_int32, [ctypes.c_void_p]),
+        ("set_cudnn_version", ctypes.c_int, [ctypes.c_int64]),
+        ("start", None, None),
+        ("listen", None, None),
+    ):
+        function = getattr(library, f"tonnage_{name}")
+        function.restype, function.argtypes = result, arguments
     if "torch" not in sys.modules:
         library.tonnage_keep_shape_rules()
     with no_collection():
         _register(library)
     return library
-
-
-def _declare(library: ctypes.PyDLL) -> None:
-    library.tonnage_current_stream.restype = ctypes.c_int64
-    library.tonnage_new_stream.restype = ctypes.c_int64
-    library.tonnage_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
-    library.tonnage_valueless_count.restype = ctypes.c_uint64
-    library.tonnage_is_known.argtypes = [ctypes.c_void_p]
-    library.tonnage_is_known.restype = ctypes.c_bool
-    library.tonnage_forget.argtypes = [ctypes.c_void_p]
-    library.tonnage_forget.restype = None
-    library.tonnage_law.argtypes = [ctypes.c_void_p]
-    library.tonnage_law.restype = ctypes.c_int32
-    library.tonnage_set_cudnn_version.argtypes = [ctypes.c_int64]
-    for name in ("start", "listen"):
-        getattr(library, f"tonnage_{name}").restype = None
 
 
 def _register(library: ctypes.PyDLL) -> None:
@@ -71,6 +76,7 @@ def _register(library: ctypes.PyDLL) -> None:
     from tonnage.virtual import kernels
     from tonnage.virtual.kernels import registry
 
+    # In the native library
     kernels.load_all()
     names = [name for name in cuda_operators() if name not in NATIVE]
     computed = [name for name in names if name not in registry.KERNELS]
@@ -80,23 +86,12 @@ def _register(library: ctypes.PyDLL) -> None:
     library.tonnage_register_fallback()
     nested = [*shared_operators("NestedTensor"), *NESTED_LIKE_HOST]
     library.tonnage_register_layouts(_lines(shared_operators("Sparse")), _lines(nested))
-    library.tonnage_register_host(_lines(HOST_FILLS), _lines(HOST_DERIVES))
-    _register_python(torch)
-
-
-def _lines(names: Any) -> bytes:
-    return "\n".join(n for n in names if not n.startswith("tonnage::")).encode()
-
-
-_libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
-
-
-def _register_python(torch: Any) -> None:
-    from tonnage.virtual.kernels import registry
-
-    own = torch.library.Library("tonnage", "DEF")
-    aten = torch.library.Library("aten", "IMPL")
-    _libraries.extend((own, aten))
+    library.tonnage_register_host(_lines(HOST_FILLS), _lines(DERIVES))
+    # In Python
+    own, aten, everything = (
+        torch.library.Library(*each) for each in (("tonnage", "DEF"), ("aten", "IMPL"), ("_", "IMPL"))
+    )
+    _libraries.extend((own, aten, everything))
     for name, schema in registry.SCHEMAS.items():
         own.define(schema)
         if name in registry.COMPOSITES:
@@ -108,25 +103,26 @@ def _register_python(torch: Any) -> None:
             (own if space else aten).impl(bare, function, "CUDA")
         for name, function in registry.SPARSE_KERNELS.items():
             aten.impl(name, function, "SparseCUDA")
-    _refuse_other_layouts(torch)
-
-
-def _refuse_other_layouts(torch: Any) -> None:
-    """Make other operators on sparse and nested tensors raise NotModelled."""
-    everything = torch.library.Library("_", "IMPL")
-    _libraries.append(everything)
-
-    def refuse(operator: Any, *_: Any, **__: Any) -> None:
-        from tonnage.virtual.session import active
-
-        active().stand_ins.unmodelled(str(operator), "not modelled for sparse and nested tensors")
-        raise NotModelled(
-            f"The virtual GPU does not model {operator} for sparse and nested tensors, and the script calls it on one.",
-            hint="For a virtual run make the tensor dense (`to_dense()`), or its layout torch.jagged.",
-        )
-
     for key in ("SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA"):
-        everything.fallback(refuse, key)
+        everything.fallback(_refuse, key)
+
+
+_libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
+
+
+def _refuse(operator: Any, *_: Any, **__: Any) -> None:
+    """Raise NotModelled for other operators on sparse and nested tensors."""
+    from tonnage.virtual.session import active
+
+    active().stand_ins.unmodelled(str(operator), "not modelled for sparse and nested tensors")
+    raise NotModelled(
+        f"The virtual GPU does not model {operator} for sparse and nested tensors, and the script calls it on one.",
+        hint="For a virtual run make the tensor dense (`to_dense()`), or its layout torch.jagged.",
+    )
+
+
+def _lines(names: Any) -> bytes:
+    return "\n".join(n for n in names if not n.startswith("tonnage::")).encode()
 
 
 # Operators with their own CUDA kernel, read from the list that ships with torch: in a build without CUDA they would
@@ -179,3 +175,57 @@ def _operators() -> list[_Entry]:
             if "CompositeExplicitAutograd" not in keys:  # listed beside CUDA, the composite is CUDA's own code
                 entries[-1].keys.update(keys)
     return entries
+
+
+# Building
+
+
+def native_library(torch_root: Path) -> Path:
+    """Return the path of the native library for this torch, building it on first use."""
+    target = cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
+    return built_once(target, lambda: _build(torch_root, target))
+
+
+def _fingerprint(torch_root: Path) -> str:
+    digest = hashlib.sha256()
+    for unit in (*sorted(SOURCES.iterdir()), SHARED):
+        digest.update(unit.read_bytes())
+    digest.update((torch_root / "version.py").read_bytes())
+    digest.update(f"{torch_root} {sys.version} {platform.machine()}".encode())
+    return digest.hexdigest()[:20]
+
+
+def _build(torch_root: Path, target: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise MissingPart(
+            "The virtual GPU has a small native half that must be compiled once, and no C++ compiler was found.",
+            hint="Install g++ (Debian: apt install g++) or set CXX to a C++20 compiler.",
+        )
+    print("tonnage: building the virtual GPU for this torch (once, about a minute) ...", file=sys.stderr, flush=True)
+    include, libraries = torch_root / "include", torch_root / "lib"
+    flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
+    flags += [f"-I{sysconfig.get_paths()['include']}"]
+    linked = [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = {unit: str(Path(scratch) / f"{unit}.o") for unit in UNITS}
+        jobs = {u: _start([compiler, *flags, "-c", str(SOURCES / u), "-o", objects[u]]) for u in UNITS}
+        for unit, job in jobs.items():
+            _wait(job, unit)
+        built = Path(scratch) / target.name
+        _wait(_start([compiler, "-shared", "-o", str(built), *objects.values(), *linked]), "link")
+        make_safe(built)
+        built.replace(target)
+
+
+def _start(command: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _wait(job: "subprocess.Popen[str]", what: str) -> None:
+    output, _ = job.communicate()
+    if job.returncode:
+        raise MissingPart(
+            f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
+            hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or later.",
+        )

@@ -103,6 +103,14 @@ class RecordedDevice(ABC):
             allocation.category = Category.WORKSPACE  # allocated and freed inside one operator
         return allocation
 
+    def failed(self, module: str, **facts: Any) -> None:
+        """Record a request that the card could not hold, with these facts of `FailedRequest`."""
+        who = self.attribution
+        place = who.place()
+        self.ooms.append(
+            FailedRequest(line=place.line, stack=place.stack, phase=who.phase, step=who.step, module=module, **facts)
+        )
+
     def segment_changed(self, action: SegmentAction, address: int, size: int, stream: int) -> None:
         """Record that the allocator took memory from the card or gave some back."""
         self.sequence += 1

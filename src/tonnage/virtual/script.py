@@ -1,10 +1,11 @@
-"""Runs a script on a virtual GPU and returns the recording."""
+"""Runs a script, or the body of a `with tonnage.virtual_gpu("h200") as gpu:`, on a virtual GPU."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tonnage.hardware import Gpu
+from tonnage.hardware import Gpu, find_cuda_gpu
+from tonnage.ledger import Ledger
 from tonnage.recording import Recording
 from tonnage.recording.beyond import TO_ITS_END, parted
 from tonnage.script.program import Program
@@ -57,11 +58,8 @@ def run_script(
 
 def recorded(session: Session, ending: Ending, program: Program, arguments: Sequence[str]) -> Recording:
     """Return the recording of a script, with how it ended."""
-    going_on, ooms, header = (
-        session.device.going_on,
-        session.device.ooms,
-        {**program.header, "arguments": tuple(arguments)},
-    )
+    going_on, ooms = session.device.going_on, session.device.ooms
+    header = {**program.header, "arguments": tuple(arguments)}
     if going_on is not None and going_on.since is not None:
         # It continued after the failed request: record the part up to it, and the whole.
         failed = bool(ending.error) and not going_on.stopped_by
@@ -75,3 +73,57 @@ def recorded(session: Session, ending: Ending, program: Program, arguments: Sequ
     if ending.outcome == "oom" and ooms:
         recording.oom = ooms[-1]
     return recording
+
+
+class VirtualGpu:
+    """A card that is available inside the `with` block, and statistics of its memory."""
+
+    def __init__(self, gpu: str | Gpu, *, torch: str | None = None) -> None:
+        self.gpu = find_cuda_gpu(gpu) if isinstance(gpu, str) else gpu
+        self._torch = torch
+        self._session: Session | None = None
+
+    def __enter__(self) -> "VirtualGpu":
+        self._session = new_session(self.gpu, self._torch)
+        self._session.open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._session
+        self._session.close()
+
+    @property
+    def _entered(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("Enter the virtual GPU first: with tonnage.virtual_gpu(...) as gpu: ...")
+        return self._session
+
+    @property
+    def recording(self) -> Recording:
+        """Everything recorded so far; each access gives an up-to-date recording."""
+        self._entered.device.attribution.finish()
+        return self._entered.recording()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that tensors hold now."""
+        return self._entered.device.memory_stats()["allocated_bytes.all.current"]
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most bytes that tensors held at once."""
+        return self._entered.device.memory_stats()["allocated_bytes.all.peak"]
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most bytes that the allocator reserved."""
+        return self._entered.device.memory_stats()["reserved_bytes.all.peak"]
+
+    def ledger(self) -> Ledger:
+        """Return the bytes by category at the peak."""
+        return self.recording.ledger()
+
+
+def virtual_gpu(gpu: str | Gpu, *, torch: str | None = None) -> VirtualGpu:
+    """Return a context manager in which `cuda` is the named card; `torch` is the version whose kernels are modelled."""
+    return VirtualGpu(gpu, torch=torch)

@@ -15,8 +15,8 @@ from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
 from tonnage.virtual import process_memory
+from tonnage.virtual.assumptions import Laws
 from tonnage.virtual.host_memory import HostMeter
-from tonnage.virtual.laws import Laws
 from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.standins import StandIns
 
@@ -60,7 +60,7 @@ class Session(ABC):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         current(self)
         # Imports torch, which must come after what replaces CUDA.
-        from tonnage.virtual.compiling.sources import source_of
+        from tonnage.virtual.compiling import source_of
 
         self.device.attribution.lines.source_of = source_of
         self._install()

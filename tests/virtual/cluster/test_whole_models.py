@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from tonnage.recording.cluster import WholeModel  # noqa: E402
-from tonnage.virtual.cluster.whole_models import WholeModels  # noqa: E402
+from tonnage.virtual.cluster.engines import WholeModels  # noqa: E402
 from tonnage.virtual.cuda.patches import Patches  # noqa: E402
 
 SIZE = 2 * 16 * 16 * 4

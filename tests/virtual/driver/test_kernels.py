@@ -17,7 +17,7 @@ import pytest
 
 from cuda_build import needs_cuda_build, run
 from tonnage.hardware import find_gpu
-from tonnage.virtual.compiling.cubin import register_count
+from tonnage.virtual.compiling.kernels import register_count
 from tonnage.virtual.driver import loading
 from tonnage.virtual.driver.build import CORE, libraries, library_folder
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tonnage.virtual.context import virtual_gpu
+from tonnage.virtual import virtual_gpu
 
 CARD = "h200"
 
@@ -33,7 +33,7 @@ def test_a_depthwise_kernel_takes_less_than_two_to_the_31_elements() -> None:
 NEWER = f"""
 import torch
 import torch.nn.functional as F
-from tonnage.virtual.context import virtual_gpu
+from tonnage.virtual import virtual_gpu
 
 def convolve(batch, channels, side, kernel, layout):
     x = torch.empty(batch, channels, side, side, dtype=torch.half, device="cuda", memory_format=layout)

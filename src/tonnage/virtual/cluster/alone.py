@@ -12,7 +12,7 @@ from tonnage.virtual.cluster.exchange import PeerError
 
 
 class OwnExchange:
-    """An in-process exchange for a world of one, with an in-memory store."""
+    """Has the methods of `HubExchange` for a world of one, with a store in memory."""
 
     def __init__(self) -> None:
         self._parts: dict[Any, Payload] = {}
@@ -63,8 +63,7 @@ def install(session: Any, patches: Any) -> None:
         return
     from tonnage.virtual.cluster import distributed
     from tonnage.virtual.cluster.member import Member
-    from tonnage.virtual.cluster.store import HubStore
 
     exchange = OwnExchange()
     member = Member(0, 1, session, exchange)
-    distributed.install(member, HubStore(exchange, member.line), patches)
+    distributed.install(member, distributed.HubStore(exchange, member.line), patches)

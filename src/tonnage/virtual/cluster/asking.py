@@ -27,12 +27,14 @@ def main() -> None:
                 raise ModuleNotFoundError(name=name)
         _claim_gpus(int(gpus))
         {"torch": _torchrun, "accelerate": _accelerate, "deepspeed": _deepspeed}[package](launcher, words, int(gpus))
+        return
     except _Answer as found:
-        _write(answer, **found.values)
+        values = found.values
     except ModuleNotFoundError as error:
-        _write(answer, missing=error.name)
+        values = {"missing": error.name}
     except Exception as error:
-        _write(answer, problem=f"{type(error).__name__}: {error}")
+        values = {"problem": f"{type(error).__name__}: {error}"}
+    Path(answer).write_text(json.dumps(values))
 
 
 class _Answer(BaseException):
@@ -42,10 +44,6 @@ class _Answer(BaseException):
         super().__init__()
         changed = {name: value for name, value in os.environ.items() if _BEFORE.get(name) != value}
         self.values = {"environment": changed, **values}
-
-
-def _write(answer: str, **values: Any) -> None:
-    Path(answer).write_text(json.dumps(values))
 
 
 def _claim_gpus(count: int) -> None:
@@ -62,11 +60,10 @@ def _claim_gpus(count: int) -> None:
 
 
 def _torchrun(launcher: str, words: list[str], gpus: int) -> None:
-    own: Any = import_module(
-        "torch.distributed.launch" if launcher == "torch.distributed.launch" else "torch.distributed.run"
-    )
+    is_old = launcher == "torch.distributed.launch"
+    own: Any = import_module(launcher if is_old else "torch.distributed.run")
     _stop_at_run(gpus)
-    if launcher == "torch.distributed.launch":
+    if is_old:
         own.run = sys.modules["torch.distributed.run"].run  # which it has imported by name
         own.launch(own.parse_args(words))
     else:

@@ -7,47 +7,30 @@ class run. If a late rank contributes something other than what was assumed for 
 one rank, `hub` connects them.
 """
 
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from tonnage.hardware.cluster import Cluster
-from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary, Recording
-from tonnage.recording.cluster import WholeModel
+from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.records import Outcome
 from tonnage.script.program import Program
 from tonnage.virtual.cluster.calls import Payload, rank_names
 from tonnage.virtual.cluster.classes import checks, nearest, stand_ins
-from tonnage.virtual.cluster.hub import Journal
-from tonnage.virtual.cluster.processes import Round, output_of
-from tonnage.virtual.cluster.rank import RankReport, run_rank
+from tonnage.virtual.cluster.hub import Hub, Journal
+from tonnage.virtual.cluster.processes import Child, look_for_idle, look_for_polling, output_of, start
+from tonnage.virtual.cluster.rank import RankRun, run_rank
 
+_POLL_S = 1.0
 _MOST_ROUNDS = 4
 _CHECKS = 2
 _MORE_CHECKS = 4
-
-
-@dataclass(frozen=True)
-class RankRun:
-    """A rank that ran, and the ranks it represents (including itself)."""
-
-    rank: int
-    stands_for: tuple[int, ...]
-    recording: Recording
-    engine_bytes: dict[
-        str, int
-    ]  # bytes that FSDP and DDP hold at the peak for themselves, by name of the ledger's part
-    stopped: bool  # ended because another rank failed
-    calls: int  # collectives and messages on the card
-    whole_model: WholeModel = field(default_factory=WholeModel)
-
-    @property
-    def outcome(self) -> Outcome:
-        """How the rank ended."""
-        return self.recording.header.outcome
 
 
 @dataclass(frozen=True)
@@ -95,15 +78,7 @@ def run_cluster(
     progress: Callable[[str], None] = lambda words: None,
 ) -> ClusterRun:
     """Run a torchrun script on a virtual cluster, forwarding what rank 0 prints as it comes."""
-    _load()
-    program = script if isinstance(script, Program) else Program.of_file(script)
-    act = partial(run_rank, cluster=cluster, program=program, arguments=arguments, torch_version=torch_version)
-    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
-        return _RankSearch(cluster, act, Path(folder), progress).run()
-
-
-def _load() -> None:
-    """Import torch, the virtual GPU's kernels and the sharding libraries here, so that forked ranks inherit them."""
+    # Import torch, the virtual GPU's kernels and the sharding libraries here, so that forked ranks inherit them.
     from tonnage.garbage import no_collection
     from tonnage.virtual.builds import preload
 
@@ -111,39 +86,27 @@ def _load() -> None:
     with no_collection():
         import torch.distributed.fsdp
         import torch.distributed.tensor  # noqa: F401
-
-
-class _Echo:
-    """Forwards what rank 0 prints to its files, as it comes. A repeated round does not print the same output again."""
-
-    def __init__(self, output: Path, errors: Path) -> None:
-        self._passed_on = {output: 0, errors: 0}
-        self._streams = {output: "stdout", errors: "stderr"}
-
-    def read(self) -> None:
-        for path, start in self._passed_on.items():
-            if not path.exists() or path.stat().st_size <= start:
-                continue
-            with path.open("rb") as file:
-                file.seek(start)
-                new = file.read()
-            self._passed_on[path] = start + len(new)
-            stream = getattr(sys, self._streams[path])
-            stream.write(new.decode(errors="replace"))
-            stream.flush()
+    program = script if isinstance(script, Program) else Program.of_file(script)
+    act = partial(run_rank, cluster=cluster, program=program, arguments=arguments, torch_version=torch_version)
+    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
+        return _RankSearch(cluster, act, Path(folder), progress).run()
 
 
 class _RankSearch:
-    """The rounds of one run (usually a single one): chooses which ranks run and collects the results."""
+    """The rounds of one run (usually a single one): chooses which ranks run, lets them run and collects the results."""
 
     def __init__(
-        self, cluster: Cluster, act: Callable[..., RankReport], folder: Path, progress: Callable[[str], None]
+        self, cluster: Cluster, act: Callable[..., RankRun], folder: Path, progress: Callable[[str], None]
     ) -> None:
-        self._cluster, self.act, self._folder, self._progress = cluster, act, folder, progress
+        self._cluster, self._act, self._folder, self._progress = cluster, act, folder, progress
         self._groups: dict[tuple[int, ...], None] = {}
         self._with_messages: set[tuple[int, ...]] = set()
         self._is_last = self._is_split = False
-        self._echo = _Echo(*output_of(folder, 0))
+        self._passed_on = dict.fromkeys(output_of(folder, 0), 0)  # bytes of rank 0's output that were forwarded
+        # The round
+        self._hub = Hub({})
+        self._children: dict[int, Child] = {}
+        self._by_pipe: dict[Connection, Child] = {}
 
     def run(self) -> ClusterRun:
         """Run rounds until one is not stale."""
@@ -151,35 +114,95 @@ class _RankSearch:
         for number in range(_MOST_ROUNDS):
             self._is_last = number == _MOST_ROUNDS - 1
             self._tell(standing)
-            done = Round(standing, self, self._folder)
-            done.run()
-            self._know(done.hub.journal)
-            if not done.hub.journal.stale:
+            self._hub, self._children, self._by_pipe = Hub(standing, self._widen, self._alike), {}, {}
+            self._run_round()
+            self._know(self._hub.journal)
+            if not self._hub.journal.stale:
                 break
-            standing = self._standing(done.hub.running)
-        self._echo.read()
-        self._find_left_out(done)
-        return self._result(done)
+            standing = self._standing(self._hub.running)
+        self._forward_output()
+        self._find_left_out()
+        return self._result()
 
-    # Callbacks of a round
+    # One round: ranks that run together, and others that join them, until all have ended or none can continue
 
-    def failed(self, report: RankReport) -> tuple[str, bool]:
-        """Return a rank's error and whether it ends the job. Running out of memory does not: other ranks may, too."""
-        header = report.recording.header
-        if header.outcome == "oom":
-            return "ran out of memory", False
-        return header.error, header.outcome == "error" and not report.stopped
+    def _run_round(self) -> None:
+        hub, journal, polling_since_s = self._hub, self._hub.journal, None
+        try:
+            while not journal.trouble and not journal.stale:
+                if hub.running <= set(hub.ended) and not any(hub.ended.values()):
+                    hub.join(self._widen_at_end(hub.standing))
+                if hub.running <= set(hub.ended):
+                    break
+                for rank in sorted(hub.running - set(self._children)):  # ranks that joined
+                    child = self._children[rank] = start(rank, self._act, self._folder)
+                    self._by_pipe[child.pipe] = child
+                ready = wait(list(self._by_pipe), timeout=_POLL_S)
+                for pipe in ready:
+                    assert isinstance(pipe, Connection)
+                    self._hear(self._by_pipe[pipe])
+                    if journal.trouble:
+                        break
+                else:
+                    if not ready:
+                        look_for_idle(self._by_pipe.values(), hub, self._folder)
+                    polling_since_s = look_for_polling(hub, polling_since_s)
+                self._forward_output()
+        finally:
+            for child in self._children.values():
+                child.stop()
+        if not journal.trouble and not any(hub.ended.values()):
+            journal.trouble = hub.unmatched()
 
-    def widen(self, standing: Mapping[int, int], journal: Journal) -> Mapping[int, int]:
+    def _hear(self, child: Child) -> None:
+        child.idle_since_s = time.monotonic()
+        try:
+            words = child.pipe.recv()
+        except EOFError:
+            child.process.join()
+            status = child.process.exitcode
+            how = f"ended with status {status} before the script did (os._exit, or a crash in native code)"
+            if status is not None and status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
+            why, ends_all = f"its process {how}", True
+        else:
+            if words[0] != "finish":
+                self._hub.hear(child.rank, words, child.answer)
+                return
+            child.report = words[1]
+            # Running out of memory does not end the job: other ranks may, too.
+            header = words[1].recording.header
+            is_oom = header.outcome == "oom"
+            why = "ran out of memory" if is_oom else header.error
+            ends_all = header.outcome == "error" and not words[1].stopped
+        del self._by_pipe[child.pipe]
+        self._hub.end(child.rank, why)
+        if ends_all and not self._hub.journal.trouble:
+            self._hub.journal.trouble = f"Rank {child.rank}: {why}"
+
+    def _forward_output(self) -> None:
+        """Forward what rank 0 has printed to its files. A repeated round does not print the same output again."""
+        for (path, passed_on), stream in zip(self._passed_on.items(), (sys.stdout, sys.stderr), strict=True):
+            if not path.exists() or path.stat().st_size <= passed_on:
+                continue
+            with path.open("rb") as file:
+                file.seek(passed_on)
+                new = file.read()
+            self._passed_on[path] = passed_on + len(new)
+            stream.write(new.decode(errors="replace"))
+            stream.flush()
+
+    def _widen(self, standing: Mapping[int, int], journal: Journal) -> Mapping[int, int]:
         """Return the mapping with one rank of each class, a few checks and all that run already."""
         self._know(journal)
         wider = self._standing(set(standing.values()))
         self._tell(wider)
         return wider
 
-    def widen_at_end(self, standing: Mapping[int, int], reports: Mapping[int, RankReport]) -> Mapping[int, int]:
+    def _widen_at_end(self, standing: Mapping[int, int]) -> Mapping[int, int]:
         """Return the mapping with more ranks of classes whose members differ; this is done once."""
-        classes, peaks = self._classes(), {rank: r.recording.peak_allocated_bytes for rank, r in reports.items()}
+        classes = self._classes()
+        peaks = {rank: child.report.recording.peak_allocated_bytes for rank, child in self._reported()}
         is_mixed = any(classes[rank] in peaks and peak != peaks[classes[rank]] for rank, peak in peaks.items())
         if self._is_split or not is_mixed:
             return standing
@@ -188,13 +211,19 @@ class _RankSearch:
         self._tell(wider)
         return wider
 
-    def alike(self, one: Payload, other: Payload) -> bool:
+    def _alike(self, one: Payload, other: Payload) -> bool:
         """Whether two ranks contributed the same. In the last round this is assumed."""
-        return self._is_last or _alike(one, other)
+        import torch
 
-    def listen(self) -> None:
-        """Forward what rank 0 has printed."""
-        self._echo.read()
+        if self._is_last:
+            return True
+        if one is None or other is None:
+            return one is other
+        return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+    def _reported(self) -> list[tuple[int, Child]]:
+        """Return the ranks that finished, in order."""
+        return [(rank, child) for rank, child in sorted(self._children.items()) if child.report is not None]
 
     # Which ranks run
 
@@ -214,9 +243,9 @@ class _RankSearch:
         running = set(standing.values())
         self._progress(f"running {'rank 0' if running == {0} else f'{len(running)} of {self._cluster.gpus} ranks'}")
 
-    def _find_left_out(self, done: Round) -> None:
+    def _find_left_out(self) -> None:
         """Report ranks that are in no mesh and no other group, which PyTorch does not mention."""
-        world, journal = self._cluster.gpus, done.hub.journal
+        world, journal = self._cluster.gpus, self._hub.journal
         placed = {rank for ranks in self._groups if len(ranks) < world for rank in ranks}
         for words, size in journal.part_meshes:
             left_out = [rank for rank in range(size, world) if rank not in placed]
@@ -227,25 +256,15 @@ class _RankSearch:
                 )
                 return
 
-    # Results
-
-    def _result(self, done: Round) -> ClusterRun:
+    def _result(self) -> ClusterRun:
         runs = []
-        for rank, report in done.reports.items():
-            stood_for = tuple(other for other, by in done.hub.standing.items() if by == rank)
-            runs.append(RankRun(rank, stood_for, **vars(report)))
+        for rank, child in self._reported():
+            stood_for = tuple(other for other, by in self._hub.standing.items() if by == rank)
+            runs.append(replace(child.report, stands_for=stood_for))
         failed = next((run.rank for run in runs if run.outcome != "ok" and not run.stopped), 0)
         path = output_of(self._folder, failed)[1]
         errors = path.read_text(errors="replace") if failed and path.exists() else ""
-        return ClusterRun(self._cluster, tuple(runs), done.trouble, errors, tuple(self._groups))
-
-
-def _alike(one: Payload, other: Payload) -> bool:
-    import torch
-
-    if one is None or other is None:
-        return one is other
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        return ClusterRun(self._cluster, tuple(runs), self._hub.journal.trouble, errors, tuple(self._groups))
 
 
 def recorded(run: ClusterRun) -> ClusterRecording:

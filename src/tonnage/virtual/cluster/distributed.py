@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import wraps
 from math import prod
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,64 @@ from tonnage.hardware.cluster import Cluster
 from tonnage.virtual.cluster.calls import ProcessGroup, at
 from tonnage.virtual.cluster.groups import VirtualGroup
 from tonnage.virtual.cluster.member import Member
-from tonnage.virtual.cluster.store import HubStore
 from tonnage.virtual.cuda.patches import Patches
+
+if TYPE_CHECKING:
+    from tonnage.virtual.cluster.alone import OwnExchange
+    from tonnage.virtual.cluster.exchange import HubExchange
+
+
+class HubStore(dist.Store):
+    """The rendezvous store, kept by the hub. Stores of the same name share their keys.
+
+    A key that is never set is reported at once, instead of after a timeout.
+    """
+
+    def __init__(self, exchange: "HubExchange | OwnExchange", line: Callable[[], str], name: str = "") -> None:
+        super().__init__()
+        self.exchange, self.line, self._name = exchange, line, name
+
+    def _ask(self, action: str, key: str, value: Any = None) -> Any:
+        return self.exchange.look_up(action, self._name + key, value)
+
+    def set(self, key: str, value: Any) -> None:
+        self.exchange.keep(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return a value, waiting until it is set."""
+        found: bytes = self._ask("get", key, self.line())
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return the new count."""
+        return int(self._ask("add", key, amount))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set the key if its value is `expected` ("" means not set), and return the value afterwards."""
+        here = self.get(key) if self.check([key]) else b""
+        wanted = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if here != wanted:
+            return here or wanted
+        self.set(key, desired)
+        return self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._ask("check", key, self.line()) for key in keys)
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key and return whether it existed."""
+        return bool(self._ask("delete", key))
+
+    def num_keys(self) -> int:
+        """Return 0: keys are not counted."""
+        return 0
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Ignore the timeout: nothing times out here."""
 
 
 class GroupOptions:
@@ -67,31 +123,9 @@ def _backend_class(title: str, current: Callable[[], tuple[Member, ProcessGroup]
 def install(member: Member, store: HubStore, patches: Patches) -> None:
     """Replace the groups and stores of `torch.distributed` with those of the virtual cluster."""
     making: list[ProcessGroup] = []
-    classes: dict[str, Any] = {name: _backend_class(name, lambda: (member, making[-1])) for name in _CLASSES}
-    for name, made in classes.items():
-        patches.set(c10d, name, made)
-        patches.set(dist, name, made)
-    patches.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
-    for name in ("_NCCL_AVAILABLE", "_MPI_AVAILABLE", "_UCC_AVAILABLE"):
-        patches.set(c10d, name, True)
-    plugin = c10d.Backend._BackendPlugin(lambda *_: classes["ProcessGroupNCCL"](), True)
-    patches.set_item(c10d.Backend._plugins, "FAKE", plugin)
-    patches.set(c10d, "_new_process_group_helper", _helper(member, making))
-    for module in (c10d, dist):
-        patches.set(module, "split_group", _split_group)
-    _install_store(member, store, patches)
-    patches.set(device_mesh, "init_device_mesh", _mesh_maker(member))
-    patches.set(dist, "init_device_mesh", device_mesh.init_device_mesh)
-    # `join` counts ranks with data left in a float32 tensor on the card, whose value is unknown; a host tensor is
-    # exchanged.
-    patches.set(DistributedDataParallel, "join_device", property(lambda _: torch.device("cpu")))
-
-
-_CLASSES = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC")
-
-
-def _helper(member: Member, making: list[ProcessGroup]) -> Callable[..., Any]:
-    plain = c10d._new_process_group_helper
+    titles = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC")
+    classes: dict[str, Any] = {title: _backend_class(title, lambda: (member, making[-1])) for title in titles}
+    plain, plain_mesh = c10d._new_process_group_helper, device_mesh.init_device_mesh
 
     def new_group(size: int, place: int, ranks: list[int], backend: Any, *arguments: Any, **keywords: Any) -> Any:
         group = member.group_made(ranks or range(member.world), str(backend))
@@ -101,7 +135,27 @@ def _helper(member: Member, making: list[ProcessGroup]) -> Callable[..., Any]:
                 stack.callback(making.pop)
             return plain(size, place, ranks, backend, *arguments, **keywords)
 
-    return new_group
+    @wraps(plain_mesh)
+    def make_mesh(device_type: str, mesh_shape: tuple[int, ...], *arguments: Any, **keywords: Any) -> Any:
+        """Notice meshes that leave out ranks, which PyTorch accepts silently."""
+        size = prod(mesh_shape)
+        if 0 < size < member.world:
+            member.exchange.part_mesh(f"The mesh {tuple(mesh_shape)}{at(member.line())}", size)
+        return plain_mesh(device_type, mesh_shape, *arguments, **keywords)
+
+    for module in (c10d, dist):
+        patches.set_all(module, {**classes, "split_group": _split_group})
+    patches.set_all(c10d, dict.fromkeys(("_NCCL_AVAILABLE", "_MPI_AVAILABLE", "_UCC_AVAILABLE"), True))
+    patches.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    plugin = c10d.Backend._BackendPlugin(lambda *_: classes["ProcessGroupNCCL"](), True)
+    patches.set_item(c10d.Backend._plugins, "FAKE", plugin)
+    patches.set(c10d, "_new_process_group_helper", new_group)
+    for module in (device_mesh, dist):
+        patches.set(module, "init_device_mesh", make_mesh)
+    _install_store(member, store, patches)
+    # `join` counts ranks with data left in a float32 tensor on the card, whose value is unknown; a host tensor is
+    # exchanged.
+    patches.set(DistributedDataParallel, "join_device", property(lambda _: torch.device("cpu")))
 
 
 def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keywords: Any) -> Any:
@@ -130,12 +184,9 @@ def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
             )
         yield store, member.rank, member.world
 
-    patches.set(rendezvous, "rendezvous", meet)
-    patches.set(c10d, "rendezvous", meet)
-    patches.set(dist, "rendezvous", meet)
+    stores = {title: _store_class(title, store, member) for title in ("TCPStore", "FileStore")}
     for module in (c10d, dist, rendezvous):
-        patches.set(module, "TCPStore", _store_class("TCPStore", store, member))
-        patches.set(module, "FileStore", _store_class("FileStore", store, member))
+        patches.set_all(module, {"rendezvous": meet, **stores})
 
 
 def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
@@ -172,17 +223,3 @@ def install_spawn(rank: int, cluster: Cluster, patches: Patches) -> None:
     module = sys.modules["torch.multiprocessing.spawn"]  # the function of the same name hides the module
     for owner in (torch.multiprocessing, module):
         patches.set_all(owner, {"spawn": spawn, "start_processes": spawn})
-
-
-def _mesh_maker(member: Member) -> Callable[..., Any]:
-    """Wrap `init_device_mesh` to notice meshes that leave out ranks, which PyTorch accepts silently."""
-    plain = device_mesh.init_device_mesh
-
-    @wraps(plain)
-    def make(device_type: str, mesh_shape: tuple[int, ...], *arguments: Any, **keywords: Any) -> Any:
-        size = prod(mesh_shape)
-        if 0 < size < member.world:
-            member.exchange.part_mesh(f"The mesh {tuple(mesh_shape)}{at(member.line())}", size)
-        return plain(device_type, mesh_shape, *arguments, **keywords)
-
-    return make

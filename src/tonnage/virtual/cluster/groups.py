@@ -8,18 +8,15 @@ run. No time passes; calls on the card are noted for step capture.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ReduceOp
 
 from tonnage.virtual.cluster.calls import Collective, Payload, ProcessGroup, SendReceive
-from tonnage.virtual.cluster.member import Member
-from tonnage.virtual.cluster.reduction import reduced
-from tonnage.virtual.cluster.staging import staging_of
-from tonnage.virtual.cluster.work import DoneWork, Noted
-
-Tensors = Sequence[torch.Tensor]
+from tonnage.virtual.cluster.member import DoneWork, Member, Noted, Tensors, staging_of
 
 
 class VirtualGroup(dist.ProcessGroup):
@@ -74,86 +71,62 @@ class VirtualGroup(dist.ProcessGroup):
     def _get_backend(self, device: Any) -> "VirtualGroup":
         return self
 
-    def supports_tensor_alloc(self, device: Any) -> bool:
+    def supports_tensor_alloc(self, *_: Any) -> bool:
         """Return False: registered memory is not modelled, so the caching allocator is used."""
         return False
 
-    def _start_coalescing(self, device: Any) -> None:
-        """Do nothing: coalesced calls are made one by one."""
+    _has_hooks = supports_tensor_alloc
 
     def _end_coalescing(self, device: Any) -> DoneWork:
         return DoneWork([])
 
-    def _set_sequence_number_for_group(self) -> None: ...
-
     def _get_sequence_number_for_group(self) -> int:
         return self._number
 
-    def _set_default_backend(self, backend: Any) -> None: ...
+    def shutdown(self, *_: Any, **__: Any) -> None:
+        """Do nothing: no work is in flight, missing peers are reported at once, and coalesced calls made one by one."""
 
-    def _has_hooks(self) -> bool:
-        return False
-
-    def _wait_for_pending_works(self) -> None: ...
-
-    def set_timeout(self, timeout: Any) -> None:
-        """Ignore the timeout: a missing peer is reported at once."""
-
-    _set_default_timeout = _add_ephemeral_timeout = set_timeout
-
-    def shutdown(self) -> None:
-        """Do nothing: no work is in flight."""
-
-    abort = shutdown
+    abort = set_timeout = _set_default_timeout = _add_ephemeral_timeout = _start_coalescing = shutdown
+    _set_default_backend = _set_sequence_number_for_group = _wait_for_pending_works = shutdown
 
     # Collectives
 
     def broadcast(self, tensors: Tensors, opts: Any) -> DoneWork:
         root = opts.rootRank
-        sent = tensors if self._place == root else ()
-        manner = f"from rank {self._group.ranks[root]}"
-        return self._collective("broadcast", tensors, sent, tensors, lambda parts: _fill(tensors, parts[root]), manner)
+        sent, manner = tensors if self._place == root else (), f"from rank {self._group.ranks[root]}"
+        return self._collective("broadcast", tensors, sent, tensors, lambda parts: parts[root], manner)
 
     def allreduce(self, tensors: Tensors, opts: Any) -> DoneWork:
-        return self._reduction("all_reduce", tensors, opts.reduceOp)
+        how = opts.reduceOp
+        return self._collective("all_reduce", tensors, tensors, tensors, _each(_reduction(how)), _manner(how))
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> DoneWork:
-        return self._reduction("reduce", tensors, opts.reduceOp, only=opts.rootRank)
-
-    def _reduction(self, operation: str, tensors: Tensors, how: Any, only: int | None = None) -> DoneWork:
-        outputs = tensors if only in (None, self._place) else ()
-
-        def arrive(parts: list[Payload]) -> None:
-            if outputs and all(part is not None for part in parts):
-                _fill(outputs, [reduced([part[i] for part in parts], how) for i in range(len(tensors))])
-
-        manner = _manner(how) if only is None else f"{_manner(how)} at rank {self._group.ranks[only]}"
-        return self._collective(operation, tensors, tensors, outputs, arrive, manner)
+        how, root = opts.reduceOp, opts.rootRank
+        manner = f"{_manner(how)} at rank {self._group.ranks[root]}"
+        if self._place == root:
+            return self._collective("reduce", tensors, tensors, tensors, _each(_reduction(how)), manner)
+        return self._collective("reduce", tensors, tensors, (), lambda parts: None, manner)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         flat = self._staging.flattens(outputs[0]) if inputs[0].is_cuda else None
         every = [tensor for tensors in outputs for tensor in tensors]
-
-        def arrive(parts: list[Payload]) -> None:
-            for tensors in outputs:
-                for tensor, part in zip(tensors, parts, strict=True):
-                    _fill([tensor], part)
-
-        return self._collective("all_gather", inputs, inputs, every, arrive, kept=flat)
+        return self._collective(
+            "all_gather",
+            inputs,
+            inputs,
+            every,
+            lambda parts: [part and part[0] for part in parts] * len(outputs),
+            kept=flat,
+        )
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-
-        def arrive(parts: list[Payload]) -> None:
-            if all(part is not None for part in parts):
-                _fill(outputs, [_joined([part[i] for part in parts]) for i in range(len(outputs))])
-
         flats = [self._staging.gathers_single(output) for output in outputs if output.is_cuda]
-        work = self._collective("all_gather_into_tensor", inputs, inputs, outputs, arrive)
+        work = self._collective("all_gather_into_tensor", inputs, inputs, outputs, _each(_joined))
         del flats
         return work
 
@@ -169,24 +142,18 @@ class VirtualGroup(dist.ProcessGroup):
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         """Gather the tensors of all ranks in a list at the root."""
         every = [tensor for tensors in outputs for tensor in tensors]
-
-        def arrive(parts: list[Payload]) -> None:
-            for tensor, part in zip(every, parts, strict=False):
-                _fill([tensor], part)
-
         manner = f"at rank {self._group.ranks[opts.rootRank]}"
-        return self._collective("gather", inputs, inputs, every, arrive, manner)
+        return self._collective(
+            "gather", inputs, inputs, every, lambda parts: [part and part[0] for part in parts[: len(every)]], manner
+        )
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
         """Send one of the root's tensors to each rank."""
-        sent = inputs[0] if self._place == opts.rootRank and inputs else ()
-
-        def arrive(parts: list[Payload]) -> None:
-            given = parts[opts.rootRank]
-            _fill(outputs, given and [given[self._place]])
-
-        manner = f"from rank {self._group.ranks[opts.rootRank]}"
-        return self._collective("scatter", outputs, sent, outputs, arrive, manner)
+        root, place = opts.rootRank, self._place
+        sent, manner = inputs[0] if place == root and inputs else (), f"from rank {self._group.ranks[root]}"
+        return self._collective(
+            "scatter", outputs, sent, outputs, lambda parts: parts[root] and [parts[root][place]], manner
+        )
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
         """Reduce a list of tensors, one to each rank."""
@@ -205,36 +172,22 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _scatters(self, operation: str, outputs: Tensors, inputs: Sequence[Tensors], how: Any, kept: Any) -> DoneWork:
         sent = [tensor for tensors in inputs for tensor in tensors]
-        size = len(self._group.ranks)
-
-        def arrive(parts: list[Payload]) -> None:
-            if all(part is not None for part in parts):
-                own = [self._place + i * size for i in range(len(outputs))]
-                _fill(outputs, [reduced([part[i] for part in parts], how) for i in own])
-
-        return self._collective(operation, sent, sent, outputs, arrive, _manner(how), kept)
+        own = range(self._place, self._place + len(outputs) * len(self._group.ranks), len(self._group.ranks))
+        return self._collective(operation, sent, sent, outputs, _each(_reduction(how), own), _manner(how), kept)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
         """Send a tensor from each rank to each rank."""
-
-        def arrive(parts: list[Payload]) -> None:
-            for tensor, part in zip(outputs, parts, strict=True):
-                _fill([tensor], part and [part[self._place]])
-
-        return self._collective("all_to_all", inputs, inputs, outputs, arrive)
+        place = self._place
+        return self._collective(
+            "all_to_all", inputs, inputs, outputs, lambda parts: [part and part[place] for part in parts]
+        )
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], of: Sequence[int], opts: Any
     ) -> DoneWork:
         """Send the parts of a tensor, one to each rank; equal parts if no sizes are given."""
-        count = len(self._group.ranks)
-        sent = source.split(list(of)) if len(of) else source.chunk(count)
-
-        def arrive(parts: list[Payload]) -> None:
-            if all(part is not None for part in parts):
-                _fill([output], [_joined([part[self._place] for part in parts])])
-
-        return self._collective("all_to_all_single", [source], sent, [output], arrive)
+        sent = source.split(list(of)) if len(of) else source.chunk(len(self._group.ranks))
+        return self._collective("all_to_all_single", [source], sent, [output], _each(_joined, [self._place]))
 
     def barrier(self, opts: Any = None) -> DoneWork:
         """Wait for all ranks. NCCL does this by an all-reduce of one number on the card."""
@@ -290,10 +243,11 @@ class VirtualGroup(dist.ProcessGroup):
         shown: Tensors,
         sent: Tensors,
         outputs: Tensors,
-        arrive: Callable[[list[Payload]], None],
+        combine: Callable[[list[Payload]], Payload],
         manner: str = "",
         kept: Any = None,
     ) -> DoneWork:
+        """Make a call. `combine` gives the outputs' values from all ranks' parts; None where they are unknown."""
         member, call = self._member, self._call(operation, shown, manner)
         travels = member.travels([*shown, *outputs])
         member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
@@ -307,7 +261,7 @@ class VirtualGroup(dist.ProcessGroup):
 
         def finish() -> None:
             member.forget(outputs)
-            arrive(member.exchange.collect(call))
+            _fill(outputs, combine(member.exchange.collect(call)))
 
         return DoneWork(outputs, kept=(list(shown), kept), finish=finish, waited=queue, noted=noted)
 
@@ -339,7 +293,25 @@ def _fill(tensors: Tensors, values: Payload) -> None:
         return
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
-            tensor.copy_(value.view(tensor.shape) if value.shape != tensor.shape else value)
+            if value is not None:
+                tensor.copy_(value.view(tensor.shape) if value.shape != tensor.shape else value)
+
+
+def _each(
+    combine: Callable[[Tensors], torch.Tensor], places: Sequence[int] | None = None
+) -> Callable[[list[Payload]], Payload]:
+    """Combine the tensors at each place (default: all) of all parts; None if a part is unknown."""
+
+    def combined(parts: list[Payload]) -> Payload:
+        if any(part is None for part in parts):
+            return None
+        return [combine([part[at] for part in parts]) for at in places or range(len(parts[0]))]
+
+    return combined
+
+
+def _reduction(how: Any) -> Callable[[Tensors], torch.Tensor]:
+    return lambda parts: reduced(parts, how)
 
 
 def _manner(how: Any) -> str:
@@ -351,3 +323,16 @@ def _manner(how: Any) -> str:
 def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate the values: a tensor on the card is known as a whole or not at all."""
     return torch.cat([value.reshape(-1) for value in values])
+
+
+def reduced(parts: Tensors, how: Any) -> torch.Tensor:
+    """Reduce the parts to one tensor by a ReduceOp, on the host."""
+    if how == ReduceOp.AVG:
+        total = reduce(torch.add, parts)
+        return total / len(parts) if total.is_floating_point() else total // len(parts)
+    known = {
+        ReduceOp.PRODUCT: torch.mul, ReduceOp.MIN: torch.minimum, ReduceOp.MAX: torch.maximum,
+        ReduceOp.BAND: torch.bitwise_and, ReduceOp.BOR: torch.bitwise_or, ReduceOp.BXOR: torch.bitwise_xor,
+    }  # fmt: skip
+    # A ReduceOp and its kind compare equal but hash differently. A premultiplied sum counts as a sum.
+    return reduce(next((combine for kind, combine in known.items() if how == kind), torch.add), parts)

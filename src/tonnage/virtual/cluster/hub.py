@@ -19,10 +19,8 @@ _SAME_CALLS = "All ranks of a group must make the same calls in the same order: 
 _PAIRED = "Give every receive a send of the same size on the other rank."
 _SET_KEY = "Let a rank set the key before it is read."
 _LET_GO: Payload = "values of long before"
-_PREPARES = (
-    "made",
-    "part_mesh",
-)  # groups of a mesh are made one after another: rank classes are known once all are made
+# Groups of a mesh are made one after another: rank classes are known once all are made.
+_PREPARES = ("made", "part_mesh")
 _STORED = (("keep", "set"), ("keep", "check"), ("keep", "get"))
 _ALONE = "A call without its other side: "
 Answer = tuple[str, Any]  # ("ok", value) or ("fail", words)
@@ -133,27 +131,20 @@ class Hub:
             if not call.agrees_with(other):
                 self._trouble(f"A mismatched collective: {other.words}, and {call.words}. {_SAME_CALLS}")
         self._latest[rank] = call
-        self._see_stale(rank, call, payload)
-        self._see_the_ended(call)
+        # The round is stale if others were already answered with a different contribution for this rank.
+        before = self._stood_in.get(rank)
+        if before is not None and self._answered[call.group.identity, call.number]:
+            given = self._parts_for(before, call).get(before)
+            self.journal.stale |= given is not None and not self._alike(given[1], payload)
+        # Report a peer that ended without making this call; on the card no rank would wait for it.
+        for peer in self.running & set(self.ended) & set(call.group.ranks):
+            last = self._last.get((call.group.identity, peer))
+            if not self.ended[peer] and (last is None or last.number < call.number):
+                self._trouble(self._lonely(call.words, peer, _SAME_CALLS))
+                break
         together[rank] = (call, payload)
         self._parts["role", call.group.role, call.number][rank] = (call, payload)
         self._last[call.group.identity, rank] = call
-
-    def _see_the_ended(self, call: Collective) -> None:
-        """Report a peer that ended without making this call; on the card no rank would wait for it."""
-        for rank in self.running & set(self.ended) & set(call.group.ranks):
-            last = self._last.get((call.group.identity, rank))
-            if not self.ended[rank] and (last is None or last.number < call.number):
-                self._trouble(self._lonely(call.words, rank, _SAME_CALLS))
-                return
-
-    def _see_stale(self, rank: int, call: Collective, payload: Payload) -> None:
-        """Mark the round stale if others were already answered with a different contribution for this rank."""
-        before = self._stood_in.get(rank)
-        if before is None or not self._answered[call.group.identity, call.number]:
-            return
-        given = self._parts_for(before, call).get(before)
-        self.journal.stale |= given is not None and not self._alike(given[1], payload)
 
     def _parts_for(self, rank: int, call: Collective) -> dict[int, tuple[Collective, Payload]]:
         """Return the parts of a call that include this rank's, from the group itself or one with the same role."""
@@ -162,20 +153,33 @@ class Hub:
         return self._parts["role", call.group.role, call.number]
 
     def _collect(self, rank: int, call: Collective, reply: Reply) -> None:
-        sources = _Sources(self, call)
+        standing: Mapping[int, int] = {}
+        parts: dict[int, dict[int, tuple[Collective, Payload]]] = {}  # by running rank
+        places: list[int] = []
+
+        def missing() -> set[int]:
+            """Return the ranks that have not contributed yet. Called often: parts are looked up when ranks join."""
+            nonlocal standing, parts, places
+            if standing is not self.standing:
+                standing = self.standing
+                sources = [standing[peer] for peer in call.group.ranks]
+                parts = {each: self._parts_for(each, call) for each in dict.fromkeys(sources)}
+                order = {each: number for number, each in enumerate(parts)}
+                places = [order[each] for each in sources]
+            return {each for each, found in parts.items() if each not in found}
 
         def ready() -> Any:
-            if sources.missing():
+            if missing():
                 return None
-            parts = [parts[each][1] for each, parts in sources.found().items()]
-            self.journal.stale |= any(part is _LET_GO for part in parts)
-            return [None if part is _LET_GO else part for part in parts], sources.numbers
+            values = [found[each][1] for each, found in parts.items()]
+            self.journal.stale |= any(value is _LET_GO for value in values)
+            return [None if value is _LET_GO else value for value in values], places
 
         def answer(words: Answer) -> None:
             reply(words)
             self._collected(call)
 
-        self._waiting[rank] = Waiting(call.words, ready, sources.missing, answer)
+        self._waiting[rank] = Waiting(call.words, ready, missing, answer)
 
     def _collected(self, call: Collective) -> None:
         """Drop the values of old calls once the whole group has been answered; the calls themselves are kept.
@@ -261,9 +265,6 @@ class Hub:
 
     def unmatched(self) -> str:
         """Describe a call or message that was never matched, after all ranks ended well; "" if there is none."""
-        return self._unmatched_call() or self._unmatched_message()
-
-    def _unmatched_call(self) -> str:
         furthest: dict[Any, Collective] = {}
         for (identity, _), call in self._last.items():
             if identity not in furthest or call.number > furthest[identity].number:
@@ -273,9 +274,6 @@ class Hub:
                 last = self._last.get((identity, rank))
                 if last is None or last.number < call.number:
                     return self._lonely(call.words, rank, _SAME_CALLS)
-        return ""
-
-    def _unmatched_message(self) -> str:
         lonely = [m for key, m in self._received.items() if key not in self._sent]
         lonely += [m for key, (m, _) in self._sent.items() if key[0] == "group" and key not in self._received]
         for message in lonely:
@@ -342,27 +340,3 @@ class Hub:
         self.journal.trouble = self.journal.trouble or words
         for rank in list(self._waiting):
             self._waiting.pop(rank).reply(("fail", words))
-
-
-class _Sources:
-    """Finds the parts of a collective. Called often, so the result is cached until more ranks join."""
-
-    def __init__(self, hub: Hub, call: Collective) -> None:
-        self._hub, self._call = hub, call
-        self._standing: Mapping[int, int] = {}
-        self._found: dict[int, dict[int, tuple[Collective, Payload]]] = {}
-        self.numbers: list[int] = []  # for each place in the group, the index of its part: every part is sent once
-
-    def found(self) -> dict[int, dict[int, tuple[Collective, Payload]]]:
-        """Return the parts by running rank."""
-        if self._standing is not self._hub.standing:
-            self._standing = self._hub.standing
-            places = [self._standing[peer] for peer in self._call.group.ranks]
-            self._found = {each: self._hub._parts_for(each, self._call) for each in dict.fromkeys(places)}
-            order = {each: number for number, each in enumerate(self._found)}
-            self.numbers = [order[each] for each in places]
-        return self._found
-
-    def missing(self) -> set[int]:
-        """Return the ranks that have not contributed yet."""
-        return {each for each, parts in self.found().items() if each not in parts}

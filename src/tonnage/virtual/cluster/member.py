@@ -1,31 +1,42 @@
-"""One rank of a virtual cluster, as its groups use it: the connection to its peers, and its card."""
+"""One rank of a virtual cluster, as its groups use it: the connection to its peers, its card, and handles of its work.
+
+Nothing runs on a virtual GPU, so work is always complete; only host messages are waited for.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
+from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS
+from tonnage.script import profiler
 from tonnage.virtual.cluster.calls import Payload, ProcessGroup
-from tonnage.virtual.cluster.copies import CopiesBack
-from tonnage.virtual.cluster.exchange import Exchange
-from tonnage.virtual.cluster.staging import communicator_bytes
-from tonnage.virtual.cluster.work import CollectiveNotes
+from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.session import Session
 
+if TYPE_CHECKING:
+    from tonnage.virtual.cluster.alone import OwnExchange
+    from tonnage.virtual.cluster.exchange import HubExchange
+
+Tensors = Sequence[torch.Tensor]
 _MOST_ON_CARD = 1 << 20  # elements: the virtual GPU keeps no larger integer tensors
 _MOST_ON_HOST_BYTES = 1 << 24
+_HOST_S_PER_REQUEST = 20e-6  # host time of an eager operator; an assumption (tens of microseconds are typical)
 
 
 class Member:
     """State that all groups of a rank share."""
 
-    def __init__(self, rank: int, world: int, session: Session, exchange: Exchange) -> None:
+    def __init__(self, rank: int, world: int, session: Session, exchange: "HubExchange | OwnExchange") -> None:
         self.rank = rank
         self.world = world
         self.exchange = exchange
         self._session = session
         self._copies: Counter[tuple[int, ...]] = Counter()
-        self._roles = 0
+        self.groups = 0  # that the rank is in
         self.communicators: list[ProcessGroup] = []
         self.calls = 0
         self.copies_back = CopiesBack(session.device)
@@ -38,13 +49,8 @@ class Member:
         copy, self._copies[key] = self._copies[key], self._copies[key] + 1
         if self.rank not in key:
             return None
-        self._roles += 1
-        return ProcessGroup(key, copy, self._roles - 1, backend)
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether the rank is in any group."""
-        return self._roles > 0
+        self.groups += 1
+        return ProcessGroup(key, copy, self.groups - 1, backend)
 
     def line(self) -> str:
         """Return the script's current line."""
@@ -62,7 +68,7 @@ class Member:
         """Synchronize the host with the card."""
         self._session.device.synchronize()
 
-    def travels(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def travels(self, tensors: Tensors) -> bool:
         """Whether the values of such tensors are exchanged. The answer is the same on all ranks."""
         for tensor in tensors:
             if tensor.is_cuda:
@@ -72,14 +78,203 @@ class Member:
                 return False
         return True
 
-    def values_of(self, tensors: Sequence[torch.Tensor]) -> Payload:
+    def values_of(self, tensors: Tensors) -> Payload:
         """Return copies on the host, or None if a value is unknown."""
         if not all(not tensor.is_cuda or self._session.is_known(tensor) for tensor in tensors):
             return None
         return [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
 
-    def forget(self, tensors: Sequence[torch.Tensor]) -> None:
+    def forget(self, tensors: Tensors) -> None:
         """Mark the values on the card as unknown."""
         for tensor in tensors:
             if tensor.is_cuda:
                 self._session.forget(tensor)
+
+
+# Backends
+
+
+@dataclass(frozen=True)
+class Staging:
+    """The temporary tensors that a backend takes from the caching allocator, on the calling stream.
+
+    NCCL reduces and gathers in place; only the list variants go through a flat copy. Gloo moves tensors through host
+    memory, gathers into a flat tensor and reduces a copy of what it scatters.
+    """
+
+    copies_back: bool  # whether results reach the card by copies from the host
+
+    def gathers_single(self, output: torch.Tensor) -> Any:
+        """Return the flat tensor that the result is copied from."""
+        return torch.empty_like(output) if self.copies_back else None
+
+    def scatters_single(self, source: torch.Tensor) -> Any:
+        """Return the copy that is reduced; the rank's part is taken from it."""
+        return source.clone() if self.copies_back else None
+
+    def flattens(self, tensors: Tensors) -> Any:
+        """Return a flat tensor for a list of equal tensors; unequal ones are sent one by one."""
+        first = tensors[0]
+        if any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in tensors):
+            return None
+        return torch.empty((len(tensors), *first.shape), dtype=first.dtype, device=first.device)
+
+    def barrier(self) -> Any:
+        """Return the tensor of the barrier's all-reduce."""
+        return None if self.copies_back else torch.empty(1, device="cuda")
+
+
+NCCL, GLOO = Staging(copies_back=False), Staging(copies_back=True)
+
+
+def communicator_bytes(groups: Iterable[ProcessGroup]) -> dict[str, int]:
+    """Return the bytes NCCL holds outside the allocator by communicator, as the planner models it; Gloo holds none."""
+    used = [group for group in groups if len(group.ranks) > 1 and staging_of(group.backend) is NCCL]
+    return {f"NCCL communicator {number}": NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS for number, _ in enumerate(used, 1)}
+
+
+def staging_of(backend: str) -> Staging:
+    """Return the backend of CUDA tensors, also for names like "cpu:gloo,cuda:nccl"."""
+    pairs = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
+    return GLOO if pairs.get("cuda", backend) == "gloo" else NCCL
+
+
+# Gloo's copies from the host back to the card, each on its own stream and queued when `wait` returns. A tensor freed
+# while such a copy may still run is not reused before the copy is done. Nothing runs here, so the duration is estimated
+# as a number of further allocation requests: the bytes at PCIe speed, divided by the host's time per request. A later
+# collective that returned over the slower network implies that all earlier copies are done.
+
+
+class CopiesBack:
+    """A rank's copies that were queued and may still run."""
+
+    def __init__(self, device: RecordedDevice) -> None:
+        self._device = device
+        self._bytes_per_request = device.gpu.pcie_bytes_per_s * _HOST_S_PER_REQUEST
+        self._begun = 0
+        # By number of the collective: the handle of its copy, and the number of allocations by which it is done.
+        self._queued: dict[int, tuple[Any, int]] = {}
+
+    def begin(self, tensors: Tensors) -> Callable[[], None]:
+        """Announce copies to these tensors; call the result when the collective has been waited for."""
+        blocks = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        self._begun += 1
+        number, handle = self._begun, self._device.begin_copy(tensors)
+        requests = round(sum(blocks.values()) / self._bytes_per_request)
+
+        def queue() -> None:
+            """Start the copy; those of earlier collectives are now done."""
+            self._end([each for each in self._queued if each < number])
+            self._queued[number] = handle, len(self._device.allocations) + requests
+            self._device.on_request = self._end_the_done
+
+        return queue
+
+    def _end_the_done(self) -> None:
+        made = len(self._device.allocations)
+        self._end([each for each, (_, done_at) in self._queued.items() if done_at <= made])
+        if not self._queued:
+            self._device.on_request = None
+
+    def _end(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._device.end_copy(self._queued.pop(number)[0])
+
+
+# Work
+
+
+class CollectiveNotes:
+    """Notes a rank's collectives on the card for step capture: what was called, and when it is waited for.
+
+    As in NCCL, a group's collectives run on one stream, and its messages with each peer on another.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lanes: dict[tuple[ProcessGroup, tuple[int, ...]], int] = {}
+
+    def called(
+        self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None
+    ) -> "Noted | None":
+        """Note a collective of `card_bytes` among these ranks (default: the whole group); return None for host tensors."""
+        if not card_bytes:
+            return None
+        ranks = among or group.ranks
+        apart = -(-(ranks[-1] - ranks[0]) // (len(ranks) - 1)) if len(ranks) > 1 else 1
+        self._count += 1
+        lane = self._lanes.setdefault((group, among or ()), len(self._lanes) + 1)
+        profiler.note("collective", operation, self._count, card_bytes, len(ranks), apart, lane)
+        return Noted(self._count)
+
+
+class Noted:
+    """A noted collective."""
+
+    def __init__(self, number: int) -> None:
+        self.waited: Callable[[], None] = lambda: profiler.note("stream", "wait_collective", number)
+        self.promised: Callable[[], None] = lambda: profiler.note("stream", "future_collective", number)
+
+
+class DoneWork(dist.Work):
+    """The handle of a collective. `kept` holds the tensors that the real handle would keep until it is waited for.
+
+    The first wait calls `finish`, which receives what other ranks contributed, and then `waited`.
+    """
+
+    def __init__(
+        self,
+        outputs: Tensors,
+        kept: Any = None,
+        finish: Callable[[], None] | None = None,
+        waited: Callable[[], None] | None = None,
+        noted: Noted | None = None,
+    ) -> None:
+        super().__init__()
+        self._noted = noted
+        self._outputs = list(outputs)
+        self._kept = kept
+        self._to_do = [call for call in (finish, waited) if call is not None]
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Finish the collective and release the tensors it held."""
+        if self._noted:
+            self._noted.waited()
+        return self.is_completed()
+
+    def is_completed(self) -> bool:
+        """Finish and return True: no time passes between two calls."""
+        calls, self._to_do = self._to_do, []
+        for call in calls:
+            call()
+        self._kept = None
+        return True
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """Return a completed future. Callers such as DDP's reducer wait for it when the backward pass is over."""
+        if self._noted:
+            self._noted.promised()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+    def result(self) -> list[torch.Tensor]:
+        self.is_completed()
+        return self._outputs
+
+    def is_success(self) -> bool:
+        """Return True: errors are raised instead."""
+        return True
+
+    def exception(self) -> None:
+        """Return None: errors are raised instead."""
+
+    def synchronize(self) -> None:
+        """Wait, as `wait` does."""
+        self.wait()
+
+    block_current_stream = synchronize
+
+    def source_rank(self) -> int:
+        """Return -1: `recv_anysource` is not supported."""
+        return -1

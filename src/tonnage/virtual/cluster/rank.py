@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
 from tonnage.recording.cluster import WholeModel
 from tonnage.recording.recording import HOST, HOSTS
+from tonnage.recording.records import Outcome
 from tonnage.script.launchers import LOCAL_RANK
 from tonnage.script.program import Program
 from tonnage.script.running import run_as_main
@@ -20,14 +21,21 @@ _PORT = 29500  # torchrun's default; nothing listens there
 
 
 @dataclass(frozen=True)
-class RankReport:
-    """What a rank's process returns. `stopped` means that it ended because of another rank."""
+class RankRun:
+    """A rank that ran, and the ranks it represents (including itself)."""
 
+    rank: int
+    stands_for: tuple[int, ...]
     recording: Recording
-    engine_bytes: dict[str, int]
-    stopped: bool
-    calls: int
-    whole_model: WholeModel
+    engine_bytes: dict[str, int]  # that FSDP and DDP hold at the peak for themselves, by name of the ledger's part
+    stopped: bool  # ended because another rank failed
+    calls: int  # collectives and messages on the card
+    whole_model: WholeModel = field(default_factory=WholeModel)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the rank ended."""
+        return self.recording.header.outcome
 
 
 def environment_of(rank: int, cluster: Cluster) -> dict[str, str]:
@@ -53,18 +61,16 @@ def run_rank(
     program: Program,
     arguments: Sequence[str],
     torch_version: str | None,
-) -> RankReport:
-    """Run the script to its end as this rank."""
+) -> RankRun:
+    """Run the script to its end as this rank; which ranks it stands for is known later."""
     os.environ.update(environment_of(rank, cluster))
     own = [word.replace(LOCAL_RANK, os.environ["LOCAL_RANK"]) for word in arguments]
     session = new_session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
     session.cluster = cluster
     session.open(capture=True)
-    from tonnage.virtual.cluster.distributed import install, install_spawn
-    from tonnage.virtual.cluster.engines import Engines
+    from tonnage.virtual.cluster.distributed import HubStore, install, install_spawn
+    from tonnage.virtual.cluster.engines import Engines, WholeModels
     from tonnage.virtual.cluster.member import Member
-    from tonnage.virtual.cluster.store import HubStore
-    from tonnage.virtual.cluster.whole_models import WholeModels
     from tonnage.virtual.cuda.patches import Patches
 
     member, engines, patches = Member(rank, cluster.gpus, session, exchange), Engines(session.device), Patches()
@@ -78,7 +84,7 @@ def run_rank(
     finally:
         patches.undo()
         session.close()
-    if not member.has_groups and cluster.gpus > 1:
+    if not member.groups and cluster.gpus > 1:
         words = "The script never calls init_process_group: no two ranks compute anything together."
         session.stand_ins.assume("torch.distributed", words)
     recording = recorded(session, ending, program, [word for word in arguments if LOCAL_RANK not in word])
@@ -87,4 +93,4 @@ def run_rank(
         recording.captured = replace(recording.captured, settings=recording.captured.settings | where)
     stopped = ending.error.startswith(f"{PeerError.__name__}:")
     held = engines.bytes_by_name(recording.live_at_peak)
-    return RankReport(recording, held, stopped, member.calls, whole.largest)
+    return RankRun(rank, (), recording, held, stopped, member.calls, whole.largest)

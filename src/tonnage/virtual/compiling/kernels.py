@@ -1,4 +1,7 @@
-"""Inductor's kernels without Triton: never compiled, never launched, and all equally fast.
+"""Triton without a GPU, and Inductor's kernels without Triton: never compiled, never launched, and all equally fast.
+
+Triton's own driver builds a small C library and queries the CUDA driver; here it describes the virtual card, and
+launches of a script's own kernels are only counted.
 
 Inductor's `CachingAutotuner` chooses among the configurations of a kernel. If there are several, it runs each on the
 card, with a buffer to flush the cache; with one it does not. So the number of configurations affects memory, and it
@@ -10,16 +13,134 @@ Register spills only exclude a configuration from the comparison, which has no e
 import copy
 import hashlib
 import math
-from collections.abc import Callable
-from types import ModuleType
+import struct
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tonnage.virtual.compiling.cubin import register_count
+import torch
+
+from tonnage.hardware import Gpu
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.standins import StandIns
 
 MILLISECONDS = 1.0  # time of every kernel; the first of several configurations wins
+_FLUSH_BYTES = 256 * 2**20  # what Triton's CUDA driver writes to flush the L2 cache before each timing
 _MOST_REGISTERS = 255  # per thread, on all cards so far
+_NOT_RUN = "not run: it writes into tensors that exist already"
+
+# Triton
+
+
+class VirtualDriver:
+    """The driver of the virtual card, with the methods of Triton's CudaDriver."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        properties = {  # by Triton's names
+            "max_shared_mem": gpu.shared_memory_per_block_optin_bytes, "max_num_regs": gpu.registers_per_sm,
+            "multiprocessor_count": gpu.sm_count, "warpSize": gpu.warp_size, "sm_clock_rate": gpu.clock_mhz * 1000,
+            "mem_clock_rate": gpu.memory_clock_mhz * 1000, "mem_bus_width": gpu.memory_bus_bits,
+        }  # fmt: skip
+        self.utils = SimpleNamespace(get_device_properties=lambda device: dict(properties))
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self._gpu.compute_capability
+        return GPUTarget("cuda", major * 10 + minor, self._gpu.warp_size)
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return self._gpu.compute_capability
+
+    def get_current_device(self) -> int:
+        return torch.cuda.current_device()
+
+    def set_current_device(self, device: int) -> None:
+        torch.cuda.set_device(device)
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return torch.cuda.current_stream(device).cuda_stream
+
+    def get_device_interface(self) -> Any:
+        """Return the module with events and synchronization."""
+        return torch.cuda
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", self.get_current_device())
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """Return the function that `triton.autotune` times configurations with."""
+        return do_bench
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """Return the buffer that flushes the L2 cache."""
+        return torch.empty(_FLUSH_BYTES // 4, dtype=torch.int, device="cuda")
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        cache.zero_()
+
+    def map_python_to_cpp_type(self, type_name: str) -> str:
+        """Return the C type of an argument in a launcher's source."""
+        from triton.backends.nvidia.driver import ty_to_cpp
+
+        return str(ty_to_cpp(type_name))
+
+
+def do_bench(
+    fn: Callable[[], Any],
+    warmup: int = 25,
+    rep: int = 100,
+    grad_to_none: Sequence[torch.Tensor] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> Any:
+    """Run the function as `triton.testing.do_bench` does, with its flush buffer, and return a constant time."""
+    fn()
+    flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int, device="cuda")
+    for tensor in grad_to_none or ():
+        tensor.grad = None
+    fn()
+    del flush
+    times = [MILLISECONDS] * (1 if quantiles is None else len(quantiles))
+    return times if len(times) > 1 or (quantiles is None and return_mode == "all") else times[0]
+
+
+def replace_driver(backends: ModuleType, gpu: Gpu, patches: Patches) -> None:
+    """Replace Triton's NVIDIA backend driver with the virtual card's."""
+    nvidia = backends.backends["nvidia"]
+    driver = type("CudaDriver", (VirtualDriver,), {"__init__": lambda self: VirtualDriver.__init__(self, gpu)})
+    patches.set_item(backends.backends, "nvidia", type(nvidia)(compiler=nvidia.compiler, driver=driver))
+
+
+def quiet_launches(jit: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
+    """Replace launches of the script's own kernels: count them and do nothing."""
+
+    def run(self: Any, *arguments: Any, warmup: bool = False, **keywords: Any) -> None:
+        name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "kernel")
+        if not warmup:
+            stand_ins.unmodelled(f"triton kernel {name}", _NOT_RUN)
+            # Tell the profiler, as Inductor does for its kernels; Triton leaves that to CUPTI.
+            if torch.autograd.profiler._is_profiler_enabled:
+                given = (*arguments, *keywords.values())
+                shown = [value for value in given if isinstance(value, (torch.Tensor, int, float))]
+                with torch._C._profiler._RecordFunctionFast(f"triton_{str(name).removeprefix('triton_')}", shown):
+                    pass
+
+    patches.set(jit.JITFunction, "run", run)
+
+
+def replace_do_bench(testing: ModuleType, patches: Patches) -> None:
+    """Make `triton.testing` return constant times, because real ones would be the host's."""
+    patches.set(testing, "do_bench", do_bench)
+    patches.set(testing, "do_bench_cudagraph", lambda fn, *_, **keywords: do_bench(fn, **keywords))
+
+
+# Inductor
 
 
 class Launcher:
@@ -28,9 +149,7 @@ class Launcher:
     n_spills, n_regs, shared, store_cubin = 0, 0, 0, False
 
     def __init__(self, config: Any, cache_hash: str, on_launch: Callable[[], None] | None) -> None:
-        self.config = config
-        self.cache_hash = cache_hash
-        self._on_launch = on_launch
+        self.config, self.cache_hash, self._on_launch = config, cache_hash, on_launch
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
         if self._on_launch:
@@ -79,6 +198,30 @@ def _registers_decide(autotuner: Any, config: Any) -> bool:
     return math.prod(blocks) > 64 and in_grid > resident
 
 
+def register_count(cubin: bytes) -> int:
+    """Return the registers per thread, the maximum over all kernels in a cubin, the ELF file that ptxas writes.
+
+    See https://en.wikipedia.org/wiki/Executable_and_Linkable_Format for the layout of ELF; the attribute is the one
+    that cuobjdump prints as EIATTR_REGCOUNT.
+    """
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * entry_size) for i in range(count)]
+    found = 0
+    for name, _, _, _, at, size, *_ in headers:
+        start, end = headers[names_index][4] + name, at + size
+        if cubin[start : cubin.index(b"\0", start)] != b".nv.info":
+            continue
+        while at < end:
+            form, attribute, value_bytes = struct.unpack_from("<BBH", cubin, at)
+            at += 4
+            if form == 0x04:  # the format whose third field is the size of the value that follows
+                if attribute == 0x2F:  # the register count
+                    found = max(found, struct.unpack_from("<II", cubin, at)[1])
+                at += value_bytes
+    return found
+
+
 def skip_compilation(triton_heuristics: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
     """Replace the compilation of a kernel's configuration."""
     autotuner_class = triton_heuristics.CachingAutotuner
@@ -90,9 +233,7 @@ def skip_compilation(triton_heuristics: ModuleType, stand_ins: StandIns, patches
         kernel = Kernel(self, config, lambda: _compile(triton_heuristics, self, config))
         on_launch = None
         if self.custom_kernel:
-            on_launch = lambda: stand_ins.unmodelled(  # noqa: E731
-                f"triton kernel {self.fn.__name__}", "not run: it writes into tensors that exist already"
-            )
+            on_launch = lambda: stand_ins.unmodelled(f"triton kernel {self.fn.__name__}", _NOT_RUN)  # noqa: E731
         result = CompileResult(kernel, config, _compile_meta(self, config), on_launch)
         return (kernel, result.make_launcher()) if warm_cache_only else result  # a pair in torch 2.6
 

@@ -54,24 +54,17 @@ def decide_padding(pad_mm: ModuleType, gpu: Gpu, patches: Patches) -> None:
     plain, gain = pad_mm.should_pad_bench_key, [False]
 
     def should_pad_bench_key(match: Any, mat1: Any, mat2: Any, *arguments: Any, **keywords: Any) -> Any:
-        left, right = _operands(pad_mm, match, mat1, mat2)
-        batch = math.prod(_sides(mat1)[:-2])
-        gain[0] = padding_pays(gpu, mat1.dtype, batch, left, right)
+        operands = []
+        for name, matrix in (("mat1", mat1), ("mat2", mat2)):
+            more = [pad_mm.get_padded_length(side, pad_mm.get_alignment_size(matrix)) for side in matrix.shape[-2:]]
+            is_padded = pad_mm.should_exclude_padding_time(match, name)
+            rows, columns = _sides(matrix)[-2:]
+            operands.append(Operand(rows, columns, more[0], more[1], matrix.stride(-1) != 1, is_padded))
+        gain[0] = padding_pays(gpu, mat1.dtype, math.prod(_sides(mat1)[:-2]), *operands)
         return plain(match, mat1, mat2, *arguments, **keywords)
 
     patches.set(pad_mm, "should_pad_bench_key", should_pad_bench_key)
     patches.set(pad_mm, "is_padded_faster", lambda *_: gain[0])
-
-
-def _operands(pad_mm: ModuleType, match: Any, mat1: Any, mat2: Any) -> list[Operand]:
-    operands = []
-    for name, matrix in (("mat1", mat1), ("mat2", mat2)):
-        more = [pad_mm.get_padded_length(side, pad_mm.get_alignment_size(matrix)) for side in matrix.shape[-2:]]
-        is_transposed = matrix.stride(-1) != 1
-        is_padded = pad_mm.should_exclude_padding_time(match, name)
-        rows, columns = _sides(matrix)[-2:]
-        operands.append(Operand(rows, columns, more[0], more[1], is_transposed, is_padded))
-    return operands
 
 
 def _sides(matrix: Any) -> list[int]:

@@ -1,22 +1,18 @@
 """`torch.cuda` of the virtual card, on a build of PyTorch without CUDA.
 
 PyTorch's own Python (torch/cuda/*.py) runs unchanged: such a build only lacks functions and classes of `torch._C`,
-which are supplied here, on top of the allocator and the native library. Only what PyTorch looked up at import is
-replaced in its modules.
+which are supplied here under their own names, on top of the allocator and the native library. Only what PyTorch
+looked up at import is replaced in its modules.
 
-| module       | supplies                                                                       |
-|--------------|--------------------------------------------------------------------------------|
-| `devices`    | count, selection, initialisation, generators, versions                         |
-| `properties` | what `get_device_properties` returns                                           |
-| `memory`     | statistics, limits, settings, raw allocations, host memory                     |
-| `history`    | `_record_memory_history`, snapshots                                            |
-| `streams`    | streams and events                                                             |
-| `graphs`     | CUDA graphs and memory pools                                                   |
-| `tensors`    | storages, legacy constructors, scatter and gather                              |
-| `runtime`    | cudart, NVTX, cuDNN                                                            |
-| `nvml`       | pynvml, if it is installed                                                     |
-| `forks`      | restrictions in forked child processes                                         |
-| `unmodelled` | errors for what is not supported                                               |
+| module    | supplies                                                                       |
+|-----------|--------------------------------------------------------------------------------|
+| `cards`   | constants, and errors for what is not supported                                |
+| `devices` | count, selection, initialisation, properties, versions; forked child processes |
+| `memory`  | statistics, limits, settings, raw allocations, host memory                     |
+| `history` | `_record_memory_history`, snapshots                                            |
+| `streams` | streams, events, CUDA graphs, memory pools                                     |
+| `tensors` | storages, legacy constructors, scatter and gather                              |
+| `runtime` | cudart, NVTX, cuDNN; pynvml, if it is installed                                |
 """
 
 import ctypes
@@ -32,24 +28,16 @@ __all__ = ["install"]
 def install(device: "Device", library: ctypes.PyDLL, count: int = 1) -> Callable[[], None]:
     """Make `torch.cuda` report `count` of this card; the returned function restores everything."""
     # Imported late: these import torch, which must come after the native library.
-    from tonnage.virtual.cuda import (
-        devices,
-        forks,
-        graphs,
-        history,
-        memory,
-        nvml,
-        runtime,
-        streams,
-        tensors,
-        unmodelled,
-    )
-    from tonnage.virtual.cuda.cards import Cards
+    import torch
+
+    from tonnage.virtual.cuda import devices, history, memory, runtime, streams, tensors
+    from tonnage.virtual.cuda.cards import Cards, constants, refusals
     from tonnage.virtual.cuda.patches import Patches
 
-    cards, patches = Cards((device,) * count, library), Patches()
+    cards, patches = Cards(device, count, library), Patches()
     try:
-        for part in (unmodelled, forks, devices, memory, history, streams, graphs, tensors, runtime, nvml):
+        patches.set_all(torch._C, refusals() | constants("torch._C"))
+        for part in (devices, memory, history, streams, tensors, runtime):
             part.install(cards, patches)
     except BaseException:
         patches.undo()

@@ -1,57 +1,73 @@
-"""Device count and selection, initialisation, and the versions that a CUDA build reports."""
+"""Device count, selection and properties, initialisation, and the versions that a CUDA build reports.
 
+A process forked after CUDA was initialised cannot use it, as on a real card. Data-loader workers are such children:
+their CPU work continues, `is_available` still answers, and nothing they do reaches the parent's recording, which the
+fork copied.
+"""
+
+import ctypes
 import os
-from collections.abc import Callable
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._utils import _LazySeedTracker
 
-from tonnage.virtual.cuda import forks
+from tonnage.hardware import Gpu
+from tonnage.units import MIB
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.cuda.properties import properties_of
 from tonnage.virtual.cuda.releases import release_of
+
+_CUDA = 1  # c10::DeviceType
+_REQUIRE_INIT = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "tonnage")
 
 
 class _Devices:
-    """The functions of `torch._C` about cards."""
+    """The functions of `torch._C` about cards, under their names there."""
 
     def __init__(self, cards: Cards, patches: Patches) -> None:
-        self.cards = cards
-        self._patches = patches
-        self._properties = [properties_of(device.gpu, index) for index, device in enumerate(cards.devices)]
-        self._hidden_from_outside = os.environ.get("CUDA_VISIBLE_DEVICES")
-        self._sync_debug_mode = 0
+        self.cards, self.patches = cards, patches
+        self.release = release_of(cards.at(0).torch_version)
+        self.properties = [_CudaDeviceProperties(device.gpu, index) for index, device in enumerate(cards.devices)]
+        hidden_from_outside = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.sync_debug_mode = 0
 
-    def init(self) -> None:
+        def visible_cards() -> int:
+            """Return the number of cards, 0 if the script itself has hidden them, without initialising CUDA."""
+            is_changed = os.environ.get("CUDA_VISIBLE_DEVICES") != hidden_from_outside
+            return 0 if is_changed and not torch.cuda._parse_visible_devices() else len(cards)
+
+        self.visible_cards = visible_cards
+
+    def _cuda_init(self) -> None:
         """Set what PyTorch's native initialisation sets in `torch.cuda`."""
-        forks.touch()
+        _Process.touched = True
         generators = tuple(torch.ops.tonnage.default_generator(index) for index in range(len(self.cards)))
-        self._patches.set(torch.cuda, "default_generators", generators)
-        self._patches.set(torch.cuda, "_get_device_properties", self._properties.__getitem__)
+        self.patches.set(torch.cuda, "default_generators", generators)
+        self.patches.set(torch.cuda, "_get_device_properties", self.properties.__getitem__)
 
-    def count(self) -> int:
-        """Return the number of cards; 0 if the script itself has hidden them."""
-        forks.touch()
-        return self.count_quietly()
+    def _cuda_isInBadFork(self) -> bool:
+        return _Process.in_bad_fork
 
-    def count_quietly(self) -> int:
-        """Return the count without initialising CUDA, as NVML would."""
-        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if variable != self._hidden_from_outside and not torch.cuda._parse_visible_devices():
-            return 0
-        return len(self.cards)
+    def _cuda_getDeviceCount(self) -> int:
+        _Process.touched = True
+        return self.visible_cards()
 
-    def get(self) -> int:
+    def _cuda_getDevice(self) -> int:
         return self.cards.selected
 
-    def set(self, index: int) -> None:
+    def _cuda_setDevice(self, index: int) -> None:
         """Select a card. This initialises CUDA, as in PyTorch; fake tensors check for that."""
         torch.cuda._lazy_init()
         self.cards.selected = index
 
-    def exchange(self, index: int) -> int:
+    def _cuda_exchangeDevice(self, index: int) -> int:
         """Select a card and return the previous one; a negative index does nothing."""
         if index < 0:
             return -1
@@ -60,72 +76,138 @@ class _Devices:
             self.cards.selected = index
         return before
 
-    def exchange_back(self, index: int) -> int:
-        """Select a card and return the previous one; PyTorch's compiler expects two such functions."""
-        return self.exchange(index)
+    def _cuda_maybeExchangeDevice(self, index: int) -> int:
+        """Do the same; PyTorch's compiler expects two such functions."""
+        return self._cuda_exchangeDevice(index)
 
-    def synchronize(self) -> None:
+    def _cuda_hasPrimaryContext(self, index: int) -> bool:
+        return torch.cuda.is_initialized()
+
+    def _cuda_synchronize(self) -> None:
         self.cards.at().synchronize()
 
-    def can_access_peer(self, index: int, peer: int) -> bool:
+    def _cuda_canDeviceAccessPeer(self, index: int, peer: int) -> bool:
         """Return True for any two different cards of a machine."""
         return index != peer
 
-    def get_sync_debug_mode(self) -> int:
-        return self._sync_debug_mode
+    def _cuda_get_sync_debug_mode(self) -> int:
+        return self.sync_debug_mode
 
-    def set_sync_debug_mode(self, mode: int) -> None:
+    def _cuda_set_sync_debug_mode(self, mode: int) -> None:
         """Store the mode; it has no effect because nothing here synchronizes."""
-        self._sync_debug_mode = mode
+        self.sync_debug_mode = mode
+
+    def _cuda_getArchFlags(self) -> str:
+        return self.release.architectures
+
+    def _cuda_getCompiledVersion(self) -> int:
+        return self.release.cuda_number
+
+    def _nccl_version(self) -> int:
+        major, minor, patch = self.release.nccl
+        return major << 32 | minor << 16 | patch
+
+    def _nccl_version_suffix(self) -> bytes:
+        return b""
+
+
+class _CUuuid:
+    """A card's UUID, the same for the same GPU and index."""
+
+    def __init__(self, value: uuid.UUID) -> None:
+        self.bytes = list(value.bytes)
+        self._text = str(value)
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class _CudaDeviceProperties:
+    """What `get_device_properties` returns: a GPU of the catalogue under CUDA's names, with clock rates in kHz."""
+
+    def __init__(self, gpu: Gpu, index: int) -> None:
+        major, minor = gpu.compute_capability
+        vars(self).update(
+            name=gpu.name, major=major, minor=minor, is_multi_gpu_board=0, is_integrated=0,
+            multi_processor_count=gpu.sm_count, total_memory=gpu.memory_bytes,
+            max_threads_per_multi_processor=gpu.max_threads_per_sm, max_threads_per_block=gpu.max_threads_per_block,
+            warp_size=gpu.warp_size, clock_rate=gpu.clock_mhz * 1000, memory_clock_rate=gpu.memory_clock_mhz * 1000,
+            memory_bus_width=gpu.memory_bus_bits, shared_memory_per_block=gpu.shared_memory_per_block_bytes,
+            shared_memory_per_block_optin=gpu.shared_memory_per_block_optin_bytes,
+            shared_memory_per_multiprocessor=gpu.shared_memory_per_sm_bytes, regs_per_multiprocessor=gpu.registers_per_sm,
+            L2_cache_size=gpu.l2_bytes, gcnArchName=gpu.name, uuid=_CUuuid(uuid.uuid5(_NAMESPACE, f"{gpu.key}/{index}")),
+            pci_bus_id=0, pci_device_id=index + 1, pci_domain_id=0,
+        )  # fmt: skip
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __repr__(self) -> str:
+        shown = vars(self)
+        return (
+            "_CudaDeviceProperties(name='{name}', major={major}, minor={minor}, total_memory={total}MB, "
+            "multi_processor_count={multi_processor_count}, uuid={uuid}, pci_bus_id={pci_bus_id}, "
+            "pci_device_id={pci_device_id}, pci_domain_id={pci_domain_id}, L2_cache_size={cache}MB)"
+        ).format(**shown, total=shown["total_memory"] // MIB, cache=shown["L2_cache_size"] // MIB)
+
+
+class _Process:
+    """Whether CUDA was initialised in this process, or in a parent before the fork."""
+
+    touched = False
+    in_bad_fork = False
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Do not count what happens inside as a use of CUDA, so that later forks still can use it."""
+    before = _Process.touched
+    try:
+        yield
+    finally:
+        _Process.touched = before
+
+
+def _require_init() -> None:
+    """Make PyTorch's native side call `torch.cuda._lazy_init` again before the next tensor on the device."""
+    python_side = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
+    getattr(python_side, _REQUIRE_INIT)(ctypes.c_int8(_CUDA), ctypes.c_bool(True))
+
+
+def _after_fork() -> None:
+    if _Process.touched:
+        _Process.in_bad_fork = True
+        _require_init()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the functions, and reset `torch.cuda` to the state of a fresh process."""
-    release = release_of(cards.at(0).torch_version)
+    patches.set(_Process, "touched", False)
+    _require_init()
+    patches.on_undo(_require_init)
     devices = _Devices(cards, patches)
-    functions: dict[str, Callable[..., Any]] = {
-        "_cuda_init": devices.init,
-        "_cuda_getDeviceCount": devices.count,
-        "_cuda_getDevice": devices.get,
-        "_cuda_setDevice": devices.set,
-        "_cuda_exchangeDevice": devices.exchange,
-        "_cuda_maybeExchangeDevice": devices.exchange_back,
-        "_cuda_hasPrimaryContext": lambda index: torch.cuda.is_initialized(),
-        "_cuda_synchronize": devices.synchronize,
-        "_cuda_canDeviceAccessPeer": devices.can_access_peer,
-        "_cuda_get_sync_debug_mode": devices.get_sync_debug_mode,
-        "_cuda_set_sync_debug_mode": devices.set_sync_debug_mode,
-        "_cuda_sleep": lambda cycles: None,
-        "_cuda_ipc_collect": lambda: None,
-        "_cuda_lock_mutex": lambda: None,
-        "_cuda_unlock_mutex": lambda: None,
-        "_cuda_getArchFlags": lambda: release.architectures,
-        "_cuda_getCompiledVersion": lambda: release.cuda_number,
-        "_cuda_getHipblasltVersion": lambda: None,
-        "_cuda_tunableop_is_enabled": lambda: False,
-        "_cuda_tunableop_tuning_is_enabled": lambda: False,
-        "_nccl_version": lambda: release.nccl[0] << 32 | release.nccl[1] << 16 | release.nccl[2],
-        "_nccl_version_suffix": lambda: b"",
-    }
-    patches.set_all(torch._C, functions)
+    patches.set_methods(torch._C, devices)
     # The module state of `torch.cuda` as just imported, in a build with CUDA.
     fresh = {
         "_initialized": False,
+        "_is_in_bad_fork": devices._cuda_isInBadFork,
         "_queued_calls": list(torch.cuda._queued_calls),
         "_lazy_seed_tracker": _LazySeedTracker(),
         "_cached_device_count": None,
-        "_exchange_device": devices.exchange,
-        "_maybe_exchange_device": devices.exchange_back,
-        "_device_count_nvml": devices.count_quietly,
-        "_CudaDeviceProperties": type(devices._properties[0]),
+        "_exchange_device": devices._cuda_exchangeDevice,
+        "_maybe_exchange_device": devices._cuda_maybeExchangeDevice,
+        "_device_count_nvml": devices.visible_cards,
+        "_CudaDeviceProperties": _CudaDeviceProperties,
         "has_magma": True,
     }
     patches.set_all(torch.cuda, fresh)
-    patches.set(torch.version, "cuda", release.cuda)
-    for name in ("_has_cuda", "_has_cudnn", "_has_magma", "_has_cusparselt"):
-        patches.set(torch._C, name, True)
+    patches.set(torch.version, "cuda", devices.release.cuda)
+    patches.set_all(torch._C, dict.fromkeys(("_has_cuda", "_has_cudnn", "_has_magma", "_has_cusparselt"), True))
     torch.cuda._check_bf16_tensor_supported.cache_clear()
     patches.on_undo(torch.cuda._check_bf16_tensor_supported.cache_clear)
     for index in range(len(cards)):
-        patches.on_undo(lambda index=index: cards.set_stream(index, 0))  # type: ignore[misc]
+        patches.on_undo(lambda index=index: cards.library.tonnage_set_stream(index, 0))  # type: ignore[misc]
     patches.on_undo(lambda: setattr(cards, "selected", 0))

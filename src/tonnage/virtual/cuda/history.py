@@ -54,7 +54,7 @@ class Ring:
 
 
 class DeviceHistory:
-    """One card's trace and the stacks of its live blocks. It is `device.history` while recording."""
+    """One card's trace and the stacks of its live blocks. It is `device.history` from start to stop."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -66,10 +66,6 @@ class DeviceHistory:
         self._segment_frames: dict[int, Frames] = {}
         self._pending: list[tuple[Block, Allocation]] = []
         self._known: dict[tuple[CodeType, int], dict[str, Any]] = {}
-
-    def start(self, when: int, max_entries: int, skipped: Sequence[str]) -> None:
-        self.when, self.trace.limit, self.skipped = when, max_entries, frozenset(skipped)
-        self.device.history = self
 
     def stop(self) -> None:
         """Stop recording and clear the trace; the stacks of live blocks are kept."""
@@ -101,13 +97,12 @@ class DeviceHistory:
         self._record(action, address, size, stream)
 
     def _complete_frees(self) -> None:
-        if not self._pending:
-            return
-        waiting = [(block, allocation) for block, allocation in self._pending if block.state == PENDING]
-        for block, allocation in self._pending:
-            if block.state != PENDING:
+        pending, self._pending = self._pending, []
+        for block, allocation in pending:
+            if block.state == PENDING:
+                self._pending.append((block, allocation))
+            else:
                 self._record("free_completed", allocation.address, allocation.requested_bytes, allocation.stream)
-        self._pending = waiting
 
     def _record(self, action: str, address: int, size: int, stream: int) -> None:
         if action in self.skipped:
@@ -165,14 +160,14 @@ class DeviceHistory:
 
 
 class _Histories:
-    """The functions of `torch._C` about history, over all cards."""
+    """The functions of `torch._C` about history, under their names there, over all cards."""
 
     def __init__(self, cards: Cards) -> None:
         self.cards = cards
         self.histories = [DeviceHistory(device) for device in cards.devices]
         self.annotations: list[Entry] = []
 
-    def record(
+    def _cuda_record_memory_history(
         self,
         enabled: str | None,
         context: str | None,
@@ -183,14 +178,18 @@ class _Histories:
         global_record_annotations: bool = False,
         skip_actions: Sequence[str] = (),
     ) -> None:
-        """Replace `torch._C._cuda_record_memory_history`, with the parameters of all releases."""
-        _check(enabled in (None, "state", "all"), "expected state to be 'state', 'all', or None")
-        _check(context in _CONTEXTS, "expected context to be 'state', 'alloc', 'all', or None")
-        _check(stacks in ("python", "all"), "expected stacks to be 'python', or 'all'")
+        """Start or stop recording, with the parameters of all releases."""
+        for is_right, message in (
+            (enabled in (None, "state", "all"), "expected state to be 'state', 'all', or None"),
+            (context in _CONTEXTS, "expected context to be 'state', 'alloc', 'all', or None"),
+            (stacks in ("python", "all"), "expected stacks to be 'python', or 'all'"),
+        ):
+            if not is_right:
+                raise RuntimeError(message)
         limit = max_entries if enabled == "all" else 1
-        self._apply(enabled is not None, _CONTEXTS[context], limit, clear_history, skip_actions)
+        _start_or_stop(self, enabled is not None, _CONTEXTS[context], limit, clear_history, skip_actions)
 
-    def record_legacy(
+    def _cuda_record_memory_history_legacy(
         self,
         enabled: bool,
         record_context: bool = True,
@@ -202,32 +201,14 @@ class _Histories:
         global_record_annotations: bool = False,
         skip_actions: Sequence[str] = (),
     ) -> None:
-        """Accept the legacy signature."""
         when = _ALLOC if trace_alloc_record_context else _STATE if record_context else _NEVER
-        self._apply(enabled, when, trace_alloc_max_entries, clear_history, skip_actions)
+        _start_or_stop(self, enabled, when, trace_alloc_max_entries, clear_history, skip_actions)
 
-    def _apply(self, enabled: bool, when: int, limit: int, clear: bool, skipped: Sequence[str]) -> None:
-        torch.cuda._lazy_init()
-        for history in self.histories:
-            if clear or not enabled:
-                history.trace.clear()
-                self.annotations.clear()
-            if enabled:
-                history.start(when, limit, skipped)
-            else:
-                history.stop()
-
-    def is_enabled(self) -> bool:
+    def _cuda_isHistoryEnabled(self) -> bool:
         return self.cards.at().history is not None
 
-    def annotate(self, stage: str, name: str) -> None:
-        """Record the start or end of a `record_function` region."""
-        if self.is_enabled():
-            now = time.time_ns() // 1000
-            self.annotations.append({"stage": stage, "name": name, "device": self.cards.selected, "time_us": now})
-
-    def snapshot(self, pool: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Replace `torch._C._cuda_memorySnapshot`. `pool` may be a pool's id, with a flag for traces as a third item."""
+    def _cuda_memorySnapshot(self, pool: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Return a snapshot. `pool` may be a pool's id, with a flag for traces as a third item."""
         wanted = tuple(pool[:2]) if pool else (0, 0)
         with_traces = bool(pool[2]) if pool and len(pool) > 2 else True
         segments = [segment for history in self.histories for segment in history.segments()]
@@ -241,49 +222,56 @@ class _Histories:
             history.note_snapshot()
         return taken
 
-    def set_metadata(self, metadata: str) -> None:
+    def _cuda_allocationTraceback(self, address: int) -> Frames | None:
+        """Return the stack that allocated a live block."""
+        return next((f for f in (history.frames_of(address) for history in self.histories) if f is not None), None)
+
+    def _cuda_setMemoryMetadata(self, metadata: str) -> None:
         """Set text that later entries carry."""
         for history in self.histories:
             history.metadata = metadata
 
-    def traceback(self, address: int) -> Frames | None:
-        """Return the stack that allocated a live block."""
-        return next((f for f in (history.frames_of(address) for history in self.histories) if f is not None), None)
+    def _cuda_getMemoryMetadata(self) -> str:
+        return self.histories[0].metadata
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise RuntimeError(message)
+def _start_or_stop(
+    all_cards: _Histories, enabled: bool, when: int, limit: int, clear: bool, skipped: Sequence[str]
+) -> None:
+    torch.cuda._lazy_init()
+    for history in all_cards.histories:
+        if clear or not enabled:
+            history.trace.clear()
+            all_cards.annotations.clear()
+        if enabled:
+            history.when, history.trace.limit, history.skipped = when, limit, frozenset(skipped)
+            history.device.history = history
+        else:
+            history.stop()
 
 
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the functions, and record `record_function` regions."""
     histories = _Histories(cards)
-    patches.set_all(
-        torch._C,
-        {
-            "_cuda_record_memory_history": histories.record,
-            "_cuda_record_memory_history_legacy": histories.record_legacy,
-            "_cuda_isHistoryEnabled": histories.is_enabled,
-            "_cuda_memorySnapshot": histories.snapshot,
-            "_cuda_allocationTraceback": histories.traceback,
-            "_cuda_setMemoryMetadata": histories.set_metadata,
-            "_cuda_getMemoryMetadata": lambda: histories.histories[0].metadata,
-        },
-    )
+    patches.set_methods(torch._C, histories)
     for history in histories.histories:
         patches.on_undo(history.stop)
     region = torch.autograd.profiler.record_function
     plain_enter, plain_exit = region.__enter__, region.__exit__
 
+    def annotate(stage: str, name: str) -> None:
+        if histories._cuda_isHistoryEnabled():
+            now = time.time_ns() // 1000
+            histories.annotations.append({"stage": stage, "name": name, "device": cards.selected, "time_us": now})
+
     def enter(self: Any) -> Any:
-        histories.annotate("START", self.name)
+        annotate("START", self.name)
         return plain_enter(self)
 
     def leave(self: Any, *error: Any) -> Any:
         try:
             return plain_exit(self, *error)
         finally:
-            histories.annotate("END", self.name)
+            annotate("END", self.name)
 
     patches.set_all(region, {"__enter__": enter, "__exit__": leave})

@@ -1,74 +1,88 @@
 """The caching allocator's part of `torch.cuda`: statistics, limits, settings, raw allocations; pinned host memory."""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tonnage.allocator import BadAllocatorSettings
-from tonnage.virtual.cuda.cards import Cards
+from tonnage.virtual.cuda.cards import Cards, UnmodelledCall
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.cuda.unmodelled import UnmodelledCall
 from tonnage.virtual.device import OutOfDeviceMemory
+from tonnage.virtual.session import active
 
 _HOST_COUNTERS = ("allocations", "active_requests", "allocated_bytes", "active_bytes")
 _HOST_TIMES = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
 
 
 class _Memory:
-    """The functions of `torch._C` about a card's memory."""
+    """The functions of `torch._C` about a card's memory, under their names there."""
 
     def __init__(self, cards: Cards) -> None:
-        self.cards = cards
-        self._fractions = [device.allocator.settings.memory_fraction for device in cards.devices]
+        self.cards, self.library = cards, cards.library
+        self.fractions = [device.allocator.settings.memory_fraction for device in cards.devices]
 
-    def stats(self, index: int) -> dict[str, Any]:
-        """Return nested statistics, as the native function does; PyTorch's Python flattens them."""
-        return nested(self.cards.at(index).allocator.memory_stats())
+    def _cuda_memoryStats(self, index: int) -> dict[str, Any]:
+        """Return nested statistics, {"a": {"b": 1}} for {"a.b": 1}; PyTorch's Python flattens them again."""
+        tree: dict[str, Any] = {}
+        for key, value in self.cards.at(index).allocator.memory_stats().items():
+            *path, last = key.split(".")
+            branch = tree
+            for name in path:
+                branch = branch.setdefault(name, {})
+            branch[last] = value
+        return tree
 
-    def reset_peak(self, index: int) -> None:
+    def _cuda_resetPeakMemoryStats(self, index: int) -> None:
         self.cards.at(index).allocator.reset_peak()
 
-    def reset_accumulated(self, index: int) -> None:
+    def _cuda_resetAccumulatedMemoryStats(self, index: int) -> None:
         self.cards.at(index).allocator.reset_accumulated()
 
-    def empty_cache(self, *_: Any) -> None:
+    def _cuda_emptyCache(self, *_: Any) -> None:
         for device in self.cards.devices:
             device.empty_cache()
 
-    def info(self, index: int) -> tuple[int, int]:
-        allocator = self.cards.at(index).allocator
-        return allocator.free_bytes, allocator.capacity_bytes
+    def _accelerator_getMemoryInfo(self, index: int) -> tuple[int, int]:
+        return self.cards.memory_info(index)
 
-    def get_fraction(self, index: int) -> float:
-        return self._fractions[index]
+    def _cuda_getMemoryFraction(self, index: int) -> float:
+        return self.fractions[index]
 
-    def set_fraction(self, fraction: float, index: int) -> None:
+    def _cuda_setMemoryFraction(self, fraction: float, index: int) -> None:
         self.cards.at(index).allocator.set_memory_fraction(fraction)
-        self._fractions[index] = fraction
+        self.fractions[index] = fraction
 
-    def raw_alloc(self, size: int, stream: int) -> int:
+    def _cuda_cudaCachingAllocator_raw_alloc(self, size: int, stream: int) -> int:
         """Allocate a block without a tensor. The stream's handle is its id here."""
+        index = self.cards.selected
         try:
-            return self.cards.at().malloc(
-                size, self.cards.selected, stream, "caching_allocator_alloc", -1, 0, (size,), "Byte"
-            )
+            return self.cards.at().malloc(size, index, stream, "caching_allocator_alloc", -1, 0, (size,), "Byte")
         except OutOfDeviceMemory as error:
             raise torch.OutOfMemoryError(str(error)) from None
 
-    def raw_delete(self, address: int) -> None:
+    def _cuda_cudaCachingAllocator_raw_delete(self, address: int) -> None:
         for device in self.cards.devices:
             if address in device.live:
                 device.free(address, 0)
                 return
         raise RuntimeError(f"invalid device pointer: {address:#x}")
 
-    def enable_caching(self, enabled: bool) -> None:
+    def _cuda_cudaCachingAllocator_enable(self, enabled: bool) -> None:
         if not enabled:
             raise UnmodelledCall("memory without the caching allocator")
 
-    def change_settings(self, text: str) -> None:
+    def _cuda_getAllocatorBackend(self) -> str:
+        return self.cards.at(0).allocator.settings.backend
+
+    def _cuda_getAllocator(self) -> Any:
+        return torch._C._cuda_CUDAAllocator
+
+    def _accelerator_getAllocatorSettings(self) -> str:
+        return self.cards.at(0).allocator.settings.text
+
+    def _accelerator_setAllocatorSettings(self, text: str) -> None:
         """Apply a string of allocator settings, as `PYTORCH_ALLOC_CONF` would."""
         for device in self.cards.devices:
             try:
@@ -76,19 +90,19 @@ class _Memory:
             except BadAllocatorSettings as error:
                 raise error.pytorch_type(str(error)) from None
 
-    def observe_oom(self, observer: Callable[[int, int, int, int], None]) -> None:
+    def _cuda_attach_out_of_memory_observer(self, observer: Callable[[int, int, int, int], None]) -> None:
         """Call the observer for each out-of-memory error with the card, bytes requested, allocated and free."""
         for device in self.cards.devices:
             device.oom_observers.append(
-                lambda shortage: observer(
-                    shortage.device, shortage.segment_bytes, shortage.allocated_bytes, shortage.free_bytes
-                )
+                lambda short: observer(short.device, short.segment_bytes, short.allocated_bytes, short.free_bytes)
             )
 
-    def host_stats(self) -> dict[str, Any]:
+    # Pinned host memory
+
+    def _cuda_hostMemoryStats(self) -> dict[str, Any]:
         """Return statistics of pinned memory; times are not modelled."""
         values = (ctypes.c_uint64 * 16)()
-        self.cards.library.tonnage_host_stats(values)
+        self.library.tonnage_host_stats(values)
         counters = {
             name: dict(zip(("current", "peak", "allocated", "freed"), values[4 * row : 4 * row + 4], strict=True))
             for row, name in enumerate(_HOST_COUNTERS)
@@ -97,57 +111,34 @@ class _Memory:
         calls = {"num_host_alloc": blocks["allocated"], "num_host_free": blocks["freed"]}
         return calls | counters | {"host_alloc_time": dict(_HOST_TIMES), "host_free_time": dict(_HOST_TIMES)}
 
+    def _cuda_resetPeakHostMemoryStats(self) -> None:
+        self.library.tonnage_reset_host_stats(True)
 
-def nested(flat: Mapping[str, int]) -> dict[str, Any]:
-    """Convert {"a.b": 1} to {"a": {"b": 1}}."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *path, last = key.split(".")
-        branch = tree
-        for name in path:
-            branch = branch.setdefault(name, {})
-        branch[last] = value
-    return tree
+    def _cuda_resetAccumulatedHostMemoryStats(self) -> None:
+        self.library.tonnage_reset_host_stats(False)
+
+    def _host_emptyCache(self) -> None:
+        self.library.tonnage_empty_pinned_cache()
+
+    # cuBLAS
+
+    def _cuda_clearCublasWorkspaces(self) -> None:
+        active().workspaces.clear()
+
+    def _cuda_getCublasWorkspaceSize(self) -> int:
+        return active().workspaces.size_bytes("cublas")
+
+    def _cuda_getCublasLtWorkspaceSize(self) -> int:
+        return active().workspaces.size_bytes("cublaslt")
+
+    # torch.accelerator
+
+    _accelerator_emptyCache, _accelerator_emptyHostCache = _cuda_emptyCache, _host_emptyCache
+    _accelerator_getDeviceStats, _accelerator_resetPeakStats = _cuda_memoryStats, _cuda_resetPeakMemoryStats
+    _accelerator_resetAccumulatedStats = _cuda_resetAccumulatedMemoryStats
 
 
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the functions for `torch.cuda` and `torch.accelerator`."""
-    from tonnage.virtual import session
-
-    memory, library = _Memory(cards), cards.library
-    functions: dict[str, Callable[..., Any]] = {
-        "_cuda_memoryStats": memory.stats,
-        "_cuda_resetPeakMemoryStats": memory.reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": memory.reset_accumulated,
-        "_cuda_emptyCache": memory.empty_cache,
-        "_cuda_getMemoryFraction": memory.get_fraction,
-        "_cuda_setMemoryFraction": memory.set_fraction,
-        "_cuda_cudaCachingAllocator_raw_alloc": memory.raw_alloc,
-        "_cuda_cudaCachingAllocator_raw_delete": memory.raw_delete,
-        "_cuda_cudaCachingAllocator_enable": memory.enable_caching,
-        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_getAllocatorBackend": lambda: cards.at(0).allocator.settings.backend,
-        "_cuda_getAllocator": lambda: torch._C._cuda_CUDAAllocator,
-        "_cuda_attach_out_of_memory_observer": memory.observe_oom,
-        "_cuda_hostMemoryStats": memory.host_stats,
-        "_cuda_resetPeakHostMemoryStats": lambda: library.tonnage_reset_host_stats(True),
-        "_cuda_resetAccumulatedHostMemoryStats": lambda: library.tonnage_reset_host_stats(False),
-        "_host_emptyCache": library.tonnage_empty_pinned_cache,
-        # torch.accelerator
-        "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
-        "_accelerator_emptyCache": memory.empty_cache,
-        "_accelerator_emptyHostCache": library.tonnage_empty_pinned_cache,
-        "_accelerator_getDeviceStats": memory.stats,
-        "_accelerator_resetPeakStats": memory.reset_peak,
-        "_accelerator_resetAccumulatedStats": memory.reset_accumulated,
-        "_accelerator_getMemoryInfo": memory.info,
-        "_accelerator_setAllocatorSettings": memory.change_settings,
-        "_accelerator_getAllocatorSettings": lambda: cards.at(0).allocator.settings.text,
-        # cuBLAS
-        "_cuda_clearCublasWorkspaces": lambda: session.active().workspaces.clear(),
-        "_cuda_getCublasWorkspaceSize": lambda: session.active().workspaces.size_bytes("cublas"),
-        "_cuda_getCublasLtWorkspaceSize": lambda: session.active().workspaces.size_bytes("cublaslt"),
-        "_cuda_getCurrentBlasHandle": lambda: 1,
-        "_cuda_getCurrentSolverHandle": lambda: 1,
-    }
-    patches.set_all(torch._C, functions)
+    patches.set_methods(torch._C, _Memory(cards))
+    patches.set(torch._C, "_accelerator_isAllocatorInitialized", torch.cuda.is_initialized)

@@ -30,6 +30,10 @@ class Patches:
         for name, value in values.items():
             self.set(owner, name, value)
 
+    def set_methods(self, owner: Any, supplier: Any) -> None:
+        """Set all methods of an object as attributes of `owner`, under their own names."""
+        self.set_all(owner, {name: getattr(supplier, name) for name in vars(type(supplier)) if name[:2] != "__"})
+
     def on_undo(self, call: Callable[[], None]) -> None:
         """Call this on undo."""
         self._undo.append(call)

@@ -14,17 +14,11 @@ from tonnage.virtual.cuda.patches import Patches
 
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the functions and classes."""
-    _install_storages(patches)
     _install_constructors(patches)
-    patches.set_all(
-        torch._C,
-        {"_scatter": scatter, "_gather": gather, "_broadcast": broadcast, "_broadcast_coalesced": broadcast_coalesced},
-    )
-
-
-def _install_storages(patches: Patches) -> None:
-    """Support `torch.UntypedStorage(size, device="cuda")`, used by copies, saving and loading."""
-    plain = torch.UntypedStorage.__new__
+    moves = {"scatter": scatter, "gather": gather, "broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}
+    patches.set_all(torch._C, {f"_{name}": function for name, function in moves.items()})
+    # Storages: `torch.UntypedStorage(size, device="cuda")`, used by copies, saving and loading
+    plain, plain_resize = torch.UntypedStorage.__new__, torch._C.StorageBase.resize_
 
     def new(cls: Any, *arguments: Any, device: Any = None, **keywords: Any) -> Any:
         where = torch.device(device) if device is not None else None
@@ -33,9 +27,6 @@ def _install_storages(patches: Patches) -> None:
         size = arguments[0] if arguments else 0
         return torch.empty(int(size), dtype=torch.uint8, device=where).untyped_storage()
 
-    patches.set(torch.UntypedStorage, "__new__", staticmethod(new))
-    plain_resize = torch._C.StorageBase.resize_
-
     def resize(storage: Any, size: int) -> Any:
         """Resize a storage, as FSDP does to free and reallocate unsharded parameters."""
         if storage.device.type != "cuda":
@@ -43,7 +34,7 @@ def _install_storages(patches: Patches) -> None:
         torch.ops.tonnage.resize_storage(storage, size)
         return storage
 
-    patches.set(torch.UntypedStorage, "resize_", resize)
+    patches.set_all(torch.UntypedStorage, {"__new__": staticmethod(new), "resize_": resize})
 
 
 # Legacy constructors such as torch.cuda.FloatTensor

@@ -11,10 +11,8 @@ are those of the CPU build's kernels.
 
 from collections.abc import Callable
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from tonnage.hardware import Gpu
-from tonnage.virtual.cuda.releases import TorchRelease
 from tonnage.virtual.kernels import library_sizes as sizes
 from tonnage.virtual.kernels.convolution_engines import (
     Convolution,
@@ -27,35 +25,23 @@ from tonnage.virtual.kernels.convolution_engines import (
 )
 from tonnage.virtual.kernels.recurrent_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 
+if TYPE_CHECKING:
+    from tonnage.virtual.driver.device import DriverDevice
+
 NONE = -1
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 _WAYS: dict[str, Way] = {way: way for way in ("forward", "backward_data", "backward_filter")}
-
-
-class AskedDevice(Protocol):
-    """The device that a question is about."""
-
-    @property
-    def gpu(self) -> Gpu:
-        """The card's entry in the catalogue."""
-
-    @property
-    def release(self) -> TorchRelease:
-        """The library versions that the running PyTorch was built with."""
 
 
 Assume = Callable[[str, str], None]
 Fields = dict[str, str]
 
 
-def answer(question: str, device: AskedDevice, assume: Assume | None = None) -> int:
+def answer(question: str, device: "DriverDevice", assume: Assume = lambda operator, words: None) -> int:
     """Answer one question; `assume(operator, words)` is called for figures that were not measured."""
     kind, *pairs = question.split()
     fields = dict(pair.split("=", 1) for pair in pairs)
-    return _ANSWERS[kind](fields, device, assume or _keep_silent) if kind in _ANSWERS else NONE
-
-
-def _keep_silent(operator: str, words: str) -> None: ...
+    return _ANSWERS[kind](fields, device, assume) if kind in _ANSWERS else NONE
 
 
 def _list(fields: Fields, key: str) -> tuple[int, ...]:
@@ -84,7 +70,7 @@ def _packed(shape: tuple[int, ...], inner: tuple[int, ...] | range) -> tuple[int
     return tuple(strides)
 
 
-def _convolution(fields: Fields, device: AskedDevice, assume: Assume) -> int:
+def _convolution(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     """Return an engine's workspace. Engine 0 is cuDNN's choice; others are tried in benchmark mode or if memory is short."""
     x, weight = _list(fields, "x"), _list(fields, "w")
     stride, padding, dilation = (_list(fields, key) for key in ("stride", "padding", "dilation"))
@@ -101,7 +87,7 @@ def _convolution(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     return others[engine - 1] if engine <= len(others) else NONE
 
 
-def _attention(fields: Fields, device: AskedDevice, assume: Assume) -> int:
+def _attention(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     if fields.get("engine") != "0":
         return NONE
     if fields["pass"] == "backward":
@@ -111,39 +97,35 @@ def _attention(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     return sizes.cudnn_forward_bytes(batch * heads, queries, keys, _list(fields, "v")[3], device.gpu.sm_count)
 
 
-def _batch_norm(fields: Fields, device: AskedDevice, assume: Assume) -> int:
+def _batch_norm(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     x = _list(fields, "x")
     if not _is_channels_last(fields):
         return 0
     return sizes.batch_norm_bytes(prod(x), x[1], _ITEM_BYTES[fields["dtype"]], fields["pass"] == "backward")
 
 
-def _recurrent(fields: Fields, device: AskedDevice, assume: Assume) -> int:
-    number = {key: int(fields.get(key, 0)) for key in ("steps", "batch", "rows", "training", "dropout")}
+def _recurrent(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
+    required = {key: int(fields[key]) for key in ("input", "hidden", "layers", "directions", "projected")}
+    given = {key: int(fields.get(key, 0)) for key in ("steps", "batch", "rows")}
+    training, dropout = (bool(int(fields.get(key, 0))) for key in ("training", "dropout"))
+    kind, dtype = KINDS[int(fields["mode"])], fields["dtype"]
     network = RecurrentNetwork(
-        kind=KINDS[int(fields["mode"])], input=int(fields["input"]), hidden=int(fields["hidden"]),
-        layers=int(fields["layers"]), directions=int(fields["directions"]), steps=number["steps"], batch=number["batch"],
-        element_bytes=_ITEM_BYTES[fields["dtype"]], dtype=fields["dtype"], training=bool(number["training"]),
-        dropout=bool(number["dropout"]), projected=int(fields["projected"]), rows=number["rows"],
+        kind=kind, dtype=dtype, element_bytes=_ITEM_BYTES[dtype], training=training, dropout=dropout, **required, **given
     )  # fmt: skip
     if fields["what"] == "weights":
         return network.weight_elements * network.element_bytes
     return network.workspace_bytes() if fields["what"] == "workspace" else network.reserve_bytes()
 
 
-def _dropout_states(fields: Fields, device: AskedDevice, assume: Assume) -> int:
-    return dropout_state_bytes(device.gpu.sm_count, device.gpu.max_threads_per_sm)
-
-
 # cuFFT, cuSOLVER, cuSPARSE
 
 
-def _fourier(fields: Fields, device: AskedDevice, assume: Assume) -> int:
+def _fourier(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     item_bytes = max(int(fields["input_bytes"]), int(fields["output_bytes"]))
     return sizes.fourier_bytes(int(fields["batch"]), _list(fields, "signal"), item_bytes, fields["real"] == "1")
 
 
-def _solver(fields: Fields, device: AskedDevice, assume: Assume) -> int:
+def _solver(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     rows, columns, reflectors, batch, item = (
         int(fields[key]) for key in ("rows", "columns", "reflectors", "batch", "item_bytes")
     )
@@ -163,7 +145,7 @@ def _solver(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     return routines.get(fields["routine"], lambda: NONE)()
 
 
-def _sparse(fields: Fields, device: AskedDevice, assume: Assume) -> int:
+def _sparse(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     size = sizes.sparse_product_bytes(int(fields["algorithm"]))
     if size is None:
         return NONE
@@ -171,13 +153,14 @@ def _sparse(fields: Fields, device: AskedDevice, assume: Assume) -> int:
     return size
 
 
-def _version(fields: Fields, device: AskedDevice, assume: Assume) -> int:
+def _version(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     release = device.release
     versions = {"cudnn": release.cudnn_number, "cuda": release.cuda_number, "cusparselt": release.cusparselt}
     return versions.get(fields["library"], NONE)
 
 
-_ANSWERS: dict[str, Callable[[Fields, AskedDevice, Assume], int]] = {
+_ANSWERS: dict[str, Callable[[Fields, "DriverDevice", Assume], int]] = {
     "convolution": _convolution, "attention": _attention, "batch_norm": _batch_norm, "recurrent": _recurrent,
-    "dropout_states": _dropout_states, "fourier": _fourier, "solver": _solver, "sparse": _sparse, "version": _version,
+    "dropout_states": lambda _, device, __: dropout_state_bytes(device.gpu.sm_count, device.gpu.max_threads_per_sm),
+    "fourier": _fourier, "solver": _solver, "sparse": _sparse, "version": _version,
 }  # fmt: skip

@@ -65,8 +65,14 @@ def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:
     _compile(compiler, core, CORE, [NATIVE / unit for unit in _CORE_UNITS], ["-ldl", "-lpthread"])
     with tempfile.TemporaryDirectory() as scratch:
         for library in libraries(cuda):
+            # Every function is a weak stub that fails; real implementations override theirs.
             stubs = Path(scratch) / f"{library.name}.c"
-            stubs.write_text(_stubs(library))
+            lines = [
+                "void tn_unknown(const char *, const char *);",
+                "#define STUB(name) __attribute__((weak, visibility(\"default\"))) long name(void) "
+                f"{{ tn_unknown(\"{library.name}\", #name); return {library.not_supported}; }}",
+            ]  # fmt: skip
+            stubs.write_text("\n".join([*lines, *(f"STUB({name})" for name in library.functions)]) + "\n")
             units = sorted(path for path in NATIVE.glob("*.c") if path.stem.split("_")[0] == library.name)
             flags = [f"-DCUDA_MAJOR={cuda}", f"-L{folder}", "-l:" + CORE, "-ldl", f"-I{NATIVE}"]
             if library.version:
@@ -75,16 +81,6 @@ def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:
                 script.write_text(f"{library.version} {{ global: *; }};\n")
                 flags.append(f"-Wl,--version-script={script}")
             _compile(compiler, folder / library.soname, library.soname, [*units, stubs], flags)
-
-
-def _stubs(library: Library) -> str:
-    """Return C source in which every function is a weak stub that fails; real implementations override theirs."""
-    lines = [
-        "void tn_unknown(const char *, const char *);",
-        "#define STUB(name) __attribute__((weak, visibility(\"default\"))) long name(void) "
-        f"{{ tn_unknown(\"{library.name}\", #name); return {library.not_supported}; }}",
-    ]  # fmt: skip
-    return "\n".join([*lines, *(f"STUB({name})" for name in library.functions)]) + "\n"
 
 
 def _compile(compiler: Sequence[str], target: Path, soname: str, units: list[Path], flags: list[str]) -> None:

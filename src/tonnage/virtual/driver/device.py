@@ -19,14 +19,14 @@ from tonnage.allocator import Shortage
 from tonnage.garbage import no_collection
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.recording.records import FailedRequest, MarkKind, SegmentAction
+from tonnage.recording.records import MarkKind, SegmentAction
 from tonnage.virtual import host_memory
 from tonnage.virtual.driver.loading import installed_release
 from tonnage.virtual.recorded import RecordedDevice
 
 # `TnEvent` of native/core.h: kind, device, address, size, serial, thread, operation, dtype, dims, reserved, shape
 _EVENT = struct.Struct("=iiQqqQiiii8q")
-_AT_ONCE = 4096
+_AT_ONCE = ctypes.c_int64(4096)
 _ALLOC, _FREE, _OOM = 1, 2, 7
 _HOST = {8: host_memory.ALLOCATED, 9: host_memory.FREED, 10: host_memory.PINS, 11: host_memory.SENT}
 _SEGMENTS: dict[int, SegmentAction] = {3: "segment_alloc", 4: "segment_free", 5: "segment_map", 6: "segment_unmap"}
@@ -48,7 +48,7 @@ class DriverDevice(RecordedDevice):
         self.release = installed_release()
         self._core = core
         self._torch = torch
-        self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)
+        self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE.value)
         self._operators: list[str] = []
         self._draining: set[int] = set()  # thread ids
         self._communicators: dict[str, int] = {}
@@ -81,7 +81,10 @@ class DriverDevice(RecordedDevice):
                 free_bytes=max(0, self.gpu.memory_bytes - outside - reserved), allowed_bytes=None,
                 process_bytes=outside + reserved, allocated_bytes=allocated, reserved_bytes=reserved, private_pool_bytes=0,
             )  # fmt: skip
-            self._note_oom(segment_bytes, "", [allocated, reserved], shortage)
+            self.failed(
+                self._module(), requested_bytes=segment_bytes, free_bytes=shortage.free_bytes,
+                allocated_bytes=allocated, reserved_bytes=reserved, message=shortage.message,
+            )  # fmt: skip
             if self.going_on.grants(shortage):
                 self._granted = True  # the operator that asked is logged with its block
                 return True
@@ -151,41 +154,44 @@ class DriverDevice(RecordedDevice):
             return
         self._draining.add(here)
         try:
-            self._take_all()
+            while count := self._core.tn_take_events(self._buffer, _AT_ONCE):
+                self._take(ctypes.string_at(self._buffer, count * _EVENT.size))
         finally:
             self._draining.discard(here)
 
-    def _take_all(self) -> None:
-        while count := self._core.tn_take_events(self._buffer, ctypes.c_int64(_AT_ONCE)):
-            place = module = None
-            for event in _EVENT.iter_unpack(self._buffer.raw[: count * _EVENT.size]):
-                kind, card, address, size, serial, _, operation, dtype, dims, _, *shape = event
-                if kind == _ALLOC:
-                    self.cards.add(card)
-                    if self.on_request is not None:
-                        self.on_request()
-                    operator, extents = self._operator(operation), tuple(shape[:dims]) if dtype >= 0 else None
-                    dtype_name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
-                    if self._granted:
-                        self._granted = False
-                        self.ooms[-1] = replace(
-                            self.ooms[-1], requested_bytes=size, operator=operator, shape=extents, dtype=dtype_name
-                        )
-                    if place is None:
-                        place, module = self.attribution.place(), self._module()
-                    self.allocated(
-                        address, size, size, 0, operator, module or "", serial, extents, dtype_name, place
-                    )  # fmt: skip
-                elif kind == _FREE:
-                    self.freed(address, serial)
-                    self.on_freed(address)
-                elif kind == _OOM:
-                    self._note_oom(size, self._operator(operation), shape)
-                elif kind in _HOST:
-                    if self.attribution.host:
-                        self.attribution.host.event(_HOST[kind], address, abs(size), self._operator(operation))
-                elif kind in _SEGMENTS:
-                    self.segment_changed(_SEGMENTS[kind], address, size, 0)
+    def _take(self, events: bytes) -> None:
+        place = module = None
+        for event in _EVENT.iter_unpack(events):
+            kind, card, address, size, serial, _, operation, dtype, dims, _, *shape = event
+            if kind == _ALLOC:
+                self.cards.add(card)
+                if self.on_request is not None:
+                    self.on_request()
+                operator, extents = self._operator(operation), tuple(shape[:dims]) if dtype >= 0 else None
+                dtype_name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
+                if self._granted:
+                    self._granted = False
+                    self.ooms[-1] = replace(
+                        self.ooms[-1], requested_bytes=size, operator=operator, shape=extents, dtype=dtype_name
+                    )
+                if place is None:
+                    place, module = self.attribution.place(), self._module()
+                self.allocated(
+                    address, size, size, 0, operator, module or "", serial, extents, dtype_name, place
+                )  # fmt: skip
+            elif kind == _FREE:
+                self.freed(address, serial)
+                self.on_freed(address)
+            elif kind == _OOM:
+                self.failed(
+                    self._module(), requested_bytes=size, free_bytes=self._core.tn_free_bytes(0),
+                    allocated_bytes=shape[0], reserved_bytes=shape[1], operator=self._operator(operation),
+                )  # fmt: skip
+            elif kind in _HOST:
+                if self.attribution.host:
+                    self.attribution.host.event(_HOST[kind], address, abs(size), self._operator(operation))
+            elif kind in _SEGMENTS:
+                self.segment_changed(_SEGMENTS[kind], address, size, 0)
 
     def _operator(self, number: int) -> str:
         while len(self._operators) <= number:
@@ -205,23 +211,3 @@ class DriverDevice(RecordedDevice):
             if at >= 0 and number < _NO_NODE:
                 return who.contexts[self._contexts[thread][at]]
         return ""
-
-    def _note_oom(self, size: int, operator: str, figures: list[int], shortage: Shortage | None = None) -> None:
-        """Record a failed request, with the allocator's figures at that moment."""
-        who = self.attribution
-        place = who.place()
-        self.ooms.append(
-            FailedRequest(
-                line=place.line,
-                requested_bytes=size,
-                free_bytes=shortage.free_bytes if shortage else self._core.tn_free_bytes(0),
-                allocated_bytes=figures[0],
-                reserved_bytes=figures[1],
-                operator=operator,
-                module=self._module(),
-                phase=who.phase,
-                step=who.step,
-                message=shortage.message if shortage else "",
-                stack=place.stack,
-            )
-        )

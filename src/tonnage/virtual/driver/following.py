@@ -33,51 +33,38 @@ class Follower:
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         if operator is None or has_kernel(f"{namespace}::{name}", "CompositeImplicitAutograd"):
             return  # missing in this version of torch, or composed of operators that are followed themselves
+        as_tensors = self._numbers_as_tensors(operator)
         if hasattr(torch.library, "get_kernel"):
-            self._stand_in_place(operator, key, wrapper)
+            plain = torch.library.get_kernel(operator._name, key).call_boxed
+
+            def kernel(keys: Any, *given: Any, **keywords: Any) -> Any:
+                arguments = as_tensors(given)
+                return wrapper(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
+
         else:
-            self._stand_above(operator, key, wrapper)
+            wrappers, above = self._above[operator], torch._C.DispatchKey.BackendSelect
+            wrappers[getattr(torch._C.DispatchKey, key)] = wrapper
+            if len(wrappers) > 1:
+                return  # the operator's kernel is registered already
+            plain, key = operator.redispatch, "BackendSelect"
+
+            def kernel(keys: Any, *given: Any, **keywords: Any) -> Any:
+                arguments, below = as_tensors(given), keys.remove(above)
+                wrapper = wrappers.get(below.highestPriorityTypeId())
+                if wrapper is None:
+                    return plain(below, *arguments, **keywords)
+                return wrapper(operator, lambda: plain(below, *arguments, **keywords), arguments, keywords)
+
+        if namespace not in self._libraries:
+            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about every replaced kernel
+            self._libraries[namespace].impl(operator, kernel, key, with_keyset=True)
 
     def release(self) -> None:
         """Restore the kernels."""
         for library in self._libraries.values():
             library._destroy()
-
-    def _stand_in_place(self, operator: Any, key: str, wrapper: Wrapper) -> None:
-        plain = self._torch.library.get_kernel(operator._name, key).call_boxed
-        as_tensors = self._numbers_as_tensors(operator)
-
-        def kernel(keys: Any, *given: Any, **keywords: Any) -> Any:
-            arguments = as_tensors(given)
-            return wrapper(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
-
-        self._register(operator, kernel, key)
-
-    def _stand_above(self, operator: Any, key: str, wrapper: Wrapper) -> None:
-        wrappers = self._above[operator]
-        wrappers[getattr(self._torch._C.DispatchKey, key)] = wrapper
-        if len(wrappers) > 1:
-            return  # the operator's kernel is registered already
-        above = self._torch._C.DispatchKey.BackendSelect
-        plain = operator.redispatch
-        as_tensors = self._numbers_as_tensors(operator)
-
-        def kernel(keys: Any, *given: Any, **keywords: Any) -> Any:
-            arguments = as_tensors(given)
-            below = keys.remove(above)
-            wrapper = wrappers.get(below.highestPriorityTypeId())
-            if wrapper is None:
-                return plain(below, *arguments, **keywords)
-            return wrapper(operator, lambda: plain(below, *arguments, **keywords), arguments, keywords)
-
-        self._register(operator, kernel, "BackendSelect")
-
-    def _register(self, operator: Any, kernel: Callable[..., Any], key: str) -> None:
-        if operator.namespace not in self._libraries:
-            self._libraries[operator.namespace] = self._torch.library.Library(operator.namespace, "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about every replaced kernel
-            self._libraries[operator.namespace].impl(operator, kernel, key, with_keyset=True)
 
     def _numbers_as_tensors(self, operator: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
         """Convert numbers to tensors: `x * 2` passes a number where torch's kernels take a tensor."""
@@ -87,20 +74,17 @@ class Follower:
         def change(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             for at in places:
                 if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
-                    number = _as_tensor(torch, arguments[at], arguments[1 if at == 0 else 0])
-                    arguments = (*arguments[:at], number, *arguments[at + 1 :])
+                    number, beside = arguments[at], arguments[1 if at == 0 else 0]
+                    dtype = beside.dtype if isinstance(beside, torch.Tensor) else None
+                    # The tensor must affect type promotion as the number would.
+                    keeps = dtype is not None and (
+                        dtype.is_floating_point
+                        or dtype.is_complex
+                        or isinstance(number, bool)
+                        or (isinstance(number, int) and dtype != torch.bool)
+                    )
+                    made = torch._C._VariableFunctions.tensor(number, dtype=dtype if keeps else None)
+                    arguments = (*arguments[:at], made, *arguments[at + 1 :])
             return arguments
 
         return change
-
-
-def _as_tensor(torch: Any, number: float, beside: Any) -> Any:
-    """Convert a number to a host tensor that affects type promotion as the number would."""
-    dtype = beside.dtype if isinstance(beside, torch.Tensor) else None
-    keeps = dtype is not None and (
-        dtype.is_floating_point
-        or dtype.is_complex
-        or isinstance(number, bool)
-        or (isinstance(number, int) and dtype != torch.bool)
-    )
-    return torch._C._VariableFunctions.tensor(number, dtype=dtype if keeps else None)

@@ -22,8 +22,6 @@ class DriverTrace:
     def __init__(self, device: DriverDevice, torch: Any) -> None:
         self._device = device
         self._torch = torch
-        self._blocks: list[tuple[int, int, int]] = []
-        self._segment_streams: list[tuple[int, int]] = []
         self._first = self._first_segment = 0
         self._record = torch._C._cuda_record_memory_history
         self._is_on = self._is_ours = self._is_ours_to_come = False
@@ -81,34 +79,28 @@ class DriverTrace:
             self._is_ours_to_come = False
 
     def take(self) -> None:
-        """Read what torch has recorded since the last time."""
+        """Read what torch has recorded since the last time, and add it to the recorded blocks and segments."""
         if not self._is_on:
             return
-        self._device.drain()
+        device, streams = self._device, []
+        blocks: dict[int, deque[tuple[int, int]]] = defaultdict(deque)  # by address: each card has its own history
+        device.drain()
         for card, entries in enumerate(self._torch.cuda.memory._snapshot()["device_traces"]):
             for entry in entries[self._taken[card] :]:
                 action = entry["action"]
                 if action == "alloc":
-                    self._blocks.append((entry["addr"], entry["size"], entry["stream"]))
+                    blocks[entry["addr"]].append((entry["size"], entry["stream"]))
                 elif action in _SEGMENTS:
-                    self._segment_streams.append((entry["addr"], entry["stream"]))
+                    streams.append(entry["stream"])
             self._taken[card] = len(entries)
         if self._is_ours:
             self._begin()  # clears what was read
-        self._lay_beside()
-
-    def _lay_beside(self) -> None:
-        """Add the history's data to the recorded blocks, matched by address: each card has its own history."""
-        device = self._device
-        known: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
-        for address, size, stream in self._blocks:
-            known[address].append((size, stream))
-        for allocation in device.allocations[self._first : self._first + len(self._blocks)]:
-            assert known[allocation.address], "torch's history and the log differ in their blocks"
-            allocation.requested_bytes, allocation.stream = known[allocation.address].popleft()
-        self._first += len(self._blocks)
-        for at, (_, stream) in enumerate(self._segment_streams, self._first_segment):
+        count = sum(map(len, blocks.values()))
+        for allocation in device.allocations[self._first : self._first + count]:
+            assert blocks[allocation.address], "torch's history and the log differ in their blocks"
+            allocation.requested_bytes, allocation.stream = blocks[allocation.address].popleft()
+        self._first += count
+        for at, stream in enumerate(streams, self._first_segment):
             if at < len(device.segments):
                 device.segments[at] = replace(device.segments[at], stream=stream)
-        self._first_segment += len(self._segment_streams)
-        self._blocks, self._segment_streams = [], []
+        self._first_segment += len(streams)

@@ -11,18 +11,55 @@ which are counted.
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tonnage.script.attribution import address_of
-from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
-from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
-from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, REDUCED, SAMPLERS
+from tonnage.virtual.assumptions import Law, as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.following import Keywords, Run
 from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of, without_repeats
 
 if TYPE_CHECKING:
     from tonnage.virtual.driver.session import DriverSession
 
+# ATen overloads whose values are tracked, by how they are handled. Computed on the host if all operands are known:
+_EVALUATED = [
+    *(
+        f"{name}{suffix}.{overload}"
+        for name in "add sub mul div remainder bitwise_and bitwise_or bitwise_xor fmod".split()
+        for overload in ("Tensor", "Scalar")
+        for suffix in ("", "_")
+    ),
+    *"""
+    floor_divide floor_divide_ floor_divide.Scalar pow.Tensor_Scalar pow.Tensor_Tensor rsub.Scalar
+    logical_and logical_or logical_xor logical_not logical_and_ logical_or_ logical_not_ bitwise_not bitwise_not_
+    neg abs sign floor ceil round sqrt rsqrt exp log reciprocal neg_ abs_
+    clamp clamp_ clamp.Tensor clamp_min clamp_max maximum minimum
+    where.self where.ScalarSelf where.ScalarOther where.Scalar
+    masked_fill.Scalar masked_fill_.Scalar masked_fill.Tensor masked_fill_.Tensor masked_select
+    index.Tensor _unsafe_index.Tensor index_select gather take embedding index_put_ _index_put_impl_ index_copy_
+    index_fill_.int_Scalar scatter.value scatter_.value scatter.src scatter_.src scatter_add scatter_add_
+    sum sum.dim_IntList prod prod.dim_int mean mean.dim any any.dim all all.dim max min amax amin max.dim min.dim
+    cumsum cumsum_ cumprod count_nonzero.dim_IntList bincount
+    cat clone lift_fresh_copy constant_pad_nd flip roll tril triu tril_ triu_ repeat_interleave.Tensor
+    searchsorted.Tensor bucketize.Tensor isin.Tensor_Tensor isin.Tensor_Scalar _amp_update_scale_
+    """.split(),
+]
+# Of these, a tensor of any size gives a small result.
+_REDUCED = frozenset("sum prod mean any all max min amax amin count_nonzero bincount".split())
+_FLAGS = [
+    *"isnan isposinf isneginf isinf".split(),
+    *(f"{name}.{overload}" for name in ("eq", "ne", "gt", "ge", "lt", "le") for overload in ("Scalar", "Tensor")),
+]
+_SAMPLERS = "uniform_ normal_ random_ random_.from random_.to bernoulli_.float bernoulli_.Tensor".split()
+_FILLS = "fill_.Scalar fill_.Tensor zero_ arange.start_out eye.out eye.m_out".split()
+# Operators that return indices chosen by value; the indices are the last result.
+_CHOSEN = "topk argmax argmin multinomial sort sort.stable".split()
+# Operators of torch's `c10d` that write their first argument from their second; all others work in place.
+_COLLECTIVES = (
+    "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ reduce_scatter_ _reduce_scatter_base_ "
+    "reduce_scatter_tensor_coalesced_ gather_ scatter_ alltoall_ alltoall_base_"
+).split()
 _NAMES = {
     "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
@@ -41,55 +78,55 @@ class DriverValues(KnownValues):
     def __init__(self, session: "DriverSession", torch: Any) -> None:
         super().__init__(session.device, torch)
         self._session = session
-        self._follower = session.follower
         self._generator: Any = None
         self._told: list[float] = []
 
     def install(self) -> None:
         """Track the operators until the session's follower is released."""
-        torch = self._torch
-        self._generator = torch.Generator().manual_seed(0)
-        for name, wrapper in self._wrappers():
-            self._follower.follow("aten", name, "CUDA", wrapper)
-        self._follower.follow("aten", "_coalesce", "SparseCUDA", self._coalesced)
-        for name in COLLECTIVES:
-            self._follower.follow("c10d", name, "CUDA", Collectives(self, torch).follow)
-
-    def _wrappers(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        for names, wrapper in (
-            (["_local_scalar_dense"], self._read_scalar),
-            (["copy_"], self._copy),
-            (["nonzero"], self._nonzero),
-            (["equal"], self._equal),
-            (["histc"], self._histogram),
-            (["_unique2", "unique_consecutive", "unique_dim"], self._unique),
-            (EVALUATED, self._evaluated),
-            (SAMPLERS, self._sampled),
-            (FILLS, self._filled),
-            (FLAGS, self._flag),
-            (CHOSEN, self._chosen),
+        self._generator = self._torch.Generator().manual_seed(0)
+        for namespace, key, wrapper, names in (
+            ("aten", "CUDA", self._read_scalar, ["_local_scalar_dense"]),
+            ("aten", "CUDA", self._copy, ["copy_"]),
+            ("aten", "CUDA", self._nonzero, ["nonzero"]),
+            ("aten", "CUDA", self._equal, ["equal"]),
+            ("aten", "CUDA", self._histogram, ["histc"]),
+            ("aten", "CUDA", self._unique, ["_unique2", "unique_consecutive", "unique_dim"]),
+            ("aten", "CUDA", self._evaluated, _EVALUATED),
+            ("aten", "CUDA", self._sampled, _SAMPLERS),
+            ("aten", "CUDA", self._filled, _FILLS),
+            ("aten", "CUDA", self._flag, _FLAGS),
+            ("aten", "CUDA", self._chosen, _CHOSEN),
+            ("aten", "SparseCUDA", self._coalesced, ["_coalesce"]),
+            ("c10d", "CUDA", self._collective, _COLLECTIVES),
         ):
-            yield from ((name, wrapper) for name in names)
+            for name in names:
+                self._session.follower.follow(namespace, name, key, wrapper)
 
     def _evaluated(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Run the operator, and compute its values on the host if all inputs are known."""
-        tensors = list(_tensors(arguments, self._torch.Tensor))
+        name = _name(operator)
+        in_place = name.endswith("_")
+        tensors = list(_tensors(arguments, self._torch.Tensor)) if self._mirrors else []
         known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
-        if known and operator._schema.name.removeprefix("aten::") not in REDUCED:
+        if known and name not in _REDUCED:
             # Results of an expanded operand may be too large to keep.
             known = all(t.numel() <= MOST_INTEGERS for t in tensors)
         if not known:
-            decided = self._decided(operator, tensors)
+            decided = None
+            if tensors and (decisive := _DECISIVE.get(name.rstrip("_"))) is not None:
+                # One known operand of `|` or `&` may decide the result alone.
+                here = (self.host_view(t) for t in tensors if t.is_cuda and self._mirror(t) is not None)
+                if any(bool((without_repeats(values) == decisive).all()) for values in here):
+                    decided = decisive
             result = call()
-            self._follow_law(operator, arguments, result)
+            if self._laws:
+                self._follow_law(operator, arguments, result)
             if decided is not None:
-                self.put(result, self._plain.full(result.shape, decided, dtype=result.dtype))
-                return result
-            if operator._schema.name.endswith("_"):
+                self._put_number(result, decided)
+            elif in_place:
                 self.dropped(address_of(arguments[0]))
             return result
-        in_place = operator._schema.name.endswith("_")
-        on_host = _mapped(arguments, self._torch.Tensor, lambda t: self.host_view(t) if t.is_cuda else t)
+        on_host = _mapped(arguments, self._torch.Tensor, self._on_host)
         # In place, the mirror itself is written; otherwise inputs must be read before torch may reuse their blocks.
         values = None if in_place else _quietly(operator, on_host, keywords)
         result = call()
@@ -104,33 +141,26 @@ class DriverValues(KnownValues):
                     self.put(made, value)
         return result
 
-    def _decided(self, operator: Any, tensors: Sequence[Any]) -> int | None:
-        """Return 1 or 0 if one known operand of `|` or `&` decides the result alone, else None."""
-        decisive = _DECISIVE.get(operator._schema.name.removeprefix("aten::").rstrip("_"))
-        if decisive is None:
-            return None
-        for tensor in tensors:
-            if not tensor.is_cuda or self._mirror(tensor) is None:
-                continue
-            if bool((without_repeats(self.host_view(tensor)) == decisive).all()):
-                return decisive
-        return None
+    def _put_number(self, tensor: Any, number: float) -> None:
+        """Set all values of the tensor to one number."""
+        self.put(tensor, self._plain.full(tensor.shape, number, dtype=tensor.dtype))
 
     def _follow_law(self, operator: Any, arguments: Sequence[Any], result: Any) -> None:
         """Derive the law of the result from those of the operands."""
         tensor = self._torch.Tensor
-        if not self._laws or not isinstance(result, tensor) or not result.numel():
+        if not isinstance(result, tensor) or not result.numel():
+            return
+        if not any(isinstance(argument, tensor) and self._law_number(argument) for argument in arguments):
             return
         operands = [
             self._operand(argument) for argument in arguments if isinstance(argument, (tensor, int, float, bool))
         ]
-        if not any(isinstance(operand, int) for operand in operands):
-            return
         elements = next(a.numel() for a in arguments if isinstance(a, tensor))
-        dtype = _NAMES.get(str(result.dtype).removeprefix("torch."), "")
-        number, value = self._session.laws.follow(operator._schema.name, operands, elements, result.numel(), dtype)
+        number, value = self._session.laws.follow(
+            operator._schema.name, operands, elements, result.numel(), _dtype(result)
+        )
         if value is not None:
-            self.put(result, self._plain.full(result.shape, value, dtype=result.dtype))
+            self._put_number(result, value)
         else:
             self._keep_law(result, number)
 
@@ -147,16 +177,14 @@ class DriverValues(KnownValues):
     def _sampled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Run the operator and record the distribution of its random numbers."""
         result = call()
-        target = arguments[0]
-        address = address_of(target)
-        self.dropped(address)
-        numbers = [self._operand(a) if isinstance(a, self._torch.Tensor) else a for a in arguments]
-        operands = [
-            None,
-            *(float(a) if isinstance(a, (int, float)) and not isinstance(a, bool) else a for a in numbers[1:]),
-        ]
-        dtype = _NAMES.get(str(target.dtype).removeprefix("torch."), "")
-        number, _ = self._session.laws.follow(operator._schema.name, operands, target.numel(), target.numel(), dtype)
+        target, *numbers = arguments
+        self.dropped(address_of(target))
+        operands = [self._operand(a) if isinstance(a, self._torch.Tensor) else a for a in numbers]
+        operands = [float(a) if isinstance(a, (int, float)) and not isinstance(a, bool) else a for a in operands]
+        elements = target.numel()
+        number, _ = self._session.laws.follow(
+            operator._schema.name, [None, *operands], elements, elements, _dtype(target)
+        )
         self._keep_law(target, number)
         return result
 
@@ -167,10 +195,9 @@ class DriverValues(KnownValues):
             self.dropped(address_of(target))
             return result
         host = self._plain.empty(target.shape, dtype=target.dtype)
-        name = operator._schema.name
-        if name == "aten::zero_":
+        if _name(operator) == "zero_":
             self.put(target, host.zero_())
-        elif name == "aten::fill_":
+        elif _name(operator) == "fill_":
             value = arguments[1]
             if not isinstance(value, self._torch.Tensor) or not value.is_cuda or self._mirror(value) is not None:
                 self.put(target, host.fill_(self._on_host(value) if isinstance(value, self._torch.Tensor) else value))
@@ -183,17 +210,17 @@ class DriverValues(KnownValues):
         result = self._evaluated(operator, call, arguments, keywords)
         if self._mirror(result) is not None or not self._may_be_known(result):
             return result
-        name = operator._schema.name.removeprefix("aten::")
+        name, last = _name(operator), arguments[-1]
         answer = _expected(name, arguments)
         if (
             answer is None
             and result.numel() == 1
             and arguments[0].is_floating_point()
-            and isinstance(arguments[-1], (int, float))
+            and isinstance(last, (int, float))
         ):
-            answer = beyond_tolerance(name, float(arguments[-1]))
+            answer = beyond_tolerance(name, float(last))
         if answer is not None:
-            self.put(result, self._plain.full(result.shape, answer, dtype=result.dtype))
+            self._put_number(result, answer)
         return result
 
     def _chosen(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -202,13 +229,13 @@ class DriverValues(KnownValues):
         indices = _flat(result)[-1]
         if self._mirror(indices) is not None or not self._may_be_known(indices) or not indices.numel():
             return result
-        self._session.stand_ins.assume(operator._schema.name.removeprefix("aten::"), _UNIFORM)
+        self._session.stand_ins.assume(_name(operator), _UNIFORM)
         # The argument `dim`: given by position, by name, or the default.
         source, dim = arguments[0], None
         for at, argument in enumerate(operator._schema.arguments):
             if argument.name == "dim":
                 dim = arguments[at] if at < len(arguments) else keywords.get("dim", argument.default_value)
-        takes_all = dim is None and operator._schema.name != "aten::multinomial"
+        takes_all = dim is None and _name(operator) != "multinomial"
         dim = -1 if dim is None else dim
         choices = source.numel() if takes_all else source.shape[dim]
         drawn = self._plain.randint(max(choices, 1), indices.shape, generator=self._generator)
@@ -233,7 +260,7 @@ class DriverValues(KnownValues):
             return self._told.pop(0)
         if self._mirror(tensor) is not None:
             return self.host_view(tensor).item()
-        dtype = _NAMES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype))
+        dtype = _dtype(tensor) or str(tensor.dtype)
         value = self._session.stand_ins.read(dtype, -1)
         return value if tensor.dtype.is_floating_point else bool(value) if dtype == "Bool" else int(value)
 
@@ -249,14 +276,12 @@ class DriverValues(KnownValues):
             else:
                 self.dropped(address_of(to))
                 if law:
-                    dtype = _NAMES.get(str(to.dtype).removeprefix("torch."), "")
-                    number, _ = self._session.laws.follow("aten::copy_", [law], to.numel(), to.numel(), dtype)
+                    number, _ = self._session.laws.follow("aten::copy_", [law], to.numel(), to.numel(), _dtype(to))
                     self._keep_law(to, number)
         elif from_card and known:
             to.copy_(self.host_view(source).expand(to.shape))
         elif from_card:
-            dtype = _NAMES.get(str(source.dtype).removeprefix("torch."), str(source.dtype))
-            to.fill_(self._session.stand_ins.read(dtype, source.numel()))
+            to.fill_(self._session.stand_ins.read(_dtype(source) or str(source.dtype), source.numel()))
         return result
 
     def _equal(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -281,6 +306,12 @@ class DriverValues(KnownValues):
         self._told = []
         return result
 
+    def _assumed(self, name: str, tensor: Any, if_unknown: str, if_known: str) -> Law | None:
+        """Return the law of the tensor, if any, and note the assumption that follows."""
+        law = self._session.laws.of(self._law_number(tensor))
+        self._session.stand_ins.assume(name, if_unknown if law is None else if_known)
+        return law
+
     def _nonzero(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         mask, found = arguments[0], None
         if self._mirror(mask) is not None:
@@ -289,8 +320,7 @@ class DriverValues(KnownValues):
             if count * mask.dim() <= MOST_INTEGERS:
                 found = self.host_view(mask).nonzero()
         else:
-            law = self._session.laws.of(self._law_number(mask))
-            self._session.stand_ins.assume("nonzero", _ALL_TRUE if law is None else _SHARE)
+            law = self._assumed("nonzero", mask, _ALL_TRUE, _SHARE)
             count = mask.numel() if law is None else as_mask(law).count(mask.numel())
             if count == mask.numel() and count * mask.dim() <= MOST_INTEGERS:
                 found = self._plain.ones(mask.shape, dtype=self._torch.bool).nonzero()
@@ -307,7 +337,7 @@ class DriverValues(KnownValues):
         return result
 
     def _unique(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        tensor = arguments[0]
+        tensor, name = arguments[0], _name(operator)
         if self._mirror(tensor) is not None:
             values = operator(*_mapped(arguments, self._torch.Tensor, self._on_host), **keywords)
             result = self._told_call(call, values[0].shape[0])
@@ -315,33 +345,50 @@ class DriverValues(KnownValues):
                 if made.numel() == value.numel():
                     self.put(made, value, fresh=True)
             return result
-        law = self._session.laws.of(self._law_number(tensor))
-        elements = tensor.shape[arguments[1]] if operator._schema.name == "aten::unique_dim" else tensor.numel()
-        self._session.stand_ins.assume(
-            operator._schema.name.removeprefix("aten::"), _DISTINCT if law is None else _EXPECTED
-        )
+        elements = tensor.shape[arguments[1]] if name == "unique_dim" else tensor.numel()
+        law = self._assumed(name, tensor, _DISTINCT, _EXPECTED)
         return self._told_call(call, distinct_values(law, elements))
 
     def _coalesced(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         indices, found = arguments[0]._indices(), None
         if indices.shape[1] < 2:  # torch does not read these
             return call()
+        sizes = arguments[0].shape[: indices.shape[0]]
         if self._mirror(indices) is not None:
-            sizes = arguments[0].shape[: indices.shape[0]]
-            flat = self.host_view(indices).T.long() @ self._plain.tensor(
-                [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
-            )
-            flat = flat.unique()
+            strides = self._plain.tensor([math.prod(sizes[at + 1 :]) for at in range(len(sizes))])
+            flat = (self.host_view(indices).T.long() @ strides).unique()
             found = self._torch.stack(self._torch.unravel_index(flat, sizes))
             count = len(flat)
         else:
-            law = self._session.laws.of(self._law_number(indices))
-            self._session.stand_ins.assume("coalesce", _DISTINCT if law is None else _EXPECTED)
-            count = min(distinct_values(law, indices.shape[1]), math.prod(arguments[0].shape[: indices.shape[0]]))
+            law = self._assumed("coalesce", indices, _DISTINCT, _EXPECTED)
+            count = min(distinct_values(law, indices.shape[1]), math.prod(sizes))
         result = self._told_call(call, count)
         if found is not None:
             self.put(result._indices(), found, fresh=True)
         return result
+
+    def _collective(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Run a collective: in a group of one the outputs are the inputs; of larger groups the results are unknown."""
+        written, read = (list(_tensors([argument], self._torch.Tensor)) for argument in arguments[:2])
+        result = call()
+        group = self._torch.distributed.ProcessGroup.unbox(arguments[2])
+        for to, source in zip(written, read, strict=False):
+            if group.size() == 1 and self.is_known(source):
+                self.put(to, self.host_view(source))
+            else:
+                self.forget(to)
+        return result
+
+
+@cache
+def _name(operator: Any) -> str:
+    """Return an operator's name without the overload, such as "add_"."""
+    return str(operator._schema.name.removeprefix("aten::"))
+
+
+def _dtype(tensor: Any) -> str:
+    """Return the dtype by ATen's name, such as "Float"; "" for rare ones."""
+    return _NAMES.get(str(tensor.dtype).removeprefix("torch."), "")
 
 
 def _expected(name: str, arguments: Sequence[Any]) -> bool | None:

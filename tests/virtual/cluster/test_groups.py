@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
-from tonnage.virtual.cluster.reduction import reduced
+from tonnage.virtual.cluster.groups import reduced
 
 parts = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=5)
 
