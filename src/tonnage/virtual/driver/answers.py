@@ -25,7 +25,7 @@ from tonnage.virtual.kernels.convolution_engines import (
     takes_none,
     workspace_bytes,
 )
-from tonnage.virtual.kernels.recurrent_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
+from tonnage.virtual.kernels.library_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 
 NONE = -1
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}

@@ -9,9 +9,10 @@ from math import ceil
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.kernels.library_sizes import attention_data, cudnn_backward_bytes, cudnn_forward_bytes
-from tonnage.virtual.kernels.registry import kernel, scratch
+from tonnage.virtual.kernels.registry import free_reversed, kernel, scratch
 from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
@@ -26,13 +27,12 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _floats(like: torch.Tensor, *shape: int) -> torch.Tensor:
+def _floats(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-LARGEST_GRID = (
-    65535  # limit of a launch's second and third grid dimensions, which the kernels use for heads and sequences
-)
+# The limit of a launch's second and third grid dimensions, which the kernels use for heads and sequences.
+LARGEST_GRID = 65535
 
 
 def _check_launch(*counts: int) -> None:
@@ -56,29 +56,27 @@ def flash_splits(blocks: int, slots: int, key_blocks: int, most: int = 128) -> i
     return next((n for n in eligible if efficiency[n] >= 0.85 * best), 1)
 
 
-def _split_accumulators(like: torch.Tensor, batch: int, heads: int, width: int, keys: int, queries: int) -> Tensors:
+def _split_accumulators(like: Tensor, batch: int, heads: int, width: int, keys: int, queries: int) -> list[Tensor]:
     keys_per_block = 256 if width <= 64 else 128 if width <= 128 else 64
     work = batch * heads * ceil(queries / 64)
     splits = flash_splits(work, 2 * _device().gpu.sm_count, ceil(keys / keys_per_block))
     if splits <= 1:
-        return (None, None)
+        return []
     statistics = _floats(like, splits, batch, heads, queries)
-    return statistics, _floats(like, splits, batch, heads, queries, _rounded_width(width))
+    return [_floats(like, splits, batch, heads, queries, _rounded_width(width)), statistics]  # freed first
 
 
 def _rounded_width(width: int) -> int:
     return _round_up(width, 32 if width <= 128 else 64)
 
 
-def _random_state(like: torch.Tensor, dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _random_state(like: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     if _device().torch_version < (2, 7):
         return _seed(), _seed()
     state = torch.empty(2, dtype=torch.uint64, device=like.device)
     unused = torch.empty((), dtype=torch.uint64, device=like.device)
     if dropout > 0:
-        again = torch.empty(2, dtype=torch.uint64, device=like.device)
-        del state
-        return again, unused
+        state = torch.empty(2, dtype=torch.uint64, device=like.device)  # allocated again
     return state, unused
 
 
@@ -95,14 +93,12 @@ def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, 
     if _device().torch_version >= (2, 2):  # the first version with FlashAttention 2
         _check_launch(batch, heads)
     softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
-    statistics_parts, out_parts = (
-        _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else (None, None)
-    )
+    parts = _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else []
     state, unused = _random_state(query, dropout)
     if swapped:
         out = out.transpose(1, 2).reshape(batch, 1, heads * queries, width)
         statistics = statistics.reshape(batch, heads * queries, 1)
-    del statistics_parts, out_parts
+    free_reversed(parts)
     return out, statistics, state, unused, softmax
 
 
@@ -119,14 +115,12 @@ def _flash_varlen(query: Any, key: Any, ends: Any, longest: tuple[int, int], dro
     statistics = _floats(query, heads, total)
     softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
     split = (swapped or key.dim() == 4) and dropout == 0
-    statistics_parts, out_parts = (
-        _split_accumulators(query, batch, heads, width, keys, queries) if split else (None, None)
-    )
+    parts = _split_accumulators(query, batch, heads, width, keys, queries) if split else []
     state, unused = _random_state(query, dropout)
     if swapped:
         out = out.reshape(batch, queries, key_heads, width).transpose(1, 2).reshape(batch, key_heads * queries, width)
         statistics = statistics.reshape(heads * queries, batch)
-    del statistics_parts, out_parts
+    free_reversed(parts)
     return out, statistics, state, unused, softmax
 
 
@@ -199,7 +193,7 @@ def scaled_dot_product_flash_attention_backward(
 
 
 @kernel("_safe_softmax")
-def safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax of math attention. Since 2.5, fully masked rows are zeros; before, it was a plain softmax."""
     out = torch.softmax(self, dim, dtype=dtype)
     if _device().torch_version < (2, 5):
@@ -215,7 +209,7 @@ def safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None)
 # Efficient (CUTLASS) kernels
 
 
-def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> tuple[Tensor, Tensor]:
     """Allocate for (batch, length, heads, width). Statistics are padded to 32 queries; wide heads accumulate in float32."""
     batch, _, heads, width = query.shape
     shape = (batch, query.shape[1], heads, value.shape[-1])
@@ -229,7 +223,7 @@ def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> t
     return out, statistics
 
 
-def _seed() -> torch.Tensor:
+def _seed() -> Tensor:
     return torch.zeros((), dtype=torch.int64)  # on the host, unless a CUDA graph is captured
 
 
@@ -305,21 +299,17 @@ def _efficient_backward(
         padded = bias.new_empty(*bias.shape[:-1], _round_up(bias.shape[-1], 16))
         dbias = padded[..., : bias.shape[-1]]
         del padded
-    delta = _delta(grad, out, query)
+    if query.dtype in _HALF:
+        delta = _floats(query, query.shape[0], query.shape[2], query.shape[1])
+    else:
+        product = grad.to(torch.float32) * out.to(torch.float32)
+        total = _floats(query, *query.shape[:3])
+        delta = total.transpose(-2, -1).contiguous()
+        del total, product
     widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
     workspace = scratch(efficient_workspace_bytes(query.dtype, sizes, widths, capability, dropout > 0, splits), query)
     del delta, workspace, grad
     return dq, dk, dv, dbias
-
-
-def _delta(grad: Any, out: Any, query: Any) -> torch.Tensor:
-    if query.dtype in _HALF:
-        return _floats(query, query.shape[0], query.shape[2], query.shape[1])
-    product = grad.to(torch.float32) * out.to(torch.float32)
-    total = _floats(query, *query.shape[:3])
-    delta: torch.Tensor = total.transpose(-2, -1).contiguous()
-    del total, product
-    return delta
 
 
 @kernel("_efficient_attention_backward")
@@ -354,7 +344,7 @@ def scaled_dot_product_efficient_attention_backward(
 # cuDNN
 
 
-def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _like_layout(query: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Allocate an output whose dimensions are ordered in memory like the query's."""
     strides, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=query.stride):
@@ -367,7 +357,14 @@ def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def scaled_dot_product_cudnn_attention(
     query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, *_: Any, **__: Any
 ) -> Tensors:
-    return _cudnn(query, key, value, compute_log_sumexp)
+    device = _device()
+    device.use("cudnn")
+    batch, heads, queries, _ = query.shape
+    seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+    out = _like_layout(query, (batch, heads, queries, value.shape[3]))
+    statistics = _floats(query, batch, heads, queries, 1) if compute_log_sumexp else None
+    scratch(cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count), query)
+    return out, statistics, None, None, queries, key.shape[2], seed, offset, None
 
 
 @kernel("_cudnn_attention_forward")
@@ -375,21 +372,7 @@ def cudnn_attention_forward(
     query: Any, key: Any, value: Any, attn_bias: Any, cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int,
     compute_log_sumexp: bool, *_: Any, **__: Any,
 ) -> Tensors:  # fmt: skip
-    return _cudnn(query, key, value, compute_log_sumexp)
-
-
-def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
-    device = _device()
-    device.use("cudnn")
-    batch, heads, queries, _ = query.shape
-    seed = torch.empty((), dtype=torch.int64, device=query.device)
-    offset = torch.empty((), dtype=torch.int64, device=query.device)
-    out = _like_layout(query, (batch, heads, queries, value.shape[3]))
-    statistics = _floats(query, batch, heads, queries, 1) if want_statistics else None
-    size = cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count)
-    workspace = scratch(size, query)
-    del workspace
-    return out, statistics, None, None, queries, key.shape[2], seed, offset, None
+    return scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp)
 
 
 @kernel("_scaled_dot_product_cudnn_attention_backward", "_cudnn_attention_backward")
@@ -402,6 +385,6 @@ def cudnn_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, ou
     for shared in (key, value):
         if shared.shape[1] != heads:
             size += batch * heads * shared.shape[2] * shared.shape[3] * shared.element_size()
-    workspace = scratch(size, query)
-    del workspace, turned
+    scratch(size, query)
+    del turned
     return dq, dk, dv
