@@ -23,11 +23,13 @@ def _device() -> Any:
     return active().device
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int = 128) -> int:
+    """Round up to a multiple."""
     return -(-value // multiple) * multiple
 
 
-def _floats(like: Tensor, *shape: int) -> Tensor:
+def floats(like: Tensor, *shape: int) -> Tensor:
+    """Allocate an uninitialized float32 tensor on the same device."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
@@ -56,18 +58,38 @@ def flash_splits(blocks: int, slots: int, key_blocks: int, most: int = 128) -> i
     return next((n for n in eligible if efficiency[n] >= 0.85 * best), 1)
 
 
-def _split_accumulators(like: Tensor, batch: int, heads: int, width: int, keys: int, queries: int) -> list[Tensor]:
-    keys_per_block = 256 if width <= 64 else 128 if width <= 128 else 64
-    work = batch * heads * ceil(queries / 64)
-    splits = flash_splits(work, 2 * _device().gpu.sm_count, ceil(keys / keys_per_block))
+def split_accumulators(
+    like: Tensor, sizes: tuple[int, int, int, int], width: int, processors: int, splits: int = 0
+) -> list[Tensor]:
+    """Allocate partial outputs if few queries meet many keys and these are split. `sizes`: batch, heads, queries, keys."""
+    batch, heads, queries, keys = sizes
+    if splits < 1:
+        keys_per_block = 256 if width <= 64 else 128 if width <= 128 else 64
+        splits = flash_splits(batch * heads * ceil(queries / 64), 2 * processors, ceil(keys / keys_per_block))
     if splits <= 1:
         return []
-    statistics = _floats(like, splits, batch, heads, queries)
-    return [_floats(like, splits, batch, heads, queries, _rounded_width(width)), statistics]  # freed first
+    statistics = floats(like, splits, batch, heads, queries)
+    return [floats(like, splits, batch, heads, queries, _rounded_width(width)), statistics]
+
+
+def backward_accumulators(
+    query: Tensor, sequences: int | None, deterministic: bool, processors: int
+) -> tuple[Tensor, Tensor]:
+    """Allocate the softmax sums, and the sum of the queries' gradients. `sequences` is None for a batch."""
+    heads, width = query.shape[-2], _rounded_width(query.shape[-1])
+    if sequences is None:
+        batch, rows = query.shape[0], round_up(query.shape[1])
+        sums, shape = floats(query, batch, heads, rows), [batch, rows, heads, width]
+    else:
+        batch, rows = sequences, query.shape[0] + 128 * sequences  # rows between the sums of two sequences
+        sums, shape = floats(query, heads, rows), [rows, heads, width]
+    if deterministic:  # every SM adds to its own accumulator
+        shape = [ceil(processors / (batch * heads)), *shape]
+    return sums, floats(query, *shape)
 
 
 def _rounded_width(width: int) -> int:
-    return _round_up(width, 32 if width <= 128 else 64)
+    return round_up(width, 32 if width <= 128 else 64)
 
 
 def _random_state(like: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
@@ -89,11 +111,12 @@ def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, 
         query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2)
         queries, heads = heads // key_heads, key_heads
     out = torch.empty_like(query)
-    statistics = _floats(query, batch, heads, queries)
+    statistics = floats(query, batch, heads, queries)
     if _device().torch_version >= (2, 2):  # the first version with FlashAttention 2
         _check_launch(batch, heads)
-    softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
-    parts = _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else []
+    softmax = query.new_empty(batch, heads, round_up(queries, 128), round_up(keys, 128)) if debug else None
+    sizes, processors = (batch, heads, queries, keys), _device().gpu.sm_count
+    parts = split_accumulators(query, sizes, width, processors) if dropout == 0 else []
     state, unused = _random_state(query, dropout)
     if swapped:
         out = out.transpose(1, 2).reshape(batch, 1, heads * queries, width)
@@ -112,10 +135,11 @@ def _flash_varlen(query: Any, key: Any, ends: Any, longest: tuple[int, int], dro
         query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2).reshape(-1, key_heads, width)
         queries, heads, total = heads // key_heads, key_heads, query.shape[0]
     out = torch.empty_like(query)
-    statistics = _floats(query, heads, total)
-    softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
+    statistics = floats(query, heads, total)
+    softmax = query.new_empty(batch, heads, round_up(queries, 128), round_up(keys, 128)) if debug else None
     split = (swapped or key.dim() == 4) and dropout == 0
-    parts = _split_accumulators(query, batch, heads, width, keys, queries) if split else []
+    sizes, processors = (batch, heads, queries, keys), _device().gpu.sm_count
+    parts = split_accumulators(query, sizes, width, processors) if split else []
     state, unused = _random_state(query, dropout)
     if swapped:
         out = out.reshape(batch, queries, key_heads, width).transpose(1, 2).reshape(batch, key_heads * queries, width)
@@ -153,17 +177,9 @@ def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends:
     grad, out = grad.contiguous(), out.contiguous()
     heads, width = query.shape[-2], query.shape[-1]
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    if ends is None:
-        batch, queries = query.shape[0], _round_up(query.shape[1], 128)
-        softmax_sum = _floats(query, batch, heads, queries)
-        shape: tuple[int, ...] = (batch, queries, heads, _rounded_width(width))
-    else:
-        batch, queries = ends.numel() - 1, query.shape[0] + 128 * (ends.numel() - 1)
-        softmax_sum = _floats(query, heads, queries)
-        shape = (queries, heads, _rounded_width(width))
-    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        shape = (ceil(_device().gpu.sm_count / (batch * heads)), *shape)
-    dq_sum = _floats(query, *shape)
+    fixed = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    sequences = None if ends is None else ends.numel() - 1
+    softmax_sum, dq_sum = backward_accumulators(query, sequences, fixed, _device().gpu.sm_count)
     if key.shape[-2] != heads:
         expanded = (*key.shape[:-2], heads, width)
         dk_expanded, dv_expanded = key.new_empty(expanded), key.new_empty(expanded)
@@ -214,9 +230,9 @@ def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> t
     batch, _, heads, width = query.shape
     shape = (batch, query.shape[1], heads, value.shape[-1])
     out = query.new_empty(shape)
-    statistics = _floats(query, batch, heads, _round_up(queries, 32) if want_statistics else 0)
+    statistics = floats(query, batch, heads, round_up(queries, 32) if want_statistics else 0)
     if query.dtype in _HALF and max(width, value.shape[-1]) > 128:
-        accumulator = _floats(query, *shape)
+        accumulator = floats(query, *shape)
         del accumulator
     if _device().torch_version < (2, 8):  # since 2.8, large batches are processed in pieces
         _check_launch(batch, heads)
@@ -246,7 +262,7 @@ def efficient_attention_forward(
     assert queries is not None
     out, statistics = _efficient(query, value, compute_log_sumexp, queries)
     if ragged:
-        statistics = _floats(query, cu_seqlens_q.numel() - 1, query.shape[2], statistics.shape[-1])
+        statistics = floats(query, cu_seqlens_q.numel() - 1, query.shape[2], statistics.shape[-1])
     return out, statistics, _seed(), _seed(), queries, keys
 
 
@@ -278,10 +294,10 @@ def efficient_workspace_bytes(
         splits = 1 if batch * heads >= 256 and keys <= 2 * block_k else splits
         splits = min(splits, 200 // (batch * heads)) if accumulates else splits
     splits = 1 if torch.are_deterministic_algorithms_enabled() else max(splits, 1)
-    for_keys = sum(splits * block_k * _round_up(width, block_q) for width in widths) if accumulates else 0
+    for_keys = sum(splits * block_k * round_up(width, block_q) for width in widths) if accumulates else 0
     tile = 4 + block_q * block_k  # a lock of 16 bytes before each tile
     for_queries = ceil(queries / block_q) * ceil(widths[0] / block_k) * tile if capability >= (7, 0) else 0
-    return batch * heads * _round_up(for_keys + for_queries, 4) * 4
+    return batch * heads * round_up(for_keys + for_queries, 4) * 4
 
 
 def _efficient_backward(
@@ -296,14 +312,14 @@ def _efficient_backward(
         dq, dk, dv = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     dbias = None
     if bias_grad:
-        padded = bias.new_empty(*bias.shape[:-1], _round_up(bias.shape[-1], 16))
+        padded = bias.new_empty(*bias.shape[:-1], round_up(bias.shape[-1], 16))
         dbias = padded[..., : bias.shape[-1]]
         del padded
     if query.dtype in _HALF:
-        delta = _floats(query, query.shape[0], query.shape[2], query.shape[1])
+        delta = floats(query, query.shape[0], query.shape[2], query.shape[1])
     else:
         product = grad.to(torch.float32) * out.to(torch.float32)
-        total = _floats(query, *query.shape[:3])
+        total = floats(query, *query.shape[:3])
         delta = total.transpose(-2, -1).contiguous()
         del total, product
     widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
@@ -362,7 +378,7 @@ def scaled_dot_product_cudnn_attention(
     batch, heads, queries, _ = query.shape
     seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
     out = _like_layout(query, (batch, heads, queries, value.shape[3]))
-    statistics = _floats(query, batch, heads, queries, 1) if compute_log_sumexp else None
+    statistics = floats(query, batch, heads, queries, 1) if compute_log_sumexp else None
     scratch(cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count), query)
     return out, statistics, None, None, queries, key.shape[2], seed, offset, None
 
