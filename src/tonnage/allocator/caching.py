@@ -25,12 +25,12 @@ from tonnage.allocator.blocks import (
     BlockPool,
     PoolId,
     PrivatePool,
+    StreamUses,
+    describe_segments,
 )
 from tonnage.allocator.oom import OutOfMemory, Shortage
 from tonnage.allocator.segments import Observer, Placement, Segments
 from tonnage.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings, BadAllocatorSettings
-from tonnage.allocator.snapshot import describe_segments
-from tonnage.allocator.streams import StreamUses
 
 DEFAULT_SETTINGS = AllocatorSettings()
 
