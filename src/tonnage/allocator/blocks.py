@@ -29,19 +29,7 @@ class Block:
 
     gc_base: int  # these two are set while the block is free
     key: int
-    __slots__ = (
-        "address",
-        "gc_base",
-        "key",
-        "next",
-        "pool",
-        "previous",
-        "requested_bytes",
-        "segment",
-        "size",
-        "state",
-        "stream",
-    )
+    __slots__ = tuple("address gc_base key next pool previous requested_bytes segment size state stream".split())
 
     def __init__(
         self, address: int, size: int, stream: int, pool: BlockPool, segment: ExpandableSegment | None, state: int

@@ -6,7 +6,7 @@ distributed.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
@@ -70,7 +70,12 @@ class GpuMemory:
 @contextmanager
 def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
     """Open NVML; raises a readable error if there is none."""
-    nvml = library or _installed()
+    try:
+        nvml = library or cast(Nvml, import_module("pynvml"))
+    except ImportError:
+        raise MissingPart(
+            "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
+        ) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -85,15 +90,6 @@ def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
         yield reader
     finally:
         nvml.nvmlShutdown()
-
-
-def _installed() -> Nvml:
-    try:
-        return cast(Nvml, import_module("pynvml"))
-    except ImportError:
-        raise MissingPart(
-            "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
-        ) from None
 
 
 class NvmlReader:
@@ -125,24 +121,16 @@ class NvmlReader:
 
     def _gpu(self, index: int) -> GpuMemory:
         handle, (name, uuid) = self._handles[index], self._names[index]
-        used, reserved, total = self._memory(handle)
-        return GpuMemory(index, name, uuid, total, used, reserved, self._busy_percent(handle), self._processes(handle))
-
-    def _memory(self, handle: Any) -> tuple[int, int, int]:
-        nvml = self._nvml
+        nvml, busy = self._nvml, None
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            reserved = memory.reserved
         except nvml.NVMLError:
             # Drivers before 510 have only the first version, whose used bytes include the reserved ones.
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            return memory.used, 0, memory.total
-        return memory.used, memory.reserved, memory.total
-
-    def _busy_percent(self, handle: Any) -> int | None:
-        try:
-            return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        except self._nvml.NVMLError:
-            return None  # a slice of a GPU (MIG) has no rate
+            memory, reserved = nvml.nvmlDeviceGetMemoryInfo(handle), 0
+        with suppress(nvml.NVMLError):  # a slice of a GPU (MIG) has no rate
+            busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return GpuMemory(index, name, uuid, memory.total, memory.used, reserved, busy, self._processes(handle))
 
     def _processes(self, handle: Any) -> tuple[ProcessMemory, ...]:
         """Return processes, largest first; NVML lists those with both compute and graphics twice."""
