@@ -139,7 +139,8 @@ class Segments:
         block = Block(self._place(size), size, stream, pool, None, ALLOCATED)
         if pool.owner is not None:
             pool.owner.segments += 1
-        self._reserve(pool, size, segments=1)
+        pool.counters.reserve(size, 1)
+        self.counters.device_allocs += 1
         if size >= self.settings.max_split_bytes:
             self.counters.oversize_segments.add(1)
         self.notify("segment_alloc", block.address, size, stream)
@@ -151,7 +152,8 @@ class Segments:
         pool.remove(block)
         if pool.owner is not None:
             pool.owner.segments -= 1
-        self._unreserve(pool, block.size, segments=1)
+        pool.counters.unreserve(block.size, 1)
+        self.counters.device_frees += 1
         if block.size >= self.settings.max_split_bytes:
             self.counters.oversize_segments.add(-1)
         self._forget(block.address, block.size)
@@ -237,7 +239,8 @@ class Segments:
         pool.add_unmapped(block)
         if pool.owner is not None:
             pool.owner.segments -= 1
-        self._unreserve(pool, stop - start, segments=0)
+        pool.counters.unreserve(stop - start, 0)
+        self.counters.device_frees += 1
         self.notify("segment_unmap", start, stop - start, block.stream)
         if not block.is_split:
             pool.remove_unmapped(block)
@@ -282,7 +285,8 @@ class Segments:
             block.size = stop - start
         self._merge(block, FREE, pool.remove)
         pool.add(block)
-        self._reserve(pool, stop - start, segments=0)
+        pool.counters.reserve(stop - start, 0)
+        self.counters.device_allocs += 1
         self.notify("segment_map", start, stop - start, block.stream)
         return True
 
@@ -293,14 +297,6 @@ class Segments:
         if block.next is not None and block.next.state == state:
             remove(block.next)
             block.absorb_next(block.next)
-
-    def _reserve(self, pool: BlockPool, size: int, segments: int) -> None:
-        pool.counters.reserve(size, segments)
-        self.counters.device_allocs += 1
-
-    def _unreserve(self, pool: BlockPool, size: int, segments: int) -> None:
-        pool.counters.unreserve(size, segments)
-        self.counters.device_frees += 1
 
 
 def _nothing(*_: object) -> None:

@@ -102,47 +102,34 @@ def _random_state(like: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     return state, unused
 
 
-def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, windowed: bool) -> Tensors:
-    """Allocate for inputs of shape (batch, length, heads, width)."""
-    batch, queries, heads, width = query.shape
-    keys, key_heads = key.shape[1], key.shape[2]
+def _flash(
+    query: Any, key: Any, dropout: float, debug: bool, windowed: bool, ends: Any = None, longest: Tensors = (0, 0)
+) -> Tensors:
+    """Allocate for inputs of shape (batch, length, heads, width), or (tokens, heads, width) of sequences with ends.
+
+    Keys of sequences may be paged.
+    """
+    dense, (heads, width), key_heads = ends is None, query.shape[-2:], key.shape[-2]
+    batch, queries, keys = (*query.shape[:2], key.shape[1]) if dense else (ends.numel() - 1, *longest)
     swapped = queries == 1 and heads > key_heads and not windowed and dropout == 0
     if swapped:  # one query: the heads that share keys become its length
         query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2)
+        query = query if dense else query.reshape(-1, key_heads, width)
         queries, heads = heads // key_heads, key_heads
     out = torch.empty_like(query)
-    statistics = floats(query, batch, heads, queries)
-    if _device().torch_version >= (2, 2):  # the first version with FlashAttention 2
+    statistics = floats(query, batch, heads, queries) if dense else floats(query, heads, query.shape[0])
+    if dense and _device().torch_version >= (2, 2):  # the first version with FlashAttention 2
         _check_launch(batch, heads)
-    softmax = query.new_empty(batch, heads, round_up(queries, 128), round_up(keys, 128)) if debug else None
+    softmax = query.new_empty(batch, heads, round_up(queries), round_up(keys)) if debug else None
+    may_split = dropout == 0 and (dense or swapped or key.dim() == 4)
     sizes, processors = (batch, heads, queries, keys), _device().gpu.sm_count
-    parts = split_accumulators(query, sizes, width, processors) if dropout == 0 else []
+    parts = split_accumulators(query, sizes, width, processors) if may_split else []
     state, unused = _random_state(query, dropout)
-    if swapped:
+    if swapped and dense:
         out = out.transpose(1, 2).reshape(batch, 1, heads * queries, width)
         statistics = statistics.reshape(batch, heads * queries, 1)
-    free_reversed(parts)
-    return out, statistics, state, unused, softmax
-
-
-def _flash_varlen(query: Any, key: Any, ends: Any, longest: tuple[int, int], dropout: float, debug: bool) -> Tensors:
-    """Allocate for inputs of shape (tokens, heads, width); keys may be paged."""
-    total, heads, width = query.shape
-    batch, (queries, keys) = ends.numel() - 1, longest
-    key_heads = key.shape[-2]
-    swapped = queries == 1 and heads > key_heads and dropout == 0
-    if swapped:
-        query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2).reshape(-1, key_heads, width)
-        queries, heads, total = heads // key_heads, key_heads, query.shape[0]
-    out = torch.empty_like(query)
-    statistics = floats(query, heads, total)
-    softmax = query.new_empty(batch, heads, round_up(queries, 128), round_up(keys, 128)) if debug else None
-    split = (swapped or key.dim() == 4) and dropout == 0
-    sizes, processors = (batch, heads, queries, keys), _device().gpu.sm_count
-    parts = split_accumulators(query, sizes, width, processors) if split else []
-    state, unused = _random_state(query, dropout)
-    if swapped:
-        out = out.reshape(batch, queries, key_heads, width).transpose(1, 2).reshape(batch, key_heads * queries, width)
+    elif swapped:
+        out = out.reshape(batch, queries, heads, width).transpose(1, 2).reshape(batch, heads * queries, width)
         statistics = statistics.reshape(heads * queries, batch)
     free_reversed(parts)
     return out, statistics, state, unused, softmax
@@ -157,8 +144,8 @@ def flash_attention_forward(
     windows = (window_size_left, window_size_right)
     windowed = alibi_slopes is not None or any(size is not None and size >= 0 for size in windows)
     if cum_seq_q is not None:
-        return _flash_varlen(query, key, cum_seq_q, (max_q, max_k), dropout_p, return_debug_mask)
-    return _flash_dense(query, key, value, dropout_p, return_debug_mask, windowed)
+        return _flash(query, key, dropout_p, return_debug_mask, False, cum_seq_q, (max_q, max_k))
+    return _flash(query, key, dropout_p, return_debug_mask, windowed)
 
 
 @kernel("_scaled_dot_product_flash_attention")
@@ -166,10 +153,9 @@ def scaled_dot_product_flash_attention(
     query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False,
     *, scale: float | None = None,
 ) -> Tensors:  # fmt: skip
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    out, statistics, state, unused, softmax = _flash_dense(q, k, v, dropout_p, return_debug_mask, windowed=False)
-    lengths = (query.shape[2], key.shape[2])
-    return out.transpose(1, 2), statistics, None, None, *lengths, state, unused, softmax
+    q, k = query.transpose(1, 2), key.transpose(1, 2)
+    out, statistics, state, unused, softmax = _flash(q, k, dropout_p, return_debug_mask, windowed=False)
+    return out.transpose(1, 2), statistics, None, None, query.shape[2], key.shape[2], state, unused, softmax
 
 
 def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends: Any) -> Tensors:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tonnage.virtual.kernels.convolution import suggested_format
 from tonnage.virtual.kernels.library_sizes import batch_norm_bytes
+from tonnage.virtual.kernels.reduce_plan import last_power
 from tonnage.virtual.kernels.registry import accumulator_dtype, kernel, scratch
 from tonnage.virtual.session import active
 
@@ -49,16 +50,12 @@ def _way(x: Tensor) -> str:
 
 def reduction_grid(length: int, channels: int) -> tuple[int, int]:
     """Return the columns and rows of blocks of a reduction over all but the channels; in one row no block waits."""
-    block_x = min(_last_power(channels), TILE_WIDTH)
-    block_y = min(_last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
+    block_x = min(last_power(channels), TILE_WIDTH)
+    block_y = min(last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
     if block_x * block_y != MAX_BLOCK:
-        block_x = min(_last_power(channels), MAX_BLOCK // block_y)
+        block_x = min(last_power(channels), MAX_BLOCK // block_y)
     rows = min(-(-length // (block_y * ELEMENTS_PER_THREAD)), MAX_ROWS_OF_BLOCKS)
     return -(-channels // block_x), 1 if rows < LEAST_ROWS_WORTH_A_GRID else rows
-
-
-def _last_power(number: int) -> int:
-    return 1 << (max(number, 1).bit_length() - 1)
 
 
 def _between_blocks(x: Tensor, values: int) -> None:

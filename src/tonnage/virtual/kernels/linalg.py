@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tonnage.virtual.kernels import library_sizes as sizes
-from tonnage.virtual.kernels.registry import after_outputs, free_reversed, kernel, plain, scratch
+from tonnage.virtual.kernels.registry import after_outputs, free_reversed, is_dense, kernel, plain, scratch
 from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
@@ -26,18 +26,6 @@ def _is_readable(matrix: Tensor) -> bool:
     """Whether rows or columns of the matrices are contiguous; a stride of 0 is not a leading dimension."""
     (rows, columns), (row_step, column_step) = matrix.shape[-2:], matrix.stride()[-2:]
     return (column_step == 1 and row_step >= max(1, columns)) or (row_step == 1 and column_step >= max(1, rows))
-
-
-def _is_dense(matrix: Tensor) -> bool:
-    """Whether there are no gaps and overlaps, in any order; a dimension of size 1 may have any stride."""
-    expected = 1
-    for step, size in sorted(zip(matrix.stride(), matrix.shape, strict=True)):
-        if size == 1:
-            continue
-        if step != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _register(
@@ -75,8 +63,8 @@ def _is_batch_readable(batch: Tensor) -> bool:
     return batch.is_contiguous() and 0 not in batch.stride()[1:]
 
 
-_register("mm mm.out", _is_dense)
-_register("addmm addmm.out addmm_ _addmm_activation _addmm_activation.out", _is_dense, 1, 2, may_take_lt=True)
+_register("mm mm.out", is_dense)
+_register("addmm addmm.out addmm_ _addmm_activation _addmm_activation.out", is_dense, 1, 2, may_take_lt=True)
 _register("bmm bmm.out", _is_batch_readable)
 _register("baddbmm baddbmm.out baddbmm_", _is_batch_readable, 1, 2)
 _register("addmv addmv.out addmv_", lambda matrix: not matrix.numel(), 1, 1)

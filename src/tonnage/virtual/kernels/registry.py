@@ -117,3 +117,13 @@ def contiguous(tensor: Tensor) -> Tensor:
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which CUDA sums: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether there are no gaps and overlaps, in any order; a dimension of size 1 may have any stride."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True

@@ -18,7 +18,7 @@ from tonnage.virtual.kernels.cub import (
     segmented_sort_bytes,
     select_unique_bytes,
 )
-from tonnage.virtual.kernels.registry import free_reversed, kernel, plain, scratch
+from tonnage.virtual.kernels.registry import free_reversed, is_dense, kernel, plain, scratch
 from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, law_of, put
 from tonnage.virtual.session import active
 
@@ -58,7 +58,7 @@ def sort(
 
 def _sort_long(self: Tensor, dim: int, values: Tensor, indices: Tensor) -> None:
     source = self
-    if not (self.stride(dim) == 1 and _is_dense(self)):
+    if not (self.stride(dim) == 1 and is_dense(self)):
         # A dense copy in the order of the tensor's own strides, with `dim` fastest.
         strides, step = [0] * self.dim(), 1
         for d in sorted(range(self.dim()), key=lambda d: -1 if d == dim else self.stride(d)):
@@ -96,15 +96,6 @@ def _sort_long(self: Tensor, dim: int, values: Tensor, indices: Tensor) -> None:
 def radix_sort(count: int, key_bytes: int, value_bytes: int, like: Tensor, bits: int | None = None) -> None:
     """Allocate and free CUB's storage."""
     scratch(radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 # Top k
