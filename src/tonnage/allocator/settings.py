@@ -102,7 +102,9 @@ class AllocatorSettings:
         interval = min(max(size_bytes.bit_length() - MIB.bit_length(), 0), ROUNDUP_INTERVALS - 1)
         divisions = self.roundup_power2_divisions[interval]
         if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
-            return _next_division(size_bytes, divisions)
+            floor = 1 << (size_bytes.bit_length() - 1)
+            step = floor >> (divisions.bit_length() - 1)
+            return size_bytes if floor == size_bytes else -(-size_bytes // step) * step if step else floor << 1
         return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
     def segment_bytes(self, block_bytes: int) -> int:
@@ -146,14 +148,6 @@ class AllocatorSettings:
             "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
             "roundup_power2_divisions": {str(2**i): count for i, count in enumerate(self.roundup_power2_divisions)},
         }
-
-
-def _next_division(size_bytes: int, divisions: int) -> int:
-    floor = 1 << (size_bytes.bit_length() - 1)
-    if floor == size_bytes:
-        return size_bytes
-    step = floor >> (divisions.bit_length() - 1)
-    return -(-size_bytes // step) * step if step else floor << 1
 
 
 class _Tokens:

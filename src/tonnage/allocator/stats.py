@@ -6,7 +6,6 @@ while it is allocated or pending. The counters do not know blocks; callers repor
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 STATISTICS = tuple(
     "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes "
@@ -23,10 +22,33 @@ class PoolCounters:
         "pending",
         "pending_bytes",
     )
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> int: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
+    allocation: int
+    allocation_peak: int
+    allocation_total: int
+    segment: int
+    segment_peak: int
+    segment_total: int
+    active: int
+    active_peak: int
+    active_total: int
+    inactive_split: int
+    inactive_split_peak: int
+    inactive_split_total: int
+    allocated_bytes: int
+    allocated_bytes_peak: int
+    allocated_bytes_total: int
+    reserved_bytes: int
+    reserved_bytes_peak: int
+    reserved_bytes_total: int
+    active_bytes: int
+    active_bytes_peak: int
+    active_bytes_total: int
+    inactive_split_bytes: int
+    inactive_split_bytes_peak: int
+    inactive_split_bytes_total: int
+    requested_bytes: int
+    requested_bytes_peak: int
+    requested_bytes_total: int
 
     def __init__(self) -> None:
         for name in STATISTICS:

@@ -2,7 +2,7 @@
 
 Memory is queried in its second version, which separates the driver's own (`reserved`) from used memory. A container
 hides other processes, so the sum of processes may be less than the GPU's used memory: the difference is kept, not
-distributed.
+distributed. A library may be given that has the functions of `pynvml` used here, and its `NVMLError`.
 """
 
 from collections.abc import Iterator
@@ -10,28 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, Protocol, cast
+from typing import Any
 
 from tonnage.errors import MissingPart, TonnageError
-
-
-class Nvml(Protocol):
-    """The functions of `pynvml` used here; its errors are `NVMLError` and its subclasses."""
-
-    NVMLError: type[Exception]
-    nvmlMemory_v2: int
-
-    def nvmlInit(self) -> Any: ...
-    def nvmlShutdown(self) -> Any: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
-    def nvmlDeviceGetName(self, handle: Any) -> str: ...
-    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any: ...
-    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]: ...
-    def nvmlSystemGetProcessName(self, pid: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +49,10 @@ class GpuMemory:
 
 
 @contextmanager
-def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
+def open_nvml(library: Any = None) -> Iterator["NvmlReader"]:
     """Open NVML; raises a readable error if there is none."""
     try:
-        nvml = library or cast(Nvml, import_module("pynvml"))
+        nvml = library or import_module("pynvml")
     except ImportError:
         raise MissingPart(
             "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
@@ -95,7 +76,7 @@ def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
 class NvmlReader:
     """Samples every GPU; constant properties are queried once."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         with self._words():
             self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

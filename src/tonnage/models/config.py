@@ -5,7 +5,7 @@ a decoder, the masked one of an encoder such as BERT, the conditional generation
 of a vision model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     values = ConfigValues(config, row)
     head, notes = _head(config, row)
     _check(row, values)
-    found = list(_all_tensors(config, row, values, head))
+    found = _all_tensors(config, row, values, head)
     heads = " ".join(row["heads"])
     masked = "MaskedLM" in head or ("MaskedLM" in heads and "CausalLM" not in head)
     model = Model(model_type, values, masked or "ImageClassification" in heads)
@@ -111,34 +111,27 @@ def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple
     return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
 
 
-def _all_tensors(
-    config: Mapping[str, Any], row: Mapping[str, Any], values: ConfigValues, head: str
-) -> Iterator[Tensor]:
-    """Yield the row's tensors, replacing a part of an unusual type by that type's."""
+def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: ConfigValues, head: str) -> list[Tensor]:
+    """Return the row's tensors, replacing a part of an unusual type by that type's."""
     found = list(tensors(row, values, head))
     for part, usual in row["defaults"].items():
         given = config.get(part)
         if isinstance(usual, Mapping) and isinstance(given, Mapping) and given.get("model_type"):
             other = architecture(str(given["model_type"]))
-            if given["model_type"] != usual.get("model_type") and other is not None and "tensors" in other:
-                found = _with_part(found, part, given, other)
-    yield from found
-
-
-def _with_part(found: list[Tensor], part: str, given: Mapping[str, Any], other: Mapping[str, Any]) -> list[Tensor]:
-    """Rebuild the part's tower as the other type's bare model."""
-    looped = [
-        tensor for tensor in found if tensor.loop and all(name.startswith(f"{part}.") for name in names_in(tensor.loop))
-    ]
-    if not looped:
-        return found
-    tower = looped[0].name.partition(".")[0]
-    bare = next((head for head in reversed(other["heads"]) if head.endswith("Model")), next(iter(other["heads"])))
-    inner = [
-        replace(tensor, name=f"{tower}.{tensor.name}", loop=f"{part}.{tensor.loop}" if tensor.loop else "")
-        for tensor in tensors(other, ConfigValues(given, other), bare)
-    ]
-    return [tensor for tensor in found if tensor.name.partition(".")[0] != tower] + inner
+            if given["model_type"] == usual.get("model_type") or other is None or "tensors" not in other:
+                continue
+            # The part's tower becomes the other type's bare model.
+            inside = [
+                each for each in found if each.loop and all(n.startswith(f"{part}.") for n in names_in(each.loop))
+            ]
+            if inside:
+                tower, heads = inside[0].name.partition(".")[0], other["heads"]
+                bare = next((head for head in reversed(heads) if head.endswith("Model")), next(iter(heads)))
+                found = [each for each in found if each.name.partition(".")[0] != tower] + [
+                    replace(each, name=f"{tower}.{each.name}", loop=f"{part}.{each.loop}" if each.loop else "")
+                    for each in tensors(other, ConfigValues(given, other), bare)
+                ]
+    return found
 
 
 def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple[str, ...]) -> ModelShape:

@@ -192,9 +192,18 @@ def _tensor(template: list[Any], values: ConfigValues, rules: dict[tuple[str, st
     members = [_members(count, rule, values, rules) for count, rule in loops]
     if any(not turn for turn in members):
         return None
-    shape = tuple(_dimension(size, values) for size in sizes)
+    shape = []
+    for text in sizes:
+        size = evaluate(text, values)
+        if isinstance(size, float) and size.is_integer():
+            size = int(size)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise BadModel(
+                f"{text} comes to {size!r}, which is no size.", hint="Correct these fields of the configuration."
+            )
+        shape.append(size)
     inner = prod(len(turn) for turn in members[1:])
-    return Tensor(name, shape, inner, loops[0][0] if loops else "", members[0] if members else None)
+    return Tensor(name, tuple(shape), inner, loops[0][0] if loops else "", members[0] if members else None)
 
 
 def _members(
@@ -205,14 +214,3 @@ def _members(
         kept = (index for index in indices if not rule or evaluate(rule, _indexed(values, index)))
         rules[count, rule] = tuple(kept)
     return rules[count, rule]
-
-
-def _dimension(text: str, values: ConfigValues) -> int:
-    size = evaluate(text, values)
-    if isinstance(size, float) and size.is_integer():
-        size = int(size)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise BadModel(
-            f"{text} comes to {size!r}, which is no size.", hint="Correct these fields of the configuration."
-        )
-    return size

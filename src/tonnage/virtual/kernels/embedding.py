@@ -101,23 +101,18 @@ def _summed_rows(grad: Tensor, indices: Tensor, num_weights: int, bags: bool) ->
     parts = count // ROWS_PER_THREAD + segments
     part_offsets = indices.new_empty(parts)
     accumulate = accumulator_dtype(grad.dtype)
-    if not bags and _accumulates_in_place(segments, parts, width):
+    # Since 2.11 parts are added atomically for few long segments, which would leave most of the card idle.
+    padded, device = -(-width // WARP) * WARP, active().device
+    blocks = -(-segments * padded // min(padded, MAX_BLOCK)) if padded else 0
+    is_idle = blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
+    in_place = is_idle and device.torch_version >= (2, 11) and not torch.are_deterministic_algorithms_enabled()
+    if not bags and in_place:
         of_segment = indices.new_empty(parts)
         sums = grad.new_zeros((num_weights, width), dtype=accumulate) if accumulate != grad.dtype else None
     else:
         of_segment, sums = None, grad.new_empty((parts, width), dtype=accumulate)
     del sums, of_segment, part_offsets, parts_found, part_starts, parts_per_segment, segments_found, offsets
     return result
-
-
-def _accumulates_in_place(segments: int, parts: int, width: int) -> bool:
-    """Whether parts are added atomically: since 2.11, for few long segments, which would leave most of the card idle."""
-    device = active().device
-    if device.torch_version < (2, 11) or torch.are_deterministic_algorithms_enabled():
-        return False
-    padded = -(-width // WARP) * WARP
-    blocks = -(-segments * padded // min(padded, MAX_BLOCK))
-    return blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
 
 
 @kernel("_embedding_bag_backward")

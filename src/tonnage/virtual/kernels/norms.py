@@ -97,7 +97,7 @@ def fused_rms_norm_backward(
 def _backward(grad: Any, input: Any, normalized_shape: list[int], affine: Tensors, mask: list[bool]) -> Tensors:
     """Allocate gradients of the input and the affine parameters, then make the incoming gradient contiguous."""
     rows = input.contiguous()
-    outputs = [torch.empty_like(rows) if mask[0] else None]
+    outputs: list[Any] = [torch.empty_like(rows) if mask[0] else None]
     outputs += [torch.empty_like(each) if wanted else None for each, wanted in zip(affine, mask[1:], strict=True)]
     dense = grad.contiguous()
     # If the sum over rows is split, the weights' gradients are sums over their parts.

@@ -262,12 +262,13 @@ def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list
 
 
 def _attend(packed: int, inputs: tuple[Tensor, ...], lengths: Any, options: Any, block_table: Any = None) -> Any:
-    dropout, scale, causal, window, *rest = options
+    dropout, scale, causal, window, softcap, slopes, deterministic, keep = options
     if lengths is not None:
         lengths = (*lengths[:2], int(lengths[2]), int(lengths[3]))
     call = _Call(
-        packed, dropout, scale, causal, (window[0], window[1]), *rest, lengths, block_table, torch.is_grad_enabled()
-    )
+        packed, dropout, scale, causal, (window[0], window[1]), softcap, slopes, deterministic, keep, lengths,
+        block_table, torch.is_grad_enabled(),
+    )  # fmt: skip
     return _Attention.apply(call, *inputs)
 
 
