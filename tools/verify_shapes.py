@@ -22,9 +22,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from tonnage.errors import BadModel
-from tonnage.models.architectures import architecture
 from tonnage.models.config import counted
-from tonnage.models.templates import turned
+from tonnage.models.templates import architecture, turned
 
 LAYERS = re.compile(
     r"^(num_hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|num_(en|de)coder_layers|depth)$"

@@ -6,8 +6,8 @@ import pytest
 
 from tonnage.errors import UnknownGpu
 from tonnage.hardware import find_cluster, find_gpu, parts
+from tonnage.hardware.catalogue import DataTables
 from tonnage.hardware.parts import part_of
-from tonnage.hardware.tables import DataTables
 from tonnage.units import GIB
 
 TABLES = DataTables.read(Path(parts.__file__).parent / "data" / "mig.toml")

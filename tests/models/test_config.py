@@ -1,11 +1,15 @@
 """Shapes from configurations: what adds up in any of them."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.errors import BadModel
-from tonnage.models import from_config
+from tonnage.models import find_model, from_config
+from tonnage.models.config import stored_format
+from tonnage.models.presets import preset_config
 
 sizes = st.integers(1, 64)
 
@@ -71,7 +75,7 @@ def test_unknown_classes_are_said():
 @given(data=st.data())
 def test_no_value_of_a_field_is_a_surprise(model_type, data):
     """Whatever a field holds, there is a shape or a sentence."""
-    from tonnage.models.architectures import architecture
+    from tonnage.models.templates import architecture
 
     name = data.draw(st.sampled_from(sorted(architecture(model_type)["defaults"])))
     odd = st.one_of(
@@ -90,3 +94,42 @@ def test_a_text_is_neither_true_nor_false(model_type, text):
     with pytest.raises(BadModel, match=f"'tie_word_embeddings' is the text '{text}', not true or false"):
         sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 8}
         from_config({"model_type": model_type, **sizes, "tie_word_embeddings": text})
+
+
+def _grouped(kind: str, bits: int = 8) -> dict[str, Any]:
+    group = {"weights": {"num_bits": bits, "type": kind}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    ("quantized", "found"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        (_grouped("float", 4), "nvfp4"),
+        (_grouped("int", 4), "int4"),
+        ({**_grouped("int", 4), "ignore": ["lm_head", "re:.*self_attn.*"]}, "int4-experts"),
+        (_grouped("int"), "int8"),
+        (_grouped("float"), "fp8"),
+        ({"quant_method": "compressed-tensors", "config_groups": []}, ""),
+        ({"quant_method": "gptq", "bits": "four"}, ""),
+        ({"quant_method": "something new"}, ""),
+        ("fp8", ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_formats(quantized: Any, found: str) -> None:
+    assert stored_format({"quantization_config": quantized}) == found
+
+
+def test_a_shape_knows_how_it_is_kept() -> None:
+    config = {**preset_config("llama-3.1-8b"), "quantization_config": {"quant_method": "awq", "bits": 4}}
+    assert (from_config(config).dtype, find_model("llama-3.1-8b").dtype) == ("int4", "bf16")
+    assert {name: find_model(name).dtype for name in ("deepseek-v3", "gpt-oss-20b")} == {
+        "deepseek-v3": "fp8", "gpt-oss-20b": "mxfp4",
+    }  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 
 from models import zoo
 from tonnage.models import all_presets, find_model, from_config
-from tonnage.models.architectures import architecture
 from tonnage.models.presets import preset_config
+from tonnage.models.templates import architecture
 
 TYPES = """
 llama qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next mistral mixtral gemma gemma2 gemma3_text gemma3 deepseek_v2 deepseek_v3

@@ -54,16 +54,27 @@ class State:
 
     def chains(self, small: BlockPool, large: BlockPool, settings: AllocatorSettings) -> Iterator[list[Block]]:
         """Yield the linked blocks of each segment: in use, free, and unmapped between the ranges of an expandable one."""
-        inside = self._inside()
+        starts = [block.address for block in self.blocks]
+        inside = {
+            s.address: list(self.blocks[bisect_left(starts, s.address) : bisect_left(starts, s.end)])
+            for s in self.segments
+        }
         growing: dict[tuple[int, bool], list[Segment]] = {}
         for segment in self.segments:
             if segment.end > 1 << ADDRESS_BITS:
                 continue  # not a GPU address
-            is_small = _is_small(segment, inside[segment.address], settings)
+            # Whether it belongs to the small pool shows in its blocks, else in its size.
+            blocks = inside[segment.address]
+            if blocks:
+                is_small = blocks[0].size_bytes <= SMALL_BYTES
+            elif segment.is_expandable:
+                is_small = segment.size_bytes % settings.large_segment_bytes != 0
+            else:
+                is_small = segment.size_bytes <= SMALL_SEGMENT_BYTES
             if segment.is_expandable:
                 growing.setdefault((segment.stream, is_small), []).append(segment)
             else:
-                yield _linked(_tiles(segment, inside[segment.address], small if is_small else large, None))
+                yield _linked(_tiles(segment, blocks, small if is_small else large, None))
         for (_, is_small), members in growing.items():
             pool, page = (small, SMALL_SEGMENT_BYTES) if is_small else (large, settings.large_segment_bytes)
             # Addresses are reserved generously, up to the next segment.
@@ -71,22 +82,6 @@ class State:
             others = [s.address for s in self.segments if s.address >= last.end and s not in members]
             end = min([*others, last.end + _RANGE_BYTES, 1 << ADDRESS_BITS])
             yield _linked(_range_tiles(members, inside, pool, page, end))
-
-    def _inside(self) -> dict[int, list[LiveBlock]]:
-        starts = [block.address for block in self.blocks]
-        return {
-            s.address: list(self.blocks[bisect_left(starts, s.address) : bisect_left(starts, s.end)])
-            for s in self.segments
-        }
-
-
-def _is_small(segment: Segment, blocks: list[LiveBlock], settings: AllocatorSettings) -> bool:
-    """Return whether a segment belongs to the small pool: by its blocks, else by its size."""
-    if blocks:
-        return blocks[0].size_bytes <= SMALL_BYTES
-    if segment.is_expandable:
-        return segment.size_bytes % settings.large_segment_bytes != 0
-    return segment.size_bytes <= SMALL_SEGMENT_BYTES
 
 
 def _tiles(

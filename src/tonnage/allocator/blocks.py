@@ -1,14 +1,15 @@
-"""Blocks, and the sorted sets of them that a pool keeps.
+"""Blocks, the sorted sets of them that a pool keeps, and those that wait for a stream.
 
-A segment is a chain of blocks that tile it. This module keeps chains and sets in order; it does not decide which
-block is taken, split or freed.
+A segment is a chain of blocks that tile it. This module keeps chains and sets in order and describes them; it does not
+decide which block is taken, split or freed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES
 from tonnage.allocator.stats import CountedPool
@@ -28,19 +29,7 @@ class Block:
 
     gc_base: int  # these two are set while the block is free
     key: int
-    __slots__ = (
-        "address",
-        "gc_base",
-        "key",
-        "next",
-        "pool",
-        "previous",
-        "requested_bytes",
-        "segment",
-        "size",
-        "state",
-        "stream",
-    )
+    __slots__ = tuple("address gc_base key next pool previous requested_bytes segment size state stream".split())
 
     def __init__(
         self, address: int, size: int, stream: int, pool: BlockPool, segment: ExpandableSegment | None, state: int
@@ -169,3 +158,113 @@ class PrivatePool:
     @property
     def halves(self) -> tuple[BlockPool, BlockPool]:
         return self.small, self.large
+
+
+class StreamUses:
+    """The streams that blocks were recorded on, and the freed blocks that wait until those have caught up.
+
+    On a simulated GPU nothing runs, so callers say when a stream has caught up. While allocations go to a private pool
+    (as in graph capture) no stream can be queried, and such blocks wait until that is over.
+    """
+
+    def __init__(self, reuse: Callable[[Block], None]) -> None:
+        self._reuse = reuse
+        self.uses: dict[Block, set[int]] = {}
+        self._capture_uses: dict[Block, set[int]] = {}
+        self._waiting: dict[int, list[Block]] = {}
+        self._open: dict[Block, int] = {}
+        self._deferred: list[Block] = []
+
+    def record(self, block: Block, stream: int, *, capturing: bool) -> None:
+        """Record that a block is used on a stream."""
+        if stream == block.stream:
+            return
+        self.uses.setdefault(block, set()).add(stream)
+        if capturing:
+            self._capture_uses.setdefault(block, set()).add(stream)
+
+    def wait(self, block: Block, *, capturing: bool) -> None:
+        """Make a freed block wait for its recorded streams."""
+        if capturing:
+            self._deferred.append(block)
+        else:
+            self._queue(block, self.uses.pop(block))
+
+    def end_deferral(self) -> None:
+        """End a capture: its own stream uses are over, the others are waited for."""
+        deferred, self._deferred = self._deferred, []
+        for block in deferred:
+            streams = self.uses.pop(block) - self._capture_uses.pop(block, set())
+            self._queue(block, streams)
+            if not streams:
+                self._reuse(block)
+
+    def catch_up(self, stream: int | None = None, owner: PrivatePool | None = None) -> None:
+        """Complete all that was queued on a stream (None: on every stream), or only for a private pool's blocks."""
+        for done in list(self._waiting) if stream is None else [stream]:
+            blocks = self._waiting.pop(done, [])
+            kept = [block for block in blocks if owner is not None and block.pool.owner is not owner]
+            if kept:
+                self._waiting[done] = kept
+            for block in blocks:
+                if block in kept:
+                    continue
+                self._open[block] -= 1
+                if not self._open[block]:
+                    del self._open[block]
+                    self._reuse(block)
+
+    def retire(self, stream: int) -> None:
+        """Drop all uses by a stream that is finished."""
+        self.catch_up(stream)
+        for block in [block for block, streams in self.uses.items() if stream in streams]:
+            self.uses[block].discard(stream)
+            if not self.uses[block]:
+                del self.uses[block]
+
+    def _queue(self, block: Block, streams: set[int]) -> None:
+        for stream in sorted(streams):
+            self._waiting.setdefault(stream, []).append(block)
+        if streams:
+            self._open[block] = len(streams)
+
+
+_STATES = {ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
+
+
+def describe_segments(blocks: Iterable[Block], device: int) -> list[dict[str, Any]]:
+    """Describe segments as `torch.cuda.memory._snapshot()` does, by address; a run of mapped pages counts as one."""
+    heads = (block for block in blocks if block.previous is None or block.previous.state == UNMAPPED)
+    return sorted((_segment(head, device) for head in heads), key=lambda segment: segment["address"])
+
+
+def _segment(head: Block, device: int) -> dict[str, Any]:
+    blocks = []
+    block: Block | None = head
+    while block is not None and block.state != UNMAPPED:
+        blocks.append(block)
+        block = block.next
+    active = [block for block in blocks if block.state in _STATES]
+    return {
+        "device": device,
+        "address": head.address,
+        "total_size": sum(block.size for block in blocks),
+        "allocated_size": sum(block.size for block in blocks if block.state == ALLOCATED),
+        "active_size": sum(block.size for block in active),
+        "requested_size": sum(block.requested_bytes for block in active),
+        "stream": head.stream,
+        "segment_type": "small" if head.pool.is_small else "large",
+        "segment_pool_id": head.pool.owner.id if head.pool.owner else (0, 0),
+        "is_expandable": head.segment is not None,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested_bytes,
+                "state": _STATES.get(block.state, "inactive"),
+                "frames": [],
+            }
+            for block in blocks
+        ],
+    }

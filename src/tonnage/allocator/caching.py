@@ -25,12 +25,12 @@ from tonnage.allocator.blocks import (
     BlockPool,
     PoolId,
     PrivatePool,
+    StreamUses,
+    describe_segments,
 )
 from tonnage.allocator.oom import OutOfMemory, Shortage
 from tonnage.allocator.segments import Observer, Placement, Segments
 from tonnage.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings, BadAllocatorSettings
-from tonnage.allocator.snapshot import describe_segments
-from tonnage.allocator.streams import StreamUses
 
 DEFAULT_SETTINGS = AllocatorSettings()
 
@@ -136,7 +136,10 @@ class CachingAllocator:
         rounded = self._settings.rounded_bytes(size) if self._divides else (size + 511) & -512 or 512
         pool = self._small if rounded <= SMALL_BYTES else self._large
         if self._captures:
-            pool = self._captured_pool(pool, stream)
+            # The innermost capture that accepts this stream.
+            owners = (self._pools[pool_id] for pool_id, accepts in reversed(self._captures) if accepts(stream))
+            if (owner := next(owners, None)) is not None:
+                pool = owner.small if pool.is_small else owner.large
         block = self._cached(pool, rounded, stream) or self._acquire(pool, rounded, stream, size)
         counters, least = pool.counters, pool.min_remainder
         segment, previous = block.segment, block.previous
@@ -393,13 +396,6 @@ class CachingAllocator:
     def pool_use_count(self, pool_id: PoolId) -> int:
         """Return the number of users of a private pool."""
         return self._pools[pool_id].uses
-
-    def _captured_pool(self, pool: BlockPool, stream: int) -> BlockPool:
-        for pool_id, accepts in reversed(self._captures):
-            if accepts(stream):
-                private = self._pools[pool_id]
-                return private.small if pool.is_small else private.large
-        return pool
 
     def _block_pools(self) -> list[BlockPool]:
         return [self._small, self._large, *(half for pool in self._pools.values() for half in pool.halves)]

@@ -185,11 +185,11 @@ class _Replay:
             "alloc": self._alloc,
             "free_requested": self._request_free,
             "free_completed": self._complete_free,
-            "oom": self._oom,
             **dict.fromkeys(RELEASING, self._release),
         }
         for index, (action, address, size, stream) in enumerate(self._events):
             self._now = index
+            self._result.ooms += action == "oom"
             if action in steps:
                 steps[action](address, size, stream)
         self._now = len(self._events)
@@ -232,9 +232,6 @@ class _Replay:
     def _release(self, address: int, size: int, stream: int) -> None:
         if not self._allocator.release_segment(address):
             self._differ(self._now, f"the trace gives {address:#x} back, which is in use or unknown in the model")
-
-    def _oom(self, address: int, size: int, stream: int) -> None:
-        self._result.ooms += 1
 
     def _next_given(self) -> Event | None:
         """Return the segment that the trace allocated for the current request, if any."""

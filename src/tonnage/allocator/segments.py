@@ -2,6 +2,11 @@
 
 A fixed segment is one cudaMalloc; an expandable one is a range of addresses into which pages are mapped as it grows.
 The allocator decides when to ask, and what to do when the device is full.
+
+The order of addresses decides which of two equally large free blocks is taken, so segments are placed as NVIDIA's
+driver on Linux was observed to place them: in ranges of a multiple of 32 MiB, from the top of the address space
+down; the rest of a range serves later and smaller requests, newest range first. Other mappings of the process are
+unknown here; a replay takes its addresses from the trace.
 """
 
 from __future__ import annotations
@@ -9,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tonnage.allocator.addresses import AddressSpace
 from tonnage.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, BlockPool
 from tonnage.allocator.settings import SIZE_MAX, SMALL_SEGMENT_BYTES, AllocatorSettings
 from tonnage.allocator.stats import AllocatorCounters
@@ -23,6 +27,8 @@ UNLIMITED_BYTES = 2**44
 
 Observer = Callable[[str, int, int, int], None]
 Placement = Callable[[int], int]
+RANGE_BYTES = 32 * 2**20
+TOP = 0x7F80_0000_0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,55 @@ class ExpandableSegment:
     def _page(self, address: int) -> int:
         base = self.address if address >= 0 else -self.address
         return base + (address - base) // self.page_bytes * self.page_bytes
+
+
+class AddressSpace:
+    """Allocates and frees address ranges; a range is its bounds and the holes in it, by address."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int, list[tuple[int, int]]]] = []
+        self._gaps: list[tuple[int, int]] = []
+        self._bottom = TOP
+
+    def take(self, size_bytes: int) -> int:
+        """Return the start of a free range."""
+        for _, _, holes in reversed(self._ranges):
+            for index, (start, stop) in enumerate(holes):
+                if stop - start >= size_bytes:
+                    holes[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
+                    return start
+        length = -(-size_bytes // RANGE_BYTES) * RANGE_BYTES
+        start = self._reserve(length)
+        left = [(start + size_bytes, start + length)] if length > size_bytes else []
+        self._ranges.append((start, start + length, left))
+        return start
+
+    def give_back(self, address: int, size_bytes: int) -> None:
+        """Free a range; an empty one is dropped."""
+        index = next(i for i, (start, stop, _) in enumerate(self._ranges) if start <= address < stop)
+        start, stop, holes = self._ranges[index]
+        holes[:] = _merged([*holes, (address, address + size_bytes)])
+        if holes == [(start, stop)]:
+            del self._ranges[index]
+            self._gaps = _merged([*self._gaps, (start, stop)])
+
+    def _reserve(self, length: int) -> int:
+        for index in reversed(range(len(self._gaps))):
+            start, stop = self._gaps[index]
+            if stop - start >= length:
+                self._gaps[index : index + 1] = [(start, stop - length)] if stop - start > length else []
+                return stop - length
+        self._bottom -= length
+        return self._bottom
+
+
+def _merged(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(stretches):
+        if merged and merged[-1][1] == start:
+            start = merged.pop()[0]
+        merged.append((start, stop))
+    return merged
 
 
 class Segments:
@@ -84,7 +139,8 @@ class Segments:
         block = Block(self._place(size), size, stream, pool, None, ALLOCATED)
         if pool.owner is not None:
             pool.owner.segments += 1
-        self._reserve(pool, size, segments=1)
+        pool.counters.reserve(size, 1)
+        self.counters.device_allocs += 1
         if size >= self.settings.max_split_bytes:
             self.counters.oversize_segments.add(1)
         self.notify("segment_alloc", block.address, size, stream)
@@ -96,7 +152,8 @@ class Segments:
         pool.remove(block)
         if pool.owner is not None:
             pool.owner.segments -= 1
-        self._unreserve(pool, block.size, segments=1)
+        pool.counters.unreserve(block.size, 1)
+        self.counters.device_frees += 1
         if block.size >= self.settings.max_split_bytes:
             self.counters.oversize_segments.add(-1)
         self._forget(block.address, block.size)
@@ -182,7 +239,8 @@ class Segments:
         pool.add_unmapped(block)
         if pool.owner is not None:
             pool.owner.segments -= 1
-        self._unreserve(pool, stop - start, segments=0)
+        pool.counters.unreserve(stop - start, 0)
+        self.counters.device_frees += 1
         self.notify("segment_unmap", start, stop - start, block.stream)
         if not block.is_split:
             pool.remove_unmapped(block)
@@ -227,7 +285,8 @@ class Segments:
             block.size = stop - start
         self._merge(block, FREE, pool.remove)
         pool.add(block)
-        self._reserve(pool, stop - start, segments=0)
+        pool.counters.reserve(stop - start, 0)
+        self.counters.device_allocs += 1
         self.notify("segment_map", start, stop - start, block.stream)
         return True
 
@@ -238,14 +297,6 @@ class Segments:
         if block.next is not None and block.next.state == state:
             remove(block.next)
             block.absorb_next(block.next)
-
-    def _reserve(self, pool: BlockPool, size: int, segments: int) -> None:
-        pool.counters.reserve(size, segments)
-        self.counters.device_allocs += 1
-
-    def _unreserve(self, pool: BlockPool, size: int, segments: int) -> None:
-        pool.counters.unreserve(size, segments)
-        self.counters.device_frees += 1
 
 
 def _nothing(*_: object) -> None:

@@ -26,6 +26,7 @@ ROUNDUP_INTERVALS = 16
 MAX_REGISTER_THREADS = 128
 _DECIMAL = re.compile(r"[+-]?(?:inf(?:inity)?|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
 _HEXADECIMAL = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE)
+_UNCLOSED = "Expected closing bracket ']' in ConfigTokenizer but reached end of config"
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -78,7 +79,7 @@ class AllocatorSettings:
     def changed_by(self, text: str, torch_version: Version = NEWEST) -> AllocatorSettings:
         """Return the result of `torch.cuda.memory._set_allocator_settings(text)`, which resets some options."""
         tokens = _Tokens(text)
-        known = {key for key in _COMMON_READERS | _CUDA_READERS if _SINCE.get(key, (2, 0)) <= torch_version}
+        known = {key for key in _COMMON_READERS | _CUDA_READERS if torch_version >= (2, 12) or key not in _SINCE_2_12}
         draft = {field.name: getattr(self, field.name) for field in fields(self)}
         draft |= {name: getattr(_DEFAULTS, name) for name in _STARTING_OVER} | {"text": text}
         for index, token in enumerate(tokens.items):
@@ -86,7 +87,12 @@ class AllocatorSettings:
                 _COMMON_READERS[token](tokens, index, draft)
         draft["max_non_split_rounding_bytes"] = draft["large_segment_bytes"]
         for readers in (_COMMON_READERS, _CUDA_READERS):
-            _walk(tokens, readers, known, draft)
+            index = 0
+            while index < len(tokens):
+                key = tokens.at(index)
+                if key not in known:
+                    raise BadAllocatorSettings(f"Unrecognized key '{key}' in Accelerator allocator config.")
+                index = 2 + (readers[key](tokens, index, draft) if key in readers else tokens.skip(index))
         return replace(self, **draft)
 
     def rounded_bytes(self, size_bytes: int) -> int:
@@ -96,7 +102,9 @@ class AllocatorSettings:
         interval = min(max(size_bytes.bit_length() - MIB.bit_length(), 0), ROUNDUP_INTERVALS - 1)
         divisions = self.roundup_power2_divisions[interval]
         if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
-            return _next_division(size_bytes, divisions)
+            floor = 1 << (size_bytes.bit_length() - 1)
+            step = floor >> (divisions.bit_length() - 1)
+            return size_bytes if floor == size_bytes else -(-size_bytes // step) * step if step else floor << 1
         return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
     def segment_bytes(self, block_bytes: int) -> int:
@@ -140,14 +148,6 @@ class AllocatorSettings:
             "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
             "roundup_power2_divisions": {str(2**i): count for i, count in enumerate(self.roundup_power2_divisions)},
         }
-
-
-def _next_division(size_bytes: int, divisions: int) -> int:
-    floor = 1 << (size_bytes.bit_length() - 1)
-    if floor == size_bytes:
-        return size_bytes
-    step = floor >> (divisions.bit_length() - 1)
-    return -(-size_bytes // step) * step if step else floor << 1
 
 
 class _Tokens:
@@ -201,9 +201,7 @@ class _Tokens:
         if self.at(index + 2) != "[":
             return index + 2
         if "]" not in self.items[index + 2 :]:
-            raise BadAllocatorSettings(
-                "Expected closing bracket ']' in ConfigTokenizer but reached end of config", RuntimeError
-            )
+            raise BadAllocatorSettings(_UNCLOSED, RuntimeError)
         return self.items.index("]", index + 2)
 
 
@@ -211,85 +209,53 @@ _Draft = dict[str, Any]
 _Reader = Callable[[_Tokens, int, _Draft], int]
 
 
-def _walk(tokens: _Tokens, readers: Mapping[str, _Reader], known: set[str], draft: _Draft) -> None:
-    index = 0
-    while index < len(tokens):
-        key = tokens.at(index)
-        if key not in known:
-            raise BadAllocatorSettings(f"Unrecognized key '{key}' in Accelerator allocator config.")
-        index = readers[key](tokens, index, draft) if key in readers else tokens.skip(index)
-        index += 2
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise BadAllocatorSettings(message)
-
-
 def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def _megabytes(value: int) -> int:
-    return min(value, SIZE_MAX // MIB) * MIB
-
-
-def _value(
-    name: str,
-    parse: Callable[[_Tokens, int], Any],
-    is_valid: Callable[[Any], bool] = lambda value: True,
-    refusal: str = "",
-    *,
-    megabytes: bool = False,
+def _option(
+    name: str, parse: Callable[[_Tokens, int], Any], *checks: tuple[Callable[[Any, int], bool], str]
 ) -> _Reader:
-    """Return a reader of one value: parsed, checked with PyTorch's message, and stored under this name."""
+    """Return a reader of one value: parsed, checked with PyTorch's messages, and stored under this name.
+
+    A check gets the value and the MiB of a large segment.
+    """
 
     def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
-        value = parse(tokens, index + 2)
-        _check(is_valid(value), refusal)
-        draft[name] = _megabytes(value) if megabytes else value
-        return index + 2
-
-    return read
-
-
-def _size_above_segment(key: str, name: str) -> _Reader:
-    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
-        value, least = tokens.whole(index + 2), draft["large_segment_bytes"] // MIB
-        _check(value >= least, f"CachingAllocator option {key} too small, must be >= {least}")
-        draft[name] = _megabytes(value)
+        value, least = parse(tokens, index + 2), draft["large_segment_bytes"] // MIB
+        for is_valid, refusal in checks:
+            if not is_valid(value, least):
+                raise BadAllocatorSettings(refusal.format(value=value, least=least))
+        draft[name] = min(value, SIZE_MAX // MIB) * MIB if name.endswith("_bytes") else value
         return index + 2
 
     return read
 
 
 def _read_divisions(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    def divisor(index: int, refusal: str, *, or_zero: bool = False) -> int:
+        value = tokens.whole(index)
+        if not (_is_power_of_two(value) or (or_zero and value == 0)):
+            raise BadAllocatorSettings(f"For roundups, the {refusal} ")
+        return value
+
     index += 2
-    if tokens.at(index) == "[":
-        return _read_division_list(tokens, index, draft)
-    value = tokens.whole(index)
-    _check(_is_power_of_two(value), "For roundups, the divisions has to be power of 2 ")
-    draft["roundup_power2_divisions"] = (value,) * ROUNDUP_INTERVALS
-    return index
-
-
-def _read_division_list(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    if tokens.at(index) != "[":
+        value = divisor(index, "divisions has to be power of 2")
+        draft["roundup_power2_divisions"] = (value,) * ROUNDUP_INTERVALS
+        return index
     divisions = list(draft["roundup_power2_divisions"])
     last: int | None = None
     index += 1
     while index < len(tokens) and tokens.at(index) != "]":
-        boundary, value = index, tokens.whole(index + 2)
+        boundary = index
         index += 2
-        _check(
-            value == 0 or _is_power_of_two(value),
-            "For roundups, the divisions has to be power of 2 or 0 to disable roundup ",
-        )
+        value = divisor(index, "divisions has to be power of 2 or 0 to disable roundup", or_zero=True)
         if tokens.at(boundary) == ">":
             start = (last or 0) + 1
             divisions[start:] = [value] * (ROUNDUP_INTERVALS - start)
         else:
-            edge = tokens.whole(boundary)
-            _check(_is_power_of_two(edge), "For roundups, the intervals have to be power of 2 ")
+            edge = divisor(boundary, "intervals have to be power of 2")
             interval = min(edge.bit_length() - 1, ROUNDUP_INTERVALS - 1)
             if last is None:
                 divisions[:interval] = [value] * interval
@@ -297,81 +263,79 @@ def _read_division_list(tokens: _Tokens, index: int, draft: _Draft) -> int:
             last = interval
         index += 1 if tokens.at(index + 1) == "]" else 2
     if index >= len(tokens):
-        raise BadAllocatorSettings(
-            "Expected closing bracket ']' in ConfigTokenizer but reached end of config", RuntimeError
-        )
+        raise BadAllocatorSettings(_UNCLOSED, RuntimeError)
     draft["roundup_power2_divisions"] = tuple(divisions)
     return index
 
 
-def _read_register_threads(tokens: _Tokens, index: int, draft: _Draft) -> int:
-    value = tokens.whole(index + 2)
-    _check(_is_power_of_two(value), f"Number of register threads has to be power of 2, got {value}")
-    _check(
-        value <= MAX_REGISTER_THREADS,
-        f"Number of register threads should be less than or equal to {MAX_REGISTER_THREADS}, got {value}",
-    )
-    draft["pinned_num_register_threads"] = value
-    return index + 2
-
-
 _DEFAULTS = AllocatorSettings()
 _STARTING_OVER = ("max_split_bytes", "roundup_power2_divisions", "garbage_collection_threshold")
+_AT_LEAST_A_SEGMENT = {
+    "max_split_size_mb": "max_split_bytes",
+    "max_non_split_rounding_mb": "max_non_split_rounding_bytes",
+}
 _COMMON_READERS: dict[str, _Reader] = {
-    "large_segment_size_mb": _value(
+    "large_segment_size_mb": _option(
         "large_segment_bytes",
         _Tokens.whole,
-        lambda size: size > 10,
-        "CachingAllocator option large_segment_size_mb must be > 10 MB",
-        megabytes=True,
+        (lambda size, _: size > 10, "CachingAllocator option large_segment_size_mb must be > 10 MB"),
     ),
-    "max_split_size_mb": _size_above_segment("max_split_size_mb", "max_split_bytes"),
-    "max_non_split_rounding_mb": _size_above_segment("max_non_split_rounding_mb", "max_non_split_rounding_bytes"),
-    "garbage_collection_threshold": _value(
+    **{
+        key: _option(
+            name,
+            _Tokens.whole,
+            (lambda size, least: size >= least, f"CachingAllocator option {key} too small, must be >= {{least}}"),
+        )
+        for key, name in _AT_LEAST_A_SEGMENT.items()
+    },
+    "garbage_collection_threshold": _option(
         "garbage_collection_threshold",
         _Tokens.real,
-        lambda share: 0 < share < 1,
-        "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+        (lambda share, _: 0 < share < 1, "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
     ),
     "roundup_power2_divisions": _read_divisions,
-    "expandable_segments": _value("expandable_segments", _Tokens.flag),
-    "pinned_use_background_threads": _value("pinned_use_background_threads", _Tokens.flag),
-    "pinned_max_round_threshold_mb": _value("pinned_max_round_threshold_bytes", _Tokens.whole, megabytes=True),
-    "pinned_max_cached_size_mb": _value("pinned_max_cached_bytes", _Tokens.whole, megabytes=True),
+    "expandable_segments": _option("expandable_segments", _Tokens.flag),
+    "pinned_use_background_threads": _option("pinned_use_background_threads", _Tokens.flag),
+    "pinned_max_round_threshold_mb": _option("pinned_max_round_threshold_bytes", _Tokens.whole),
+    "pinned_max_cached_size_mb": _option("pinned_max_cached_bytes", _Tokens.whole),
 }
 _CUDA_READERS: dict[str, _Reader] = {
-    "backend": _value(
+    "backend": _option(
         "backend",
         _Tokens.at,
-        lambda name: name in ("native", "cudaMallocAsync"),
-        "Unknown allocator backend, options are native and cudaMallocAsync",
+        (
+            lambda name, _: name in ("native", "cudaMallocAsync"),
+            "Unknown allocator backend, options are native and cudaMallocAsync",
+        ),
     ),
-    "release_lock_on_cudamalloc": _value("release_lock_on_cudamalloc", _Tokens.flag),
-    "release_lock_on_hipmalloc": _value("release_lock_on_cudamalloc", _Tokens.flag),
-    "pinned_use_cuda_host_register": _value("pinned_use_cuda_host_register", _Tokens.flag),
-    "pinned_use_hip_host_register": _value("pinned_use_cuda_host_register", _Tokens.flag),
-    "pinned_num_register_threads": _read_register_threads,
-    "pinned_reserve_segment_size_mb": _value(
+    "release_lock_on_cudamalloc": _option("release_lock_on_cudamalloc", _Tokens.flag),
+    "release_lock_on_hipmalloc": _option("release_lock_on_cudamalloc", _Tokens.flag),
+    "pinned_use_cuda_host_register": _option("pinned_use_cuda_host_register", _Tokens.flag),
+    "pinned_use_hip_host_register": _option("pinned_use_cuda_host_register", _Tokens.flag),
+    "pinned_num_register_threads": _option(
+        "pinned_num_register_threads",
+        _Tokens.whole,
+        (lambda value, _: _is_power_of_two(value), "Number of register threads has to be power of 2, got {value}"),
+        (
+            lambda value, _: value <= MAX_REGISTER_THREADS,
+            f"Number of register threads should be less than or equal to {MAX_REGISTER_THREADS}, got {{value}}",
+        ),
+    ),
+    "pinned_reserve_segment_size_mb": _option(
         "pinned_reserve_segment_bytes",
         _Tokens.whole,
-        lambda size: size > 0,
-        "Pinned reserve segment size has to be greater than 0",
-        megabytes=True,
+        (lambda size, _: size > 0, "Pinned reserve segment size has to be greater than 0"),
     ),
-    "pinned_free_catch_all": _value("pinned_free_catch_all", _Tokens.flag),
-    "graph_capture_record_stream_reuse": _value("graph_capture_record_stream_reuse", _Tokens.flag),
-    "per_process_memory_fraction": _value(
+    "pinned_free_catch_all": _option("pinned_free_catch_all", _Tokens.flag),
+    "graph_capture_record_stream_reuse": _option("graph_capture_record_stream_reuse", _Tokens.flag),
+    "per_process_memory_fraction": _option(
         "memory_fraction",
         _Tokens.real,
-        lambda share: 0 <= share <= 1,
-        "per_process_memory_fraction is invalid, set it in [0.0, 1.0]",
+        (lambda share, _: 0 <= share <= 1, "per_process_memory_fraction is invalid, set it in [0.0, 1.0]"),
     ),
-    "throw_on_cudamalloc_oom": _value("throw_on_cudamalloc_oom", _Tokens.flag),
+    "throw_on_cudamalloc_oom": _option("throw_on_cudamalloc_oom", _Tokens.flag),
 }
 # PyTorch 2.11 rejected these four on a GPU, and 2.13 accepts them.
-_SINCE: dict[str, Version] = {
-    "throw_on_cudamalloc_oom": (2, 12),
-    "pinned_free_catch_all": (2, 12),
-    "pinned_max_round_threshold_mb": (2, 12),
-    "pinned_max_cached_size_mb": (2, 12),
-}
+_SINCE_2_12 = {
+    "throw_on_cudamalloc_oom", "pinned_free_catch_all", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"
+}  # fmt: skip

@@ -7,16 +7,9 @@ while it is allocated or pending. The counters do not know blocks; callers repor
 
 from collections.abc import Iterator
 
-STATISTICS = (
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "requested_bytes",
+STATISTICS = tuple(
+    "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes "
+    "requested_bytes".split()
 )
 
 

@@ -26,7 +26,7 @@ def command(words: list[str]) -> int:
     import asyncio
 
     keys = _keys(options)
-    from tonnage.models.folder import find_folder
+    from tonnage.models.files import find_folder
 
     folder = find_folder(options.model, online=options.online)
     from tonnage.serve.server.running import listen

@@ -1,8 +1,7 @@
 """The catalogue of GPUs, their hosts, and clusters of them."""
 
 from tonnage.hardware.catalogue import all_gpus, find_cuda_gpu, find_gpu
-from tonnage.hardware.cluster import Cluster, find_cluster
+from tonnage.hardware.cluster import Cluster, Host, all_hosts, find_cluster
 from tonnage.hardware.gpu import Gpu, Overhead
-from tonnage.hardware.host import Host, all_hosts
 
 __all__ = ["Cluster", "Gpu", "Host", "Overhead", "all_gpus", "all_hosts", "find_cluster", "find_cuda_gpu", "find_gpu"]

@@ -8,19 +8,25 @@
 | "NVIDIA H200"                           | H200                             |
 | "a100-40:1g.5gb", "m4-max:64gb"         | a part of a GPU                  |
 | "my-card.toml", "cards/mine.toml"       | the GPU that the file describes  |
+
+`tonnage run` waits for the catalogue, and the standard parser takes half a millisecond per GPU: so a file is split at
+its headings, names are found by regex, and only the requested table is parsed. Every table starts with `[key]` on a
+line of its own; `name` and `aliases` take one line each.
 """
 
-from collections.abc import Iterator
-from functools import cache
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tonnage.errors import UnknownGpu
 from tonnage.hardware.gpu import Gpu, Overhead
-from tonnage.hardware.tables import DataTables, close_keys, plain
 
-_DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "data"
 # Families in the order in which they are listed; each is a file.
 FAMILIES = ("data-centre", "instinct", "workstation", "geforce", "laptop", "apple")
 # Defaults for what most GPUs lack.
@@ -31,6 +37,58 @@ _ABSENT: dict[str, Any] = {
     "nvlink_bytes_per_s": 0.0,
     "c2c_bytes_per_s": 0.0,
 }
+_HEADING = re.compile(r'^\["?([^"\]]+)"?\]', re.MULTILINE)
+_NAMES = re.compile(r"^(?:name|aliases) = (.+)$", re.MULTILINE)
+_QUOTED = re.compile(r'"([^"]+)"')
+# Words that a name may include or omit.
+_NOISE = re.compile(r"nvidia|geforce|tesla|graphics|gpu|amd|instinct|[^a-z0-9]")
+
+
+@dataclass(frozen=True)
+class DataTables:
+    """The tables of some files, in order, by key; and the stem of the file that each is from."""
+
+    texts: Mapping[str, str]
+    sources: Mapping[str, str]
+
+    @classmethod
+    def read(cls, *paths: Path) -> "DataTables":
+        """Split files at their headings."""
+        texts: dict[str, str] = {}
+        sources: dict[str, str] = {}
+        for path in paths:
+            _, *parts = _HEADING.split(path.read_text("utf-8"))
+            texts.update(zip(parts[::2], parts[1::2], strict=True))
+            sources.update(dict.fromkeys(parts[::2], path.stem))
+        return cls(texts, sources)
+
+    def table(self, key: str) -> dict[str, Any]:
+        """Return one parsed table."""
+        return tomllib.loads(self.texts[key])
+
+    @cached_property
+    def keys_by_name(self) -> Mapping[str, str]:
+        """Every normalized name of each table."""
+        names: dict[str, str] = {}
+        for key, text in self.texts.items():
+            for name in (key, *(name for line in _NAMES.findall(text) for name in _QUOTED.findall(line))):
+                assert names.setdefault(plain(name), key) == key, f"two tables answer to {name!r}"
+        return names
+
+
+def close_keys(name: str, *many: DataTables) -> list[str]:
+    """Return keys with similar names, the closest first."""
+    from difflib import get_close_matches
+
+    known = {name: key for tables in many for name, key in tables.keys_by_name.items()}
+    matches = get_close_matches(plain(name), known, n=8, cutoff=0.5)
+    return list(dict.fromkeys(known[match] for match in matches))[:5]
+
+
+@cache
+def plain(name: str) -> str:
+    """Normalize a name: drop case, spaces, dashes, the vendor's name and the unit of its memory."""
+    return re.sub(r"(?<=\d)gi?b$", "", _NOISE.sub("", name.lower()))
 
 
 def find_gpu(name: str) -> Gpu:
@@ -73,7 +131,7 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 def common_cards() -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield keys of GPUs that are commonly owned or rented, each with the usual counts."""
-    table = DataTables.read(_DATA / "common.toml").table("common")
+    table = DataTables.read(DATA / "common.toml").table("common")
     yield from ((key, (1,)) for key in table["cards"])
     yield from ((key, (1, 2, 4, 8)) for key in table["multiples"])
 
@@ -86,13 +144,13 @@ def is_file(name: str) -> bool:
 @cache
 def gpu_tables() -> DataTables:
     """Return the GPUs, unparsed."""
-    return DataTables.read(*(_DATA / "gpus" / f"{family}.toml" for family in FAMILIES))
+    return DataTables.read(*(DATA / "gpus" / f"{family}.toml" for family in FAMILIES))
 
 
 @cache
 def architecture_tables() -> DataTables:
     """Return what GPUs of an architecture share, unparsed."""
-    return DataTables.read(_DATA / "architectures.toml")
+    return DataTables.read(DATA / "architectures.toml")
 
 
 @cache

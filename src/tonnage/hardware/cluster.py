@@ -10,19 +10,29 @@
 | "h100:3g.40gb"        | 1     | a part of a GPU, in a plain server          |
 | "8xmy-card.toml"      | 8     | one, of a GPU that the file describes       |
 
-A part of a host has that part of its memory and drives; GPUs in a workstation have all of it. Links are at the vendors' peak
-bandwidth, of which collectives and copies reach only a share.
+A host is a row of `data/hosts.toml` or `data/clouds.toml`. A part of a host has that part of its memory and drives; GPUs
+in a workstation have all of it. Links are at the vendors' peak bandwidth, of which collectives and copies reach only a
+share.
 """
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
 from tonnage.errors import RequestError, UnknownGpu
-from tonnage.hardware.catalogue import check_cuda, common_cards, find_gpu, gpu_tables, is_file
+from tonnage.hardware.catalogue import (
+    DATA,
+    DataTables,
+    check_cuda,
+    close_keys,
+    common_cards,
+    find_gpu,
+    gpu_tables,
+    is_file,
+    plain,
+)
 from tonnage.hardware.gpu import Gpu
-from tonnage.hardware.host import Host, homes_of, host_tables, read_host
-from tonnage.hardware.tables import close_keys, plain
 from tonnage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +42,65 @@ if TYPE_CHECKING:
 _COUNT = re.compile(r"\s*(\d+)\s*[x×*]\s*(?=\S)", re.IGNORECASE)
 _MOST_GPUS = 1_000_000
 _HOW = "Write it like h200, 8xh200, 2x8xh100 (hosts × cards), dgx-h100 or 4xp5.48xlarge."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine with GPUs. Speeds are peak bytes per second in one direction; 0: none, or not stated.
+
+    `gpu` is the GPU that it holds ("": any). `link_gpus` is how many neighbouring GPUs the fast link joins (NVLink,
+    Infinity Fabric; 0: they use PCIe). `network_bytes_per_s` is per GPU, `network_hop_s` one step of a ring over
+    several hosts (0: as over InfiniBand), `network_tree_share` a tree's share of a ring's bandwidth. `whole`: the GPUs
+    in use have all of its memory and drives, however few they are; else each has its share. `memory_bytes_per_s` is the
+    CPUs' memory bandwidth.
+    """
+
+    key: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    gpu: str = ""
+    gpus: int
+    whole: bool = False
+    memory_bytes: int
+    memory_bytes_per_s: float = 3.072e11
+    link: str = "PCIe"
+    link_gpus: int = 0
+    pcie_bytes_per_s: float = 6.4e10
+    nvme_bytes: int = 0
+    nvme_bytes_per_s: float = 0.0
+    network: str
+    network_bytes_per_s: float
+    network_hop_s: float = 0.0
+    network_tree_share: float = 1.0
+
+
+@cache
+def host_tables() -> DataTables:
+    """Return the hosts of the catalogue, unparsed."""
+    return DataTables.read(DATA / "hosts.toml", DATA / "clouds.toml")
+
+
+@cache
+def read_host(key: str) -> Host:
+    """Return one host of the catalogue."""
+    row = host_tables().table(key)
+    return Host(**row | {"key": key, "aliases": tuple(row.get("aliases", ()))})
+
+
+def all_hosts() -> tuple[Host, ...]:
+    """Return every host, in the order of the file."""
+    return tuple(read_host(key) for key in host_tables().texts)
+
+
+def homes_of(gpu: Gpu) -> tuple[Host, ...]:
+    """Return the default hosts of a GPU, the smallest first."""
+    homes = _homes()
+    return tuple(read_host(key) for key in homes.get(gpu.key) or homes[gpu.family])
+
+
+@cache
+def _homes() -> dict[str, list[str]]:
+    return DataTables.read(DATA / "homes.toml").table("homes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +216,17 @@ def find_cluster(text: str) -> Cluster:
     """Return the cluster that a text such as "8xh200" or "4xdgx-h100" means."""
     counts, name = _split(text)
     host_key = None if is_file(name) else host_tables().keys_by_name.get(plain(name))
-    if host_key is not None:
-        return _of_hosts(text, counts, read_host(host_key))
-    return _of_cards(text, counts, _find_card(name))
+    if host_key is None:
+        return _of_cards(text, counts, _find_card(name))
+    host = read_host(host_key)
+    if not host.gpu:
+        raise UnknownGpu(
+            f"{text!r}: {host.name} can hold any card.", hint=f"Name the card: {host.gpus}xh100-pcie, say."
+        )
+    if len(counts) > 1:
+        hint = f"Write {counts[0]}x{host.key}: each has {host.gpus}."
+        raise UnknownGpu(f"{text!r} counts the cards of a host that has its own.", hint=hint)
+    return Cluster(find_gpu(host.gpu), host.gpus, counts[0] if counts else 1, host)
 
 
 def common_clusters(maker: str) -> list[Cluster]:
@@ -187,17 +264,6 @@ def _find_card(name: str) -> Gpu:
         close = close_keys(name, gpu_tables(), host_tables())
         hint = f"Did you mean one of: {', '.join(close)}?" if close else f"`tonnage gpu` lists them. {_HOW}"
         raise UnknownGpu(f"There is no GPU or host called {name!r} in the catalogue.", hint=hint) from None
-
-
-def _of_hosts(text: str, counts: list[int], host: Host) -> Cluster:
-    if not host.gpu:
-        raise UnknownGpu(
-            f"{text!r}: {host.name} can hold any card.", hint=f"Name the card: {host.gpus}xh100-pcie, say."
-        )
-    if len(counts) > 1:
-        hint = f"Write {counts[0]}x{host.key}: each has {host.gpus}."
-        raise UnknownGpu(f"{text!r} counts the cards of a host that has its own.", hint=hint)
-    return Cluster(find_gpu(host.gpu), host.gpus, counts[0] if counts else 1, host)
 
 
 def _of_cards(text: str, counts: list[int], gpu: Gpu) -> Cluster:

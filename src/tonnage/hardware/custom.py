@@ -16,6 +16,7 @@ A missing, unknown or implausible field is an error that names it: most mistakes
 
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -26,48 +27,10 @@ from tonnage.units import parse_bytes
 from tonnage.untrusted import Unreadable, printable, read_bytes
 
 _MOST_BYTES = 2**20
-_REQUIRED = ("name", "architecture", "memory_bytes", "bandwidth_bytes_per_s", "sm_count", "clock_mhz", "rates")
-_RATES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4", "int8", "int4")
+_RULES = tomllib.loads((Path(__file__).parent / "data" / "custom.toml").read_text())
+_NUMBERS: dict[str, list[float]] = _RULES["sizes"] | _RULES["counts"] | _RULES["speeds"]
+_KNOWN = (*_RULES["texts"], *_NUMBERS, "rates")
 _RATE_RANGE = (1e9, 1e19)
-_TEXTS = ("name", "architecture", "memory_kind", "link", "like")
-_SIZES = {"memory_bytes": (2**28, 2**47), "l2_bytes": (0, 2**40), "l3_bytes": (0, 2**40)}
-_COUNTS = {
-    "sm_count": (1, 100_000),
-    "clock_mhz": (50, 20_000),
-    "memory_clock_mhz": (50, 100_000),
-    "memory_bus_bits": (8, 1_000_000),
-    "power_w": (1, 100_000),
-    "pcie_generation": (1, 10),
-    "warp_size": (1, 1024),
-    "max_threads_per_sm": (32, 65_536),
-    "max_threads_per_block": (32, 65_536),
-    "registers_per_sm": (1024, 2**24),
-    "fp32_lanes_per_sm": (1, 65_536),
-    "shared_memory_per_sm_bytes": (1024, 2**30),
-    "shared_memory_per_block_bytes": (1024, 2**30),
-    "shared_memory_per_block_optin_bytes": (1024, 2**30),
-    "shared_bytes_per_clock_per_sm": (1, 65_536),
-}
-_SPEEDS = {
-    "bandwidth_bytes_per_s": (1e9, 1e15),
-    "l3_bytes_per_s": (0, 1e17),
-    "l2_bytes_per_clock_per_sm": (1, 65_536),
-    "pcie_bytes_per_s": (1e8, 1e14),
-    "nvlink_bytes_per_s": (0, 1e15),
-    "c2c_bytes_per_s": (0, 1e15),
-}
-_KNOWN = (*_TEXTS, *_SIZES, *_COUNTS, *_SPEEDS, "rates")
-# Defaults for what a file may omit and no architecture defines. Zero is shown as unknown.
-_UNSAID: dict[str, Any] = {
-    "aliases": (),
-    "memory_kind": "memory",
-    "l2_bytes": 0,
-    "memory_clock_mhz": 0,
-    "memory_bus_bits": 0,
-    "power_w": 0,
-    "pcie_generation": 4,
-    "pcie_bytes_per_s": 3.2e10,
-}
 
 
 def read_gpu(path: Path) -> Gpu:
@@ -75,11 +38,11 @@ def read_gpu(path: Path) -> Gpu:
     given = _read(path)
     row = {field: _checked(path, field, value) for field, value in given.items()}
     base = _base(path, row.pop("like", None))
-    missing = [field for field in _REQUIRED if field not in base | row]
+    missing = [field for field in _RULES["required"] if field not in base | row]
     if missing:
         hint = f"Write {_example(missing[0])}; a field `like` takes what is missing from another card."
         raise BadGpu(f"{path} lacks {', '.join(missing)}.", hint=hint)
-    merged = _UNSAID | base | row | {"aliases": ()}
+    merged = _RULES["unsaid"] | base | row | {"aliases": ()}
     merged["memory_source"] = f"given in {path.name}" if "memory_bytes" in row else base["memory_source"]
     return build(path.stem, merged | {"family": "own-linked" if merged.get("nvlink_bytes_per_s") else "own"})
 
@@ -107,39 +70,37 @@ def _base(path: Path, like: str | None) -> dict[str, Any]:
 
 def _checked(path: Path, field: str, value: Any) -> Any:
     if field not in _KNOWN:
-        raise BadGpu(f"{path} has a field {field!r}, which no card has.", hint=_closest(field))
+        close = get_close_matches(field, _KNOWN, n=1, cutoff=0.5)
+        hint = f"Did you mean {close[0]}?" if close else f"Known fields: {', '.join(_KNOWN)}."
+        raise BadGpu(f"{path} has a field {field!r}, which no card has.", hint=hint)
     if field == "rates":
         return _checked_rates(path, value)
-    if field in _TEXTS:
-        return _checked_text(path, field, value)
-    if field in _SIZES and isinstance(value, str):
+    if field in _RULES["texts"]:
+        if not isinstance(value, str) or not value.strip():
+            raise BadGpu(f"{field} in {path} is {value!r}: not a text.", hint=f"Write {_example(field)}.")
+        known = [name for name in architecture_tables().texts if name != "overhead"]
+        if field == "architecture" and value not in known:
+            raise BadGpu(f"architecture in {path} is {value!r}.", hint=f"Write one of {', '.join(known)}.")
+        return printable(value)
+    if field in _RULES["sizes"] and isinstance(value, str):
         try:
             value = parse_bytes(value)
         except BadSize as error:
             raise BadGpu(f"{field} in {path}: {error}", hint=error.hint) from None
-    low, high = (_SIZES | _COUNTS | _SPEEDS)[field]
-    whole = field not in _SPEEDS
+    low, high = _NUMBERS[field]
+    whole = field not in _RULES["speeds"]
     number = _number(path, field, value, (low, high))
     if whole and number != int(number):
         raise BadGpu(f"{field} in {path} is {value!r}: not a whole number.", hint=f"Write {_example(field)}.")
     return int(number) if whole else float(number)
 
 
-def _checked_text(path: Path, field: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise BadGpu(f"{field} in {path} is {value!r}: not a text.", hint=f"Write {_example(field)}.")
-    known = [name for name in architecture_tables().texts if name != "overhead"]
-    if field == "architecture" and value not in known:
-        raise BadGpu(f"architecture in {path} is {value!r}.", hint=f"Write one of {', '.join(known)}.")
-    return printable(value)
-
-
 def _checked_rates(path: Path, value: Any) -> Mapping[str, float]:
     if not isinstance(value, dict) or not value:
         raise BadGpu(f"rates in {path} is {value!r}: not a table of rates.", hint=f"Write {_example('rates')}.")
     for name in value:
-        if name not in _RATES:
-            raise BadGpu(f"rates in {path} has {name!r}.", hint=f"Write one of {', '.join(_RATES)}.")
+        if name not in _RULES["rates"]:
+            raise BadGpu(f"rates in {path} has {name!r}.", hint=f"Write one of {', '.join(_RULES['rates'])}.")
     if "fp32" not in value:
         raise BadGpu(f"rates in {path} lacks fp32.", hint=f"Write {_example('rates')}.")
     return {name: _number(path, f"rates.{name}", rate, _RATE_RANGE) for name, rate in value.items()}
@@ -163,10 +124,3 @@ def _example(field: str) -> str:
         return 'memory_bytes = 85017755648 (or "79.2 GiB")'
     value = "h100" if field == "like" else getattr(find_gpu("h100"), field)
     return f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}"
-
-
-def _closest(field: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(field, _KNOWN, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]}?" if close else f"Known fields: {', '.join(_KNOWN)}."

@@ -55,7 +55,7 @@ class Level:
 
 def levels_of(cluster: Cluster) -> tuple[Level, ...]:
     """Return the levels of one GPU of a cluster, nearest first, without those it lacks."""
-    return (*_on_chip(cluster.gpu), *_beyond(cluster))
+    return tuple(_levels(cluster))
 
 
 def reference_precision(gpu: Gpu) -> str:
@@ -63,7 +63,8 @@ def reference_precision(gpu: Gpu) -> str:
     return next(name for name in ("bf16", "fp16", "fp32") if name in gpu.rates)
 
 
-def _on_chip(gpu: Gpu) -> Iterator[Level]:
+def _levels(cluster: Cluster) -> Iterator[Level]:
+    gpu, host = cluster.gpu, cluster.host
     clocks_per_s = gpu.sm_count * gpu.clock_mhz * 1e6
     registers = gpu.sm_count * gpu.registers_per_sm * _REGISTER_BYTES
     lane_bytes = gpu.fp32_lanes_per_sm * _OPERANDS * _OPERAND_BYTES
@@ -77,10 +78,7 @@ def _on_chip(gpu: Gpu) -> Iterator[Level]:
     if gpu.l3_bytes:
         yield Level("L3", "Infinity Cache", gpu.l3_bytes, gpu.l3_bytes_per_s)
     yield Level("memory", gpu.memory_kind, gpu.memory_bytes, gpu.bandwidth_bytes_per_s)
-
-
-def _beyond(cluster: Cluster) -> Iterator[Level]:
-    gpu, host = cluster.gpu, cluster.host
+    # Beyond the GPU.
     linked = host.link_gpus > 1 and gpu.nvlink_bytes_per_s > 0
     peers = (host.link_gpus if linked else host.gpus) - 1
     if peers:

@@ -2,36 +2,17 @@
 
 Memory is queried in its second version, which separates the driver's own (`reserved`) from used memory. A container
 hides other processes, so the sum of processes may be less than the GPU's used memory: the difference is kept, not
-distributed.
+distributed. A library may be given that has the functions of `pynvml` used here, and its `NVMLError`.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, Protocol, cast
+from typing import Any
 
 from tonnage.errors import MissingPart, TonnageError
-
-
-class Nvml(Protocol):
-    """The functions of `pynvml` used here; its errors are `NVMLError` and its subclasses."""
-
-    NVMLError: type[Exception]
-    nvmlMemory_v2: int
-
-    def nvmlInit(self) -> Any: ...
-    def nvmlShutdown(self) -> Any: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
-    def nvmlDeviceGetName(self, handle: Any) -> str: ...
-    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any: ...
-    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]: ...
-    def nvmlSystemGetProcessName(self, pid: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +49,14 @@ class GpuMemory:
 
 
 @contextmanager
-def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
+def open_nvml(library: Any = None) -> Iterator["NvmlReader"]:
     """Open NVML; raises a readable error if there is none."""
-    nvml = library or _installed()
+    try:
+        nvml = library or import_module("pynvml")
+    except ImportError:
+        raise MissingPart(
+            "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
+        ) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -87,19 +73,10 @@ def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
         nvml.nvmlShutdown()
 
 
-def _installed() -> Nvml:
-    try:
-        return cast(Nvml, import_module("pynvml"))
-    except ImportError:
-        raise MissingPart(
-            "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
-        ) from None
-
-
 class NvmlReader:
     """Samples every GPU; constant properties are queried once."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         with self._words():
             self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -125,24 +102,16 @@ class NvmlReader:
 
     def _gpu(self, index: int) -> GpuMemory:
         handle, (name, uuid) = self._handles[index], self._names[index]
-        used, reserved, total = self._memory(handle)
-        return GpuMemory(index, name, uuid, total, used, reserved, self._busy_percent(handle), self._processes(handle))
-
-    def _memory(self, handle: Any) -> tuple[int, int, int]:
-        nvml = self._nvml
+        nvml, busy = self._nvml, None
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            reserved = memory.reserved
         except nvml.NVMLError:
             # Drivers before 510 have only the first version, whose used bytes include the reserved ones.
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            return memory.used, 0, memory.total
-        return memory.used, memory.reserved, memory.total
-
-    def _busy_percent(self, handle: Any) -> int | None:
-        try:
-            return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        except self._nvml.NVMLError:
-            return None  # a slice of a GPU (MIG) has no rate
+            memory, reserved = nvml.nvmlDeviceGetMemoryInfo(handle), 0
+        with suppress(nvml.NVMLError):  # a slice of a GPU (MIG) has no rate
+            busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return GpuMemory(index, name, uuid, memory.total, memory.used, reserved, busy, self._processes(handle))
 
     def _processes(self, handle: Any) -> tuple[ProcessMemory, ...]:
         """Return processes, largest first; NVML lists those with both compute and graphics twice."""

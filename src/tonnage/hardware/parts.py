@@ -10,15 +10,13 @@
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
 from tonnage.errors import UnknownGpu
+from tonnage.hardware.catalogue import DATA, DataTables
 from tonnage.hardware.gpu import Gpu
-from tonnage.hardware.tables import DataTables
 from tonnage.units import GIB
 
-_DATA = Path(__file__).parent / "data" / "mig.toml"
 _MEMORY = re.compile(r"(\d+)\s*(?:gi?b)?")
 # Up to this many GB, Metal recommends two thirds to one process, and three quarters beyond.
 _SMALL_GB = 32
@@ -31,7 +29,7 @@ def part_of(card: Gpu, words: str) -> Gpu:
 
 @cache
 def _instance(card: Gpu, profile: str) -> Gpu:
-    tables = DataTables.read(_DATA)
+    tables = DataTables.read(DATA / "mig.toml")
     table = tables.table("cards").get(card.key)
     if table is None:
         raise UnknownGpu(f"{card.name} is not cut into MIG instances.", hint=f"Write {card.key}.")

@@ -17,6 +17,7 @@ from tonnage.models.templates import ConfigValues, Tensor
 
 # Stacks in the order in which data passes them.
 _FIRST = re.compile(r"vision|visual|image|audio|speech|encoder(?!\.layer)|vit\b|dvt")
+_TOWER = re.compile(r"vision|visual|image|audio|(^|\.)encoder")
 _LAST = re.compile(r"decoder|text|language|lm\b|llm")
 
 
@@ -63,7 +64,7 @@ def _stack(
     for path in paths:
         fields = model.fields(lists[path][0].loop)
         side = ("decoder" if "decoder" in path else "encoder") if two_sided else ""
-        causal = side == "decoder" if two_sided else not (model.encoder or _looks_back(path))
+        causal = side == "decoder" if two_sided else not (model.encoder or (_TOWER.search(path) and "text" not in path))
         stage = _stage(model, lists[path], fields, side, causal)
         layers += stage
         hidden = _width(lists[path]) or hidden
@@ -78,10 +79,6 @@ def _stack(
         part=roles.part(paths[0]),
         picture=picture,
     )
-
-
-def _looks_back(path: str) -> bool:
-    return bool(re.search(r"vision|visual|image|audio|(^|\.)encoder", path)) and "text" not in path
 
 
 def _width(tensors: Sequence[Tensor]) -> int:

@@ -5,20 +5,17 @@ a decoder, the masked one of an encoder such as BERT, the conditional generation
 of a vision model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tonnage.errors import BadModel
 from tonnage.models import roles
-from tonnage.models.architectures import architecture
 from tonnage.models.assemble import Model, stacks
-from tonnage.models.closest import closest
 from tonnage.models.expressions import names_in
 from tonnage.models.fields import SYNONYMS, Fields
 from tonnage.models.shape import LayerStack, ModelShape, Projector
-from tonnage.models.stored import stored_format
-from tonnage.models.templates import ConfigValues, Tensor, tensors, turned
+from tonnage.models.templates import ConfigValues, Tensor, architecture, tensors, turned
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -29,7 +26,11 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     """Return the shape of the model that transformers would build from this configuration."""
     if not isinstance(config, Mapping):
         raise BadModel("A model configuration must be a JSON object.", hint="Give the config.json of the model.")
-    model_type = _model_type(config)
+    # The stated type, else the one in the class name ("LlamaForCausalLM").
+    named, model_type = config.get("architectures"), config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        first = str(named[0]) if isinstance(named, list) and named else ""
+        model_type = first.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
     row = architecture(model_type)
     if row is None or "tensors" not in row:
         # Counted as a similar one, with a note.
@@ -43,7 +44,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     values = ConfigValues(config, row)
     head, notes = _head(config, row)
     _check(row, values)
-    found = list(_all_tensors(config, row, values, head))
+    found = _all_tensors(config, row, values, head)
     heads = " ".join(row["heads"])
     masked = "MaskedLM" in head or ("MaskedLM" in heads and "CausalLM" not in head)
     model = Model(model_type, values, masked or "ImageClassification" in heads)
@@ -56,7 +57,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
 
 def counted(config: Mapping[str, Any], row: Mapping[str, Any], head: str) -> int:
     """Return the parameters of a configuration according to a row of templates."""
-    return sum(_count(tensor) for tensor in _all_tensors(config, row, ConfigValues(config, row), head))
+    return sum(tensor.total for tensor in _all_tensors(config, row, ConfigValues(config, row), head))
 
 
 def _check(row: Mapping[str, Any], values: ConfigValues) -> None:
@@ -74,16 +75,6 @@ def _check(row: Mapping[str, Any], values: ConfigValues) -> None:
             f"A width of {hidden} cannot be shared out among {heads} heads.",
             hint="Give a hidden size that the heads divide, or state 'head_dim'.",
         )
-
-
-def _model_type(config: Mapping[str, Any]) -> str:
-    """Return the stated type, else the one in the class name ("LlamaForCausalLM")."""
-    stated = config.get("model_type")
-    if isinstance(stated, str) and stated:
-        return stated
-    named = config.get("architectures")
-    first = str(named[0]) if isinstance(named, list) and named else ""
-    return first.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
 
 
 def _as_saved(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,50 +111,55 @@ def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple
     return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
 
 
-def _all_tensors(
-    config: Mapping[str, Any], row: Mapping[str, Any], values: ConfigValues, head: str
-) -> Iterator[Tensor]:
-    """Yield the row's tensors, replacing a part of an unusual type by that type's."""
+def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: ConfigValues, head: str) -> list[Tensor]:
+    """Return the row's tensors, replacing a part of an unusual type by that type's."""
     found = list(tensors(row, values, head))
     for part, usual in row["defaults"].items():
         given = config.get(part)
         if isinstance(usual, Mapping) and isinstance(given, Mapping) and given.get("model_type"):
             other = architecture(str(given["model_type"]))
-            if given["model_type"] != usual.get("model_type") and other is not None and "tensors" in other:
-                found = _with_part(found, part, given, other)
-    yield from found
-
-
-def _with_part(found: list[Tensor], part: str, given: Mapping[str, Any], other: Mapping[str, Any]) -> list[Tensor]:
-    """Rebuild the part's tower as the other type's bare model."""
-    looped = [
-        tensor for tensor in found if tensor.loop and all(name.startswith(f"{part}.") for name in names_in(tensor.loop))
-    ]
-    if not looped:
-        return found
-    tower = looped[0].name.partition(".")[0]
-    bare = next((head for head in reversed(other["heads"]) if head.endswith("Model")), next(iter(other["heads"])))
-    inner = [
-        replace(tensor, name=f"{tower}.{tensor.name}", loop=f"{part}.{tensor.loop}" if tensor.loop else "")
-        for tensor in tensors(other, ConfigValues(given, other), bare)
-    ]
-    return [tensor for tensor in found if tensor.name.partition(".")[0] != tower] + inner
+            if given["model_type"] == usual.get("model_type") or other is None or "tensors" not in other:
+                continue
+            # The part's tower becomes the other type's bare model.
+            inside = [
+                each for each in found if each.loop and all(n.startswith(f"{part}.") for n in names_in(each.loop))
+            ]
+            if inside:
+                tower, heads = inside[0].name.partition(".")[0], other["heads"]
+                bare = next((head for head in reversed(heads) if head.endswith("Model")), next(iter(heads)))
+                found = [each for each in found if each.name.partition(".")[0] != tower] + [
+                    replace(each, name=f"{tower}.{each.name}", loop=f"{part}.{each.loop}" if each.loop else "")
+                    for each in tensors(other, ConfigValues(given, other), bare)
+                ]
+    return found
 
 
 def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple[str, ...]) -> ModelShape:
     text = Fields(model.values, "text_config") if model.values("text_config.hidden_size") else Fields(model.values)
     made, outside = stacks(model, found)
-    heads = sum(_count(tensor) for tensor in outside if roles.is_head(tensor.name))
-    embedded = sum(_count(tensor) for tensor in outside if roles.is_embedding(tensor.name))
-    total = sum(_count(tensor) for tensor in outside)
+    # Each tower has what lies outside its layers; the rest is the language model's.
+    towers: list[LayerStack] = []
+    for stack in made[:-1]:
+        # Of two lists of layers in one tower the first has it.
+        first = all(other.part != stack.part for other in towers)
+        mine = [tensor for tensor in outside if first and roles.part(tensor.name) == stack.part]
+        embedded = sum(tensor.total for tensor in mine if roles.is_embedding(tensor.name))
+        others = sum(tensor.total for tensor in mine if not roles.is_head(tensor.name)) - embedded
+        towers.append(replace(stack, embedding_parameters=embedded, other_parameters=others))
+    heads = sum(tensor.total for tensor in outside if roles.is_head(tensor.name))
+    embedded = sum(tensor.total for tensor in outside if roles.is_embedding(tensor.name))
+    total = sum(tensor.total for tensor in outside)
     dtype = model.values("torch_dtype") or model.values("dtype")
+    # Embedding and head are tied if no head matrix is as large as the embedding.
+    rows = model.values("vocab_size") or model.values("text_config.vocab_size")
+    is_apart = any(roles.is_head(each.name) and len(each.shape) > 1 and rows in each.shape for each in outside)
     logits, vocab, positions = head.endswith(_SCORES), text.find("vocab") or 0, text.find("positions") or 0
     return ModelShape(
         name=name,
         architecture=model.model_type,
-        stacks=_with_outside(made, outside),
+        stacks=(*towers, *made[-1:]),
         vocab=vocab,
-        tied=logits and _tied(model.values, outside),
+        tied=logits and not is_apart,
         embedding_parameters=embedded,
         head_parameters=heads,
         other_parameters=total - heads - embedded,
@@ -180,19 +176,6 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
     )
 
 
-def _with_outside(made: tuple[LayerStack, ...], outside: list[Tensor]) -> tuple[LayerStack, ...]:
-    """Add to each tower what it has outside its layers; the rest is the language model's."""
-    towers: list[LayerStack] = []
-    for stack in made[:-1]:
-        # Of two lists of layers in one tower the first has it.
-        first = all(other.part != stack.part for other in towers)
-        mine = [tensor for tensor in outside if first and roles.part(tensor.name) == stack.part]
-        embedded = sum(_count(tensor) for tensor in mine if roles.is_embedding(tensor.name))
-        others = sum(_count(tensor) for tensor in mine if not roles.is_head(tensor.name)) - embedded
-        towers.append(replace(stack, embedding_parameters=embedded, other_parameters=others))
-    return (*towers, *made[-1:])
-
-
 def _projector(outside: list[Tensor]) -> Projector | None:
     """Return what lies between a tower and the language model; None if nothing does."""
     mine = [tensor for tensor in outside if roles.part(tensor.name) == "projector"]
@@ -205,14 +188,103 @@ def _projector(outside: list[Tensor]) -> Projector | None:
     if not mine:
         return None
     sides = tuple((inputs, outputs) for inputs, outputs in matrices)
-    return Projector(parameters=sum(_count(tensor) for tensor in mine), matrices=sides)
+    return Projector(parameters=sum(tensor.total for tensor in mine), matrices=sides)
 
 
-def _tied(values: ConfigValues, outside: list[Tensor]) -> bool:
-    """Say whether embedding and head are tied: no head matrix is as large as the embedding."""
-    vocab = values("vocab_size") or values("text_config.vocab_size")
-    return not any(roles.is_head(tensor.name) and len(tensor.shape) > 1 and vocab in tensor.shape for tensor in outside)
+# Unknown architectures
 
 
-def _count(tensor: Tensor) -> int:
-    return tensor.elements * (1 if tensor.members is None else len(tensor.members))
+_LLAMA = {
+    "hidden_size": "hidden",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate",
+    "vocab_size": "vocab",
+    "max_position_embeddings": "positions",
+}
+_GPT2 = {"n_embd": "hidden", "n_layer": "layers", "n_head": "heads", "n_inner": "intermediate", "vocab_size": "vocab",
+         "n_positions": "positions"}  # fmt: skip
+_NEEDED = ("hidden", "layers", "heads", "vocab")
+
+
+def closest(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of the most similar known architecture, judged by its fields, with the unknown one's numbers.
+
+    | it has                                | it is treated as   |
+    |---------------------------------------|--------------------|
+    | a compressed key and value (MLA)      | deepseek_v3        |
+    | experts                               | mixtral            |
+    | RMS norms or rotary positions         | llama              |
+    | anything else                         | gpt2               |
+    """
+    fields = Fields(config.get)
+    missing = [meant for meant in _NEEDED if fields.find(meant) is None]
+    if missing:
+        raise BadModel(
+            f"The configuration's architecture {config.get('model_type')!r} is not known, and it does not say: "
+            f"{', '.join(missing)}.",
+            hint="Give a configuration with model_type, hidden_size, num_hidden_layers, num_attention_heads, vocab_size.",
+        )
+    if fields.get("kv_lora_rank") is not None:
+        return {**config, "model_type": "deepseek_v3", "architectures": None}
+    if fields.find("experts"):
+        experts = {"num_local_experts": fields.need("experts"), "num_experts_per_tok": fields.find("experts_per_token")}
+        width = {"intermediate_size": fields.find("expert_intermediate")}
+        return _like("mixtral", _LLAMA, fields) | experts | width
+    modern = ("rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "num_key_value_heads")
+    if any(fields.get(name) is not None for name in modern):
+        return _like("llama", _LLAMA, fields) | {"attention_bias": fields.flag("attention_bias")}
+    return _like("gpt2", _GPT2, fields)
+
+
+def _like(model_type: str, names: Mapping[str, str], fields: Fields) -> dict[str, Any]:
+    numbers = {name: fields.find(meant) for name, meant in names.items()}
+    tied = fields.get("tie_word_embeddings")
+    stated = {name: number for name, number in numbers.items() if number is not None}
+    return {"model_type": model_type, **stated, **({} if tied is None else {"tie_word_embeddings": tied})}
+
+
+# Quantized checkpoints
+
+_PLAIN = {"fp8": "fp8", "fbgemm_fp8": "fp8", "modelopt": "fp8", "mxfp4": "mxfp4", "finegrained_fp8": "fp8"}
+_BY_BITS = {4: "int4", 8: "int8"}
+
+
+def stored_format(config: Mapping[str, Any]) -> str:
+    """Return the format of the quantized matrices by `quantization_config`; "" if nothing is, or in an unknown way.
+
+    | method                                        | format                              |
+    |-----------------------------------------------|-------------------------------------|
+    | fp8, fbgemm_fp8                               | fp8                                 |
+    | modelopt                                      | fp8 or nvfp4, as it says            |
+    | awq, gptq, auto-round                         | int4 or int8, as it says            |
+    | bitsandbytes                                  | nf4 or int8, as it says             |
+    | compressed-tensors                            | that of its first group of weights; int4-experts if attention is left out |
+    | mxfp4                                         | mxfp4: the experts alone            |
+    """
+    quantized = config.get("quantization_config")
+    if not isinstance(quantized, Mapping):
+        return ""
+    method = str(quantized.get("quant_method", ""))
+    if method == "compressed-tensors":
+        groups = quantized.get("config_groups")
+        first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+        weights = first.get("weights") if isinstance(first, Mapping) else None
+        if not isinstance(weights, Mapping):
+            return ""
+        bits, left_out = _whole(weights.get("num_bits")), quantized.get("ignore")
+        if weights.get("type") == "float":
+            return {8: "fp8", 4: "nvfp4"}.get(bits, "")
+        attention = isinstance(left_out, list) and any("self_attn" in str(name) for name in left_out)
+        return "int4-experts" if bits == 4 and attention else _BY_BITS.get(bits, "")
+    if method == "modelopt" and "FP4" in str(quantized.get("quant_algo", "")):
+        return "nvfp4"
+    if method == "bitsandbytes":
+        return "nf4" if quantized.get("load_in_4bit") else "int8"
+    return _PLAIN.get(method) or _BY_BITS.get(_whole(quantized.get("bits", quantized.get("w_bit"))), "")
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,7 +1,7 @@
 """Evaluate the small arithmetic of tensor templates: "num_attention_heads * head_dim", "layer_types[i] == 'mamba'".
 
 The expressions are our own data; the values are untrusted. Only what is listed here is possible: no attribute access,
-no calls except six numeric functions, and no number larger than a dimension may be.
+no calls except eight numeric functions, and no number larger than a dimension may be.
 """
 
 import ast
@@ -17,34 +17,17 @@ from tonnage.errors import BadModel
 Lookup = Callable[[str], Any]
 
 _TOO_LARGE = 2**62
+_PAIRS = (
+    "Add add Sub sub Mult mul FloorDiv floordiv Div truediv Mod mod Pow pow Eq eq NotEq ne Lt lt LtE le Gt gt GtE ge "
+    "Is is_ IsNot is_not"
+).split()
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
+    **{getattr(ast, sign): getattr(operator, name) for sign, name in zip(_PAIRS[::2], _PAIRS[1::2], strict=True)},
     ast.In: lambda item, items: item in (items or ()),
     ast.NotIn: lambda item, items: item not in (items or ()),
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "int": int,
-    "max": max,
-    "min": min,
-    "round": round,
-    "ceil": math.ceil,
-    "floor": math.floor,
-    "abs": abs,
-    "len": len,
+    function.__name__: function for function in (int, max, min, round, math.ceil, math.floor, abs, len)
 }
 
 

@@ -1,4 +1,4 @@
-"""Read a configuration's fields under the many names that model families use, and reject invalid values.
+"""Read a configuration's fields under the names that model families use (`data/synonyms.json`); reject invalid values.
 
 | meaning         | written                                                              |
 |-----------------|----------------------------------------------------------------------|
@@ -7,9 +7,11 @@
 | heads           | num_attention_heads, n_head, num_heads ...                           |
 """
 
+import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -18,43 +20,7 @@ from tonnage.errors import BadModel
 # No dimension of a model comes near this; a larger number is a mistake.
 LARGEST = 10**9
 
-SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "embedding_size", "hidden_dim"),
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "num_attention_groups"),
-    "head_dim": ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "attention_head_size"),
-    "intermediate": (
-        "intermediate_size",
-        "n_inner",
-        "d_ff",
-        "ffn_dim",
-        "encoder_ffn_dim",
-        "ffn_hidden_size",
-        "hidden_dim",
-    ),
-    "vocab": ("vocab_size", "n_vocab", "padded_vocab_size"),
-    "positions": (
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "n_ctx",
-        "seq_length",
-        "max_sequence_length",
-        "max_target_positions",
-    ),
-    "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k", "moe_k"),
-    "expert_intermediate": (
-        "moe_intermediate_size",
-        "expert_ffn_hidden_size",
-        "moe_ffn_hidden_size",
-        "intermediate_size",
-    ),
-    "shared_intermediate": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
-    "window_start": ("max_window_layers",),
-    "window": ("sliding_window", "sliding_window_size", "local_attention", "window_size", "attention_chunk_size"),
-}
+SYNONYMS: Mapping[str, list[str]] = json.loads((Path(__file__).parent / "data" / "synonyms.json").read_bytes())
 
 
 class Fields:

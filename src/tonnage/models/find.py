@@ -16,12 +16,11 @@ from pathlib import Path
 
 from tonnage.errors import BadModel, MissingPart, UnknownModel
 from tonnage.models.config import from_config
-from tonnage.models.files import INDEX, read_json
+from tonnage.models.files import HUB_ID, INDEX, read_json
 from tonnage.models.presets import find_preset, unknown
 from tonnage.models.shape import ModelShape
 from tonnage.untrusted import printable
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_LIKE = re.compile(r"^[./~]|\.(json|safetensors|bin|pt|pth|gguf)$|/.*/")
 
 
@@ -40,7 +39,7 @@ def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
         raise UnknownModel(f"The name of {path.name} does not say which known model it is.", hint=hint)
     if _PATH_LIKE.search(name_or_path):
         raise UnknownModel(f"There is no file or folder {name_or_path!r}.", hint="Check the path.")
-    if _HUB_ID.fullmatch(name_or_path):
+    if HUB_ID.fullmatch(name_or_path):
         if online:
             return _from_hub(name_or_path)
         raise unknown(name_or_path, hint="If it is on the hub, add --online to read its config.json there.")
@@ -67,7 +66,10 @@ def _is_folder(path: Path) -> bool:
 def _from_path(path: Path) -> ModelShape:
     try:
         if path.is_dir():
-            return _from_folder(path)
+            checkpoint, name = _checkpoint_in(path), printable(path.absolute().name)
+            if checkpoint is None or checkpoint.name.startswith("adapter_"):
+                return from_config(read_json(path / "config.json"), name)
+            return replace(_from_checkpoint(checkpoint), name=name)
         if not path.is_file():
             raise BadModel(f"{path} is not a file.", hint="Give a config.json, a folder or a .safetensors file.")
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
@@ -89,18 +91,9 @@ def _checkpoint_in(folder: Path) -> Path | None:
     return min(folder.glob("*.safetensors"), default=None)
 
 
-def _from_folder(folder: Path) -> ModelShape:
-    checkpoint = _checkpoint_in(folder)
-    config = folder / "config.json"
-    if checkpoint is None or checkpoint.name.startswith("adapter_"):
-        return from_config(read_json(config), printable(folder.absolute().name))
-    return replace(_from_checkpoint(checkpoint), name=printable(folder.absolute().name))
-
-
 def _from_checkpoint(path: Path) -> ModelShape:
-    # A preset, the usual request, needs neither.
-    from tonnage.models.checkpoint import read_checkpoint
-    from tonnage.models.headers import from_tensors, with_config
+    # A preset, the usual request, does not need it.
+    from tonnage.models.checkpoint import from_tensors, read_checkpoint, with_config
 
     config = path.with_name("config.json")
     shape = from_config(read_json(config), _name(path)) if config.is_file() else None
@@ -112,17 +105,13 @@ def _from_checkpoint(path: Path) -> ModelShape:
         return replace(shape, notes=(*shape.notes, str(error)))
     if shape is not None:
         return with_config(shape, tensors)
-    _refuse_lone_shard(path)
-    return from_tensors(tensors, _name(path))
-
-
-def _refuse_lone_shard(path: Path) -> None:
     shard = re.search(r"-(\d+)-of-(\d+)\.safetensors$", path.name)
     if shard and int(shard[2]) > 1 and not path.with_name(INDEX).is_file():
         raise BadModel(
             f"{path} is one shard of {int(shard[2])}, and neither their index nor a config.json is beside it.",
             hint=f"Put {INDEX} beside the shards, or give the model's config.json.",
         )
+    return from_tensors(tensors, _name(path))
 
 
 def _from_hub(hub_id: str) -> ModelShape:

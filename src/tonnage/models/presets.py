@@ -6,23 +6,75 @@
 | "meta-llama/Llama-3.1-8B-Instruct"                        | llama-3.1-8b     |
 | "gpt2-medium", "openai-community/gpt2-medium"             | gpt2-medium      |
 
-If a name gives its weights' format ("someone/Llama-3.1-8B-Instruct-FP8"), the shape has it (`models.names`).
+A hub name says more than the model: the weights' format, and words that change no shape (`data/names.toml`). One form of
+the name after another is tried.
+
+| asked                                            | model                    | weights |
+|--------------------------------------------------|--------------------------|---------|
+| "Qwen/Qwen2.5-7B-Instruct-AWQ"                   | qwen2.5-7b               | int4    |
+| "someone/Llama-3.1-8B-Instruct-FP8-dynamic"      | llama-3.1-8b             | fp8     |
+| "unsloth/Qwen3-8B-GGUF:Q8_0"                     | qwen3-8b                 | q8_0    |
+| "mistral-7b-instruct-v0.2.Q4_K_M.gguf"           | mistral-7b-instruct-v0.2 | q4_k_m  |
 """
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tonnage.errors import UnknownModel
 from tonnage.models.config import from_config
-from tonnage.models.names import HubName, read_name
 from tonnage.models.shape import ModelShape
 
-_DATA = Path(__file__).parent / "data" / "presets.json"
+_DATA = Path(__file__).parent / "data"
+# "owner/", or "owner/repository/" before a file.
+_OWNER = re.compile(r"([\w-][\w.-]*)/(?:[\w.-]+/(?=[^/]+\.gguf$))?(?=[^/]+$)")
+_GGUF = re.compile(r"(?<![a-z0-9])(i?q\d_(?:k_[sml]|k|0|1|xxs|xs|s|m|nl))(?![a-z0-9])")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_BETWEEN_WORDS = re.compile(r"[-_\s:]+|\.(?!\d)|(?<!\d)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A parsed name without its owner. `weights` is empty if the name does not give their format."""
+
+    words: tuple[str, ...]
+    weights: str
+    note: str
+
+    def forms(self) -> Iterator[str]:
+        """Yield possible model names: the whole, then each time without one more word that changes no shape."""
+        words, variants = list(self.words), _words()["variants"]
+        yield "-".join(words)
+        for index in range(len(words) - 1, 0, -1):
+            if words[index] in variants:
+                del words[index]
+                yield "-".join(words)
+
+
+def read_name(name: str) -> HubName:
+    """Return the words of the model, and its weights' format."""
+    text = name.lower().strip()
+    owner = _OWNER.match(text)
+    text = _SHARD.sub("", text[owner.end() if owner else 0 :].removesuffix(".gguf"))
+    quantized = _GGUF.findall(text)
+    words = [word for word in _BETWEEN_WORDS.split(_GGUF.sub("", text)) if word]
+    said = {*words, _words()["owners"].get(owner[1] if owner else "", "")}
+    rule = next((rule for rule in _words()["formats"] if said.issuperset(rule["words"])), None)
+    spent = {word for rule in _words()["formats"] for word in rule["words"]} | {"mlx", "bnb"}
+    kept = tuple(word for index, word in enumerate(words) if index == 0 or word not in spent)
+    if quantized:
+        return HubName(kept, quantized[-1], "")
+    return HubName(kept, rule["format"] if rule else "", rule.get("note", "") if rule else "")
+
+
+@cache
+def _words() -> dict[str, Any]:
+    return tomllib.loads((_DATA / "names.toml").read_text())
 
 
 def all_presets() -> tuple[str, ...]:
@@ -52,26 +104,21 @@ def unknown(name: str, *, hint: str = "") -> UnknownModel:
     """Return the error for an unknown name, with the closest presets and a hint."""
     from difflib import get_close_matches
 
-    within = _named_within(name)
-    if within:
-        known = f"If it is a fine-tune of {within} and of its shape, plan {within}."
-        return UnknownModel(f"There is no preset, file or folder called {name!r}.", hint=f"{hint}\n{known}".lstrip())
-    close = [_by_name()[match] for match in get_close_matches(_plain(name), _by_name(), n=8, cutoff=0.5)]
-    offered = ", ".join(list(dict.fromkeys(close))[:4])
-    known = f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
-    problem = f"There is no preset, file or folder called {name!r}."
-    return UnknownModel(problem, hint=f"{hint}\n{known}".lstrip())
-
-
-def _named_within(name: str) -> str:
-    """Return the preset with the longest name that consists of neighbouring words of this one; "" if none."""
+    # The preset with the longest name that consists of neighbouring words of this one.
     words = read_name(name).words
     runs = ((start, end) for start in range(len(words)) for end in range(start + 2, len(words) + 1))
-    for start, end in sorted(runs, key=lambda run: run[0] - run[1]):
-        key = _by_name().get(_plain("-".join(words[start:end])))
-        if key is not None:
-            return key
-    return ""
+    longest = sorted(runs, key=lambda run: run[0] - run[1])
+    named = (_by_name().get(_plain("-".join(words[start:end]))) for start, end in longest)
+    within = next((key for key in named if key is not None), "")
+    if within:
+        known = f"If it is a fine-tune of {within} and of its shape, plan {within}."
+    else:
+        close = [_by_name()[match] for match in get_close_matches(_plain(name), _by_name(), n=8, cutoff=0.5)]
+        offered = ", ".join(list(dict.fromkeys(close))[:4])
+        known = (
+            f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
+        )
+    return UnknownModel(f"There is no preset, file or folder called {name!r}.", hint=f"{hint}\n{known}".lstrip())
 
 
 def preset_config(key: str) -> Mapping[str, Any]:
@@ -88,7 +135,7 @@ def _shape(key: str) -> ModelShape:
 
 @cache
 def _presets() -> Mapping[str, Any]:
-    presets: dict[str, Any] = json.loads(_DATA.read_bytes())
+    presets: dict[str, Any] = json.loads((_DATA / "presets.json").read_bytes())
     return presets
 
 

@@ -2,13 +2,27 @@
 
 import re
 
-_ATTENTION = re.compile(
+# Whether it is part of what mixes tokens; of a mixer that keeps a state; of a decoder's attention to its encoder.
+is_attention = re.compile(
     r"att|mixer|mamba|ssm|conv|recurrent|temporal_block|token_mix|time_mix|retention|rotary|kda", re.IGNORECASE
-)
-_RECURRENT = re.compile(
+).search
+is_recurrent = re.compile(
     r"linear_attn|mamba|ssm|A_log|recurrent|rg_lru|short_?conv|\bconv\b|kda|time_mix|time_decay|delta_?net|receptance"
-)
-_CROSS = re.compile(r"EncDecAttention|encoder_attn|cross_?att|crossattention|encoder_decoder_att", re.IGNORECASE)
+).search
+is_cross = re.compile(
+    r"EncDecAttention|encoder_attn|cross_?att|crossattention|encoder_decoder_att", re.IGNORECASE
+).search
+# Whether it is the gate matrix of an MLP; a token beside the patches of an image; a part of the output head.
+is_gate = re.compile(
+    r"gate_proj|gate_up|gate_and_up|wi_1|\bw3\b|linear_v|w1_w3|gated|fc1_g|gate_linear|Wi\b|c_fc_1|input_linear"
+).search
+is_extra_token = re.compile(r"(cls_token|class_token|class_embedding|distillation_token|register_tokens)$").search
+is_head = re.compile(
+    r"^(language_model\.)?(lm_head|cls|classifier|score|qa_outputs|embed_out|output_projection|generator|head|ctc|"
+    r"decoder\.(bias|weight)$|"
+    r"predictions|final_logits|logit|vocab_|lm_|pred_layer|proj_out|distillation_classifier|cls_classifier|fc\d?\.)"
+).search
+
 _NORM = re.compile(r"norm|(^|\.)ln_?\w*\.|layrnorm", re.IGNORECASE)
 _INNER_NORM = re.compile(
     r"(q|k|v|query|key|qk|kv|q_a|kv_a|b|c|dt|mamba|linear_attn|mixer|ssm)[._](layer_?)?norm|(attn|attention)\.(norm|sub_norm)",
@@ -16,18 +30,7 @@ _INNER_NORM = re.compile(
 )
 _EXPERTS = re.compile(r"experts?(\.|_|$)")
 _SHARED = re.compile(r"shared|router|gate\.|gate$|gate\.weight|residual|dense")
-_GATED = re.compile(
-    r"gate_proj|gate_up|gate_and_up|wi_1|\bw3\b|linear_v|w1_w3|gated|fc1_g|gate_linear|Wi\b|c_fc_1|input_linear"
-)
 _EMBEDDING = re.compile(r"embed|wte|wpe|shared\.|patch|position|token_type|cls_token|class_token|mask_token|register")
-_HEAD = re.compile(
-    r"^(language_model\.)?(lm_head|cls|classifier|score|qa_outputs|embed_out|output_projection|generator|head|ctc|"
-    r"decoder\.(bias|weight)$|"
-    r"predictions|final_logits|logit|vocab_|lm_|pred_layer|proj_out|distillation_classifier|cls_classifier|fc\d?\.)"
-)
-
-
-_EXTRA_TOKEN = re.compile(r"(cls_token|class_token|class_embedding|distillation_token|register_tokens)$")
 _PROJECTOR = re.compile(r"projector|connector|merger|embed_vision|resampler")
 _TOWERS = {
     "vision": re.compile(r"vision|visual|image|vit\b"),
@@ -43,29 +46,9 @@ def part(name: str) -> str:
     return next((tower for tower, form in _TOWERS.items() if form.search(name) and "text" not in name), "language")
 
 
-def is_extra_token(name: str) -> bool:
-    """Say whether it is a token beside the patches of an image."""
-    return bool(_EXTRA_TOKEN.search(name))
-
-
-def is_cross(name: str) -> bool:
-    """Say whether it is a decoder's attention to its encoder."""
-    return bool(_CROSS.search(name))
-
-
-def is_recurrent(name: str) -> bool:
-    """Say whether it is part of a mixer that keeps a state."""
-    return bool(_RECURRENT.search(name))
-
-
 def is_norm(name: str, dimensions: int) -> bool:
     """Say whether it is a norm of the layer; those of queries and keys belong to attention."""
     return dimensions <= 1 and bool(_NORM.search(name)) and not _INNER_NORM.search(name)
-
-
-def is_attention(name: str) -> bool:
-    """Say whether it is part of what mixes tokens."""
-    return bool(_ATTENTION.search(name))
 
 
 def is_routed_expert(name: str) -> bool:
@@ -73,16 +56,6 @@ def is_routed_expert(name: str) -> bool:
     return bool(_EXPERTS.search(name)) and not _SHARED.search(name)
 
 
-def is_gate(name: str) -> bool:
-    """Say whether it is the gate matrix of an MLP."""
-    return bool(_GATED.search(name))
-
-
 def is_embedding(name: str) -> bool:
     """Say whether it embeds tokens, positions or patches."""
     return bool(_EMBEDDING.search(name)) and not is_head(name)
-
-
-def is_head(name: str) -> bool:
-    """Say whether it belongs to the output head."""
-    return bool(_HEAD.search(name))

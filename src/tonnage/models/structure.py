@@ -21,15 +21,26 @@ def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side
     """Return a layer's attention; None if the configuration does not give the number of heads."""
     if fields.get("kv_lora_rank") is not None and fields.get("qk_rope_head_dim") is not None:
         return _latent(fields)
-    heads = _heads(fields, side)
-    if not heads:
+    name = f"{side}_attention_heads"
+    if side and fields.get(name) is not None:
+        heads = fields.whole(name, least=1)
+    elif fields.find("heads") is None:
         return None
+    else:
+        heads = fields.need("heads")
     head_dim = fields.find("head_dim") or fields.need("hidden") // heads
     window = fields.find("window") or 0 if _slides(fields, model_type, index) else 0
+    shares_one = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
+    kv_heads = 1 if shares_one else fields.find("kv_heads") or heads
+    if heads % kv_heads:
+        raise BadModel(
+            f"{heads} attention heads cannot share {kv_heads} key and value heads.",
+            hint="The number of heads must be a multiple of the key and value heads.",
+        )
     return AttentionShape(
         kind=AttentionKind.SLIDING if window else AttentionKind.FULL,
         heads=heads,
-        kv_heads=_kv_heads(fields, heads),
+        kv_heads=kv_heads,
         head_dim=head_dim,
         value_head_dim=head_dim,
         window=window,
@@ -81,26 +92,6 @@ def _slides(fields: Fields, model_type: str, index: int) -> bool:
     if switch is None:
         return True
     return fields.flag(switch) and index >= (fields.find("window_start") or 0)
-
-
-def _heads(fields: Fields, side: str) -> int | None:
-    name = f"{side}_attention_heads"
-    if side and fields.get(name) is not None:
-        return fields.whole(name, least=1)
-    heads = fields.find("heads")
-    return heads if heads is None else fields.need("heads")
-
-
-def _kv_heads(fields: Fields, heads: int) -> int:
-    if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
-        return 1
-    kv_heads = fields.find("kv_heads") or heads
-    if heads % kv_heads:
-        raise BadModel(
-            f"{heads} attention heads cannot share {kv_heads} key and value heads.",
-            hint="The number of heads must be a multiple of the key and value heads.",
-        )
-    return kv_heads
 
 
 def _latent(fields: Fields) -> AttentionShape:

@@ -1,13 +1,18 @@
 """The exact tensors of a known architecture: its templates evaluated with a configuration's numbers.
 
 A template is a name ("layers.*.mlp.up_proj.weight"), an expression per dimension, the loops that repeat it with a rule
-over the index `i` that says which iterations have it, and the condition for its existence.
+over the index `i` that says which iterations have it, and the condition for its existence. `data/architectures.jsonl`
+holds one architecture per line (`tools/learn_shapes.py` makes it from transformers itself), with its fields' defaults;
+only the requested line is parsed.
 """
 
+import json
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from tonnage.errors import BadModel
@@ -15,6 +20,23 @@ from tonnage.models.expressions import evaluate
 from tonnage.models.fields import LARGEST, truth, whole
 
 MOST_TURNS = 4_096
+_DATA = Path(__file__).parent / "data" / "architectures.jsonl"
+
+
+@cache
+def architecture(model_type: str) -> Mapping[str, Any] | None:
+    """Return the row of an architecture; None if unknown."""
+    text = _text()
+    start = text.find(f'\n{{"model_type": {json.dumps(model_type)}, '.encode())
+    if start < 0:
+        return None
+    row: dict[str, Any] = json.loads(text[start : text.find(b"\n", start + 1)])
+    return row
+
+
+@cache
+def _text() -> bytes:
+    return b"\n" + _DATA.read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +53,11 @@ class Tensor:
     def elements(self) -> int:
         """Elements of one member."""
         return self.repeats * prod(self.shape)
+
+    @property
+    def total(self) -> int:
+        """Elements of all members."""
+        return self.elements * (1 if self.members is None else len(self.members))
 
 
 class ConfigValues:
@@ -165,9 +192,18 @@ def _tensor(template: list[Any], values: ConfigValues, rules: dict[tuple[str, st
     members = [_members(count, rule, values, rules) for count, rule in loops]
     if any(not turn for turn in members):
         return None
-    shape = tuple(_dimension(size, values) for size in sizes)
+    shape = []
+    for text in sizes:
+        size = evaluate(text, values)
+        if isinstance(size, float) and size.is_integer():
+            size = int(size)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise BadModel(
+                f"{text} comes to {size!r}, which is no size.", hint="Correct these fields of the configuration."
+            )
+        shape.append(size)
     inner = prod(len(turn) for turn in members[1:])
-    return Tensor(name, shape, inner, loops[0][0] if loops else "", members[0] if members else None)
+    return Tensor(name, tuple(shape), inner, loops[0][0] if loops else "", members[0] if members else None)
 
 
 def _members(
@@ -178,14 +214,3 @@ def _members(
         kept = (index for index in indices if not rule or evaluate(rule, _indexed(values, index)))
         rules[count, rule] = tuple(kept)
     return rules[count, rule]
-
-
-def _dimension(text: str, values: ConfigValues) -> int:
-    size = evaluate(text, values)
-    if isinstance(size, float) and size.is_integer():
-        size = int(size)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise BadModel(
-            f"{text} comes to {size!r}, which is no size.", hint="Correct these fields of the configuration."
-        )
-    return size

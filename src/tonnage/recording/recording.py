@@ -15,8 +15,7 @@ from tonnage.clock.captured import CapturedStep
 from tonnage.errors import UnknownGpu
 from tonnage.garbage import no_collection
 from tonnage.hardware import Gpu, find_gpu
-from tonnage.hardware.cluster import Cluster
-from tonnage.hardware.host import read_host
+from tonnage.hardware.cluster import Cluster, read_host
 from tonnage.ledger import Category, Ledger
 from tonnage.recording.groups import BlockGroup, group_alike
 from tonnage.recording.host import HostPeaks

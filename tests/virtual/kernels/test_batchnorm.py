@@ -53,6 +53,6 @@ def test_an_evaluated_layer_gives_contiguous_gradients() -> None:
 
 @given(length=st.integers(1, 10**8), channels=st.integers(1, 4096))
 def test_a_grid_covers_the_channels_and_stays_in_bounds(length: int, channels: int) -> None:
-    grid = reduction_grid(length, channels)
-    assert 1 <= grid.rows <= MAX_ROWS_OF_BLOCKS
-    assert -(-channels // MAX_BLOCK) <= grid.columns <= channels
+    columns, rows = reduction_grid(length, channels)
+    assert 1 <= rows <= MAX_ROWS_OF_BLOCKS
+    assert -(-channels // MAX_BLOCK) <= columns <= channels

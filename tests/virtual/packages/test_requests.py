@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from tonnage.errors import NotModelled
-from tonnage.virtual.packages import Packages, deepspeed_operators, requests
+from tonnage.virtual.packages import Packages, requests
 from tonnage.virtual.standins import StandIns
 
 
@@ -58,6 +58,6 @@ def test_an_operator_of_deepspeed_without_a_stand_in_is_named(stand_ins: StandIn
 
     module = ModuleType("deepspeed.ops.op_builder.builder")
     module.__dict__["OpBuilder"] = OpBuilder
-    deepspeed_operators.supply(module, stand_ins)
+    requests.supply_deepspeed(module, stand_ins)
     with pytest.raises(NotModelled, match="evoformer_attn at first use"):
         OpBuilder().jit_load()

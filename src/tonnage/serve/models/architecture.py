@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tonnage.errors import BadModel
-from tonnage.models.architectures import architecture as known_row
+from tonnage.models.config import stored_format
 from tonnage.models.fields import Fields, whole
 from tonnage.models.files import read_json
 from tonnage.models.presets import find_preset, preset_config, unknown
-from tonnage.models.stored import stored_format
 from tonnage.models.templates import ConfigValues
+from tonnage.models.templates import architecture as known_row
 from tonnage.serve.models.rope import Rope, read_rope
 
 Activation = Literal["silu", "gelu_tanh"]

@@ -23,7 +23,7 @@ from tonnage.virtual.kernels.convolution_engines import (
     takes_none,
     workspace_bytes,
 )
-from tonnage.virtual.kernels.recurrent_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
+from tonnage.virtual.kernels.library_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 
 if TYPE_CHECKING:
     from tonnage.virtual.driver.device import DriverDevice

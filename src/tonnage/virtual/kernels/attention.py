@@ -9,9 +9,10 @@ from math import ceil
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.kernels.library_sizes import attention_data, cudnn_backward_bytes, cudnn_forward_bytes
-from tonnage.virtual.kernels.registry import kernel, scratch
+from tonnage.virtual.kernels.registry import free_reversed, kernel, scratch
 from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
@@ -22,17 +23,18 @@ def _device() -> Any:
     return active().device
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int = 128) -> int:
+    """Round up to a multiple."""
     return -(-value // multiple) * multiple
 
 
-def _floats(like: torch.Tensor, *shape: int) -> torch.Tensor:
+def floats(like: Tensor, *shape: int) -> Tensor:
+    """Allocate an uninitialized float32 tensor on the same device."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-LARGEST_GRID = (
-    65535  # limit of a launch's second and third grid dimensions, which the kernels use for heads and sequences
-)
+# The limit of a launch's second and third grid dimensions, which the kernels use for heads and sequences.
+LARGEST_GRID = 65535
 
 
 def _check_launch(*counts: int) -> None:
@@ -56,77 +58,80 @@ def flash_splits(blocks: int, slots: int, key_blocks: int, most: int = 128) -> i
     return next((n for n in eligible if efficiency[n] >= 0.85 * best), 1)
 
 
-def _split_accumulators(like: torch.Tensor, batch: int, heads: int, width: int, keys: int, queries: int) -> Tensors:
-    keys_per_block = 256 if width <= 64 else 128 if width <= 128 else 64
-    work = batch * heads * ceil(queries / 64)
-    splits = flash_splits(work, 2 * _device().gpu.sm_count, ceil(keys / keys_per_block))
+def split_accumulators(
+    like: Tensor, sizes: tuple[int, int, int, int], width: int, processors: int, splits: int = 0
+) -> list[Tensor]:
+    """Allocate partial outputs if few queries meet many keys and these are split. `sizes`: batch, heads, queries, keys."""
+    batch, heads, queries, keys = sizes
+    if splits < 1:
+        keys_per_block = 256 if width <= 64 else 128 if width <= 128 else 64
+        splits = flash_splits(batch * heads * ceil(queries / 64), 2 * processors, ceil(keys / keys_per_block))
     if splits <= 1:
-        return (None, None)
-    statistics = _floats(like, splits, batch, heads, queries)
-    return statistics, _floats(like, splits, batch, heads, queries, _rounded_width(width))
+        return []
+    statistics = floats(like, splits, batch, heads, queries)
+    return [floats(like, splits, batch, heads, queries, _rounded_width(width)), statistics]
+
+
+def backward_accumulators(
+    query: Tensor, sequences: int | None, deterministic: bool, processors: int
+) -> tuple[Tensor, Tensor]:
+    """Allocate the softmax sums, and the sum of the queries' gradients. `sequences` is None for a batch."""
+    heads, width = query.shape[-2], _rounded_width(query.shape[-1])
+    if sequences is None:
+        batch, rows = query.shape[0], round_up(query.shape[1])
+        sums, shape = floats(query, batch, heads, rows), [batch, rows, heads, width]
+    else:
+        batch, rows = sequences, query.shape[0] + 128 * sequences  # rows between the sums of two sequences
+        sums, shape = floats(query, heads, rows), [rows, heads, width]
+    if deterministic:  # every SM adds to its own accumulator
+        shape = [ceil(processors / (batch * heads)), *shape]
+    return sums, floats(query, *shape)
 
 
 def _rounded_width(width: int) -> int:
-    return _round_up(width, 32 if width <= 128 else 64)
+    return round_up(width, 32 if width <= 128 else 64)
 
 
-def _random_state(like: torch.Tensor, dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _random_state(like: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     if _device().torch_version < (2, 7):
         return _seed(), _seed()
     state = torch.empty(2, dtype=torch.uint64, device=like.device)
     unused = torch.empty((), dtype=torch.uint64, device=like.device)
     if dropout > 0:
-        again = torch.empty(2, dtype=torch.uint64, device=like.device)
-        del state
-        return again, unused
+        state = torch.empty(2, dtype=torch.uint64, device=like.device)  # allocated again
     return state, unused
 
 
-def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, windowed: bool) -> Tensors:
-    """Allocate for inputs of shape (batch, length, heads, width)."""
-    batch, queries, heads, width = query.shape
-    keys, key_heads = key.shape[1], key.shape[2]
+def _flash(
+    query: Any, key: Any, dropout: float, debug: bool, windowed: bool, ends: Any = None, longest: Tensors = (0, 0)
+) -> Tensors:
+    """Allocate for inputs of shape (batch, length, heads, width), or (tokens, heads, width) of sequences with ends.
+
+    Keys of sequences may be paged.
+    """
+    dense, (heads, width), key_heads = ends is None, query.shape[-2:], key.shape[-2]
+    batch, queries, keys = (*query.shape[:2], key.shape[1]) if dense else (ends.numel() - 1, *longest)
     swapped = queries == 1 and heads > key_heads and not windowed and dropout == 0
     if swapped:  # one query: the heads that share keys become its length
         query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2)
+        query = query if dense else query.reshape(-1, key_heads, width)
         queries, heads = heads // key_heads, key_heads
     out = torch.empty_like(query)
-    statistics = _floats(query, batch, heads, queries)
-    if _device().torch_version >= (2, 2):  # the first version with FlashAttention 2
+    statistics = floats(query, batch, heads, queries) if dense else floats(query, heads, query.shape[0])
+    if dense and _device().torch_version >= (2, 2):  # the first version with FlashAttention 2
         _check_launch(batch, heads)
-    softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
-    statistics_parts, out_parts = (
-        _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else (None, None)
-    )
+    softmax = query.new_empty(batch, heads, round_up(queries), round_up(keys)) if debug else None
+    may_split = dropout == 0 and (dense or swapped or key.dim() == 4)
+    sizes, processors = (batch, heads, queries, keys), _device().gpu.sm_count
+    parts = split_accumulators(query, sizes, width, processors) if may_split else []
     state, unused = _random_state(query, dropout)
-    if swapped:
+    if swapped and dense:
         out = out.transpose(1, 2).reshape(batch, 1, heads * queries, width)
         statistics = statistics.reshape(batch, heads * queries, 1)
-    del statistics_parts, out_parts
-    return out, statistics, state, unused, softmax
-
-
-def _flash_varlen(query: Any, key: Any, ends: Any, longest: tuple[int, int], dropout: float, debug: bool) -> Tensors:
-    """Allocate for inputs of shape (tokens, heads, width); keys may be paged."""
-    total, heads, width = query.shape
-    batch, (queries, keys) = ends.numel() - 1, longest
-    key_heads = key.shape[-2]
-    swapped = queries == 1 and heads > key_heads and dropout == 0
-    if swapped:
-        query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2).reshape(-1, key_heads, width)
-        queries, heads, total = heads // key_heads, key_heads, query.shape[0]
-    out = torch.empty_like(query)
-    statistics = _floats(query, heads, total)
-    softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
-    split = (swapped or key.dim() == 4) and dropout == 0
-    statistics_parts, out_parts = (
-        _split_accumulators(query, batch, heads, width, keys, queries) if split else (None, None)
-    )
-    state, unused = _random_state(query, dropout)
-    if swapped:
-        out = out.reshape(batch, queries, key_heads, width).transpose(1, 2).reshape(batch, key_heads * queries, width)
+    elif swapped:
+        out = out.reshape(batch, queries, heads, width).transpose(1, 2).reshape(batch, heads * queries, width)
         statistics = statistics.reshape(heads * queries, batch)
-    del statistics_parts, out_parts
+    free_reversed(parts)
     return out, statistics, state, unused, softmax
 
 
@@ -139,8 +144,8 @@ def flash_attention_forward(
     windows = (window_size_left, window_size_right)
     windowed = alibi_slopes is not None or any(size is not None and size >= 0 for size in windows)
     if cum_seq_q is not None:
-        return _flash_varlen(query, key, cum_seq_q, (max_q, max_k), dropout_p, return_debug_mask)
-    return _flash_dense(query, key, value, dropout_p, return_debug_mask, windowed)
+        return _flash(query, key, dropout_p, return_debug_mask, False, cum_seq_q, (max_q, max_k))
+    return _flash(query, key, dropout_p, return_debug_mask, windowed)
 
 
 @kernel("_scaled_dot_product_flash_attention")
@@ -148,10 +153,9 @@ def scaled_dot_product_flash_attention(
     query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False,
     *, scale: float | None = None,
 ) -> Tensors:  # fmt: skip
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    out, statistics, state, unused, softmax = _flash_dense(q, k, v, dropout_p, return_debug_mask, windowed=False)
-    lengths = (query.shape[2], key.shape[2])
-    return out.transpose(1, 2), statistics, None, None, *lengths, state, unused, softmax
+    q, k = query.transpose(1, 2), key.transpose(1, 2)
+    out, statistics, state, unused, softmax = _flash(q, k, dropout_p, return_debug_mask, windowed=False)
+    return out.transpose(1, 2), statistics, None, None, query.shape[2], key.shape[2], state, unused, softmax
 
 
 def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends: Any) -> Tensors:
@@ -159,17 +163,9 @@ def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends:
     grad, out = grad.contiguous(), out.contiguous()
     heads, width = query.shape[-2], query.shape[-1]
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    if ends is None:
-        batch, queries = query.shape[0], _round_up(query.shape[1], 128)
-        softmax_sum = _floats(query, batch, heads, queries)
-        shape: tuple[int, ...] = (batch, queries, heads, _rounded_width(width))
-    else:
-        batch, queries = ends.numel() - 1, query.shape[0] + 128 * (ends.numel() - 1)
-        softmax_sum = _floats(query, heads, queries)
-        shape = (queries, heads, _rounded_width(width))
-    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        shape = (ceil(_device().gpu.sm_count / (batch * heads)), *shape)
-    dq_sum = _floats(query, *shape)
+    fixed = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    sequences = None if ends is None else ends.numel() - 1
+    softmax_sum, dq_sum = backward_accumulators(query, sequences, fixed, _device().gpu.sm_count)
     if key.shape[-2] != heads:
         expanded = (*key.shape[:-2], heads, width)
         dk_expanded, dv_expanded = key.new_empty(expanded), key.new_empty(expanded)
@@ -199,7 +195,7 @@ def scaled_dot_product_flash_attention_backward(
 
 
 @kernel("_safe_softmax")
-def safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax of math attention. Since 2.5, fully masked rows are zeros; before, it was a plain softmax."""
     out = torch.softmax(self, dim, dtype=dtype)
     if _device().torch_version < (2, 5):
@@ -215,21 +211,21 @@ def safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None)
 # Efficient (CUTLASS) kernels
 
 
-def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> tuple[Tensor, Tensor]:
     """Allocate for (batch, length, heads, width). Statistics are padded to 32 queries; wide heads accumulate in float32."""
     batch, _, heads, width = query.shape
     shape = (batch, query.shape[1], heads, value.shape[-1])
     out = query.new_empty(shape)
-    statistics = _floats(query, batch, heads, _round_up(queries, 32) if want_statistics else 0)
+    statistics = floats(query, batch, heads, round_up(queries, 32) if want_statistics else 0)
     if query.dtype in _HALF and max(width, value.shape[-1]) > 128:
-        accumulator = _floats(query, *shape)
+        accumulator = floats(query, *shape)
         del accumulator
     if _device().torch_version < (2, 8):  # since 2.8, large batches are processed in pieces
         _check_launch(batch, heads)
     return out, statistics
 
 
-def _seed() -> torch.Tensor:
+def _seed() -> Tensor:
     return torch.zeros((), dtype=torch.int64)  # on the host, unless a CUDA graph is captured
 
 
@@ -252,7 +248,7 @@ def efficient_attention_forward(
     assert queries is not None
     out, statistics = _efficient(query, value, compute_log_sumexp, queries)
     if ragged:
-        statistics = _floats(query, cu_seqlens_q.numel() - 1, query.shape[2], statistics.shape[-1])
+        statistics = floats(query, cu_seqlens_q.numel() - 1, query.shape[2], statistics.shape[-1])
     return out, statistics, _seed(), _seed(), queries, keys
 
 
@@ -284,10 +280,10 @@ def efficient_workspace_bytes(
         splits = 1 if batch * heads >= 256 and keys <= 2 * block_k else splits
         splits = min(splits, 200 // (batch * heads)) if accumulates else splits
     splits = 1 if torch.are_deterministic_algorithms_enabled() else max(splits, 1)
-    for_keys = sum(splits * block_k * _round_up(width, block_q) for width in widths) if accumulates else 0
+    for_keys = sum(splits * block_k * round_up(width, block_q) for width in widths) if accumulates else 0
     tile = 4 + block_q * block_k  # a lock of 16 bytes before each tile
     for_queries = ceil(queries / block_q) * ceil(widths[0] / block_k) * tile if capability >= (7, 0) else 0
-    return batch * heads * _round_up(for_keys + for_queries, 4) * 4
+    return batch * heads * round_up(for_keys + for_queries, 4) * 4
 
 
 def _efficient_backward(
@@ -302,24 +298,20 @@ def _efficient_backward(
         dq, dk, dv = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     dbias = None
     if bias_grad:
-        padded = bias.new_empty(*bias.shape[:-1], _round_up(bias.shape[-1], 16))
+        padded = bias.new_empty(*bias.shape[:-1], round_up(bias.shape[-1], 16))
         dbias = padded[..., : bias.shape[-1]]
         del padded
-    delta = _delta(grad, out, query)
+    if query.dtype in _HALF:
+        delta = floats(query, query.shape[0], query.shape[2], query.shape[1])
+    else:
+        product = grad.to(torch.float32) * out.to(torch.float32)
+        total = floats(query, *query.shape[:3])
+        delta = total.transpose(-2, -1).contiguous()
+        del total, product
     widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
     workspace = scratch(efficient_workspace_bytes(query.dtype, sizes, widths, capability, dropout > 0, splits), query)
     del delta, workspace, grad
     return dq, dk, dv, dbias
-
-
-def _delta(grad: Any, out: Any, query: Any) -> torch.Tensor:
-    if query.dtype in _HALF:
-        return _floats(query, query.shape[0], query.shape[2], query.shape[1])
-    product = grad.to(torch.float32) * out.to(torch.float32)
-    total = _floats(query, *query.shape[:3])
-    delta: torch.Tensor = total.transpose(-2, -1).contiguous()
-    del total, product
-    return delta
 
 
 @kernel("_efficient_attention_backward")
@@ -354,7 +346,7 @@ def scaled_dot_product_efficient_attention_backward(
 # cuDNN
 
 
-def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _like_layout(query: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Allocate an output whose dimensions are ordered in memory like the query's."""
     strides, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=query.stride):
@@ -367,7 +359,14 @@ def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def scaled_dot_product_cudnn_attention(
     query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, *_: Any, **__: Any
 ) -> Tensors:
-    return _cudnn(query, key, value, compute_log_sumexp)
+    device = _device()
+    device.use("cudnn")
+    batch, heads, queries, _ = query.shape
+    seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+    out = _like_layout(query, (batch, heads, queries, value.shape[3]))
+    statistics = floats(query, batch, heads, queries, 1) if compute_log_sumexp else None
+    scratch(cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count), query)
+    return out, statistics, None, None, queries, key.shape[2], seed, offset, None
 
 
 @kernel("_cudnn_attention_forward")
@@ -375,21 +374,7 @@ def cudnn_attention_forward(
     query: Any, key: Any, value: Any, attn_bias: Any, cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int,
     compute_log_sumexp: bool, *_: Any, **__: Any,
 ) -> Tensors:  # fmt: skip
-    return _cudnn(query, key, value, compute_log_sumexp)
-
-
-def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
-    device = _device()
-    device.use("cudnn")
-    batch, heads, queries, _ = query.shape
-    seed = torch.empty((), dtype=torch.int64, device=query.device)
-    offset = torch.empty((), dtype=torch.int64, device=query.device)
-    out = _like_layout(query, (batch, heads, queries, value.shape[3]))
-    statistics = _floats(query, batch, heads, queries, 1) if want_statistics else None
-    size = cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count)
-    workspace = scratch(size, query)
-    del workspace
-    return out, statistics, None, None, queries, key.shape[2], seed, offset, None
+    return scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp)
 
 
 @kernel("_scaled_dot_product_cudnn_attention_backward", "_cudnn_attention_backward")
@@ -402,6 +387,6 @@ def cudnn_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, ou
     for shared in (key, value):
         if shared.shape[1] != heads:
             size += batch * heads * shared.shape[2] * shared.shape[3] * shared.element_size()
-    workspace = scratch(size, query)
-    del workspace, turned
+    scratch(size, query)
+    del turned
     return dq, dk, dv

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tonnage.errors import NotModelled
 from tonnage.virtual.kernels.library_sizes import attention_data
@@ -17,16 +18,17 @@ from tonnage.virtual.session import active
 
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
 _HALF = (torch.float16, torch.bfloat16)
+_ordered: Any = None  # the device whose default order has been set
 
 
 @dataclass(slots=True)
 class Question:
     """The inputs of attention, with the card's compute capability and the PyTorch version."""
 
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor | None
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
     dropout: float
     causal: bool
     grouped: bool
@@ -49,7 +51,7 @@ class Question:
     composite=True,
 )
 def choose_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool,
     scale: float | None, grouped: bool,
 ) -> int:  # fmt: skip
     """Return the first backend, in CUDA's order, that supports these inputs."""
@@ -65,7 +67,15 @@ def choose_attention(
                 hint="Make them with layout=torch.jagged, which replaces it.",
             )
         return MATH
-    _prefer_cudnn_once(device)
+    global _ordered
+    if _ordered is not device:
+        # PyTorch sets the default order at the first choice; users may change it later.
+        _ordered = device
+        cudnn, major = attention_data()["cudnn"], device.gpu.compute_capability[0]
+        is_new = device.torch_version >= tuple(cudnn["preferred_since"])
+        preferred = is_new and major in cudnn["preferred_capability_majors"]
+        order = [CUDNN, FLASH, EFFICIENT, MATH] if preferred else [FLASH, EFFICIENT, MATH, CUDNN]
+        torch._C._set_sdp_priority_order(order)
     for backend in torch._C._get_sdp_priority_order():
         if backend in _TAKES and _TAKES[backend](asked):
             return int(backend)
@@ -74,7 +84,7 @@ def choose_attention(
 
 @kernel("_fused_sdp_choice")
 def fused_sdp_choice(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> int:  # fmt: skip
     return choose_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -86,21 +96,6 @@ def can_use(backend: int, params: Any, debug: bool = False) -> bool:
     device, p = active().device, params
     inputs = (p.query, p.key, p.value, p.attn_mask, p.dropout, p.is_causal, p.enable_gqa)
     return _TAKES[backend](Question(*inputs, device.gpu.compute_capability, device.torch_version))
-
-
-_ordered: Any = None  # the device whose default order has been set
-
-
-def _prefer_cudnn_once(device: Any) -> None:
-    """Set the default order at the first choice, as PyTorch does; users may change it later."""
-    global _ordered
-    if _ordered is device:
-        return
-    _ordered = device
-    cudnn, major = attention_data()["cudnn"], device.gpu.compute_capability[0]
-    is_new = device.torch_version >= tuple(cudnn["preferred_since"])
-    preferred = is_new and major in cudnn["preferred_capability_majors"]
-    torch._C._set_sdp_priority_order([CUDNN, FLASH, EFFICIENT, MATH] if preferred else [FLASH, EFFICIENT, MATH, CUDNN])
 
 
 def _takes_cudnn(asked: Question) -> bool:

@@ -5,7 +5,6 @@ and follows the formula below for 64 channels and more; with fewer it is within 
 need none.
 """
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from tonnage.virtual.kernels.convolution import suggested_format
 from tonnage.virtual.kernels.library_sizes import batch_norm_bytes
-from tonnage.virtual.kernels.registry import kernel, scratch
+from tonnage.virtual.kernels.reduce_plan import last_power
+from tonnage.virtual.kernels.registry import accumulator_dtype, kernel, scratch
 from tonnage.virtual.session import active
 
 Maybe: TypeAlias = "Tensor | None"
@@ -48,45 +48,25 @@ def _way(x: Tensor) -> str:
 # ---- PyTorch's kernels
 
 
-@dataclass(frozen=True)
-class ThreadGrid:
-    """Thread blocks of a reduction over all dimensions but the channels."""
-
-    columns: int
-    rows: int
-
-
-def reduction_grid(length: int, channels: int) -> ThreadGrid:
-    """Return PyTorch's grid for the reduction; one row means that no block waits for another."""
-    block_x = min(_last_power(channels), TILE_WIDTH)
-    block_y = min(_last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
+def reduction_grid(length: int, channels: int) -> tuple[int, int]:
+    """Return the columns and rows of blocks of a reduction over all but the channels; in one row no block waits."""
+    block_x = min(last_power(channels), TILE_WIDTH)
+    block_y = min(last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
     if block_x * block_y != MAX_BLOCK:
-        block_x = min(_last_power(channels), MAX_BLOCK // block_y)
+        block_x = min(last_power(channels), MAX_BLOCK // block_y)
     rows = min(-(-length // (block_y * ELEMENTS_PER_THREAD)), MAX_ROWS_OF_BLOCKS)
-    return ThreadGrid(-(-channels // block_x), 1 if rows < LEAST_ROWS_WORTH_A_GRID else rows)
-
-
-def _last_power(number: int) -> int:
-    return 1 << (max(number, 1).bit_length() - 1)
+    return -(-channels // block_x), 1 if rows < LEAST_ROWS_WORTH_A_GRID else rows
 
 
 def _between_blocks(x: Tensor, values: int) -> None:
     """Allocate what blocks exchange: partial results, and a counter for each column of blocks."""
     channels = x.shape[1]
-    grid = reduction_grid(x.numel() // channels, channels)
-    if grid.rows == 1:
+    columns, rows = reduction_grid(x.numel() // channels, channels)
+    if rows == 1:
         return
-    staging = torch.empty(values * channels * grid.rows, dtype=_statistics_type(x), device=x.device)
-    counters = torch.empty(grid.columns, dtype=torch.int32, device=x.device)
+    staging = torch.empty(values * channels * rows, dtype=_statistics_type(x), device=x.device)
+    counters = torch.empty(columns, dtype=torch.int32, device=x.device)
     del counters, staging
-
-
-def _statistics(x: Tensor) -> None:
-    way = _way(x)
-    if way == "channels_last":
-        _between_blocks(x, 4)
-    elif way == "general" and x.dtype == torch.bfloat16:
-        torch.empty(x.shape, dtype=_statistics_type(x), device=x.device)
 
 
 def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -100,8 +80,10 @@ def native_batch_norm(
     """Allocate the output, two statistics, then the reduction's buffers."""
     output = torch.empty_like(input)
     mean, deviation = _per_channel(input), _per_channel(input)
-    if training:
-        _statistics(input)
+    if training and _way(input) == "channels_last":
+        _between_blocks(input, 4)
+    elif training and _way(input) == "general" and input.dtype == torch.bfloat16:
+        torch.empty(input.shape, dtype=torch.float32, device=input.device)
     return output, mean, deviation
 
 
@@ -146,7 +128,7 @@ def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
 @kernel("batch_norm_gather_stats_with_counts")
 def batch_norm_gather_stats_with_counts(input: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Allocate two values per channel, in float32 for half-precision inputs."""
-    dtype = torch.float32 if mean.dtype in (torch.float16, torch.bfloat16) else mean.dtype
+    dtype = accumulator_dtype(mean.dtype)
     return mean.new_empty(mean.shape[1], dtype=dtype), mean.new_empty(mean.shape[1], dtype=dtype)
 
 

@@ -65,13 +65,6 @@ def _convolution_format(first: Tensor, second: Tensor) -> torch.memory_format:
 # ---- cuDNN
 
 
-def _input_sides(output: Ints, weight: Ints, padding: Ints, extra: Ints, stride: Ints, dilation: Ints) -> Ints:
-    return [
-        (side - 1) * move - 2 * pad + step * (kernel - 1) + 1 + more
-        for side, kernel, pad, more, move, step in zip(output, weight, padding, extra, stride, dilation, strict=True)
-    ]
-
-
 def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
     """Run one plan: its workspace lives while it runs. Without room for it, PyTorch tries the next plan.
 
@@ -85,55 +78,40 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
     largest = max(math.prod(x.shape[1:]), weight.shape[0] * math.prod(layer.output_sides()))
     batch = min(x.shape[0], max(_MOST_ELEMENTS // largest, 1)) if largest else x.shape[0]
     plan = ConvolutionCall(way, layer, batch, str(x.dtype).removeprefix("torch."), last)
-    active().device.use("cudnn")
-    if benchmark:
-        _search(plan, x)
-    with suppress(torch.OutOfMemoryError):
-        scratch(_chosen_bytes(plan), x)
-
-
-def _chosen_bytes(plan: ConvolutionCall) -> int:
-    if takes_none(plan, active().gpu.rates):
-        return 0
-    if measured_bytes(plan) is None:
-        active().stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
-    return workspace_bytes(plan)
-
-
-def _search(plan: ConvolutionCall, x: Tensor) -> None:
-    """Model `torch.backends.cudnn.benchmark`: the first call of each kind tries every engine, then empties the cache."""
     session = active()
-    searched = _searched.setdefault(session, set())
-    if plan in searched:
+    session.device.use("cudnn")
+    if benchmark and plan not in (searched := _searched.setdefault(session, set())):
+        # The first call of each kind tries every engine, then empties the cache.
+        searched.add(plan)
+        session.stand_ins.assume(
+            "cudnn.benchmark", "while engines are timed, a Fourier transform has the largest workspace"
+        )
+        allocator = session.device.allocator
+        allocated = allocator.memory_stats()["allocated_bytes.all.current"]
+        free_bytes = session.gpu.memory_bytes - allocator.outside_bytes - allocated
+        with suppress(torch.OutOfMemoryError):
+            scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
+        session.device.empty_cache()
+    if takes_none(plan, session.gpu.rates):
         return
-    searched.add(plan)
-    session.stand_ins.assume(
-        "cudnn.benchmark", "while engines are timed, a Fourier transform has the largest workspace"
-    )
-    allocator = session.device.allocator
-    free_bytes = (
-        session.gpu.memory_bytes - allocator.outside_bytes - allocator.memory_stats()["allocated_bytes.all.current"]
-    )
+    if measured_bytes(plan) is None:
+        session.stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
     with suppress(torch.OutOfMemoryError):
-        scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
-    session.device.empty_cache()
+        scratch(workspace_bytes(plan), x)
 
 
-def _forward(output: Tensor, x: Tensor, weight: Tensor, how: How, benchmark: bool) -> None:
-    layout = suggested_format(output)
-    laid_weight = weight.contiguous(memory_format=layout)
-    laid_x = x.contiguous(memory_format=layout)
-    _run("forward", laid_x, laid_weight, how, benchmark, layout != torch.contiguous_format)
-    del laid_x, laid_weight
-
-
-def _convolve(x: Tensor, weight: Tensor, how: How, benchmark: bool) -> Tensor:
-    padding, stride, dilation, _ = how
-    shape = _output_shape(x, weight, stride, padding, dilation)
-    output = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_convolution_format(x, weight))
-    if output.numel():
-        _forward(output, x, weight, how, benchmark)
-    return output
+def _convolve(x: Tensor, weight: Tensor, how: How, benchmark: bool, out: Tensor | None = None) -> Tensor:
+    if out is None:
+        padding, stride, dilation, _ = how
+        shape = _output_shape(x, weight, stride, padding, dilation)
+        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_convolution_format(x, weight))
+    if out.numel():
+        layout = suggested_format(out)
+        laid_weight = weight.contiguous(memory_format=layout)
+        laid_x = x.contiguous(memory_format=layout)
+        _run("forward", laid_x, laid_weight, how, benchmark, layout != torch.contiguous_format)
+        del laid_x, laid_weight
+    return out
 
 
 def _gradient_of_input(shape: Ints, grad: Tensor, weight: Tensor, how: How, benchmark: bool) -> Tensor:
@@ -158,24 +136,13 @@ def _gradient_of_weight(shape: Ints, grad: Tensor, x: Tensor, how: How, benchmar
     return result
 
 
-@kernel("cudnn_convolution")
+@kernel("cudnn_convolution", "cudnn_convolution.out")
 def cudnn_convolution(
     self: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
-    deterministic: bool, allow_tf32: bool,
+    deterministic: bool, allow_tf32: bool, *, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Allocate the output, then copies in its layout, then the workspace."""
-    return _convolve(self, weight, (padding, stride, dilation, groups), benchmark)
-
-
-@kernel("cudnn_convolution.out")
-def cudnn_convolution_out(
-    self: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
-    deterministic: bool, allow_tf32: bool, *, out: Tensor,
-) -> Tensor:  # fmt: skip
-    """Convolve into an existing tensor."""
-    if out.numel():
-        _forward(out, self, weight, (padding, stride, dilation, groups), benchmark)
-    return out
+    """Allocate the output, unless it is given, then copies in its layout, then the workspace."""
+    return _convolve(self, weight, (padding, stride, dilation, groups), benchmark, out)
 
 
 @kernel("cudnn_convolution_transpose")
@@ -184,8 +151,10 @@ def cudnn_convolution_transpose(
     benchmark: bool, deterministic: bool, allow_tf32: bool,
 ) -> Tensor:  # fmt: skip
     """Run as cuDNN does: as the input's gradient of the opposite convolution."""
-    sides = _input_sides(list(self.shape[2:]), list(weight.shape[2:]), padding, output_padding, stride, dilation)
-    shape = [self.shape[0], weight.shape[1] * groups, *sides]
+    shape = [self.shape[0], weight.shape[1] * groups]
+    numbers = zip(self.shape[2:], weight.shape[2:], padding, output_padding, stride, dilation, strict=True)
+    for side, kernel_side, pad, more, move, step in numbers:
+        shape.append((side - 1) * move - 2 * pad + step * (kernel_side - 1) + 1 + more)
     return _gradient_of_input(shape, self, weight, (padding, stride, dilation, groups), benchmark)
 
 
@@ -194,9 +163,7 @@ def cudnn_convolution_relu(
     self: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
     """Run the fused kernel; a missing bias is allocated as zeros."""
-    zeros = None
-    if bias is None:
-        zeros = torch.empty(weight.shape[0], dtype=self.dtype, device=self.device)
+    zeros = torch.empty(weight.shape[0], dtype=self.dtype, device=self.device) if bias is None else None
     output = _convolve(self, weight, (padding, stride, dilation, groups), torch.backends.cudnn.benchmark)
     del zeros
     return output

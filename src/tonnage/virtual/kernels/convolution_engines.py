@@ -115,45 +115,33 @@ def recognised(plan: ConvolutionCall, workspace_bytes: int) -> Workspace:
     """Return the engine that explains a measured workspace with the smallest remainder."""
     if workspace_bytes < NEGLIGIBLE_BYTES:
         return Workspace(remainder_bytes=workspace_bytes)
-    parts = sorted(_decompositions(plan, workspace_bytes), key=lambda part: part[0])
-    for rest, padding, copies in parts:
-        if rest < NEGLIGIBLE_BYTES:
-            return Workspace(padding, copies, remainder_bytes=rest)
-    gradients = plan.batch * plan.weight_elements * 4
-    for rest, padding, copies in parts:
-        if abs(rest - gradients) < NEGLIGIBLE_BYTES:
-            return Workspace(padding, copies, weights_per_image=True, remainder_bytes=rest - gradients)
-    if found := _with_partial_sums(plan, parts):
-        return found
-    rest, padding, copies = parts[0]
-    if rest <= LARGEST_REMAINDER_BYTES:
-        return Workspace(padding, copies, remainder_bytes=rest)
-    return Workspace(padding, copies, remainder_share=rest / sum(plan.operand_bytes()))
-
-
-def _decompositions(plan: ConvolutionCall, workspace_bytes: int) -> list[tuple[int, int, tuple[int, int, int]]]:
-    found, seen = [], set()
+    # Every choice of copied operands, by what it leaves unexplained.
+    parts, seen = [], set()
     for padding in PADDINGS[: 4 if plan.layer.groups > 1 else 3]:
         sizes = plan.operand_bytes(padding)
-        if sizes in seen:
-            continue
-        seen.add(sizes)
-        for copies in product((0, 1), repeat=3):
-            rest = workspace_bytes - sum(kept * size for kept, size in zip(copies, sizes, strict=True))
-            if rest >= 0:
-                found.append((rest, padding, copies))
-    return found  # type: ignore[return-value]
-
-
-def _with_partial_sums(plan: ConvolutionCall, parts: list[tuple[int, int, tuple[int, int, int]]]) -> Workspace | None:
-    """Explain the rest as several float32 gradients of the weight (a split over the batch), if it is a multiple."""
+        if sizes not in seen:
+            seen.add(sizes)
+            for copies in product((0, 1), repeat=3):
+                rest = workspace_bytes - sum(kept * size for kept, size in zip(copies, sizes, strict=True))
+                if rest >= 0:
+                    parts.append((rest, padding, (copies[0], copies[1], copies[2])))
+    parts.sort(key=lambda part: part[0])
+    for rest, padding, copied in parts:
+        if rest < NEGLIGIBLE_BYTES:
+            return Workspace(padding, copied, remainder_bytes=rest)
     gradient = plan.weight_elements * 4
-    if plan.way != "backward_filter" or gradient < 4 * NEGLIGIBLE_BYTES:
-        return None
-    for rest, padding, copies in sorted(parts, key=lambda part: (sum(part[2]), part[0])):
-        if rest % gradient < NEGLIGIBLE_BYTES and rest < LARGEST_REMAINDER_BYTES:
-            return Workspace(padding, copies, remainder_bytes=rest)
-    return None
+    for rest, padding, copied in parts:
+        if abs(rest - plan.batch * gradient) < NEGLIGIBLE_BYTES:
+            return Workspace(padding, copied, weights_per_image=True, remainder_bytes=rest - plan.batch * gradient)
+    if plan.way == "backward_filter" and gradient >= 4 * NEGLIGIBLE_BYTES:
+        # Several float32 gradients of the weight: a split over the batch.
+        for rest, padding, copied in sorted(parts, key=lambda part: (sum(part[2]), part[0])):
+            if rest % gradient < NEGLIGIBLE_BYTES and rest < LARGEST_REMAINDER_BYTES:
+                return Workspace(padding, copied, remainder_bytes=rest)
+    rest, padding, copied = parts[0]
+    if rest <= LARGEST_REMAINDER_BYTES:
+        return Workspace(padding, copied, remainder_bytes=rest)
+    return Workspace(padding, copied, remainder_share=rest / sum(plan.operand_bytes()))
 
 
 # Weights of the features that decide the engine, most decisive first; found by holding out layers of the table.

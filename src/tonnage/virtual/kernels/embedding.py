@@ -6,9 +6,10 @@ Few indices are added in one kernel; many are sorted, and the rows of equal inde
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.kernels.cub import scan_by_key_bytes, scan_bytes, select_unique_bytes, unique_by_key_bytes
-from tonnage.virtual.kernels.registry import kernel, scratch
+from tonnage.virtual.kernels.registry import accumulator_dtype, kernel, scratch
 from tonnage.virtual.kernels.sorting import radix_sort
 from tonnage.virtual.session import active
 
@@ -21,8 +22,8 @@ SUM, MEAN, MAX = 0, 1, 2
 
 @kernel("embedding_dense_backward")
 def embedding_dense_backward(
-    grad_output: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> torch.Tensor:
+    grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
     indices, grad = indices.contiguous(), grad_output.contiguous()
     if indices.numel() <= FEW_INDICES and not scale_grad_by_freq:
         return grad.new_zeros((num_weights, grad.shape[-1]))
@@ -31,9 +32,9 @@ def embedding_dense_backward(
 
 @kernel("_embedding_bag_dense_backward")
 def embedding_bag_dense_backward(
-    grad: torch.Tensor, indices: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor,
-    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, *_: Any,
-) -> torch.Tensor:  # fmt: skip
+    grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor,
+    maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, *_: Any,
+) -> Tensor:  # fmt: skip
     grad = grad.contiguous()
     if mode == MAX or not indices.numel():
         return grad.new_zeros((num_weights, grad.shape[1]))
@@ -42,10 +43,10 @@ def embedding_bag_dense_backward(
 
 @kernel("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(
-    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
-    sparse: bool = False, per_sample_weights: torch.Tensor | None = None, include_last_offset: bool = False,
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
     padding_idx: int = -1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Allocate the bags, and what their backward pass needs."""
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     indices, offsets = indices.to(dtype), offsets.to(dtype)
@@ -58,18 +59,16 @@ def embedding_bag(
 
 
 @kernel("embedding_renorm_")
-def embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
+def embedding_renorm(self: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
     """Sort the indices to find the rows in use."""
     ordered = indices.contiguous().sort()[0].contiguous()
     unique, count = torch.empty_like(ordered), torch.empty((), dtype=torch.int64, device=self.device)
-    storage = scratch(select_unique_bytes(ordered.numel(), ordered.element_size()), self)
-    del storage, count, unique, ordered
+    scratch(select_unique_bytes(ordered.numel(), ordered.element_size()), self)
+    del count, unique, ordered
     return self
 
 
-def _sorted_backward(
-    grad: torch.Tensor, indices: torch.Tensor, num_weights: int, by_frequency: bool, *, bags: bool
-) -> torch.Tensor:
+def _sorted_backward(grad: Tensor, indices: Tensor, num_weights: int, by_frequency: bool, *, bags: bool) -> Tensor:
     count, item_bytes = indices.numel(), indices.element_size()
     ordered, order = torch.empty_like(indices), torch.empty_like(indices)
     positions = indices.new_empty(count)
@@ -81,30 +80,33 @@ def _sorted_backward(
     if by_frequency:
         frequency = torch.empty_like(indices)
         for _ in range(2):
-            storage = scratch(scan_by_key_bytes(count, item_bytes), grad)
-            del storage
+            scratch(scan_by_key_bytes(count, item_bytes), grad)
     result = _summed_rows(grad, indices, num_weights, bags)
     del frequency, order, ordered
     return result
 
 
-def _summed_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, bags: bool) -> torch.Tensor:
+def _summed_rows(grad: Tensor, indices: Tensor, num_weights: int, bags: bool) -> Tensor:
     count, item_bytes, width = indices.numel(), indices.element_size(), grad.shape[-1]
     result = grad.new_zeros((num_weights, width))
     offsets = indices.new_empty(count)
     segments_found = torch.empty((), dtype=torch.int64, device=grad.device)
     keys = scratch(count * item_bytes, grad)
-    storage = scratch(unique_by_key_bytes(count, item_bytes), grad)
-    del storage, keys
+    scratch(unique_by_key_bytes(count, item_bytes), grad)
+    del keys
     segments = min(count, num_weights)
     parts_per_segment, part_starts = indices.new_empty(segments), indices.new_empty(segments)
-    storage = scratch(scan_bytes(segments, item_bytes), grad)
-    del storage
+    scratch(scan_bytes(segments, item_bytes), grad)
     parts_found = torch.empty((), dtype=torch.int64, device=grad.device)
     parts = count // ROWS_PER_THREAD + segments
     part_offsets = indices.new_empty(parts)
-    accumulate = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
-    if not bags and _accumulates_in_place(segments, parts, width):
+    accumulate = accumulator_dtype(grad.dtype)
+    # Since 2.11 parts are added atomically for few long segments, which would leave most of the card idle.
+    padded, device = -(-width // WARP) * WARP, active().device
+    blocks = -(-segments * padded // min(padded, MAX_BLOCK)) if padded else 0
+    is_idle = blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
+    in_place = is_idle and device.torch_version >= (2, 11) and not torch.are_deterministic_algorithms_enabled()
+    if not bags and in_place:
         of_segment = indices.new_empty(parts)
         sums = grad.new_zeros((num_weights, width), dtype=accumulate) if accumulate != grad.dtype else None
     else:
@@ -113,21 +115,11 @@ def _summed_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, ba
     return result
 
 
-def _accumulates_in_place(segments: int, parts: int, width: int) -> bool:
-    """Whether parts are added atomically: since 2.11, for few long segments, which would leave most of the card idle."""
-    device = active().device
-    if device.torch_version < (2, 11) or torch.are_deterministic_algorithms_enabled():
-        return False
-    padded = -(-width // WARP) * WARP
-    blocks = -(-segments * padded // min(padded, MAX_BLOCK))
-    return blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
-
-
 @kernel("_embedding_bag_backward")
 def embedding_bag_backward(
-    grad: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor,
-    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool, *rest: Any,
-) -> torch.Tensor:  # fmt: skip
+    grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, bag_size: Tensor,
+    maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool, *rest: Any,
+) -> Tensor:  # fmt: skip
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     indices, offsets = indices.to(dtype), offsets.to(dtype)
     aten, options = torch.ops.aten, (num_weights, scale_grad_by_freq, mode, *rest)

@@ -1,7 +1,8 @@
-"""Image operators: resizing, `unfold` and `fold`, and grid sampling.
+"""Image operators: pooling, resizing, `unfold` and `fold`, and grid sampling.
 
-Resizing copies channels-last tensors, except where a kernel for that layout exists. Columns are written into a tensor
-that starts as large as the input, so the result may keep more bytes than it needs.
+Many copy channels-last tensors, except where a kernel for that layout exists. Columns are written into a tensor that
+starts as large as the input, so the result may keep more bytes than it needs. Poolings that are not here allocate only
+their outputs.
 """
 
 from typing import Any
@@ -10,36 +11,61 @@ import torch
 from torch import Tensor
 
 from tonnage.virtual.kernels.convolution import suggested_format
-from tonnage.virtual.kernels.pooling import contiguous_like
-from tonnage.virtual.kernels.registry import kernel, plain
+from tonnage.virtual.kernels.registry import after_outputs, contiguous, kernel, plain
 from tonnage.virtual.session import active
 
 # The channels-last kernels are used from this many channels on.
 LEAST_CHANNELS = 4
 
 
-def _through_copies(name: str, native_channels_last: bool, copies_result: bool = True) -> None:
-    by_shape = plain(name)
-
-    @kernel(name)
-    def resize(source: Tensor, *rest: Any, **options: Any) -> Tensor:
-        result: Tensor = by_shape(source, *rest, **options)
-        takes_channels_last = suggested_format(source) == torch.channels_last and source.shape[1] >= LEAST_CHANNELS
-        if not (native_channels_last and takes_channels_last):
-            first = contiguous_like(result) if copies_result else None
-            laid = source.contiguous()
-            del laid, first
-        return result
+@after_outputs("adaptive_max_pool3d", "avg_pool3d", "reflection_pad2d", "upsample_bicubic2d_backward")
+@after_outputs("_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward")
+def copy_input(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+    return [contiguous(source)]
 
 
-for _name in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
-    _through_copies(_name, native_channels_last=True)
-    _through_copies(f"{_name}_backward", native_channels_last=True)
-for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
-    _through_copies(_name, native_channels_last=False)
-    _through_copies(f"{_name}_backward", native_channels_last=False, copies_result=False)
-_through_copies("upsample_bilinear2d_backward", native_channels_last=True)
-_through_copies("upsample_bicubic2d_backward", native_channels_last=False, copies_result=False)
+@after_outputs("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+def copy_both(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+    return [contiguous(result), contiguous(source)]
+
+
+@after_outputs("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d_backward")
+@after_outputs("upsample_nearest2d_backward", "_upsample_nearest_exact2d_backward")
+def copy_unless_channels_last(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+    is_native = suggested_format(source) == torch.channels_last and source.shape[1] >= LEAST_CHANNELS
+    return [] if is_native else copy_both(result, source)
+
+
+@after_outputs("adaptive_max_pool2d")
+def adaptive_max_pool2d(result: tuple[Tensor, Tensor], self: Tensor, output_size: list[int]) -> list[Tensor]:
+    return [contiguous(result[0]), contiguous(result[1]), contiguous(self)]
+
+
+@after_outputs("adaptive_max_pool2d_backward")
+def adaptive_max_pool2d_backward(result: Tensor, grad_output: Tensor, self: Tensor, indices: Tensor) -> list[Tensor]:
+    """Scatter the gradient to the positions of the maxima."""
+    return [contiguous(grad_output), contiguous(indices), contiguous(result)]
+
+
+@kernel("_adaptive_avg_pool3d")
+def adaptive_avg_pool3d(self: Tensor, output_size: list[int]) -> Tensor:
+    """Copy the input before the output is allocated."""
+    laid = self.contiguous()
+    output: Tensor = plain("_adaptive_avg_pool3d")(self, output_size)
+    del laid
+    return output
+
+
+@after_outputs("max_pool2d_with_indices_backward", "avg_pool2d_backward")
+def pool_backward(result: Tensor, grad_output: Tensor, self: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+    """Copy the gradient to the input's layout, if it differs."""
+    return [grad_output.contiguous(memory_format=suggested_format(self))]
+
+
+@after_outputs("_adaptive_avg_pool2d_backward")
+def adaptive_avg_pool2d_backward(result: Tensor, grad_output: Tensor, self: Tensor) -> list[Tensor]:
+    """Read a gradient of any strides if the input is channels last."""
+    return [contiguous(grad_output)] if suggested_format(self) is torch.contiguous_format else []
 
 
 def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:

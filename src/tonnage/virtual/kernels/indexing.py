@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.kernels.cub import reduce_bytes, select_flagged_bytes
-from tonnage.virtual.kernels.registry import kernel, plain, scratch
-from tonnage.virtual.kernels.scans import scan
+from tonnage.virtual.kernels.reductions import scan
+from tonnage.virtual.kernels.registry import after_outputs, free_reversed, kernel, plain, scratch
 from tonnage.virtual.kernels.sorting import radix_sort
 from tonnage.virtual.kernels.values import forget, is_known, put, true_elements
 from tonnage.virtual.session import active
 
 aten = torch.ops.aten
-Index: TypeAlias = torch.Tensor | None
+Index: TypeAlias = Tensor | None
 MASKS = (torch.bool, torch.uint8)
 INT_MAX = 2**31 - 1
 CHUNK = 1 << 30
@@ -28,7 +29,7 @@ CHUNK = 1 << 30
 
 
 @kernel("nonzero")
-def nonzero(self: torch.Tensor) -> torch.Tensor:
+def nonzero(self: Tensor) -> Tensor:
     """Return the coordinates of nonzero elements, one column per dimension."""
     source = self.contiguous()
     found = source.cpu().nonzero() if is_known(source) else None
@@ -37,12 +38,10 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
     chunks = [min(chunk, self.numel() - start) for start in range(0, self.numel(), chunk)] if chunk else [0]
     counts = scratch(4 * len(chunks), self)
     for count in chunks:
-        storage = scratch(reduce_bytes(count, 4), self)
-        del storage
+        scratch(reduce_bytes(count, 4), self)
     result = torch.empty((self.dim(), rows), dtype=torch.int64, device=self.device)
     for count in chunks if self.dim() else ():
-        storage = scratch(select_flagged_bytes(count, 8), self)
-        del storage
+        scratch(select_flagged_bytes(count, 8), self)
     del counts, source
     if found is None and result.numel() <= CHUNK >> 10:
         # That many elements, spread evenly over the tensor.
@@ -53,7 +52,7 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("nonzero.out")
-def nonzero_out(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+def nonzero_out(self: Tensor, *, out: Tensor) -> Tensor:
     return out.set_(nonzero(self))
 
 
@@ -66,7 +65,7 @@ def _is_simple(indices: Sequence[Index]) -> bool:
     return plain_ones and (len(given) < 2 or len({(i.shape, i.stride()) for i in given}) == 1)
 
 
-def _expanded(self: torch.Tensor, indices: Sequence[Index], *, same_device: bool) -> list[Index]:
+def _expanded(self: Tensor, indices: Sequence[Index], *, same_device: bool) -> list[Index]:
     """Convert masks to coordinates, and broadcast all indices."""
     result: list[Index] = []
     for index in indices:
@@ -80,7 +79,7 @@ def _expanded(self: torch.Tensor, indices: Sequence[Index], *, same_device: bool
     return [None if i is None else next(given) for i in result]
 
 
-def prepared(self: torch.Tensor, indices: Sequence[Index]) -> list[Index]:
+def prepared(self: Tensor, indices: Sequence[Index]) -> list[Index]:
     """Return indices as the kernel reads them: on the device, int64, of one shape and one stride."""
     result = [None if i is None else i.to(torch.int64) for i in _expanded(self, indices, same_device=True)]
     given = [i for i in result if i is not None]
@@ -90,21 +89,21 @@ def prepared(self: torch.Tensor, indices: Sequence[Index]) -> list[Index]:
 
 
 @kernel("index.Tensor")
-def index(self: torch.Tensor, indices: list[Index]) -> torch.Tensor:
+def index(self: Tensor, indices: list[Index]) -> Tensor:
     if not _is_simple(indices):
         indices = prepared(self, indices)
-    result: torch.Tensor = plain(aten.index.Tensor)(self, indices)
+    result: Tensor = plain("index.Tensor")(self, indices)
     return result
 
 
 @kernel("index.Tensor_out")
-def index_out(self: torch.Tensor, indices: list[Index], *, out: torch.Tensor) -> torch.Tensor:
+def index_out(self: Tensor, indices: list[Index], *, out: Tensor) -> Tensor:
     plain("index.Tensor_out")(self, prepared(self, indices), out=out)
     return out
 
 
 @kernel("masked_select")
-def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     mask, self = torch.broadcast_tensors(
         mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0)
     )
@@ -116,10 +115,16 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 @kernel("_index_put_impl_")
 def index_put(
-    self: torch.Tensor, indices: list[Index], values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
-) -> torch.Tensor:
-    if not accumulate and (mask := _only_mask(self, indices, values)) is not None:
-        return self.masked_fill_(mask, values.item())
+    self: Tensor, indices: list[Index], values: Tensor, accumulate: bool = False, unsafe: bool = False
+) -> Tensor:
+    given = [d for d, i in enumerate(indices) if i is not None]
+    if not accumulate and values.numel() == 1 and values.is_cpu and len(given) == 1:
+        # A single value from the host is written under one mask.
+        mask = indices[given[0]]
+        if mask is not None and mask.dtype in MASKS and mask.is_cuda:
+            for _ in range(self.dim() - given[0] - mask.dim()):
+                mask = mask.unsqueeze(-1)
+            return self.masked_fill_(mask, values.item())
     if values.device != self.device and values.dim() == 0:
         values = values.to(self.device)
     sorts = accumulate or (torch.are_deterministic_algorithms_enabled() and values.numel() > 1)
@@ -129,31 +134,19 @@ def index_put(
         indices = prepared(self, indices)
     if sorts and not _is_simple(indices):
         return forget(self)
-    plain(aten._index_put_impl_.default)(self, indices, values, accumulate, unsafe)
+    plain("_index_put_impl_")(self, indices, values, accumulate, unsafe)
     return self
 
 
-def _only_mask(self: torch.Tensor, indices: list[Index], values: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask, if a single value from the host is written under one mask."""
-    given = [i for i in indices if i is not None]
-    if values.numel() != 1 or not values.is_cpu or len(given) != 1:
-        return None
-    if given[0].dtype not in MASKS or not given[0].is_cuda:
-        return None
-    mask = given[0]
-    before = next(d for d, i in enumerate(indices) if i is not None)
-    for _ in range(self.dim() - before - mask.dim()):
-        mask = mask.unsqueeze(-1)
-    return mask
-
-
-def _put_sorted(self: torch.Tensor, indices: list[Index], values: torch.Tensor, unsafe: bool) -> None:
+def _put_sorted(self: Tensor, indices: list[Index], values: Tensor, unsafe: bool) -> None:
     source = self.contiguous()
     at = [None if i is None else i.to(torch.int64) for i in _expanded(source, indices, same_device=False)]
     at += [None] * (self.dim() - len(at))
-    front, at = _adjacent(source, at)
+    front, given = source, [d for d, i in enumerate(at) if i is not None]
+    if given != list(range(given[0], given[-1] + 1)):  # indexed dimensions that are not adjacent move to the front
+        order = given + [d for d, i in enumerate(at) if i is None]
+        front, at, given = source.permute(order), [at[d] for d in order], list(range(len(given)))
     places = _linear_places(front, at, check_range=not unsafe)
-    given = [d for d, i in enumerate(at) if i is not None]
     width = math.prod(front.shape[given[-1] + 1 :])
     shape = [*front.shape[: given[0]], *places.shape, *front.shape[given[0] + len(given) :]]
     del at
@@ -164,23 +157,13 @@ def _put_sorted(self: torch.Tensor, indices: list[Index], values: torch.Tensor, 
         held = [torch.empty_like(flat, memory_format=torch.contiguous_format) for _ in range(3)]
         largest = sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
         radix_sort(flat.numel(), 8, 8, flat, bits=max(1, (largest // width).bit_length()))
-        while held:
-            held.pop()
+        free_reversed(held)
         del flat, target
     del expanded, places, front, source
 
 
-def _adjacent(self: torch.Tensor, at: list[Index]) -> tuple[torch.Tensor, list[Index]]:
-    """Move indexed dimensions to the front if they are not adjacent."""
-    given = [d for d, i in enumerate(at) if i is not None]
-    if given == list(range(given[0], given[-1] + 1)):
-        return self, at
-    rest = [d for d, i in enumerate(at) if i is None]
-    return self.permute(given + rest), [at[d] for d in given + rest]
-
-
-def _linear_places(self: torch.Tensor, at: list[Index], *, check_range: bool) -> torch.Tensor:
-    places: torch.Tensor | None = None
+def _linear_places(self: Tensor, at: list[Index], *, check_range: bool) -> Tensor:
+    places: Tensor | None = None
     for i in at:
         if i is None:
             continue
@@ -200,7 +183,7 @@ def _linear_places(self: torch.Tensor, at: list[Index], *, check_range: bool) ->
 
 
 @kernel("masked_scatter_")
-def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Copy elements of the source, in order, to where the mask is true."""
     if not self.numel():
         return self
@@ -212,37 +195,22 @@ def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
     return forget(self)
 
 
-@kernel("scatter_reduce.two")
+@after_outputs("scatter_reduce.two", "scatter_reduce_.two")
 def scatter_reduce(
-    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
-) -> torch.Tensor:
-    """Reduce elements with the same index."""
-    result: torch.Tensor = plain(aten.scatter_reduce.two)(self, dim, index, src, reduce, include_self=include_self)
-    return _counted(result, src, reduce)
-
-
-@kernel("scatter_reduce_.two")
-def scatter_reduce_(
-    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
-) -> torch.Tensor:
-    plain(aten.scatter_reduce_.two)(self, dim, index, src, reduce, include_self=include_self)
-    return _counted(self, src, reduce)
-
-
-def _counted(result: torch.Tensor, src: torch.Tensor, reduce: str) -> torch.Tensor:
+    result: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **_: bool
+) -> list[Tensor]:
     """Allocate the counts that a mean needs."""
-    if reduce == "mean":
-        ones, counts = torch.empty_like(src), torch.empty_like(result)
-        empty = torch.empty_like(counts, dtype=torch.bool)
-        del empty, counts, ones
-    return result
+    if reduce != "mean":
+        return []
+    ones, counts = torch.empty_like(src), torch.empty_like(result)
+    return [ones, counts, torch.empty_like(counts, dtype=torch.bool)]
 
 
 # Counting and repeating
 
 
 @kernel("repeat_interleave.Tensor")
-def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Return each position as often as it is repeated."""
     if not repeats.shape[0]:
         return torch.empty_like(repeats)
@@ -263,13 +231,12 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
 
 
 @kernel("bincount")
-def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     dtype = torch.int64 if weights is None else weights.dtype if weights.dtype in (torch.float32,) else torch.float64
     if not self.numel():
         return torch.zeros(minlength, dtype=torch.int64, device=self.device)
-    for find in (torch.min, torch.max):
-        extreme = find(self)
-        del extreme
+    torch.min(self)
+    torch.max(self)
     known = is_known(self)
     if not known:
         active().stand_ins.assume("bincount", "Unknown numbers are below minlength.")
@@ -281,36 +248,25 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
 
 
 @kernel("histc")
-def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Count elements in bins; without a given range, that of the values is used."""
     result = self.new_zeros(bins)
     if min == max and self.numel():
-        for find in (torch.min, torch.max):
-            extreme = find(self)
-            del extreme
+        torch.min(self)
+        torch.max(self)
     return result
 
 
-@kernel("isin.Tensor_Tensor")
+@after_outputs("isin.Tensor_Tensor")
 def isin(
-    elements: torch.Tensor, test_elements: torch.Tensor, *, assume_unique: bool = False, invert: bool = False
-) -> torch.Tensor:
+    result: Tensor, elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False
+) -> list[Tensor] | None:
     """Compare all pairs if there are few, else sort both."""
-    result: torch.Tensor = plain(aten.isin.Tensor_Tensor)(
-        elements, test_elements, assume_unique=assume_unique, invert=invert
-    )
     if not elements.numel():
-        return result
+        return None
     if test_elements.numel() < int(10.0 * elements.numel() ** 0.145):
         pairs = torch.empty((*elements.shape, test_elements.numel()), dtype=torch.bool, device=elements.device)
-        found = pairs.any(-1)
-        del found, pairs
-    else:
-        _isin_sorted(elements, test_elements, assume_unique)
-    return result
-
-
-def _isin_sorted(elements: torch.Tensor, test_elements: torch.Tensor, assume_unique: bool) -> None:
+        return [pairs, pairs.any(-1)]
     order = None
     if assume_unique:
         flat, tests = elements.ravel(), test_elements.ravel()
@@ -325,4 +281,4 @@ def _isin_sorted(elements: torch.Tensor, test_elements: torch.Tensor, assume_uni
     del equal
     mask = torch.empty_like(duplicates)
     found = None if order is None else torch.empty(order.shape, dtype=torch.bool, device=elements.device)
-    del found, mask, duplicates, values, places, everything, order
+    return [order, everything, places, values, duplicates, mask, found]

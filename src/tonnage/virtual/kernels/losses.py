@@ -3,26 +3,27 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tonnage.virtual.kernels.registry import kernel
+from tonnage.virtual.kernels.registry import free_reversed, kernel
 from tonnage.virtual.kernels.values import forget
 
-Tensors = tuple[torch.Tensor, torch.Tensor]
+Tensors = tuple[Tensor, Tensor]
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
     return loss.mean() if reduction == MEAN else loss.sum() if reduction == SUM else loss
 
 
-def _pairwise(self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _pairwise(self: Tensor, target: Tensor) -> Tensor:
     if self.shape == target.shape and self.dtype == target.dtype and self.stride() == target.stride():
         return torch.empty_like(self)
     return torch.ops.aten.sub.Tensor(self, target)
 
 
 @kernel("mse_loss", "smooth_l1_loss")
-def elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *_: float) -> torch.Tensor:
+def elementwise_loss(self: Tensor, target: Tensor, reduction: int = MEAN, *_: float) -> Tensor:
     """Allocate the result for all elements and shrink it before they are reduced into it."""
     result = _pairwise(self, target)
     if reduction == NONE:
@@ -34,19 +35,17 @@ def elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = 
 
 
 @kernel("huber_loss")
-def huber_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, delta: float = 1.0) -> torch.Tensor:
+def huber_loss(self: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
     return _reduced(_pairwise(self, target), reduction)
 
 
 @kernel("smooth_l1_loss_backward.grad_input", "huber_loss_backward.out")
-def elementwise_loss_backward(*_: Any, grad_input: torch.Tensor) -> torch.Tensor:
+def elementwise_loss_backward(*_: Any, grad_input: Tensor) -> Tensor:
     return forget(grad_input)
 
 
 @kernel("binary_cross_entropy")
-def binary_cross_entropy(
-    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = MEAN
-) -> torch.Tensor:
+def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
     """Copy the reduced loss over the first of all losses."""
     loss = torch.empty_like(self)
     if reduction == NONE:
@@ -62,34 +61,31 @@ def binary_cross_entropy(
 
 @kernel("multi_margin_loss")
 def multi_margin_loss(
-    self: torch.Tensor, target: torch.Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = MEAN
-) -> torch.Tensor:
+    self: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = MEAN
+) -> Tensor:
     """Compute a loss for each row, then their sum."""
-    rows = self.shape[0] if self.dim() > 1 else 1
     if reduction == NONE:
-        return self.new_empty((rows,) if target.dim() else ())
+        return self.new_empty((self.shape[0] if self.dim() > 1 else 1,) if target.dim() else ())
     result = self.new_empty(())
     if self.dim() > 1:
-        losses = self.new_empty((rows,))
+        losses = self.new_empty((self.shape[0],))
         torch.sum(losses, dim=[0], out=result)
         del losses
     return result
 
 
 @kernel("multi_margin_loss_backward", "multilabel_margin_loss_backward")
-def margin_loss_backward(grad_output: torch.Tensor, self: torch.Tensor, *_: Any) -> torch.Tensor:
+def margin_loss_backward(grad_output: Tensor, self: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
 @kernel("multilabel_margin_loss_forward")
-def multilabel_margin_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> Tensors:
+def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int) -> Tensors:
     """Compute a loss for each row and a flag for each target class, then the sum."""
     is_target = self.new_empty(target.shape)
-    rows = self.shape[0] if self.dim() > 1 else 1
     if reduction == NONE or self.dim() < 2:
-        return self.new_empty((rows,) if self.dim() > 1 else ()), is_target
-    losses = self.new_empty((rows,))
-    result = self.new_empty(())
+        return self.new_empty(self.shape[:-1]), is_target
+    losses, result = self.new_empty((self.shape[0],)), self.new_empty(())
     torch.sum(losses, dim=[0], out=result)
     del losses
     return result, is_target
@@ -106,7 +102,7 @@ def use_cudnn_ctc_loss(*arguments: object) -> bool:
 
 @kernel("_ctc_loss", "_ctc_loss.Tensor")
 def ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: object, target_lengths: list[int] | torch.Tensor, *_: Any
+    log_probs: Tensor, targets: Tensor, input_lengths: object, target_lengths: list[int] | Tensor, *_: Any
 ) -> Tensors:  # fmt: skip
     """Allocate the losses of the batch and the forward variables."""
     if targets.dim() == 1:
@@ -123,9 +119,9 @@ def ctc_loss(
 
 @kernel("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def ctc_loss_backward(
-    grad: torch.Tensor, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: object, target_lengths: object,
-    neg_log_likelihood: torch.Tensor, log_alpha: torch.Tensor, *_: Any,
-) -> torch.Tensor:  # fmt: skip
+    grad: Tensor, log_probs: Tensor, targets: Tensor, input_lengths: object, target_lengths: object,
+    neg_log_likelihood: Tensor, log_alpha: Tensor, *_: Any,
+) -> Tensor:  # fmt: skip
     """Allocate as many backward variables as forward ones."""
     batch = log_probs.shape[1]
     lengths, inputs, offsets = (torch.empty(batch, dtype=torch.int64, device=targets.device) for _ in range(3))
@@ -139,9 +135,7 @@ def ctc_loss_backward(
 
 
 @kernel("_cdist_backward")
-def cdist_backward(
-    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
-) -> torch.Tensor:
+def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
     """Allocate a gradient for each pair, before they are summed."""
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     x1, x2 = (x.expand(*batch, *x.shape[-2:]).contiguous() for x in (x1, x2))
@@ -153,7 +147,7 @@ def cdist_backward(
 
 
 @kernel("_pdist_backward")
-def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
+def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
     """Allocate a gradient for each pair within one set, before they are summed."""
     result = torch.empty_like(self, memory_format=torch.contiguous_format)
     pairs = self.new_empty((self.shape[0] - 1, *result.shape)) if p and self.numel() else None
@@ -165,12 +159,10 @@ def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torc
 
 
 @kernel("nll_loss2d_forward")
-def nll_loss2d_forward(self: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, *_: int) -> Tensors:
+def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Any, reduction: int, *_: int) -> Tensors:
     """Allocate the total weight first."""
     total_weight = self.new_empty(())
     output = self.new_empty((self.shape[0], *self.shape[2:]) if reduction == NONE else ())
     if reduction != NONE:
-        held = [self.contiguous(), target.contiguous()]
-        while held:
-            held.pop()
+        free_reversed([self.contiguous(), target.contiguous()])
     return output, total_weight

@@ -1,6 +1,6 @@
 """Recurrent networks: cuDNN's (one call for all layers and steps) and PyTorch's fused cells.
 
-`recurrent_sizes` has the sizes of cuDNN's buffers.
+`library_sizes` has the sizes of cuDNN's buffers.
 """
 
 from typing import Any, TypeAlias
@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tonnage.virtual.kernels.recurrent_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
+from tonnage.virtual.kernels.library_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
 
@@ -50,11 +50,26 @@ def cudnn_rnn(
     hidden = cx.shape[2] if cx is not None else hx.shape[2]
     per_layer = (4 if biases else 2) + int(projected)
     sizes = batch_sizes.tolist() if batch_sizes is not None else []
-    state = _dropout_state(input) if dropout > 0 and train else None
-    buffer, proj_size = _flat_buffer(weights), hx.shape[2] if projected else 0
+    session, state = active(), None
+    if dropout > 0 and train:
+        if session not in _dropout_states:
+            torch.empty((), dtype=torch.int64, device=input.device)  # the seed
+            _dropout_states[session] = torch.ops.aten._cudnn_init_dropout_state(
+                0.5, True, 0, dtype=torch.uint8, device=input.device
+            )
+        state = _dropout_states[session]
+    # The buffer that all weights are views of; none if they are separate tensors.
+    first, buffer = weights[0].detach(), None
+    storage = first.untyped_storage()
+    if len(weights) > 1 and all(w.untyped_storage().data_ptr() == storage.data_ptr() for w in weights):
+        buffer = first.as_strided((storage.nbytes() // first.element_size(),), (1,), 0)
+    proj_size = hx.shape[2] if projected else 0
     with torch.autocast("cuda", enabled=False):
         if was_autocast:
-            buffer, weights = _half_weights(input, weights, buffer, mode, hidden, proj_size, layers, bidirectional)
+            if weights[0].dtype not in (torch.half, torch.double):
+                network = _network(input.new_empty((0, 0, input.shape[-1])), mode, hidden, proj_size, layers, 0, False,
+                                   bidirectional, [])  # fmt: skip
+                buffer, weights = _half_weights(network, weights)
             input, hx, cx = _half(input), _half(hx), _half(cx)
         output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
             input, weights, per_layer, buffer, hx, cx, mode, hidden, proj_size, layers, batch_first, dropout, train,
@@ -63,47 +78,21 @@ def cudnn_rnn(
     return output, hy, cy
 
 
-def _half_weights(
-    input: Tensor, weights: list[Tensor], buffer: Maybe, mode: int, hidden: int, projected: int, layers: int,
-    bidirectional: bool,
-) -> tuple[Maybe, list[Tensor]]:  # fmt: skip
+def _half_weights(network: RecurrentNetwork, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Copy the weights as autocast does: to views of one new buffer, in FP16 even where BF16 was requested.
 
     The views are independent tensors, so each weight has its own gradient.
     """
-    if weights[0].dtype in (torch.half, torch.double):
-        return buffer, weights
-    network = _network(input.new_empty((0, 0, input.shape[-1])), mode, hidden, projected, layers, 0, False,
-                       bidirectional, [])  # fmt: skip
-    flat = torch.zeros(network.weight_elements, dtype=torch.half, device=input.device)
+    flat = torch.zeros(network.weight_elements, dtype=torch.half, device=weights[0].device)
     copies = [flat.new_empty(0).set_(view.detach()) for view in _views(flat, weights)]
     for copy, weight in zip(copies, weights, strict=True):
         copy.copy_(weight)
     return flat, copies
 
 
-def _half(tensor: Maybe) -> Maybe:
+def _half(tensor: Any) -> Any:
     eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.double
-    return tensor.to(torch.half) if tensor is not None and eligible else tensor
-
-
-def _flat_buffer(weights: list[Tensor]) -> Maybe:
-    """Return the buffer that all weights are views of, or None if they are separate tensors."""
-    first = weights[0].detach()
-    storage = first.untyped_storage()
-    if len(weights) < 2 or any(w.untyped_storage().data_ptr() != storage.data_ptr() for w in weights):
-        return None
-    return first.as_strided((storage.nbytes() // first.element_size(),), (1,), 0)
-
-
-def _dropout_state(input: Tensor) -> Tensor:
-    session = active()
-    if session not in _dropout_states:
-        torch.empty((), dtype=torch.int64, device=input.device)  # the seed
-        _dropout_states[session] = torch.ops.aten._cudnn_init_dropout_state(
-            0.5, True, 0, dtype=torch.uint8, device=input.device
-        )
-    return _dropout_states[session]
+    return tensor.to(torch.half) if eligible else tensor
 
 
 @kernel("_cudnn_init_dropout_state")
@@ -175,26 +164,7 @@ def rnn_backward(
     incoming = grad_output if grad_output is not None else output.new_empty(output.shape)
     last_h = grad_hy if grad_hy is not None else torch.empty_like(hx)
     last_c = grad_cy if grad_cy is not None or cx is None else torch.empty_like(cx)
-    to_input, to_hx, to_cx = _backward_to_input(seen, incoming, last_h, last_c, hx, cx, turned, network)
-    to_weights = _backward_to_weights(seen, weight, weight_buf, weight_stride0 >= 4, network) if output_mask[3] else []
-    del last_c, last_h, incoming
-    if not output_mask[1]:
-        del to_hx
-    if not output_mask[2]:
-        to_cx = None
-    return to_input if output_mask[0] else None, to_hx if output_mask[1] else None, to_cx, to_weights
-
-
-def _backward_to_input(
-    seen: Tensor,
-    incoming: Tensor,
-    last_h: Tensor,
-    last_c: Maybe,
-    hx: Tensor,
-    cx: Maybe,
-    turned: bool,
-    network: RecurrentNetwork,
-) -> tuple[Tensor, Tensor, Maybe]:
+    # The gradients of input and states.
     x = seen.contiguous()
     laid = (incoming.transpose(0, 1) if turned else incoming).contiguous()
     to_input = torch.empty(seen.shape, dtype=seen.dtype, device=seen.device)
@@ -203,19 +173,18 @@ def _backward_to_input(
     to_cx = torch.empty_like(cx) if cx is not None else None
     scratch(network.workspace_bytes(), x)
     del laid_c, laid_h, laid, x
-    return to_input.transpose(0, 1) if turned else to_input, to_hx, to_cx
-
-
-def _backward_to_weights(
-    seen: Tensor, weights: list[Tensor], weight_buf: Tensor, biases: bool, network: RecurrentNetwork
-) -> list[Tensor]:
-    """Allocate the weights' gradients: views of one buffer with biases, copies without."""
-    x = seen.contiguous()
-    buffer = torch.empty_like(weight_buf)
-    workspace = scratch(network.workspace_bytes(), x)
-    result = _views(buffer, weights) if biases else [torch.empty_like(weight) for weight in weights]
-    del workspace, buffer, x
-    return result
+    # Those of the weights: views of one buffer with biases, copies without.
+    to_weights: list[Tensor] = []
+    if output_mask[3]:
+        x = seen.contiguous()
+        buffer = torch.empty_like(weight_buf)
+        workspace = scratch(network.workspace_bytes(), x)
+        to_weights = _views(buffer, weight) if weight_stride0 >= 4 else [torch.empty_like(each) for each in weight]
+        del workspace, buffer, x
+    del last_c, last_h, incoming
+    kept = [each if wanted else None for each, wanted in zip((to_hx, to_cx), output_mask[1:3], strict=True)]
+    shown = to_input.transpose(0, 1) if turned else to_input
+    return shown if output_mask[0] else None, kept[0], kept[1], to_weights
 
 
 # ---- PyTorch's fused cells

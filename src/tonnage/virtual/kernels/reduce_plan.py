@@ -171,11 +171,12 @@ def _output_vector(loop: Loop, scalar_bytes: int) -> int:
 
 
 def _block(width: int, height: int, threads: int, warp: int) -> tuple[int, int]:
-    width_power = _last_power(width) if width < threads else threads
-    height_power = _last_power(height) if height < threads else threads
+    width_power = last_power(width) if width < threads else threads
+    height_power = last_power(height) if height < threads else threads
     block_height = min(height_power, threads // min(width_power, warp))
     return min(width_power, threads // block_height), block_height
 
 
-def _last_power(number: int) -> int:
-    return max(1, 1 << (number.bit_length() - 1)) if number > 0 else 1
+def last_power(number: int) -> int:
+    """Return the largest power of two up to a number; 1 if it is not positive."""
+    return 1 << (max(number, 1).bit_length() - 1)

@@ -1,31 +1,45 @@
-"""Reductions: large ones, split over thread blocks, stage partial results in memory; some cast their input first.
+"""Reductions and scans: large reductions, split over thread blocks, stage partial results; some cast their input first.
 
-The types that each operator reads and accumulates are listed below; `reduce_plan` has the launch configuration.
+The types that each kind of reduction reads and accumulates are given below; `reduce_plan` has the launch configuration.
+Over a single row, cumulative operators run on CUB and need its temporary storage.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tonnage.hardware import Gpu
-from tonnage.virtual.kernels.reduce_plan import (
-    FEWEST_SPLIT,
-    Element,
-    Loop,
-    WarpLimits,
-    fits_32_bits,
-    make_loop,
-    staging_bytes,
-)
-from tonnage.virtual.kernels.registry import kernel, plain, scratch
+from tonnage.virtual.kernels import reduce_plan
+from tonnage.virtual.kernels.cub import scan_bytes
+from tonnage.virtual.kernels.reduce_plan import FEWEST_SPLIT, Element, Loop, WarpLimits
+from tonnage.virtual.kernels.registry import after_outputs, contiguous, free_reversed, kernel, plain, scratch
 from tonnage.virtual.kernels.values import choose, is_known
 from tonnage.virtual.session import active
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
-# (input, result) -> the dtype it reads, its element sizes, and whether it can accumulate in the result.
-Rule = Callable[[torch.Tensor, torch.Tensor], tuple[torch.dtype, Element, bool]]
+# The bytes in which narrow types are summed.
+SUMMED_BYTES = {torch.float16: 4, torch.bfloat16: 4, torch.complex32: 8}
+# Elements of one CUB scan. Structs in CUB, so that value and status do not share a word.
+MOST_ITEMS = 1 << 30
+NOT_PRIMITIVE = (torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+_CHUNK = 65536  # elements per block of a multi-tensor kernel
+
+# Operators by kind of reduction; a dot separates the overload.
+OPERATORS = {
+    "sum": "sum.dim_IntList sum.IntList_out mean.dim mean.out",
+    "nansum": "nansum nansum.out",
+    "prod": "prod prod.dim_int prod.int_out",
+    "norm": "linalg_vector_norm linalg_vector_norm.out "
+    "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.out norm.dtype_out",
+    "moment": "std.correction std.correction_out var.correction var.correction_out "
+    "var_mean.correction std_mean.correction",
+    "same": "all all.dim all.dims all.out all.dims_out all.all_out any any.dim any.dims any.out any.dims_out any.all_out "
+    "amax amax.out amin amin.out max max.unary_out min min.unary_out",
+    "indexed": "max.dim max.dim_max min.dim min.dim_min",
+    "pair": "aminmax aminmax.out",
+}
 
 
 @cache
@@ -33,71 +47,32 @@ def _card(gpu: Gpu) -> WarpLimits:
     return WarpLimits(gpu.sm_count, gpu.max_threads_per_sm, gpu.warp_size)
 
 
-def _element(dtype: torch.dtype, carried_bytes: int, vector: int = 4) -> Element:
-    return Element(dtype.itemsize, carried_bytes, vector, 256 if dtype == torch.complex128 else 512)
+def _types(kind: str, self: Tensor, result: Tensor) -> tuple[torch.dtype, Element, bool]:
+    """Return the dtype that is read, its element sizes, and whether the result can hold partial sums."""
+    dtype = self.dtype
+    # Half precision is reduced to float32 directly; others are cast to the result's dtype first.
+    is_direct = dtype in LOW_PRECISION and result.dtype == torch.float32
+    if kind not in ("same", "indexed", "pair") and not is_direct:
+        dtype = result.dtype.to_complex() if self.is_complex() and not result.is_complex() else result.dtype
+    carried, vector, accumulates = dtype.itemsize, 4, kind == "same"
+    match kind:
+        case "sum" | "nansum" | "prod":
+            carried = SUMMED_BYTES.get(dtype, carried)
+            vector = 8 if kind == "sum" and dtype.itemsize == 2 else 4
+            accumulates = kind == "prod" or dtype != result.dtype or dtype not in SUMMED_BYTES
+        case "norm":
+            carried = SUMMED_BYTES.get(dtype.to_real(), dtype.to_real().itemsize)
+            accumulates = dtype not in LOW_PRECISION
+        case "moment":
+            carried, vector = 32 if dtype == torch.float64 else 16, 2
+        case "indexed":
+            carried = 16
+        case "pair":
+            carried *= 2
+    return dtype, Element(dtype.itemsize, carried, vector, 256 if dtype == torch.complex128 else 512), accumulates
 
 
-def _accumulator_bytes(dtype: torch.dtype) -> int:
-    return {torch.float16: 4, torch.bfloat16: 4, torch.complex32: 8}.get(dtype, dtype.itemsize)
-
-
-def _read_dtype(self: torch.Tensor, result: torch.Tensor) -> torch.dtype:
-    """Half precision is reduced to float32 directly; others are cast to the result's dtype first."""
-    if self.dtype in LOW_PRECISION and result.dtype == torch.float32:
-        return self.dtype
-    return result.dtype.to_complex() if self.is_complex() and not result.is_complex() else result.dtype
-
-
-def _sum_rule(wide: bool, always_accumulates: bool = False) -> Rule:
-    def rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
-        dtype = _read_dtype(self, result)
-        vector = 8 if wide and dtype.itemsize == 2 else 4
-        accumulates = always_accumulates or dtype != result.dtype or dtype not in (*LOW_PRECISION, torch.complex32)
-        return dtype, _element(dtype, _accumulator_bytes(dtype), vector), accumulates
-
-    return rule
-
-
-def _norm_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
-    dtype = _read_dtype(self, result)
-    return dtype, _element(dtype, _accumulator_bytes(dtype.to_real())), dtype not in LOW_PRECISION
-
-
-def _moment_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
-    dtype = _read_dtype(self, result)
-    return dtype, _element(dtype, 32 if dtype == torch.float64 else 16, vector=2), False
-
-
-def _same_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
-    return self.dtype, _element(self.dtype, self.dtype.itemsize), True
-
-
-def _indexed_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
-    return self.dtype, _element(self.dtype, 16), False
-
-
-def _pair_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
-    return self.dtype, _element(self.dtype, 2 * self.dtype.itemsize), False
-
-
-# Operators by rule; a dot separates the overload.
-OPERATORS: tuple[tuple[Rule, str], ...] = (
-    (_sum_rule(True), "sum.dim_IntList sum.IntList_out mean.dim mean.out"),
-    (_sum_rule(False), "nansum nansum.out"),
-    (_sum_rule(False, always_accumulates=True), "prod prod.dim_int prod.int_out"),
-    (_norm_rule, "linalg_vector_norm linalg_vector_norm.out"),
-    (_norm_rule, "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.out norm.dtype_out"),
-    (_moment_rule, "std.correction std.correction_out var.correction var.correction_out"),
-    (_moment_rule, "var_mean.correction std_mean.correction"),
-    (_same_rule, "all all.dim all.dims all.out all.dims_out all.all_out"),
-    (_same_rule, "any any.dim any.dims any.out any.dims_out any.all_out"),
-    (_same_rule, "amax amax.out amin amin.out max max.unary_out min min.unary_out"),
-    (_indexed_rule, "max.dim max.dim_max min.dim min.dim_min"),
-    (_pair_rule, "aminmax aminmax.out"),
-)
-
-
-def _register(name: str, rule: Rule) -> None:
+def _register(name: str, kind: str) -> None:
     word, _, overload = name.partition(".")
     schema = getattr(getattr(torch.ops.aten, word), overload or "default")._schema
     places = {argument.name: place for place, argument in enumerate(schema.arguments)}
@@ -109,42 +84,41 @@ def _register(name: str, rule: Rule) -> None:
         place = places.get(word, len(given))
         return keywords.get(word, given[place] if place < len(given) else None)
 
+    @kernel(name)
     def reduce(*given: Any, **keywords: Any) -> Any:
         result = by_shape(*given, **keywords)
         self, first = given[0], result[0] if isinstance(result, tuple) else result
         if self.numel() >= FEWEST_SPLIT or self.dtype != first.dtype:
             dim, keepdim = argument("dim", given, keywords), argument("keepdim", given, keywords)
-            _stage(self, first, dim, bool(keepdim), rule)
+            _stage(self, first, dim, bool(keepdim), kind)
         if otherwise is not None and not is_known(first):
             active().stand_ins.assume(word, f"Of values that are not known, `{word}` is {otherwise}.")
             first.fill_(otherwise)
-        elif rule is _indexed_rule and self.dim():
+        elif kind == "indexed" and self.dim():
             choose(result[1], self.shape[argument("dim", given, keywords)], word)
         return result
 
-    kernel(name)(reduce)
 
-
-def _stage(self: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool, rule: Rule) -> None:
+def _stage(self: Tensor, result: Tensor, dim: Any, keepdim: bool, kind: str) -> None:
     """Allocate what the reduction holds in addition to its result, in order."""
-    dtype, element, accumulates = rule(self, result)
+    dtype, element, accumulates = _types(kind, self, result)
     source = self if dtype == self.dtype else torch.empty_like(self, dtype=dtype)
     if self.numel() < FEWEST_SPLIT:
         return
     loop = loop_of(source, result, dim, keepdim)
     card = _card(active().device.gpu)
     held = None
-    if not accumulates and element.carried_bytes > result.dtype.itemsize and not fits_32_bits(loop):
+    if not accumulates and element.carried_bytes > result.dtype.itemsize and not reduce_plan.fits_32_bits(loop):
         spans = (size * stride for size, stride in zip(loop.shape, loop.output, strict=True))
         held = scratch(max(result.dtype.itemsize, *spans) // result.dtype.itemsize * element.carried_bytes, self)
-    for buffer_bytes, semaphore_bytes in staging_bytes(loop, element, card):
+    for buffer_bytes, semaphore_bytes in reduce_plan.staging_bytes(loop, element, card):
         buffer = scratch(buffer_bytes, self)
         semaphores = scratch(semaphore_bytes, self)
         del semaphores, buffer
     del held
 
 
-def loop_of(source: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool) -> Loop:
+def loop_of(source: Tensor, result: Tensor, dim: Any, keepdim: bool) -> Loop:
     """Build the loop over the source's elements, reduced along `dim` (None or empty: all)."""
     rank = source.dim()
     dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
@@ -155,28 +129,108 @@ def loop_of(source: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool)
     for place, d in enumerate(range(rank) if keepdim and result.dim() == rank else kept):
         strides[d] = result.stride(place) * out_bytes if d in kept or source.shape[d] == 1 else 0
     address = source.storage_offset() * in_bytes % 64
-    return make_loop(tuple(source.shape), tuple(strides), tuple(s * in_bytes for s in source.stride()), address)
+    return reduce_plan.make_loop(
+        tuple(source.shape), tuple(strides), tuple(s * in_bytes for s in source.stride()), address
+    )
 
 
 def _register_place(name: str) -> None:
     by_shape = plain(name)
 
     @kernel(name)
-    def place(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, **out: torch.Tensor) -> torch.Tensor:
+    def place(self: Tensor, dim: int | None = None, keepdim: bool = False, **out: Tensor) -> Tensor:
         result = by_shape(self, dim, keepdim, **out)
         if self.numel() >= FEWEST_SPLIT and (dim is None or self.shape[dim] != 1):
             source = self.reshape(-1) if dim is None else self
-            _stage(source, result, dim, keepdim and dim is not None, _indexed_rule)
+            _stage(source, result, dim, keepdim and dim is not None, "indexed")
         return choose(result, self.numel() if dim is None else self.shape[dim] if self.dim() else 1, "argmax")
 
 
 @kernel("count_nonzero.dim_IntList")
-def count_nonzero(self: torch.Tensor, dim: list[int]) -> torch.Tensor:
+def count_nonzero(self: Tensor, dim: list[int]) -> Tensor:
     return (self if self.dtype == torch.bool else self != 0).sum(dim)
 
 
-for _rule, _names in OPERATORS:
+for _kind, _names in OPERATORS.items():
     for _name in _names.split():
-        _register(_name, _rule)
+        _register(_name, _kind)
 for _name in ("argmax", "argmin", "argmax.out", "argmin.out"):
     _register_place(_name)
+
+
+# Multi-tensor kernels of optimizers and gradient clipping
+
+
+@kernel("_foreach_norm.Scalar")
+def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:
+    """Compute norms of the chunks, then one result for each tensor."""
+    if not _is_fast(self, ord):
+        return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in self]
+    kind = torch.float64 if (dtype or self[0].dtype) == torch.float64 else torch.float32
+    parts = torch.empty(len(self) * chunks(self), dtype=kind, device=self[0].device)
+    outputs = [torch.empty((), dtype=dtype or t.dtype, device=t.device) for t in self]
+    del parts
+    return outputs
+
+
+@kernel("_foreach_max")
+def foreach_max(self: list[Any]) -> list[Any]:
+    """Allocate one result for each tensor, then the maximum of each chunk."""
+    if not _is_fast(self, 2):
+        return [t.max() for t in self]
+    outputs = [torch.empty((), dtype=t.dtype, device=t.device) for t in self]
+    parts = torch.empty(len(self) * chunks(self), dtype=self[0].dtype, device=self[0].device)
+    del parts
+    return outputs
+
+
+def chunks(tensors: list[Any]) -> int:
+    """Return the number of chunks of the largest tensor."""
+    return max(-(-t.numel() // _CHUNK) for t in tensors)
+
+
+def _is_fast(tensors: list[Any], order: Any) -> bool:
+    first, is_dense = tensors[0], torch.ops.aten.is_non_overlapping_and_dense
+    return (
+        float(order) in (1.0, 2.0, float("inf"))
+        and first.dtype.is_floating_point
+        and all(t.dtype == first.dtype and t.device == first.device and t.numel() for t in tensors)
+        and all(t.is_contiguous() or is_dense(t) for t in tensors)
+    )
+
+
+# Scans
+
+
+def scan(count: int, dtype: torch.dtype, like: Tensor) -> None:
+    """Allocate and free the storage of an inclusive scan."""
+    scratch(scan_bytes(min(count, MOST_ITEMS), dtype.itemsize, primitive=dtype not in NOT_PRIMITIVE), like)
+    for start in range(MOST_ITEMS, count, MOST_ITEMS):
+        first = scratch(dtype.itemsize, like)
+        scan(min(count - start, MOST_ITEMS), dtype, like)
+        del first
+
+
+@after_outputs("cumsum", "cumsum.out", "cumprod", "cumprod.out")
+def cumulate(result: Tensor, self: Tensor, dim: int, **_: Any) -> list[Tensor]:
+    if not self.dim() or not self.numel():
+        return []
+    source = self if self.dtype == result.dtype else torch.empty_like(self, dtype=result.dtype)
+    target = contiguous(result)
+    copy = contiguous(source)
+    if self.numel() == self.shape[dim]:
+        scan(self.numel(), result.dtype, self)
+    return [source, target, copy]
+
+
+@kernel("_logcumsumexp")
+def logcumsumexp(self: Tensor, dim: int) -> Tensor:
+    result = torch.empty_like(self, memory_format=torch.contiguous_format)
+    free_reversed(cumulate(result, self, dim))
+    return result
+
+
+@kernel("_cummax_helper", "_cummin_helper")
+def cummax(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+    """Allocate copies for results that are not contiguous."""
+    free_reversed([contiguous(values), contiguous(indices)])

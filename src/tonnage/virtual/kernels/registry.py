@@ -5,15 +5,21 @@
         sorted_indices = torch.empty_like(indices)      # a temporary, freed when the function returns
         return torch.zeros((num_weights, grad.shape[-1]), dtype=grad.dtype, device=grad.device)
 
+    @after_outputs("unfold_backward")                     # what is needed beside the outputs, which are allocated before
+    def unfold_backward(result, grad_in, input_sizes, dim, size, step):
+        return [torch.empty(input_sizes[dim], dtype=torch.int64, device=grad_in.device)]
+
 A kernel allocates and frees tensors in the order of the real host code; nothing is computed. `plain("name.overload")`
-calls the operator's shape rule, for kernels that only add temporaries. Arguments arrive as in the schema; those equal
-to the schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
+calls the operator's shape rule, which allocates the outputs. Arguments arrive as in the schema; those equal to the
+schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -28,26 +34,47 @@ COMPOSITES: dict[str, Callable[..., Any]] = {}
 _PLAIN = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
 
 
-def kernel(*names: str) -> Callable[[Kernel], Kernel]:
-    """Register the function for these aten operators ("name" or "name.overload") on the CUDA key."""
+def kernel(*names: str, sparse: bool = False) -> Callable[[Kernel], Kernel]:
+    """Register the function for these aten operators ("name" or "name.overload") on CUDA tensors, dense or sparse."""
+    kernels = SPARSE_KERNELS if sparse else KERNELS
 
     def register(function: Kernel) -> Kernel:
         for name in names:
-            assert name not in KERNELS, f"two kernels for {name}"
-            KERNELS[name] = function
+            assert name not in kernels, f"two kernels for {name}"
+            kernels[name] = function
         return function
 
     return register
 
 
-def sparse_kernel(*names: str) -> Callable[[Kernel], Kernel]:
-    """Register the function for these aten operators on sparse (COO) tensors."""
+def after_outputs(*names: str) -> Callable[[Kernel], Kernel]:
+    """Register what these operators do once the shape rule has allocated their outputs: it gets result and arguments.
+
+    The temporaries that it returns are freed, those allocated last first.
+    """
 
     def register(function: Kernel) -> Kernel:
-        SPARSE_KERNELS.update(dict.fromkeys(names, function))
+        for name in names:
+            _register(name, function)
         return function
 
     return register
+
+
+def _register(name: str, function: Callable[..., Any]) -> None:
+    by_shape = plain(name)
+
+    @kernel(name)
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        result = by_shape(*arguments, **keywords)
+        free_reversed(function(result, *arguments, **keywords))
+        return result
+
+
+def free_reversed(held: list[Any] | None) -> None:
+    """Free temporaries as C++ does: those allocated last come first."""
+    while held:
+        held.pop()
 
 
 def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], Kernel]:
@@ -65,11 +92,11 @@ def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], 
     return register
 
 
-def plain(operator: Any) -> Callable[..., Any]:
+@cache
+def plain(name: str) -> Callable[..., Any]:
     """Return a function that applies only the operator's shape rule: it allocates the outputs and nothing else."""
-    if isinstance(operator, str):
-        packet, _, overload = operator.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         return operator.redispatch(_PLAIN, *arguments, **keywords)
@@ -77,6 +104,26 @@ def plain(operator: Any) -> Callable[..., Any]:
     return call
 
 
-def scratch(size_bytes: int, like: torch.Tensor) -> torch.Tensor | None:
+def scratch(size_bytes: int, like: Tensor) -> Tensor | None:
     """Allocate temporary bytes from the caching allocator; hold the result for as long as the kernel would."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=like.device) if size_bytes > 0 else None
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """Allocate a contiguous copy, without values; return the tensor itself if it is contiguous."""
+    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which CUDA sums: float32 for half precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether there are no gaps and overlaps, in any order; a dimension of size 1 may have any stride."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True

@@ -1,50 +1,49 @@
-"""Operators that move or select elements with a temporary cast, contiguous copy or range."""
+"""Operators that make, move or select elements with a temporary cast, contiguous copy, range or sort.
+
+Random permutations have values, other random results do not.
+"""
+
+import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from tonnage.virtual.kernels.registry import kernel, plain
+from tonnage.virtual.kernels.registry import accumulator_dtype, after_outputs, kernel, plain
+from tonnage.virtual.kernels.sorting import radix_sort
 from tonnage.virtual.kernels.values import MOST_COMPARED, is_known, put
 
 aten = torch.ops.aten
-LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 @kernel("where.self")
-def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     """Cast operands of other dtypes first, and move scalars from the host."""
     dtype = torch.result_type(self, other)
     self, other = self.to(dtype), other.to(dtype)
     if not (condition.is_cuda and self.is_cuda and other.is_cuda):
         device = next(t.device for t in (condition, self, other) if t.is_cuda)
         condition, self, other = (t if t.dim() else t.to(device) for t in (condition, self, other))
-    chosen = _only_choice(condition, self, other)
-    if chosen is not None:
-        return chosen
+    if condition.numel() <= MOST_COMPARED and is_known(condition) and is_known(self) != is_known(other):
+        # The result is known if the condition selects the only known operand throughout.
+        flags, known = condition.cpu(), self if is_known(self) else other
+        if bool((flags if known is self else ~flags).all()):
+            shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
+            return put(torch.empty(shape, dtype=known.dtype, device=known.device), known.cpu().expand(shape))
     if all(t.is_contiguous() for t in (condition, self, other)) and not is_known(condition, self, other):
         # PyTorch's shape rule of this operator is slow, and not needed here.
         shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
         return torch.empty(shape, dtype=dtype, device=condition.device)
-    result: torch.Tensor = plain(aten.where.self)(condition, self, other)
+    result: Tensor = plain("where.self")(condition, self, other)
     return result
 
 
-def _only_choice(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """Return the result if the condition is known to select one operand throughout and only that one is known."""
-    if condition.numel() > MOST_COMPARED or not is_known(condition) or is_known(self) == is_known(other):
-        return None
-    flags, known = condition.cpu(), self if is_known(self) else other
-    if not bool((flags if known is self else ~flags).all()):
-        return None
-    shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
-    return put(torch.empty(shape, dtype=known.dtype, device=known.device), known.cpu().expand(shape))
-
-
 @kernel("roll")
-def roll(self: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> torch.Tensor:  # type: ignore[assignment]
+def roll(self: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # type: ignore[assignment]
     """Roll one dimension after the other."""
     if len(dims) == 1 and len(shifts) == 1:
         source = self.contiguous()
-        result: torch.Tensor = plain(aten.roll.default)(source, shifts, dims)
+        result: Tensor = plain("roll")(source, shifts, dims)
         del source
         return result
     if not dims:
@@ -55,35 +54,79 @@ def roll(self: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> torch.T
     return result
 
 
-@kernel("unfold_backward")
-def unfold_backward(grad_in: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> torch.Tensor:
+@after_outputs("unfold_backward")
+def unfold_backward(
+    result: Tensor, grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int
+) -> list[Tensor]:
     """Add overlapping windows by a walk over the positions they cover."""
-    result: torch.Tensor = plain(aten.unfold_backward.default)(grad_in, input_sizes, dim, size, step)
-    dim %= len(input_sizes)
     covered = min(input_sizes[dim], (grad_in.shape[dim] - 1) * step + size)
-    places = torch.empty(covered, dtype=torch.int64, device=grad_in.device)
-    del places
-    return result
+    return [torch.empty(covered, dtype=torch.int64, device=grad_in.device)]
 
 
-@kernel("reflection_pad2d")
-def reflection_pad2d(self: torch.Tensor, padding: list[int]) -> torch.Tensor:
-    """Copy the input if it is not contiguous."""
-    result: torch.Tensor = plain(aten.reflection_pad2d.default)(self, padding)
-    if not self.is_contiguous():
-        source = torch.empty_like(self, memory_format=torch.contiguous_format)
-        del source
-    return result
-
-
-@kernel("renorm")
-def renorm(self: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Tensor:
+@after_outputs("renorm")
+def renorm(result: Tensor, self: Tensor, p: float, dim: int, maxnorm: float) -> list[Tensor]:
     """Compute norms in float32, and the factors from them."""
-    result: torch.Tensor = plain(aten.renorm.default)(self, p, dim, maxnorm)
-    norms = torch.linalg.vector_norm(
-        self, p, [d for d in range(self.dim()) if d != dim % self.dim()], True,
-        dtype=torch.float32 if self.dtype in LOW_PRECISION else self.dtype,
-    )  # fmt: skip
-    factors = torch.empty_like(norms, dtype=self.dtype) if self.dtype in LOW_PRECISION else None
-    del factors, norms
+    dims, dtype = [d for d in range(self.dim()) if d != dim % self.dim()], accumulator_dtype(self.dtype)
+    norms = torch.linalg.vector_norm(self, p, dims, True, dtype=dtype)
+    return [norms] if dtype == self.dtype else [norms, torch.empty_like(norms, dtype=self.dtype)]
+
+
+@after_outputs("pow.Scalar")
+def pow_scalar(result: Tensor, self: Any, exponent: Tensor) -> list[Tensor]:
+    """Copy the base to the device, unless it is 1."""
+    types = {bool: torch.bool, int: torch.int64, float: torch.float64}
+    dtype = types.get(type(self), torch.complex128)
+    return [torch.empty((), dtype=dtype, device=exponent.device)] if complex(self) != 1 else []
+
+
+# Random tensors
+
+
+@kernel("randperm.generator_out")
+def randperm(n: int, *, generator: Any = None, out: Tensor) -> Tensor:
+    """Sort random keys together with a range."""
+    plain("randperm.generator_out")(n, generator=None, out=out)
+    largest = torch.empty((), dtype=out.dtype, device=out.device)
+    del largest
+    numbers = torch.empty(n, dtype=out.dtype, device=out.device)
+    if n:
+        bits = min(64, math.ceil(math.log2(n - (6 * n * n + 1) / (math.log(0.9) * 12))))
+        keys = torch.empty(n, dtype=torch.int32 if bits <= 32 else torch.int64, device=out.device)
+        sorted_keys = torch.empty_like(keys)
+        radix_sort(n, keys.element_size(), out.element_size(), keys, bits)
+        del sorted_keys, keys
+    del numbers
+    return out
+
+
+@kernel("bernoulli_.Tensor")
+def bernoulli(self: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
+    """Read probabilities as float32, or as float64 for a float64 tensor."""
+    probabilities = p.to(device=self.device, dtype=torch.float64 if self.dtype == torch.float64 else torch.float32)
+    del probabilities
+    plain("bernoulli_.Tensor")(self, p)
+    return self
+
+
+@kernel("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
+def normal(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Any = None) -> Tensor:
+    """Expand a number to a temporary of the result's size; deviations are checked before and after the allocation."""
+    _check_deviation(std)
+    if isinstance(mean, Tensor) and isinstance(std, Tensor):
+        result = torch.empty(torch.broadcast_shapes(mean.shape, std.shape), dtype=mean.dtype, device=mean.device)
+        _check_deviation(std)
+        return result
+    given = mean if isinstance(mean, Tensor) else std
+    assert isinstance(given, Tensor)
+    result = torch.empty_like(given, memory_format=torch.contiguous_format)
+    _check_deviation(std)
+    expanded = torch.empty_like(result)
+    del expanded
     return result
+
+
+def _check_deviation(std: Tensor | float) -> None:
+    if isinstance(std, Tensor) and std.numel():
+        smallest = std.min()
+        flag = smallest >= 0
+        del flag, smallest

@@ -7,6 +7,7 @@ Unknown indices are sampled uniformly (`values`).
 import math
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.assumptions import distinct_values
 from tonnage.virtual.kernels.cub import (
@@ -17,7 +18,7 @@ from tonnage.virtual.kernels.cub import (
     segmented_sort_bytes,
     select_unique_bytes,
 )
-from tonnage.virtual.kernels.registry import kernel, plain, scratch
+from tonnage.virtual.kernels.registry import free_reversed, is_dense, kernel, plain, scratch
 from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, law_of, put
 from tonnage.virtual.session import active
 
@@ -26,10 +27,10 @@ LONGEST_IN_PLACE = 4096
 LONGEST_SEGMENT = 1_000_000
 FEWEST_SEGMENTS = 128
 INT_MAX = 2**31 - 1
-Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Results = tuple[Tensor, Tensor, Tensor]
 
 
-def _empty(count: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+def _empty(count: int, dtype: torch.dtype, like: Tensor) -> Tensor:
     return torch.empty(count, dtype=dtype, device=like.device)
 
 
@@ -38,8 +39,8 @@ def _empty(count: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
 
 @kernel("sort.stable", "sort.values_stable")
 def sort(
-    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, **out: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    self: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, **out: Tensor
+) -> tuple[Tensor, Tensor]:
     by_shape = plain("sort.values_stable" if out else "sort.stable")
     values, indices = by_shape(self, stable=stable, dim=dim, descending=descending, **out)
     if not self.numel() or not self.dim():
@@ -55,66 +56,46 @@ def sort(
     return values, indices
 
 
-def _sort_long(self: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+def _sort_long(self: Tensor, dim: int, values: Tensor, indices: Tensor) -> None:
     source = self
-    if not (self.stride(dim) == 1 and _is_dense(self)):
-        source = torch.empty_strided(self.shape, _strides_with_last(self, dim), dtype=self.dtype, device=self.device)
+    if not (self.stride(dim) == 1 and is_dense(self)):
+        # A dense copy in the order of the tensor's own strides, with `dim` fastest.
+        strides, step = [0] * self.dim(), 1
+        for d in sorted(range(self.dim()), key=lambda d: -1 if d == dim else self.stride(d)):
+            strides[d], step = step, step * self.shape[d]
+        source = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=self.device)
     held = [source]
     for result in (values, indices):
         if result.stride() != source.stride():
             held.append(torch.empty_strided(source.shape, source.stride(), dtype=result.dtype, device=self.device))
     del source
-    length = self.shape[dim]
+    length, key_bytes = self.shape[dim], self.element_size()
     batch = min(self.numel(), INT_MAX) // length * length
     for start in range(0, self.numel(), batch):
-        _sort_batch(min(batch, self.numel() - start), length, self)
-    while held:
-        held.pop()
+        count = min(batch, self.numel() - start)
+        segments = count // length
+        if segments == 1 or length >= LONGEST_SEGMENT:
+            positions = _empty(length, torch.int64, self)
+            for _ in range(segments):
+                radix_sort(length, key_bytes, 8, self)
+            del positions
+        elif segments < FEWEST_SEGMENTS:
+            pairs, sorted_pairs = scratch(count * 8, self), scratch(count * 8, self)
+            keys = scratch(count * key_bytes, self)
+            radix_sort(count, key_bytes, 8, self)
+            del keys
+            radix_sort(count, 8, 0, self, bits=max(1, math.ceil(math.log2(segments))))
+            del sorted_pairs, pairs
+        else:
+            positions = _empty(count, torch.int64, self)
+            scratch(segmented_sort_bytes(count, key_bytes, 8), self)
+            del positions
+    free_reversed(held)
 
 
-def _sort_batch(count: int, length: int, self: torch.Tensor) -> None:
-    segments, key_bytes = count // length, self.element_size()
-    if segments == 1 or length >= LONGEST_SEGMENT:
-        positions = _empty(length, torch.int64, self)
-        for _ in range(segments):
-            radix_sort(length, key_bytes, 8, self)
-        del positions
-    elif segments < FEWEST_SEGMENTS:
-        pairs, sorted_pairs = scratch(count * 8, self), scratch(count * 8, self)
-        keys = scratch(count * key_bytes, self)
-        radix_sort(count, key_bytes, 8, self)
-        del keys
-        radix_sort(count, 8, 0, self, bits=max(1, math.ceil(math.log2(segments))))
-        del sorted_pairs, pairs
-    else:
-        positions = _empty(count, torch.int64, self)
-        storage = scratch(segmented_sort_bytes(count, key_bytes, 8), self)
-        del storage, positions
-
-
-def radix_sort(count: int, key_bytes: int, value_bytes: int, like: torch.Tensor, bits: int | None = None) -> None:
+def radix_sort(count: int, key_bytes: int, value_bytes: int, like: Tensor, bits: int | None = None) -> None:
     """Allocate and free CUB's storage."""
-    storage = scratch(radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
-    del storage
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _strides_with_last(tensor: torch.Tensor, dim: int) -> list[int]:
-    """Return dense strides in the order of the tensor's own, with `dim` fastest."""
-    order = sorted(range(tensor.dim()), key=lambda d: -1 if d == dim else tensor.stride(d), reverse=True)
-    strides, step = [0] * tensor.dim(), 1
-    for d in reversed(order):
-        strides[d] = step
-        step *= tensor.shape[d]
-    return strides
+    scratch(radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
 
 
 # Top k
@@ -122,8 +103,8 @@ def _strides_with_last(tensor: torch.Tensor, dim: int) -> list[int]:
 
 @kernel("topk", "topk.values")
 def topk(
-    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, **out: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, **out: Tensor
+) -> tuple[Tensor, Tensor]:
     values, indices = plain("topk.values" if out else "topk")(self, k, dim, largest, sorted, **out)
     if not k or not self.numel():
         return values, indices
@@ -143,7 +124,7 @@ def topk(
     return values, indices
 
 
-def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
+def _topk_in_blocks(slices: int, length: int, self: Tensor) -> None:
     """Allocate the buffers of the multi-block kernel, which is used for long slices."""
     limits = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
     if length < next((least for most, least in limits if slices <= most), 400):
@@ -160,24 +141,22 @@ def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
     )  # fmt: skip
     held = [scratch(size, self) for size in sizes]
     for _ in range(2):
-        storage = scratch(scan_by_key_bytes(blocks, 4), self)
-        del storage
-    while held:
-        held.pop()
+        scratch(scan_by_key_bytes(blocks, 4), self)
+    free_reversed(held)
 
 
 # Medians
 
 
 @kernel("median")
-def median(self: torch.Tensor) -> torch.Tensor:
+def median(self: Tensor) -> Tensor:
     """Sort all elements."""
     ordered = self.flatten().sort()[0]
     return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(self.numel() - 1) // 2])
 
 
 @kernel("nanmedian")
-def nanmedian(self: torch.Tensor) -> torch.Tensor:
+def nanmedian(self: Tensor) -> Tensor:
     """Sort all elements; the median's position depends on the number of NaNs."""
     ordered = self.flatten().sort()[0]
     mask = ordered.isnan()
@@ -193,16 +172,17 @@ def nanmedian(self: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("multinomial")
-def multinomial(
-    self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: object = None
-) -> torch.Tensor:
+def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, generator: object = None) -> Tensor:
     """Sample categories uniformly, because the weights are unknown."""
     shape = (num_samples,) if self.dim() == 1 else (self.shape[0], num_samples)
     result = torch.empty(shape, dtype=torch.int64, device=self.device)
     if replacement and num_samples > 1:
-        _draw_again(self)
+        weights = self if self.dim() == 2 else self.view(1, -1)
+        held = [torch.empty_like(weights, memory_format=torch.contiguous_format) for _ in range(3)]
+        torch.cumsum(held[1], 1, out=held[2])
+        free_reversed(held)
         return choose(result, self.shape[-1], "multinomial")
-    flags = _check_weights(self)
+    valid, any_zero = _check_weights(self)
     keys = torch.empty_like(self)
     if num_samples == 1:
         torch.argmax(keys, -1, True, out=result)
@@ -210,12 +190,11 @@ def multinomial(
         values = torch.empty(shape, dtype=self.dtype, device=self.device)
         torch.topk(keys, num_samples, out=(values, result))
         del values
-    del keys
-    flags.pop()
+    del keys, any_zero, valid
     return result
 
 
-def _check_weights(self: torch.Tensor) -> list[torch.Tensor]:
+def _check_weights(self: Tensor) -> tuple[Tensor, Tensor]:
     """Return the flags that live during sampling: whether all weights are valid, and whether a row has none."""
     largest = self.max()
     finite = largest < math.inf
@@ -229,33 +208,25 @@ def _check_weights(self: torch.Tensor) -> list[torch.Tensor]:
     del zero, total
     nonzero = ~any_zero
     del nonzero
-    return [valid, any_zero]
-
-
-def _draw_again(self: torch.Tensor) -> None:
-    weights = self if self.dim() == 2 else self.view(1, -1)
-    held = [torch.empty_like(weights, memory_format=torch.contiguous_format) for _ in range(3)]
-    torch.cumsum(held[1], 1, out=held[2])
-    while held:
-        held.pop()
+    return valid, any_zero
 
 
 # Unique values
 
 
 @kernel("_unique2")
-def unique2(self: torch.Tensor, sorted: bool = True, *returned: bool, **named: bool) -> Results:
+def unique2(self: Tensor, sorted: bool = True, *returned: bool, **named: bool) -> Results:
     return _unique(self, False, *returned, **named)
 
 
 @kernel("_unique")
-def unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def unique(self: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
     return _unique(self, False, return_inverse)[:2]
 
 
 @kernel("unique_consecutive")
 def unique_consecutive(
-    self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Results:
     if dim is not None:
         return _unique_dim(self, dim, True, return_inverse, return_counts)
@@ -263,18 +234,18 @@ def unique_consecutive(
 
 
 @kernel("unique_dim")
-def unique_dim(self: torch.Tensor, dim: int, sorted: bool = True, *returned: bool, **named: bool) -> Results:
+def unique_dim(self: Tensor, dim: int, sorted: bool = True, *returned: bool, **named: bool) -> Results:
     return _unique_dim(self, dim, False, *returned, **named)
 
 
-def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tuple[torch.Tensor, ...] | None:
+def _found(self: Tensor, consecutive: bool, dim: int | None = None) -> tuple[Tensor, ...] | None:
     if not is_known(self):
         return None
     find = torch.unique_consecutive if consecutive else torch.unique
     return find(self.cpu(), return_inverse=True, return_counts=True, dim=dim)
 
 
-def expected_distinct(self: torch.Tensor, consecutive: bool = False) -> int:
+def expected_distinct(self: Tensor, consecutive: bool = False) -> int:
     """Return the expected number of distinct values in an unknown tensor."""
     law = None if consecutive else law_of(self)
     unknown = "No value occurs twice in a tensor whose values are not known."
@@ -283,21 +254,7 @@ def expected_distinct(self: torch.Tensor, consecutive: bool = False) -> int:
     return distinct_values(law, self.numel())
 
 
-def _filled(
-    storage_count: int, dtype: torch.dtype, self: torch.Tensor, values: torch.Tensor | None, count: int
-) -> torch.Tensor:
-    """Allocate a tensor of `count` elements whose storage was allocated for more."""
-    result = _empty(storage_count, dtype, self)
-    if values is not None:
-        padded = torch.zeros(storage_count, dtype=dtype)
-        padded[:count] = values.flatten()
-        put(result, padded)
-    return result.resize_(count)
-
-
-def _unique(
-    self: torch.Tensor, consecutive: bool, return_inverse: bool = False, return_counts: bool = False
-) -> Results:
+def _unique(self: Tensor, consecutive: bool, return_inverse: bool = False, return_counts: bool = False) -> Results:
     found, count, none = _found(self, consecutive), self.numel(), _empty(0, torch.int64, self)
     self = self.contiguous()
     ordered, order = self, none
@@ -309,11 +266,22 @@ def _unique(
             del positions
         else:
             radix_sort(count, self.element_size(), 0, self)
-    inverse = _inverse(self, count, consecutive, found) if return_inverse else none
+    inverse = none
+    if return_inverse:
+        inverse = torch.empty(self.shape, dtype=torch.int64, device=self.device)
+        located = _empty(count, torch.int32 if consecutive else torch.int64, self)
+        scratch(scan_bytes(count, 4, plus=True), self)
+        del located
+        inverse = inverse if found is None else put(inverse, found[1])
     values = _empty(count, self.dtype, self)
     length = _empty(1, torch.int64, self)
     distinct = expected_distinct(self, consecutive) if found is None else found[0].numel()
-    counts = _filled(count, torch.int64, self, None if found is None else found[2], distinct) if return_counts else none
+    counts = none
+    if return_counts:
+        counts = _empty(count, torch.int64, self)
+        if found is not None:
+            put(counts, torch.nn.functional.pad(found[2], (0, count - distinct)))
+        counts.resize_(distinct)
     primitive = self.dtype not in (torch.float16, torch.bfloat16)
     selected = select_unique_bytes(count, self.element_size(), primitive=primitive)
     storage = scratch(run_length_bytes(count) if return_counts else selected, self)
@@ -323,16 +291,8 @@ def _unique(
     return values.resize_(distinct), inverse, counts
 
 
-def _inverse(self: torch.Tensor, count: int, consecutive: bool, found: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
-    inverse = torch.empty(self.shape, dtype=torch.int64, device=self.device)
-    located = _empty(count, torch.int32 if consecutive else torch.int64, self)
-    storage = scratch(scan_bytes(count, 4, plus=True), self)
-    del storage, located
-    return inverse if found is None else put(inverse, found[1])
-
-
 def _unique_dim(
-    self: torch.Tensor, dim: int, consecutive: bool, return_inverse: bool = False, return_counts: bool = False
+    self: Tensor, dim: int, consecutive: bool, return_inverse: bool = False, return_counts: bool = False
 ) -> Results:
     found = _found(self, consecutive, dim)
     count = self.shape[dim]

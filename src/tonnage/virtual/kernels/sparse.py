@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tonnage.virtual.kernels.cub import merge_sort_bytes, unique_by_key_bytes
-from tonnage.virtual.kernels.registry import kernel, scratch, sparse_kernel
+from tonnage.virtual.kernels.registry import kernel, scratch
 from tonnage.virtual.kernels.sorting import expected_distinct
 from tonnage.virtual.kernels.values import is_known, put
 
@@ -31,7 +31,7 @@ def nested_view_from_buffer(*arguments: Tensor) -> Tensor:
     return result
 
 
-@sparse_kernel("_coalesce")
+@kernel("_coalesce", sparse=True)
 def coalesce(self: Tensor) -> Tensor:
     """Sort the indices, keep one of each, and sum the values that share it."""
     count = self._nnz()
@@ -41,10 +41,8 @@ def coalesce(self: Tensor) -> Tensor:
     indices, values = self._indices(), self._values()
     flat = _flat_indices(indices, self.shape, copy=True)
     places, offsets = (torch.empty(count, dtype=torch.int64, device=self.device) for _ in range(2))
-    storage = scratch(merge_sort_bytes(count, 8, 8), flat)
-    del storage
-    storage = scratch(unique_by_key_bytes(count, 8), flat)
-    del storage
+    scratch(merge_sort_bytes(count, 8, 8), flat)
+    scratch(unique_by_key_bytes(count, 8), flat)
     # Distinct indices keep the storage of all; values get a new one.
     distinct = torch.unique(flat.cpu()) if is_known(flat) else None
     left = expected_distinct(flat) if distinct is None else distinct.numel()
@@ -74,7 +72,7 @@ def _flat_indices(indices: Tensor, shape: torch.Size, *, copy: bool) -> Tensor:
     return (indices * steps.to(indices.device)).sum(0)
 
 
-@sparse_kernel("add.out")
+@kernel("add.out", sparse=True)
 def add_out(self: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor) -> Tensor:
     """Add a sparse tensor to a dense one, or concatenate two sparse ones."""
     if not self.is_sparse:

@@ -6,6 +6,7 @@ The sizes of the work areas are in `library_sizes`.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.kernels.library_sizes import fourier_bytes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
@@ -17,7 +18,7 @@ _COMPLEX = {real: each for each, real in _REAL.items()}
 
 
 @kernel("_fft_c2c")
-def fft_c2c(self: torch.Tensor, dim: list[int], normalization: int, forward: bool) -> torch.Tensor:
+def fft_c2c(self: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
     if not dim:
         return self.clone()
     output, working, left = torch.empty(self.shape, dtype=self.dtype, device=self.device), self, list(dim)
@@ -34,7 +35,7 @@ def fft_c2c(self: torch.Tensor, dim: list[int], normalization: int, forward: boo
 
 
 @kernel("_fft_r2c")
-def fft_r2c(self: torch.Tensor, dim: list[int], normalization: int, onesided: bool) -> torch.Tensor:
+def fft_r2c(self: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
     half = list(self.shape)
     half[dim[-1]] = self.shape[dim[-1]] // 2 + 1
     sizes, kind = tuple(half) if onesided else tuple(self.shape), _COMPLEX[self.dtype]
@@ -53,7 +54,7 @@ def fft_r2c(self: torch.Tensor, dim: list[int], normalization: int, onesided: bo
 
 
 @kernel("_fft_c2r")
-def fft_c2r(self: torch.Tensor, dim: list[int], normalization: int, last_dim_size: int) -> torch.Tensor:
+def fft_c2r(self: Tensor, dim: list[int], normalization: int, last_dim_size: int) -> Tensor:
     """Transform a copy, because cuFFT may overwrite its input."""
     sizes = list(self.shape)
     sizes[dim[-1]] = last_dim_size
@@ -69,7 +70,7 @@ def _at_once(dim: Sequence[int]) -> bool:
     return len(dim) <= MOST_DIMENSIONS and not (len(dim) >= 2 and dim[0] == 0 and dim[1] == 1)
 
 
-def _transform(output: torch.Tensor, source: torch.Tensor, sizes: tuple[int, ...], dim: Sequence[int]) -> torch.Tensor:
+def _transform(output: Tensor, source: Tensor, sizes: tuple[int, ...], dim: Sequence[int]) -> Tensor:
     """Run one cuFFT plan: batch dimensions come first, by stride, and are merged; the output follows that order."""
     batch = sorted((d for d in range(source.dim()) if d not in dim), key=source.stride, reverse=True)
     order = [*batch, *dim]
@@ -79,21 +80,16 @@ def _transform(output: torch.Tensor, source: torch.Tensor, sizes: tuple[int, ...
         flat = flat.clone(memory_format=torch.contiguous_format)
     area = scratch(work_area_bytes(flat.shape[0], signal, flat.dtype, output.dtype), source)
     del area, flat
-    return _restride(output, sizes, order)
-
-
-def _restride(output: torch.Tensor, sizes: tuple[int, ...], order: list[int]) -> torch.Tensor:
-    """Return the same storage with dimensions nested in this order."""
+    # The same storage with dimensions nested in this order.
     strides, step = [0] * len(order), 1
     for d in reversed(order):
-        strides[d] = step
-        step *= sizes[d]
+        strides[d], step = step, step * sizes[d]
     if output.untyped_storage().nbytes() < step * output.element_size():
         output.resize_(sizes)
     return output.as_strided_(sizes, strides)
 
 
-def _must_clone(flat: torch.Tensor, signal: Sequence[int], halved: bool) -> bool:
+def _must_clone(flat: Tensor, signal: Sequence[int], halved: bool) -> bool:
     """Whether cuFFT's advanced data layout cannot express the strides."""
     strides = flat.stride()
     last = strides[-1]
@@ -117,22 +113,18 @@ def work_area_bytes(batch: int, signal: Sequence[int], source: torch.dtype, outp
 # Real results of complex inputs go through a complex temporary
 
 
-_ABS = plain(torch.ops.aten.abs.out)
-_ANGLE = plain(torch.ops.aten.angle.default)
-
-
 @kernel("abs.out")
-def abs_out(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+def abs_out(self: Tensor, *, out: Tensor) -> Tensor:
     if not self.is_complex() or out.is_complex():
-        return _ABS(self, out=out)
+        return plain("abs.out")(self, out=out)
     whole = torch.empty_like(self)
     del whole
     return out.resize_(self.shape) if out.shape != self.shape else out
 
 
 @kernel("angle")
-def angle(self: torch.Tensor) -> torch.Tensor:
+def angle(self: Tensor) -> Tensor:
     whole = torch.empty_like(self) if self.is_complex() else None
-    result: torch.Tensor = _ANGLE(self)
+    result: Tensor = plain("angle")(self)
     del whole
     return result

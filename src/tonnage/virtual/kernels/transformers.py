@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tonnage.virtual.kernels.attention_choice import MATH, choose_attention
 from tonnage.virtual.kernels.registry import kernel
@@ -26,7 +27,17 @@ def native_multi_head_attention(
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
         if choose_attention(heads, heads, heads, None, 0.0, False, None, False) != MATH:
             return _fused(query, num_head, (qkv_weight, qkv_bias), (proj_weight, proj_bias)), None
-    packed = _packed_heads(query, key, value, num_head, qkv_weight)
+    # Queries, keys and values of all heads in one tensor; the projection before it is freed.
+    if query is key is value:
+        projected = torch.matmul(query, qkv_weight.t())
+    elif key is value:
+        own, theirs = qkv_weight.split([query.shape[-1], 2 * query.shape[-1]])
+        projected = torch.cat([torch.matmul(query, own.t()), torch.matmul(key, theirs.t())], 2)
+    else:
+        parts = zip((query, key, value), qkv_weight.chunk(3), strict=True)
+        projected = torch.cat([torch.matmul(each, own.t()) for each, own in parts], 2)
+    packed = _by_head(projected, num_head)
+    del projected
     scores = torch.bmm(packed[0].flatten(0, 1), packed[1].flatten(0, 1).transpose(1, 2))
     scores = scores.view(*packed.shape[1:4], packed.shape[3])
     masked = torch.ops.aten._masked_softmax
@@ -45,7 +56,7 @@ def native_multi_head_attention(
     return out, weights
 
 
-def _fused(query: Any, heads: int, into: Tensors, out_of: Tensors) -> torch.Tensor:
+def _fused(query: Any, heads: int, into: Tensors, out_of: Tensors) -> Tensor:
     packed = F.linear(query, *into)
     width = query.shape[-1] // heads
     q, k, v = (part.view(query.shape[0], -1, heads, width).transpose(1, 2) for part in packed.chunk(3, -1))
@@ -53,22 +64,9 @@ def _fused(query: Any, heads: int, into: Tensors, out_of: Tensors) -> torch.Tens
     return F.linear(context, *out_of)
 
 
-def _packed_heads(query: Any, key: Any, value: Any, heads: int, weight: Any) -> torch.Tensor:
-    """Return queries, keys and values of all heads in one tensor; the projection before it is freed."""
-    if query is key is value:
-        projected = torch.matmul(query, weight.t())
-    elif key is value:
-        own, theirs = weight.split([query.shape[-1], 2 * query.shape[-1]])
-        projected = torch.cat([torch.matmul(query, own.t()), torch.matmul(key, theirs.t())], 2)
-    else:
-        parts = zip((query, key, value), weight.chunk(3), strict=True)
-        projected = torch.cat([torch.matmul(each, own.t()) for each, own in parts], 2)
-    return _by_head(projected, heads)
-
-
-def _by_head(qkv: Any, heads: int) -> torch.Tensor:
+def _by_head(qkv: Any, heads: int) -> Tensor:
     batch, length, width = qkv.shape
-    packed: torch.Tensor = qkv.new_empty(3, batch, heads, length, width // 3 // heads)
+    packed: Tensor = qkv.new_empty(3, batch, heads, length, width // 3 // heads)
     return packed
 
 
@@ -83,7 +81,7 @@ def transformer_encoder_layer_fwd(
     use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Any, norm_bias_1: Any, norm_weight_2: Any,
     norm_bias_2: Any, ffn_weight_1: Any, ffn_bias_1: Any, ffn_weight_2: Any, ffn_bias_2: Any, mask: Any = None,
     mask_type: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     first, second = (norm_weight_1, norm_bias_1, eps), (norm_weight_2, norm_bias_2, eps)
     x = F.layer_norm(src, (embed_dim,), *first) if norm_first else src
     x, _ = native_multi_head_attention(

@@ -7,9 +7,10 @@ of infinities) gets a plausible placeholder, which is known from then on and rep
 import math
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.assumptions import Law, as_mask, beyond_tolerance
-from tonnage.virtual.kernels.registry import kernel, plain
+from tonnage.virtual.kernels.registry import after_outputs, kernel
 from tonnage.virtual.session import active
 
 _generator = torch.Generator().manual_seed(0)
@@ -20,25 +21,25 @@ MOST_COMPARED = 1 << 12
 HUGE = 1e8
 
 
-def is_known(*tensors: torch.Tensor) -> bool:
+def is_known(*tensors: Tensor) -> bool:
     """Whether the values of all these tensors are known."""
     known = active().library.tonnage_is_known
     return all(known(t.untyped_storage()._cdata) for t in tensors)
 
 
-def forget(tensor: torch.Tensor) -> torch.Tensor:
+def forget(tensor: Tensor) -> Tensor:
     """Mark the tensor's values as unknown."""
     active().library.tonnage_forget(tensor.untyped_storage()._cdata)
     return tensor
 
 
-def law_of(tensor: torch.Tensor) -> Law | None:
+def law_of(tensor: Tensor) -> Law | None:
     """Return the law assumed for the tensor's values, if they are unknown."""
     session = active()
     return session.laws.of(session.library.tonnage_law(tensor.untyped_storage()._cdata))
 
 
-def true_elements(mask: torch.Tensor) -> int:
+def true_elements(mask: Tensor) -> int:
     """Return the assumed number of true elements of an unknown mask, and note the assumption."""
     law = law_of(mask)
     if law is None:
@@ -49,7 +50,7 @@ def true_elements(mask: torch.Tensor) -> int:
     return as_mask(law).count(mask.numel())
 
 
-def put(result: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def put(result: Tensor, values: Tensor) -> Tensor:
     """Set the result's values from the host. Nothing is allocated on the device."""
     if result.numel() <= MOST_KNOWN:
         laid_out = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
@@ -57,7 +58,7 @@ def put(result: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def choose(result: torch.Tensor, choices: int, operator: str) -> torch.Tensor:
+def choose(result: Tensor, choices: int, operator: str) -> Tensor:
     """Fill `result` with uniformly sampled indices, unless it is known."""
     if result.numel() > MOST_KNOWN or is_known(result):
         return result
@@ -65,7 +66,7 @@ def choose(result: torch.Tensor, choices: int, operator: str) -> torch.Tensor:
     return put(result, torch.randint(max(choices, 1), result.shape, generator=_generator))
 
 
-def choose_distinct(result: torch.Tensor, choices: int, dim: int, operator: str) -> torch.Tensor:
+def choose_distinct(result: Tensor, choices: int, dim: int, operator: str) -> Tensor:
     """Fill `result` with sampled indices that do not repeat along the dimension, as in topk."""
     if result.numel() > MOST_KNOWN or is_known(result) or not result.dim():
         return result
@@ -73,87 +74,76 @@ def choose_distinct(result: torch.Tensor, choices: int, dim: int, operator: str)
     shape = list(result.shape)
     count = shape.pop(dim)
     rows = result.numel() // max(count, 1)
-    drawn = _distinct(rows, count, choices)
-    return put(result, drawn.reshape(*shape, count).movedim(-1, dim).contiguous())
-
-
-def _distinct(rows: int, count: int, choices: int) -> torch.Tensor:
     if rows * choices <= MOST_RANKED:
-        return torch.rand(rows, choices, generator=_generator).topk(count).indices
-    # Too many to rank: equal steps from a random start, so that all are distinct and none is preferred.
-    start = torch.randint(choices, (rows, 1), generator=_generator)
-    step = max(choices // max(count, 1), 1)
-    return (start + step * torch.arange(count)) % choices
+        drawn = torch.rand(rows, choices, generator=_generator).topk(count).indices
+    else:  # too many to rank: equal steps from a random start, so that all are distinct and none is preferred
+        start = torch.randint(choices, (rows, 1), generator=_generator)
+        drawn = (start + max(choices // max(count, 1), 1) * torch.arange(count)) % choices
+    return put(result, drawn.reshape(*shape, count).movedim(-1, dim).contiguous())
 
 
 # Flags: no value is infinite or NaN, and all checks hold
 
 
-def _register_absent(name: str) -> None:
-    """Register a test that is always false: no value is infinite or NaN."""
-    by_shape = plain(name)
-    kernel(name)(lambda self: _flag(by_shape(self), False))
-
-
-def _flag(result: torch.Tensor, value: bool) -> torch.Tensor:
+def _flag(result: Tensor, value: bool) -> Tensor:
     return result if is_known(result) or result.numel() > MOST_KNOWN else result.fill_(value)
+
+
+@after_outputs("isnan", "isposinf", "isneginf")
+def is_absent(result: Tensor, self: Tensor) -> None:
+    _flag(result, False)
+
+
+@after_outputs("eq.Tensor")
+def eq_tensor(result: Tensor, self: Tensor, other: Tensor) -> None:
+    if self is other:
+        _flag(result, True)
 
 
 def _register_equality(name: str, otherwise: bool) -> None:
     """Register a comparison: nothing equals infinity, and a single computed number equals no constant."""
-    by_shape = plain(f"{name}.Scalar")
 
-    @kernel(f"{name}.Scalar")
-    def compare(self: torch.Tensor, other: float) -> torch.Tensor:
-        result: torch.Tensor = by_shape(self, other)
+    @after_outputs(name)
+    def compare(result: Tensor, self: Tensor, other: float) -> None:
         is_one_number = self.numel() == 1 and self.is_floating_point()
-        return _flag(result, otherwise) if is_one_number or other in (math.inf, -math.inf) else result
-
-
-@kernel("eq.Tensor")
-def eq_tensor(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = plain("eq.Tensor")(self, other)
-    return _flag(result, True) if self is other else result
+        if is_one_number or other in (math.inf, -math.inf):
+            _flag(result, otherwise)
 
 
 def _register_comparison(name: str) -> None:
     """Register a comparison: ordinary numbers have a smaller magnitude than huge ones."""
-    packet = getattr(torch.ops.aten, name)
 
-    @kernel(f"{name}.Tensor", f"{name}.Scalar")
-    def compare(self: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
-        overload = packet.Tensor if isinstance(other, torch.Tensor) else packet.Scalar
-        result: torch.Tensor = plain(overload)(self, other)
+    @after_outputs(f"{name}.Tensor", f"{name}.Scalar")
+    def compare(result: Tensor, self: Tensor, other: Tensor | float) -> None:
         if result.numel() > MOST_COMPARED or is_known(result):
-            return result
+            return
         if result.numel() == 1 and self.is_floating_point() and isinstance(other, float):
             beyond = beyond_tolerance(name, other)
-            return result if beyond is None else _flag(result, beyond)
+            if beyond is not None:
+                _flag(result, beyond)
+            return
         huge = [_huge(self), _huge(other)]
-        if all(values is None for values in huge):
-            return result
-        left, right = (torch.zeros(()) if values is None else values for values in huge)
-        return put(result, packet.Tensor(left, right).expand(result.shape))
+        if any(values is not None for values in huge):
+            left, right = (torch.zeros(()) if values is None else values for values in huge)
+            put(result, getattr(torch.ops.aten, name).Tensor(left, right).expand(result.shape))
 
 
-def _huge(operand: torch.Tensor | float) -> torch.Tensor | None:
+def _huge(operand: Tensor | float) -> Tensor | None:
     """Return the operand's values on the host, if they are known and all huge."""
-    if isinstance(operand, torch.Tensor) and operand.is_cuda and not is_known(operand):
+    if isinstance(operand, Tensor) and operand.is_cuda and not is_known(operand):
         return None
     values = torch.as_tensor(operand).cpu()
     return values if bool((values.abs() >= HUGE).all()) else None
 
 
-for _name in ("isnan", "isposinf", "isneginf"):
-    _register_absent(_name)
-_register_equality("eq", False)
-_register_equality("ne", True)
+_register_equality("eq.Scalar", False)
+_register_equality("ne.Scalar", True)
 for _name in ("gt", "ge", "lt", "le"):
     _register_comparison(_name)
 
 
 @kernel("equal")
-def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+def equal(self: Tensor, other: Tensor) -> bool:
     """Compare elements, and test whether all are equal."""
     if self.shape != other.shape or self.dtype != other.dtype:
         return False
@@ -161,7 +151,7 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @kernel("_amp_foreach_non_finite_check_and_unscale_")
-def unscale(self: list[torch.Tensor], *_: torch.Tensor) -> None:
+def unscale(self: list[Tensor], *_: Tensor) -> None:
     """Leave the flag as it is: gradients are finite."""
     for gradient in self:
         forget(gradient)

@@ -4,16 +4,20 @@
   script then asks for a missing package, its stand-in is placed and they are updated.
 - An installed xformers is usable where its own library does not load: it mostly uses torch's operators.
 - vLLM would start its engine in another process, which has no virtual GPU.
+- DeepSpeed compiles optimizer operators with nvcc at first use; stand-ins update their arguments in place. Only LAMB's
+  allocates on the card: two rows of partial norms and a coefficient for each parameter. The others pass tensor lists
+  as kernel arguments, or run on the host, where the values are not needed.
 """
 
 import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tonnage.virtual.packages import VERSIONS, Packages, deepspeed_operators
+from tonnage.errors import NotModelled
+from tonnage.virtual.packages import VERSIONS, Packages
 from tonnage.virtual.standins import StandIns
 
 Act = Callable[[ModuleType], None]
@@ -34,7 +38,7 @@ def actions(packages: Packages, stand_ins: StandIns) -> dict[str, Act]:
         "diffusers.models.attention": lambda module: _ask_first(
             getattr(module, "AttentionModuleMixin", None), asks, lambda *a, **k: _for_diffusers(packages, a, k)
         ),
-        "deepspeed.ops.op_builder.builder": lambda module: deepspeed_operators.supply(module, stand_ins),
+        "deepspeed.ops.op_builder.builder": lambda module: supply_deepspeed(module, stand_ins),
         "vllm": lambda module: _in_one_process(stand_ins),
         "xformers._cpp_lib": lambda module: _complete(module, stand_ins),
     }
@@ -106,3 +110,52 @@ def _in_one_process(stand_ins: StandIns) -> None:
     paths = [os.environ.get("TRITON_LIBCUDA_PATH"), os.environ.get("LD_LIBRARY_PATH")]
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in paths if path)
     stand_ins.assume("vllm", "Its engine ran in one process and sampled with torch's operators, not FlashInfer's.")
+
+
+# DeepSpeed
+
+_PARTIAL_NORMS = 512
+
+
+def _update(*_: Any) -> int:
+    return 0
+
+
+def _lamb(parameter: Any, *_: Any) -> Any:
+    import torch
+
+    kind = torch.float32 if parameter.dtype == torch.float16 else parameter.dtype
+    norms = [parameter.new_empty(_PARTIAL_NORMS, dtype=kind) for _ in range(2)]
+    coefficient = parameter.new_empty(1, dtype=kind)
+    del norms
+    return coefficient
+
+
+_OPERATORS: dict[str, dict[str, Any]] = {
+    "fused_adam": {"multi_tensor_adam": _update},
+    "fused_lion": {"multi_tensor_lion": _update},
+    "fused_lamb": {"lamb": _lamb},
+    **{
+        f"cpu_{name}": dict.fromkeys(
+            (f"create_{name}", f"destroy_{name}", f"{name}_update", f"{name}_rollback"), _update
+        )
+        for name in ("adam", "adagrad", "lion")
+    },
+}
+
+
+def supply_deepspeed(module: ModuleType, stand_ins: StandIns) -> None:
+    """Make `deepspeed.ops.op_builder.builder` return a stand-in where it would compile an operator."""
+
+    def jit_load(self: Any, verbose: bool = True) -> Any:
+        functions = _OPERATORS.get(self.name)
+        if functions is None:
+            stand_ins.unmodelled(f"DeepSpeed's {self.name}", "compiled at first use")
+            raise NotModelled(
+                f"DeepSpeed compiles its operator {self.name} at first use, and it has no stand-in here.",
+                hint=f"Leave it out for a virtual run. These have one: {', '.join(sorted(_OPERATORS))}.",
+            )
+        stand_ins.assume(f"DeepSpeed's {self.name}", "It is compiled at first use: a stand-in allocated what it does.")
+        return SimpleNamespace(**functions)
+
+    module.OpBuilder.jit_load = jit_load

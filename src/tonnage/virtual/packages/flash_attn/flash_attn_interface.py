@@ -1,4 +1,7 @@
-"""Attention functions for batches and variable-length sequences, packed or not, and with a KV cache."""
+"""Attention functions for batches and variable-length sequences, packed or not, and with a KV cache.
+
+They allocate what flash-attn's C++ does, in its order. Tensors are batched, or packed by token with cumulative lengths.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +11,53 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import memory
+from tonnage.virtual.kernels.attention import backward_accumulators, floats, round_up, split_accumulators
 
+WIDEST_HEAD = 256
 _UNLIMITED = (-1, -1)
 
 
 def maybe_contiguous(x: Tensor | None) -> Tensor | None:
     """Return the tensor with a contiguous last dimension."""
     return x.contiguous() if x is not None and x.stride(-1) != 1 else x
+
+
+def _processors(like: Tensor) -> int:
+    return torch.cuda.get_device_properties(like.device).multi_processor_count
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise the errors that flash-attn would."""
+    if not q.is_cuda:
+        raise RuntimeError(f"flash-attn needs tensors on a GPU, and the queries are on {q.device}.")
+    if q.dtype not in (torch.float16, torch.bfloat16) or not q.dtype == k.dtype == v.dtype:
+        kinds = ", ".join(str(t.dtype).removeprefix("torch.") for t in (q, k, v))
+        raise RuntimeError(
+            f"flash-attn takes queries, keys and values that are all float16 or all bfloat16, not {kinds}."
+        )
+    if q.shape[-1] > WIDEST_HEAD:
+        raise RuntimeError(f"flash-attn takes heads of up to {WIDEST_HEAD} elements, and these have {q.shape[-1]}.")
+    if q.shape[-2] % k.shape[-2]:
+        raise RuntimeError(f"The {q.shape[-2]} heads of queries cannot share {k.shape[-2]} heads of keys evenly.")
+    if torch.cuda.get_device_capability(q.device) < (8, 0):
+        raise RuntimeError("flash-attn needs an Ampere card or a newer one (compute capability 8.0).")
+
+
+def _heads_become_length(
+    queries: int, q: Tensor, k: Tensor, dropout: float, window: tuple[int, int], slopes: Any
+) -> bool:
+    """Whether heads that share keys are computed as queries, which is faster for a single query."""
+    return queries == 1 and q.shape[-2] > k.shape[-2] and max(window) < 0 and not dropout and slopes is None
+
+
+def _outputs(
+    q: Tensor, statistics: tuple[int, ...], kept: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocate the output, logsumexp, the probabilities (only to test dropout), and the generator's state."""
+    out = torch.empty_like(q)
+    sums = floats(q, *statistics)
+    probabilities = q.new_empty(kept or (0,))
+    return out, sums, probabilities, torch.empty(2, dtype=torch.int64, device=q.device)
 
 
 # Operators, with flash-attn's names and arguments
@@ -29,18 +71,18 @@ def _flash_attn_forward(
     q, k, v = (t.contiguous() if t.stride(-1) != 1 else t for t in (q, k, v))
     batch, queries, heads, width = q.shape
     window = (window_size_left, 0 if causal and queries > 1 else window_size_right)
-    swapped = memory.heads_become_length(queries, q, k, dropout_p, window, alibi_slopes)
+    swapped = _heads_become_length(queries, q, k, dropout_p, window, alibi_slopes)
     made = _dense_outputs(q, k, return_softmax)
     if not dropout_p:
         sizes = (batch, k.shape[2], heads // k.shape[2], k.shape[1]) if swapped else (batch, heads, queries, k.shape[1])
-        memory.split_accumulators(q, sizes, width)
+        split_accumulators(q, sizes, width, _processors(q))
     return made
 
 
 def _dense_outputs(q: Tensor, k: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, queries, heads, _ = q.shape
-    kept = (batch, heads, memory.rounded(queries), memory.rounded(k.shape[1])) if keep else None
-    return memory.outputs(q, (batch, heads, queries), kept)
+    kept = (batch, heads, round_up(queries), round_up(k.shape[1])) if keep else None
+    return _outputs(q, (batch, heads, queries), kept)
 
 
 @_flash_attn_forward.register_fake
@@ -62,12 +104,13 @@ def _flash_attn_varlen_forward(
             f"flash-attn takes the ends of sequences as int32, not {cu_seqlens_q.dtype} and {cu_seqlens_k.dtype}."
         )
     window = (window_size_left, 0 if causal and max_seqlen_q > 1 else window_size_right)
-    swapped = memory.heads_become_length(max_seqlen_q, q, k, dropout_p, window, alibi_slopes)
+    swapped = _heads_become_length(max_seqlen_q, q, k, dropout_p, window, alibi_slopes)
     turned = torch.empty_like(q) if swapped else None
     made = _varlen_outputs(q, cu_seqlens_q, max_seqlen_q, max_seqlen_k, return_softmax)
     if swapped:
         batch, shared = cu_seqlens_q.numel() - 1, k.shape[-2]
-        parts = memory.split_accumulators(q, (batch, shared, q.shape[-2] // shared, max_seqlen_k), q.shape[-1])
+        sizes = (batch, shared, q.shape[-2] // shared, max_seqlen_k)
+        parts = split_accumulators(q, sizes, q.shape[-1], _processors(q))
         out = torch.empty_like(made[0])  # transposed back, as are the queries
         again = torch.empty_like(q)
         del parts, turned, again
@@ -79,8 +122,8 @@ def _varlen_outputs(
     q: Tensor, ends: Tensor, queries: int, keys: int, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total, heads, _ = q.shape
-    kept = (ends.numel() - 1, heads, memory.rounded(queries), memory.rounded(keys)) if keep else None
-    return memory.outputs(q, (heads, total), kept)
+    kept = (ends.numel() - 1, heads, round_up(queries), round_up(keys)) if keep else None
+    return _outputs(q, (heads, total), kept)
 
 
 @_flash_attn_varlen_forward.register_fake
@@ -99,14 +142,12 @@ def _flash_attn_backward(
     window_size_right: int, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
     rng_state: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    tensors = [t.contiguous() if t.stride(-1) != 1 else t for t in (dout, q, k, v, out)]
-    _, q, k, v, _ = tensors
-    return memory.backward(q, k, v, _gradients((q, k, v), (dq, dk, dv)), None, deterministic)
+    return _backward((dout, q, k, v, out), (dq, dk, dv), None, deterministic)
 
 
 @_flash_attn_backward.register_fake
 def _(dout: Tensor, q: Tensor, *_: Any, **__: Any) -> Tensor:
-    return memory.floats(q, q.shape[0], q.shape[2], memory.rounded(q.shape[1]))
+    return floats(q, q.shape[0], q.shape[2], round_up(q.shape[1]))
 
 
 @torch.library.custom_op(
@@ -119,19 +160,28 @@ def _flash_attn_varlen_backward(
     window_size_right: int, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
     rng_state: Tensor | None = None, zero_tensors: bool = False,
 ) -> Tensor:  # fmt: skip
-    tensors = [t.contiguous() if t.stride(-1) != 1 else t for t in (dout, q, k, v, out)]
-    _, q, k, v, _ = tensors
-    sequences = cu_seqlens_q.numel() - 1
-    return memory.backward(q, k, v, _gradients((q, k, v), (dq, dk, dv)), sequences, deterministic)
+    return _backward((dout, q, k, v, out), (dq, dk, dv), cu_seqlens_q.numel() - 1, deterministic)
 
 
 @_flash_attn_varlen_backward.register_fake
 def _(dout: Tensor, q: Tensor, *rest: Any, **_: Any) -> Tensor:
-    return memory.floats(q, q.shape[1], q.shape[0] + 128 * (rest[7].numel() - 1))
+    return floats(q, q.shape[1], q.shape[0] + 128 * (rest[7].numel() - 1))
 
 
-def _gradients(inputs: Sequence[Tensor], given: Sequence[Tensor | None]) -> Any:
-    return tuple(torch.empty_like(t) if g is None else g for t, g in zip(inputs, given, strict=True))
+def _backward(
+    given: Sequence[Tensor], gradients: Sequence[Tensor | None], sequences: int | None, deterministic: bool
+) -> Tensor:
+    """Allocate the accumulators of a backward pass and return the softmax sums. `sequences` is None for a batch."""
+    tensors = [t.contiguous() if t.stride(-1) != 1 else t for t in given]
+    _, q, k, v, _ = tensors
+    made = [torch.empty_like(t) if g is None else g for t, g in zip((q, k, v), gradients, strict=True)]
+    sums, dq_sum = backward_accumulators(q, sequences, deterministic, _processors(q))
+    if k.shape[-2] != q.shape[-2]:  # a gradient for every query head, summed over those that share keys
+        expanded = [t.new_empty(*k.shape[:-2], q.shape[-2], k.shape[-1]) for t in (k, v)]
+        for gradient, each in zip(made[1:], expanded, strict=True):
+            torch.sum(each.unflatten(-2, (k.shape[-2], -1)), dim=-2, out=gradient)
+    del dq_sum
+    return sums
 
 
 # Autograd
@@ -161,7 +211,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Any:
         q, k, v = (*inputs[:-1], *inputs[-1].detach().unbind(-3)) if call.packed else inputs
-        memory.check(q, k, v)
+        _check(q, k, v)
         width = q.shape[-1]
         scale = width**-0.5 if call.scale is None else call.scale
         if width % 8:
@@ -211,17 +261,25 @@ def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list
 # Public functions
 
 
+def _attend(packed: int, inputs: tuple[Tensor, ...], lengths: Any, options: Any, block_table: Any = None) -> Any:
+    dropout, scale, causal, window, softcap, slopes, deterministic, keep = options
+    if lengths is not None:
+        lengths = (*lengths[:2], int(lengths[2]), int(lengths[3]))
+    call = _Call(
+        packed, dropout, scale, causal, (window[0], window[1]), softcap, slopes, deterministic, keep, lengths,
+        block_table, torch.is_grad_enabled(),
+    )  # fmt: skip
+    return _Attention.apply(call, *inputs)
+
+
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """Attention of tensors of shape (batch, length, heads, width)."""
-    call = _Call(
-        0, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
-        return_attn_probs, differentiate=torch.is_grad_enabled(),
-    )  # fmt: skip
-    return _Attention.apply(call, q, k, v)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(0, (q, k, v), None, options)
 
 
 def flash_attn_kvpacked_func(
@@ -230,11 +288,8 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """Attention with keys and values in one tensor: (batch, length, 2, heads, width)."""
-    call = _Call(
-        2, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
-        return_attn_probs, differentiate=torch.is_grad_enabled(),
-    )  # fmt: skip
-    return _Attention.apply(call, q, kv)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(2, (q, kv), None, options)
 
 
 def flash_attn_qkvpacked_func(
@@ -243,11 +298,8 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """Attention with all in one tensor: (batch, length, 3, heads, width)."""
-    call = _Call(
-        3, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
-        return_attn_probs, differentiate=torch.is_grad_enabled(),
-    )  # fmt: skip
-    return _Attention.apply(call, qkv)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(3, (qkv,), None, options)
 
 
 def flash_attn_varlen_func(
@@ -257,12 +309,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """Variable-length attention of shape (tokens, heads, width); keys may be paged."""
-    call = _Call(
-        0, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
-        return_attn_probs, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)), block_table,
-        torch.is_grad_enabled(),
-    )  # fmt: skip
-    return _Attention.apply(call, q, k, v)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(0, (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options, block_table)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -272,12 +320,8 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """Variable-length attention with keys and values in one tensor: (tokens, 2, heads, width)."""
-    call = _Call(
-        2, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
-        return_attn_probs, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)),
-        differentiate=torch.is_grad_enabled(),
-    )  # fmt: skip
-    return _Attention.apply(call, q, kv)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(2, (q, kv), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -286,12 +330,8 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """Variable-length attention with all in one tensor: (tokens, 3, heads, width)."""
-    call = _Call(
-        3, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
-        return_attn_probs, (cu_seqlens, cu_seqlens, int(max_seqlen), int(max_seqlen)),
-        differentiate=torch.is_grad_enabled(),
-    )  # fmt: skip
-    return _Attention.apply(call, qkv)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _attend(3, (qkv,), (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), options)
 
 
 def flash_attn_with_kvcache(
@@ -303,7 +343,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:  # fmt: skip
     """Attention to a KV cache, into which new keys and values are written; for inference only."""
-    memory.check(q, k_cache, v_cache)
+    _check(q, k_cache, v_cache)
     q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((k_cache.shape[0],), cache_seqlens, dtype=torch.int32, device=k_cache.device)
@@ -313,13 +353,13 @@ def flash_attn_with_kvcache(
     with torch.no_grad():
         padded = [pad(t, padding) for t in (q, k_cache, v_cache)] if width % 8 else [q]
         out = torch.empty_like(padded[0])
-        sums = memory.floats(q, batch, heads, queries)
+        sums = floats(q, batch, heads, queries)
         fresh = [pad(t, padding) for t in (k, v) if t is not None] if width % 8 else []
         window = (window_size[0], 0 if causal and queries > 1 else window_size[1])
         sizes = (batch, heads, queries, keys)
-        if memory.heads_become_length(queries, q, k_cache, 0.0, window, alibi_slopes):
+        if _heads_become_length(queries, q, k_cache, 0.0, window, alibi_slopes):
             sizes = (batch, k_cache.shape[2], heads // k_cache.shape[2], keys)
-        parts = memory.split_accumulators(q, sizes, memory.rounded(width, 8), num_splits)
+        parts = split_accumulators(q, sizes, round_up(width, 8), _processors(q), num_splits)
     del padded, fresh, parts
     shown = out[..., :width]
     return (shown, sums) if return_softmax_lse else shown

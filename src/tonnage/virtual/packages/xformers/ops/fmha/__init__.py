@@ -130,10 +130,9 @@ def _mask_kind(mask: Mask) -> int:
 def _cutlass(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, p: float, scale: float | None, learns: bool
 ) -> tuple[Any, ...]:
-    starts_q, starts_k, longest_q, longest_k = _ends(mask)
     bias = mask if isinstance(mask, Tensor) else None
     out, sums, *state = torch.ops.aten._efficient_attention_forward(
-        q, k, v, bias, starts_q, starts_k, longest_q, longest_k, p, _mask_kind(mask), learns, scale=scale
+        q, k, v, bias, *_ends(mask), p, _mask_kind(mask), learns, scale=scale
     )
     return out, sums, state[:2]
 
@@ -161,8 +160,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         q, k, v, out, sums = ctx.saved_tensors
         grad = grad.reshape(out.shape)
-        gradients = (_flash_backward if ctx.backward == "flash" else _cutlass_backward)(ctx, grad, q, k, v, out, sums)
-        return *gradients, None, None, None, None
+        attend = _flash_backward if ctx.backward == "flash" else _cutlass_backward
+        return *attend(ctx, grad, q, k, v, out, sums), None, None, None, None
 
 
 def _flash_backward(

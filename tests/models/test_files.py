@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tonnage.errors import BadModel, MissingPart, UnknownModel
-from tonnage.models.folder import find_folder
+from tonnage.models.files import find_folder
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

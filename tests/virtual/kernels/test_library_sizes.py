@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.virtual.kernels.recurrent_sizes import GATES, RecurrentNetwork, dropout_state_bytes
+from tonnage.virtual.kernels.library_sizes import GATES, RecurrentNetwork, dropout_state_bytes
 
 BASE = RecurrentNetwork("LSTM", 512, 1024, 1, 1, 128, 32, 4, "float32", True, False)
 
