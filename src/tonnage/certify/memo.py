@@ -7,6 +7,7 @@ again: its block events are repeated in the program, and tensors of the same lay
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
 from types import MethodType
 from typing import Any
@@ -57,17 +58,15 @@ class GradientEvents(Events):
             return known.output.build(self._tensors(known, instance, []))
         self._materialise()
         self._handling_gradients += 1
-        found: list[RecordedCall] = []
+        self._start(name, [])
         try:
-            with self._written_down(name, [], found):
-                result = run()
+            result = run()
         finally:
+            call = self._stop()
             self._handling_gradients -= 1
-        try:
-            found[0].output = ResultTree(result, self._layout_of(self._instance, []), self._torch.Tensor)
-            self._calls[key] = found[0]
-        except CannotRepeat:
-            pass
+        with suppress(CannotRepeat):
+            call.output = ResultTree(result, self._layout_of(self._instance, []), self._torch.Tensor)
+            self._calls[key] = call
         return result
 
     def _wrap_optimizers(self) -> None:
