@@ -1,11 +1,13 @@
 """A training plan as JSON values with stable keys. Sizes are in bytes, times in seconds."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from tonnage import __version__
 from tonnage.budget.loading import training_loading
 from tonnage.budget.objectives import NEXT_TOKEN
+from tonnage.budget.terms import Term
 from tonnage.ledger import Ledger
 from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
@@ -56,6 +58,7 @@ def plan_figures(
 def one_figures(plan: TrainingPlan) -> dict[str, Any]:
     """Return one plan."""
     plain = replace(plan.configuration, objective=NEXT_TOKEN)
+    terms: list[tuple[Term, Mapping[str, Any]]] = [(term, term.numbers) for term in plan.terms]
     return {
         "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
         "fits": plan.fits,
@@ -76,10 +79,10 @@ def one_figures(plan: TrainingPlan) -> dict[str, Any]:
                 "name": term.name,
                 "size_bytes": round(float(term.size_bytes)),
                 "formula": term.formula,
-                "numbers": {name: n if isinstance(n, str) else float(n) for name, n in term.numbers.items()},
+                "numbers": {name: n if isinstance(n, str) else float(n) for name, n in numbers.items()},
                 "source": term.source,
             }
-            for term in plan.terms
+            for term, numbers in terms
         ],
     }
 

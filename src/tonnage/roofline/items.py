@@ -80,7 +80,9 @@ def _sum(one: Item, other: Item) -> Item:
         seconds=plus(one.seconds, other.seconds),
         work=work,
         made=tuple(calls.items()) if one.made and other.made else (),
-        **{name: mean(name) for name in ("dram_share", "sm_share", "on_chip_share")},
+        dram_share=mean("dram_share"),
+        sm_share=mean("sm_share"),
+        on_chip_share=mean("on_chip_share"),
     )
 
 
