@@ -1,4 +1,7 @@
-"""Pieces of HTML. Everything from a recording goes through `text`, since recordings are untrusted."""
+"""Pieces of HTML, and what every page shares. Everything from a recording goes through `text`, since it is untrusted.
+
+A page allows only its own script and style (by hash), so nothing in a recording can run or fetch anything.
+"""
 
 import gzip
 import json

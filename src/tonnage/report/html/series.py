@@ -2,7 +2,8 @@
 
 A short run keeps all events. A long one is cut into stretches, keeping the points where allocated bytes are lowest and
 highest, reserved bytes are highest, and each category is highest, so no maximum is lost at any width. Levels are stored
-as differences, which are short.
+as differences, which are short. Ranks differ in events but share steps, so their lines are cut step by step. Blocks that
+differ only in lifetime share a kind, and kinds that differ only in layer number or stack share a row of the page's table.
 """
 
 from collections import Counter
