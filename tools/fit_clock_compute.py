@@ -25,9 +25,8 @@ import numpy as np
 
 from tonnage.clock.kernels import attention, convolution, matmul, recurrent
 from tonnage.clock.kernels.figures import figures
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware import find_gpu
 
 ROOT = Path(__file__).parents[1]

@@ -17,9 +17,8 @@ from typing import Any
 
 from tonnage.clock.kernels import copies, elementwise, fused, indexing, optimizers, reductions, rows
 from tonnage.clock.kernels.memory import figures
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"

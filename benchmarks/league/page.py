@@ -311,7 +311,7 @@ def markdown(sources: Sequence[Standing], image: str) -> str:
 
 def page(sources: Sequence[Standing]) -> str:
     """The same as a page that opens offline."""
-    from tonnage.report.html.shell import simple_page
+    from tonnage.report.html.markup import simple_page
 
     parts = [
         "<h1>Accuracy: the league</h1>",

@@ -5,7 +5,7 @@ from typing import Any
 from pytest import approx
 
 from tonnage.clock.captured import CallInStep, CapturedCall
-from tonnage.clock.host import host_costs
+from tonnage.clock.host import host_costs, kernel_floor_s
 from tonnage.clock.launch import Launch
 
 COSTS = host_costs()
@@ -56,3 +56,7 @@ def test_compiled_code_costs_a_region_and_each_of_its_kernels() -> None:
 
 def test_an_optimizer_looks_at_every_parameter() -> None:
     assert COSTS.optimizer_s(100) - COSTS.optimizer_s(0) == approx(100 * COSTS.optimizer_parameter)
+
+
+def test_a_kernel_takes_a_few_microseconds_at_least() -> None:
+    assert 5e-7 < kernel_floor_s() < 5e-6

@@ -1,6 +1,8 @@
 import pytest
 
-from tonnage.clock.operators import OperatorCall, work_of
+from tonnage.clock.kernels import launch_of
+from tonnage.clock.launch import Settings
+from tonnage.clock.operators import OperatorCall, shapeless, silent, work_of
 
 BF16, FP32 = "c10::BFloat16", "float"
 
@@ -115,3 +117,11 @@ def test_bytes_that_must_move(asked: OperatorCall, moved: int) -> None:
 )
 def test_what_is_not_said_is_not_guessed(asked: OperatorCall) -> None:
     assert work_of(asked) is None
+
+
+def test_no_launch_depends_on_the_shapes_of_those_that_have_none() -> None:
+    assert {"view", "to", "_to_copy"} <= shapeless() <= silent()
+    settings = Settings(tf32_matmul=False, tf32_convolution=True)
+    shapes = ((4, 8), (4, 8))
+    for name in shapeless():
+        assert launch_of(OperatorCall(name=name, shapes=shapes, types=("float", "float")), settings) is None, name

@@ -10,7 +10,7 @@ from chromium import Browser
 from support import Run, climbing_run, training_run
 from tonnage.ledger import Category
 from tonnage.report.cell import cell_html, cell_text
-from tonnage.report.html.shell import colours
+from tonnage.report.html.markup import colours
 from tonnage.units import format_bytes
 
 

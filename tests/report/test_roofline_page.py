@@ -11,8 +11,7 @@ import chromium
 from chromium import Browser
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model
-from tonnage.report.roofline_page import roofline_page
-from tonnage.report.roofline_plot import HEIGHT, WIDTH
+from tonnage.report.roofline_page import HEIGHT, WIDTH, roofline_page
 from tonnage.roofline import (
     Analysis,
     Item,

@@ -1,8 +1,11 @@
+from itertools import islice
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.hardware.nvml import GpuMemory, ProcessMemory
-from tonnage.watch import GpuSample, WatchHistory
+from nvml_fake import FakeCard, FakeNvml
+from tonnage.hardware.nvml import GpuMemory, ProcessMemory, open_nvml
+from tonnage.watch import GpuSample, WatchHistory, moments
 
 TOTAL = 2**40
 LEVELS = st.lists(st.integers(0, TOTAL), min_size=1, max_size=40)
@@ -32,3 +35,34 @@ def test_a_process_that_ends_is_forgotten() -> None:
     assert history.process(0, 7).peak_bytes == 4
     assert history.gpu(0).peak_bytes == 5
     assert history.first_s == 0
+
+
+class Clock:
+    """Time that passes only when someone sleeps, or works."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_samples_are_an_interval_apart_whatever_showing_them_takes() -> None:
+    clock, times = Clock(), []
+    with open_nvml(FakeNvml(FakeCard())) as reader:
+        for moment in islice(moments(reader, 2.0, now=clock, sleep=clock.sleep), 4):
+            times.append(moment.time_s)
+            clock.now_s += 0.5
+    assert times == [100.0, 102.0, 104.0, 106.0]
+
+
+def test_a_slow_screen_is_not_waited_for() -> None:
+    clock, times = Clock(), []
+    with open_nvml(FakeNvml(FakeCard())) as reader:
+        for moment in islice(moments(reader, 1.0, now=clock, sleep=clock.sleep), 3):
+            times.append(moment.time_s)
+            clock.now_s += 5
+    assert times == [100.0, 105.0, 110.0]

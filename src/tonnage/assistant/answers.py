@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from tonnage.units import format_bytes
+from tonnage.units import format_bytes, percent
 
 _PART = re.compile(r"(?P<path>[\w.]+)(?::(?P<most>\d+)\((?P<keys>.*)\))?")
 _KEY = re.compile(r"[\w.]+(?::\d+\([^()]*\))?")
@@ -30,7 +30,10 @@ def small(command: str, figures: Figures) -> dict[str, Any]:
 
 def sentence(command: str, figures: Figures) -> str:
     """Return the result in one line."""
-    return _SENTENCES.get(command, _said)(figures)
+    if command in _SENTENCES:
+        return _SENTENCES[command](figures)
+    said = next((figures[key] for key in ("sentence", "words", "outcome") if figures.get(key)), "Done.")
+    return _one_line(said)
 
 
 @cache
@@ -111,9 +114,8 @@ def _planned(figures: Figures) -> str:
         rates = {"tokens_per_s": "tokens/s", "images_per_s": "images/s"}
         words += [f"{_rounded(best[key]):,} {unit}" for key, unit in rates.items() if best.get(key)]
         words += [f"at most {most:,} users" for most in [figures.get("most_users")] if most]
-    return (
-        f"{model} {'fits' if figures['fits'] else 'does not fit'} on {cards}: {', '.join(words) or 'no way was found'}."
-    )
+    verdict = "fits" if figures["fits"] else "does not fit"
+    return f"{model} {verdict} on {cards}: {', '.join(words) or 'no way was found'}."
 
 
 def _grew(figures: Figures) -> str:
@@ -123,12 +125,8 @@ def _grew(figures: Figures) -> str:
         return f"The peak of {peak['name']} memory did not change: {format_bytes(before)}."
     line = next((line["name"] for line in figures["lines"] if line["grew_bytes"] * grew > 0), "")
     words = f"The peak of {peak['name']} memory {'grew' if grew > 0 else 'fell'} by {format_bytes(abs(grew))}"
-    share = f" ({100 * abs(grew) / before:.1f} %)" if before else ""
+    share = f" ({percent(abs(grew) / before)})" if before else ""
     return f"{words}{share}, from {format_bytes(before)}{f'; most of it at {line}' if line else ''}."
-
-
-def _said(figures: Figures) -> str:
-    return _one_line(next((figures[key] for key in ("sentence", "words", "outcome") if figures.get(key)), "Done."))
 
 
 def _found(figures: Figures) -> str:

@@ -51,14 +51,9 @@ async def run_command(
     settings = {PROGRESS_FILE: str(progress), "COLUMNS": "80", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
     with errors.open("wb") as stderr:
         process = await anyio.open_process(
-            [sys.executable, "-m", "tonnage", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            cwd=folder,
-            env=os.environ | settings,
-            start_new_session=True,
-        )
+            [sys.executable, "-m", "tonnage", *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
+            cwd=folder, env=os.environ | settings, start_new_session=True,
+        )  # fmt: skip
     _running.add(process.pid)
     try:
         with anyio.move_on_after(limit_s) as scope:
@@ -72,7 +67,10 @@ async def run_command(
             await _end(process)
         _running.discard(process.pid)
     status = process.returncode if process.returncode is not None else -1
-    return Ended(status, _read(figures), _words(errors), scope.cancelled_caught)
+    read: Any = None
+    with suppress(OSError, ValueError):
+        read = json.loads(figures.read_bytes())
+    return Ended(status, read if isinstance(read, dict) else None, _words(errors), scope.cancelled_caught)
 
 
 def end_all() -> None:
@@ -101,14 +99,6 @@ async def _end(process: Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
-
-
-def _read(figures: Path) -> dict[str, Any] | None:
-    try:
-        read = json.loads(figures.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return read if isinstance(read, dict) else None
 
 
 def _words(errors: Path) -> str:

@@ -53,7 +53,14 @@ class AssistantServer(MCPServer[AssistantSession]):
     ) -> CallToolResult | InputRequiredResult:
         """Call a tool; on failure, the result says what was asked, what was found and what to do."""
         try:
-            self._check_names(name, arguments)
+            known = self._tools.get(name)
+            if known is None:
+                raise TonnageError(f"There is no tool {name[:100]!r}.", hint=f"There are {', '.join(self._tools)}.")
+            names = list(known.parameters["properties"])
+            for unknown in (argument for argument in arguments if argument not in names):
+                close = get_close_matches(unknown, names, 1)
+                hint = f"Did you mean {close[0]}? " if close else ""
+                raise TonnageError(f"{name} takes no {unknown[:100]!r}.", hint=f"{hint}It takes {', '.join(names)}.")
             return await super().call_tool(name, arguments, context)
         except TonnageError as error:
             words = error.words
@@ -61,20 +68,9 @@ class AssistantServer(MCPServer[AssistantSession]):
             words = _words(name, error)
         return CallToolResult(content=[TextContent(text=words)], is_error=True)
 
-    def _check_names(self, name: str, arguments: dict[str, Any]) -> None:
-        known = self._tools.get(name)
-        if known is None:
-            raise TonnageError(f"There is no tool {name[:100]!r}.", hint=f"There are {', '.join(self._tools)}.")
-        names = list(known.parameters["properties"])
-        for unknown in (argument for argument in arguments if argument not in names):
-            close = get_close_matches(unknown, names, 1)
-            hint = f"Did you mean {close[0]}? " if close else ""
-            raise TonnageError(f"{name} takes no {unknown[:100]!r}.", hint=f"{hint}It takes {', '.join(names)}.")
-
     def _publish(self, path: Path, mime_type: str, about: str) -> None:
-        self.add_resource(
-            FileResource(uri=path.as_uri(), name=path.name, description=about, mime_type=mime_type, path=path)
-        )
+        file = FileResource(uri=path.as_uri(), name=path.name, description=about, mime_type=mime_type, path=path)
+        self.add_resource(file)
 
 
 def _words(name: str, error: ToolError) -> str:
@@ -92,18 +88,18 @@ def _words(name: str, error: ToolError) -> str:
 @asynccontextmanager
 async def _lifespan(server: MCPServer[AssistantSession]) -> AsyncIterator[AssistantSession]:
     """Run the server's lifetime; its end terminates the commands it runs."""
+
+    async def end_on_signal() -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                child.end_all()
+                os._exit(128 + signal.SIGTERM)
+
     assert isinstance(server, AssistantServer)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_end_on_signal)
+        tasks.start_soon(end_on_signal)
         yield server.session
         tasks.cancel_scope.cancel()
-
-
-async def _end_on_signal() -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
-        async for _ in signals:
-            child.end_all()
-            os._exit(128 + signal.SIGTERM)
 
 
 def serve(folder: Path, *, allow_run: bool = False, port: int | None = None) -> None:

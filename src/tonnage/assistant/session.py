@@ -60,12 +60,15 @@ class AssistantSession:
             said = ended.words or f"tonnage {command} ended with status {ended.status} and said nothing."
             raise TonnageError(f"{stopped}{said}")
         found = ended.figures | ({"outcome": "stopped"} if stopped else {})
-        line = f"{stopped}{sentence(command, found)}"
-        made = [
+        line, links = f"{stopped}{sentence(command, found)}", []
+        for path, kind, about in (
             (html, PAGE, "The whole report, to open in a browser"),
             (recording, RECORDING, "The recording, for show, explain and diff"),
-        ]
-        links = [self._link(*file, line) for file in made if file[0].is_file()]
+        ):
+            if path.is_file():
+                self.publish(path, kind, line)
+                uri, size = path.as_uri(), path.stat().st_size
+                links.append(ResourceLink(uri=uri, name=path.name, description=about, mime_type=kind, size=size))
         failed = bool(program) and found.get("outcome") == "error"
         return self.result(line, small(command, found), links, failed=failed)
 
@@ -82,9 +85,3 @@ class AssistantSession:
         text = json.dumps(figures, separators=(",", ":"), ensure_ascii=False)
         content = [TextContent(text=line), TextContent(text=text), *links]
         return CallToolResult(content=content, structured_content=figures, is_error=failed)
-
-    def _link(self, path: Path, mime_type: str, about: str, line: str) -> ResourceLink:
-        self.publish(path, mime_type, line)
-        return ResourceLink(
-            uri=path.as_uri(), name=path.name, description=about, mime_type=mime_type, size=path.stat().st_size
-        )

@@ -29,7 +29,7 @@ from tonnage.budget.states import states, trained_parameters
 from tonnage.budget.terms import total
 from tonnage.budget.training import needed_bytes
 from tonnage.clock.host import host_costs
-from tonnage.clock.kernels.many import distinct
+from tonnage.clock.kernels.figures import distinct
 from tonnage.clock.power import limit_of, slowdown_of
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster

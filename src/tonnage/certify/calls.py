@@ -38,11 +38,6 @@ class TensorLayout:
     kept: Any = None
 
 
-class _Place:
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
 class ResultTree:
     """The structure of a result, and its tensors' layouts."""
 
@@ -74,26 +69,21 @@ class ResultTree:
         if not depth:
             raise CannotRepeat("its result is nested too deeply")
         kind = type(value)
-        if kind in (list, tuple):
+        if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
             parts = [self._read(one, depth - 1) for one in value]
-            return lambda tensors: kind(part(tensors) for part in parts)
+            if kind in (list, tuple):
+                return lambda tensors: kind(part(tensors) for part in parts)
+            return lambda tensors: kind(*(part(tensors) for part in parts))
         if isinstance(value, Mapping):
             fields = {name: self._read(one, depth - 1) for name, one in value.items()}
-            if kind in (dict,) or not dataclasses.is_dataclass(value):
+            if kind is dict or not dataclasses.is_dataclass(value):
                 return lambda tensors: kind({name: part(tensors) for name, part in fields.items()})
             return lambda tensors: kind(**{name: part(tensors) for name, part in fields.items()})
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            parts = [self._read(one, depth - 1) for one in value]
-            return lambda tensors: kind(*(part(tensors) for part in parts))
-        return self._read_object(value, depth)
-
-    def _read_object(self, value: Any, depth: int) -> Callable[[list[Any]], Any]:
-        """Return a builder for an object of any class: a copy with placeholders for tensors."""
+        # An object of any class: a copy with placeholders for tensors.
         found: list[Any] = []
         tensors_within(value, self._tensor_type, found, _DEPTH)
         if not found:
             return lambda tensors: value
-        kind = type(value)
         slotted = any(getattr(base, "__slots__", ()) for base in kind.__mro__)
         own_reduce = getattr(kind, "__reduce__", None) is not object.__reduce__
         if not own_reduce and not hasattr(kind, "__deepcopy__") and not slotted:
@@ -105,13 +95,13 @@ class ResultTree:
                 return new
 
             return build
-        numbers = [self._number(tensor) for tensor in found]
-        places = [_Place(number) for number in numbers]
+        places = {self._number(tensor): object() for tensor in found}
+        holes = {id(tensor): place for tensor, place in zip(found, places.values(), strict=True)}
         try:
-            empty = copy.deepcopy(value, {id(tensor): place for tensor, place in zip(found, places, strict=True)})
+            empty = copy.deepcopy(value, holes)
         except Exception as error:
-            raise CannotRepeat(f"a {type(value).__name__} in its result cannot be copied") from error
-        return lambda tensors: copy.deepcopy(empty, {id(place): tensors[place.index] for place in places})
+            raise CannotRepeat(f"a {kind.__name__} in its result cannot be copied") from error
+        return lambda tensors: copy.deepcopy(empty, {id(place): tensors[number] for number, place in places.items()})
 
 
 def tensors_within(value: Any, tensor_type: type, found: list[Any], depth: int) -> None:
@@ -143,6 +133,13 @@ class RecordedCall:
     gradients: list[tuple[Any, int]] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # slots that nothing outside holds after it
     drop: Template | None = None
+
+    @property
+    def unclaimed(self) -> list[int]:
+        """Slots that neither its result nor gradients hold."""
+        known = {layout.slot for layout in self.output.layouts} if self.output else set()
+        known |= {slot for _, slot in self.gradients}
+        return [slot for slot in range(self.template.slots) if slot not in known]
 
     def dropping(self, program: RecordedProgram) -> Template:
         """Return the template that drops everything the call left: a graph without a backward, or cleared gradients."""

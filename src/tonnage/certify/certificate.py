@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 from tonnage.allocator import AllocatorSettings
@@ -104,20 +104,26 @@ class Certificate:
 
     def _tried(self) -> list[SafeChange]:
         found: list[SafeChange] = []
-        settings = self.settings
+        program, settings = self.program, self.settings
         if not settings.expandable_segments:
-            settings = replace(settings, expandable_segments=True)
-            lived = self._live(self.program, settings)
+            lived = self._live(program, replace(settings, expandable_segments=True))
             found.append(SafeChange("PYTORCH_ALLOC_CONF=expandable_segments:True", "it costs nothing", lived))
-        bucketed = _bucketed(self.program)
-        if bucketed is not None:
-            sizes, program = bucketed
-            found.append(SafeChange(f"pad to {sizes}", "more padding is computed", self._live(program, self.settings)))
+        # Pad all batches up to a few lengths that were seen.
+        lengths = sorted({size for known in _donors(program).values() for size in known})
+        if len(lengths) > _BUCKETS and all(len(part.shape) != 4 for part in program.parts):
+            wanted = {lengths[-1] * (number + 1) // _BUCKETS for number in range(_BUCKETS)}
+            buckets = sorted({min(one for one in lengths if one >= least) for least in wanted})
+            changed = _resized(
+                program, lambda size, known: min((one for one in buckets if one >= size and one in known), default=-1)
+            )
+            if changed:
+                words = f"pad to {', '.join(f'{one:,}' for one in buckets)}"
+                found.append(SafeChange(words, "more padding is computed", self._live(changed)))
         limit = None if self.survives else self._limit()
         return [*found, limit] if limit else found
 
-    def _live(self, program: RecordedProgram, settings: AllocatorSettings) -> Lived:
-        return live_through(program, self.gpu.memory_bytes, settings)
+    def _live(self, program: RecordedProgram, settings: AllocatorSettings | None = None) -> Lived:
+        return live_through(program, self.gpu.memory_bytes, settings or self.settings)
 
     def _limit(self) -> SafeChange | None:
         """Return the largest sample size seen with which it is safe."""
@@ -126,8 +132,9 @@ class Certificate:
         low, high, best = 0, len(sizes) - 2, None
         while low <= high:
             middle = (low + high) // 2
-            program = substituted(self.program, _at_most(self.program, sizes[middle]))
-            lived = self._live(program, self.settings) if program else None
+            most = sizes[middle]
+            program = _resized(self.program, partial(_at_most, most), above=most)
+            lived = self._live(program) if program else None
             if lived is not None and lived.failure is None:
                 best, low = (sizes[middle], lived), middle + 1
             else:
@@ -162,40 +169,32 @@ def substituted(program: RecordedProgram, donor_of: Callable[[int], int | None])
     A part takes the sizes and templates of its donor but keeps its own block names, so that later operations drop
     the right ones.
     """
-    spans = _spans(program)
-    operations = program.operations[:]
-    parts = list(program.parts)
-    for number in range(len(spans)):
+    old, operations, parts = program.operations, program.operations[:], list(program.parts)
+    # Where each part takes blocks and calls templates.
+    spans: list[list[int]] = [[]]
+    for at in operations_of(old):
+        if old[at] == PART:
+            spans.append([])
+        elif old[at] in (TAKE, CALL):
+            spans[-1].append(at)
+    for number, ours in enumerate(spans):
         donor = donor_of(number)
         if donor is None or donor == number:
             continue
-        theirs = [at for at in spans[donor] if operations[at] in (TAKE, CALL)]
-        ours = [at for at in spans[number] if operations[at] in (TAKE, CALL)]
-        if len(theirs) != len(ours):
+        if len(spans[donor]) != len(ours):
             return None
-        for at, other in zip(ours, theirs, strict=True):
-            if program.operations[at] != program.operations[other]:
+        for at, other in zip(ours, spans[donor], strict=True):
+            if old[at] != old[other]:
                 return None
-            if program.operations[at] == TAKE:
-                operations[at + 2] = program.operations[other + 2]
+            if old[at] == TAKE:
+                operations[at + 2] = old[other + 2]
                 continue
-            mine, new = (program.templates[program.operations[one + 1]] for one in (at, other))
+            mine, new = (program.templates[old[one + 1]] for one in (at, other))
             if mine.name != new.name or mine.slots != new.slots:
                 return None
             operations[at + 1] = new.number
         parts[number] = replace(parts[number], shape=parts[donor].shape)
     return replace(program, operations=operations, parts=parts)
-
-
-def _spans(program: RecordedProgram) -> list[list[int]]:
-    """Return where the operations of each part start."""
-    spans: list[list[int]] = [[]]
-    for at in operations_of(program.operations):
-        if program.operations[at] == PART:
-            spans.append([])
-        else:
-            spans[-1].append(at)
-    return spans
 
 
 def _size(part: ProgramPart) -> int:
@@ -211,34 +210,21 @@ def _donors(program: RecordedProgram) -> dict[tuple[int, bool], dict[int, int]]:
     return found
 
 
-def _at_most(program: RecordedProgram, size: int) -> Callable[[int], int | None]:
+def _at_most(most: int, size: int, known: dict[int, int]) -> int:
+    return max((one for one in known if one <= most), default=-1)
+
+
+def _resized(
+    program: RecordedProgram, size_for: Callable[[int, dict[int, int]], int], above: int = -1
+) -> RecordedProgram | None:
+    """Return the program with each batch larger than `above` replaced by one of the chosen size that was seen."""
     donors = _donors(program)
 
     def donor_of(number: int) -> int | None:
         part = program.parts[number]
-        if part.kind != "step" or len(part.shape) not in (2, 4) or _size(part) <= size:
+        if part.kind != "step" or len(part.shape) not in (2, 4) or _size(part) <= above:
             return None
         known = donors.get((part.shape[0], part.micro_batch > 1), {})
-        return known.get(max((one for one in known if one <= size), default=-1))
+        return known.get(size_for(_size(part), known))
 
-    return donor_of
-
-
-def _bucketed(program: RecordedProgram) -> tuple[str, RecordedProgram] | None:
-    """Pad all batches up to a few lengths that were seen."""
-    donors = _donors(program)
-    lengths = sorted({size for known in donors.values() for size in known})
-    if len(lengths) <= _BUCKETS or any(len(part.shape) == 4 for part in program.parts):
-        return None
-    wanted = {lengths[-1] * (number + 1) // _BUCKETS for number in range(_BUCKETS)}
-    buckets = sorted({min(one for one in lengths if one >= least) for least in wanted})
-
-    def donor_of(number: int) -> int | None:
-        part = program.parts[number]
-        if part.kind != "step" or len(part.shape) != 2:
-            return None
-        known = donors.get((part.shape[0], part.micro_batch > 1), {})
-        return known.get(min((one for one in buckets if one >= _size(part) and one in known), default=-1))
-
-    changed = substituted(program, donor_of)
-    return (", ".join(f"{one:,}" for one in buckets), changed) if changed else None
+    return substituted(program, donor_of)

@@ -211,14 +211,6 @@ class Events:
         call.left = [slot for slot in range(template.slots) if slot not in dropped]
         return call
 
-    @contextmanager
-    def _written_down(self, name: str, arguments: list[int], found: list[RecordedCall]) -> Iterator[None]:
-        self._start(name, arguments)
-        try:
-            yield
-        finally:
-            found.append(self._stop())
-
     def _layout_of(self, instance: int, arguments: list[Any]) -> Callable[[Any], TensorLayout]:
         def layout(tensor: Any) -> TensorLayout:
             for number, argument in enumerate(arguments):
@@ -300,7 +292,14 @@ class Events:
     def _begin(self, part: ProgramPart) -> None:
         self._drain()
         self._takes = 0
-        self._distrust_first_runs()
+        # Forget calls that left unreturned blocks: libraries allocate workspaces once, in whatever runs first.
+        fresh, self._fresh = self._fresh, []
+        held = set(self._owners.values()) if fresh else set()
+        if any((instance, slot) in held for _, instance, call in fresh for slot in call.unclaimed):
+            for key, _, _ in fresh:
+                self._runs[key] = self._runs.get(key, 0) + 1
+                if self._runs[key] < _TRUSTED_RUN:
+                    self._calls.pop(key, None)
         for owner in (*self._loose_before_backward, *self._loose_later):
             self.program.give(owner)
         self._loose_before_backward, self._loose_later = [], []
@@ -320,24 +319,6 @@ class Events:
         """Whether replayed steps always lack blocks that run steps have: the script works on gradients itself."""
         run, replayed = self.own_blocks[True], self.own_blocks[False]
         return len(run) > 1 and len(replayed) > 1 and min(run) > max(replayed)
-
-    def _distrust_first_runs(self) -> None:
-        """Forget calls that left unreturned blocks: libraries allocate workspaces once, in whatever runs first."""
-        fresh, self._fresh = self._fresh, []
-        if not fresh:
-            return
-        held = set(self._owners.values())
-        for _, instance, call in fresh:
-            known = {layout.slot for layout in call.output.layouts} if call.output else set()
-            known |= {slot for _, slot in call.gradients}
-            if any((instance, slot) in held for slot in range(call.template.slots) if slot not in known):
-                break
-        else:
-            return
-        for key, _, _ in fresh:
-            self._runs[key] = self._runs.get(key, 0) + 1
-            if self._runs[key] < _TRUSTED_RUN:
-                self._calls.pop(key, None)
 
     def _root_begins(self, trains: bool, shape: tuple[int, ...], replayed: bool) -> None:
         if trains:

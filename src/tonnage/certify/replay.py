@@ -47,6 +47,11 @@ class Failure:
     allocated_bytes: int
     reserved_bytes: int
 
+    @property
+    def short_bytes(self) -> int:
+        """Bytes that it would need more."""
+        return max(self.segment_bytes - self.free_bytes, 1)
+
 
 @dataclass(frozen=True)
 class Lived:
@@ -59,6 +64,11 @@ class Lived:
     outside_bytes: int = 0
     retries: int = 0  # times that the cache was emptied to satisfy a request
     first_retry: int = -1  # index of the part
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the process holds."""
+        return max(self.reserved_bytes) + self.outside_bytes
 
     @property
     def peak_part(self) -> int:

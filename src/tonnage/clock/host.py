@@ -4,16 +4,14 @@ Seconds were measured beside an H200, on an otherwise idle core (`data/host.toml
 the range of a step's time reflects this.
 """
 
-import tomllib
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from tonnage.clock import facts
 from tonnage.clock.captured import CallInStep
 from tonnage.clock.launch import Launch
 
-_DATA = Path(__file__).parent / "data" / "host.toml"
 OPTIMIZER = "optimizer"
 
 
@@ -88,8 +86,8 @@ class HostCosts:
 @cache
 def host_costs() -> HostCosts:
     """Return the packaged costs, for a host with shared cores."""
-    figures = tomllib.loads(_DATA.read_text("utf-8"))
-    figures = _times(figures.pop("shared"), figures)
+    figures = _times(facts("host")["shared"], facts("host"))
+    del figures["shared"]
     phases: dict[str, Any] = {
         name: PhaseCosts(**figures.pop(name)) for name in list(figures) if isinstance(figures[name], dict)
     }
@@ -100,3 +98,10 @@ def _times(factor: float, figures: dict[str, Any]) -> dict[str, Any]:
     return {
         name: _times(factor, value) if isinstance(value, dict) else factor * value for name, value in figures.items()
     }
+
+
+@cache
+def kernel_floor_s() -> float:
+    """Return the seconds of an empty kernel, including the gap to the next one; this module does not import NumPy."""
+    common = facts("memory")["common"]
+    return float(common["kernel_s"] + common["gap_s"])

@@ -28,3 +28,11 @@ class Launch:
     variant: str = ""
     kernels: Any = 1
     stream: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where TF32 may replace FP32. The defaults are torch's: allowed in cuDNN, not in matrix products."""
+
+    tf32_matmul: bool = False
+    tf32_convolution: bool = True

@@ -5,17 +5,29 @@ None. Bytes are compulsory traffic: a kernel may move more, and less only if it 
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, prod
-from pathlib import Path
 from typing import Any
 
-from tonnage.clock.work import Work
+from tonnage.clock import facts
 
-_DATA = Path(__file__).parent / "data" / "operators.toml"
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations, and bytes to and from memory; None if unknown."""
+
+    operations: float | None
+    moved_bytes: float | None
+    precision: str = "fp32"
+
+    @property
+    def intensity(self) -> float | None:
+        """Operations per byte."""
+        return self.operations / self.moved_bytes if self.operations and self.moved_bytes else None
+
+
 _ELEMENT_IN_KERNEL = re.compile(r"OpaqueType<(\d+)u?>")
 _TYPE_IN_KERNEL = re.compile(r"Functor<(float|double|c10::BFloat16|c10::Half)\b")
 _FLOAT_BYTES = 4
@@ -37,11 +49,11 @@ class OperatorCall:
 
     def is_tensor(self, at: int) -> bool:
         """Say whether that argument is a tensor of a known type."""
-        return at < len(self.types) and self.types[at] in _tables()["bytes"]
+        return at < len(self.types) and self.types[at] in facts("operators")["bytes"]
 
     def element_bytes(self, at: int) -> int:
         """Return the element size of a tensor."""
-        size: int = _tables()["bytes"][self.types[at]]
+        size: int = facts("operators")["bytes"][self.types[at]]
         return size
 
     def tensor_bytes(self, at: int) -> float:
@@ -82,14 +94,14 @@ def work_of(call: OperatorCall) -> Work | None:
 
 
 def _product(call: OperatorCall) -> Work | None:
-    at = _tables()["products"][call.name]
+    at = facts("operators")["products"][call.name]
     left, right = call.shapes[at], call.shapes[at + 1]
     inner = right[-2] if len(right) > 1 else right[-1]
     if not left or left[-1] != inner:
         return None
     columns = right[-1] if len(right) > 1 else 1
     out_elements = prod(left[:-1]) * columns
-    out_bytes = _tables()["product_out"].get(call.name, call.element_bytes(at))
+    out_bytes = facts("operators")["product_out"].get(call.name, call.element_bytes(at))
     moved = call.tensor_bytes(at) + call.tensor_bytes(at + 1) + out_elements * out_bytes
     if at:
         moved += call.tensor_bytes(0)
@@ -98,12 +110,12 @@ def _product(call: OperatorCall) -> Work | None:
 
 def _precision(call: OperatorCall, at: int) -> str:
     """Return the precision of the arithmetic: TF32 if a kernel's name says so."""
-    name: str = _tables()["precision"].get(call.types[at], "fp32")
+    name: str = facts("operators")["precision"].get(call.types[at], "fp32")
     return "tf32" if name == "fp32" and any("tf32" in kernel for kernel in call.kernels) else name
 
 
 def _attention(call: OperatorCall) -> Work | None:
-    table = _tables()["attention"][call.name]
+    table = facts("operators")["attention"][call.name]
     at, heads_axis = table["query"], table["heads"]
     if "lengths" in table and call.shapes[table["lengths"]]:
         return None
@@ -124,7 +136,7 @@ def _attention(call: OperatorCall) -> Work | None:
 
 
 def _convolution(call: OperatorCall) -> Work | None:
-    table = _tables()["convolution"][call.name]
+    table = facts("operators")["convolution"][call.name]
     at = table["input"]
     image, weight = call.shapes[at], call.shapes[at + 1]
     space = len(image) - 2
@@ -173,14 +185,6 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))
 
 
-def _copy(call: OperatorCall) -> Work:
-    return Work(0.0, call.tensor_bytes(0) + call.tensor_bytes(1))
-
-
-def _written(call: OperatorCall) -> Work:
-    return Work(0.0, call.tensor_bytes(0))
-
-
 def _reduction(each: int) -> Callable[[OperatorCall], Work]:
     def work(call: OperatorCall) -> Work:
         shape = call.shapes[0]
@@ -197,15 +201,6 @@ def _rowwise(each: int) -> Callable[[OperatorCall], Work]:
         written = _FLOAT_BYTES if call.name in ("_softmax", "_log_softmax") and call.value(2) == "True" else 0
         out_bytes = elements * (written or call.element_bytes(0))
         return Work(float(each * elements), sum(map(call.tensor_bytes, call.tensors())) + out_bytes)
-
-    return work
-
-
-def _rowwise_backward(each: int) -> Callable[[OperatorCall], Work]:
-    def work(call: OperatorCall) -> Work:
-        elements = prod(call.shapes[0])
-        read = sum(map(call.tensor_bytes, call.tensors()))
-        return Work(float(each * elements), read + elements * call.element_bytes(0))
 
     return work
 
@@ -238,45 +233,53 @@ def _lists(call: OperatorCall) -> Work | None:
     elements = sum(prod(shape) for shape in call.shapes[0])
     if not named or not elements:
         return None
-    passes = _tables()["lists"][call.name]
-    return Work(2.0 * passes * elements, float(passes * elements * _tables()["bytes"][named]))
+    passes = facts("operators")["lists"][call.name]
+    return Work(2.0 * passes * elements, float(passes * elements * facts("operators")["bytes"][named]))
 
 
 _MAKERS: dict[str, Callable[[int], Callable[[OperatorCall], Work | None]]] = {
     "elementwise": _elementwise,
     "comparison": lambda each: _elementwise(each, out_bytes=1),
-    "written": lambda _: _written,
+    "written": lambda _: lambda call: Work(0.0, call.tensor_bytes(0)),
     "reduction": _reduction,
     "rowwise": _rowwise,
-    "rowwise_backward": _rowwise_backward,
+    "rowwise_backward": _rowwise,
 }
 _ALONE: dict[str, Callable[[OperatorCall], Work | None]] = {
-    "copy_": _copy,
+    "copy_": lambda call: Work(0.0, call.tensor_bytes(0) + call.tensor_bytes(1)),
     "cat": _cat,
-    "embedding": _rows,
-    "index_select": _rows,
-    "gather": _rows,
+    **dict.fromkeys(("embedding", "index_select", "gather"), _rows),
     "embedding_dense_backward": _embedding_backward,
+}
+_BY_TABLE: dict[str, Callable[[OperatorCall], Work | None]] = {
+    "products": _product,
+    "attention": _attention,
+    "convolution": _convolution,
+    "lists": _lists,
 }
 
 
 @cache
 def _families() -> dict[str, Callable[[OperatorCall], Work | None]]:
-    tables = _tables()
-    found = dict(_ALONE)
+    tables, found = facts("operators"), dict(_ALONE)
     for family, make in _MAKERS.items():
         for each, names in tables[family].items():
             found.update(dict.fromkeys(names.split(), make(int(each))))
-    for family, work in (
-        ("products", _product),
-        ("attention", _attention),
-        ("convolution", _convolution),
-        ("lists", _lists),
-    ):
+    for family, work in _BY_TABLE.items():
         found.update(dict.fromkeys(tables[family], work))
     return found
 
 
+# ── operators that launch no kernel of their own: views, and those that only call others ──
+
+
 @cache
-def _tables() -> dict[str, Any]:
-    return tomllib.loads(_DATA.read_text("utf-8"))
+def shapeless() -> frozenset[str]:
+    """Return operators whose shapes do not matter: views, and casts, whose copy has the shapes."""
+    return frozenset(f"{facts('silent')['views']} {facts('silent')['casts']}".split())
+
+
+@cache
+def silent() -> frozenset[str]:
+    """Return all of them."""
+    return frozenset(" ".join(facts("silent").values()).split())

@@ -4,24 +4,16 @@ A step is short compared with the time over which a GPU averages its power, so o
 arithmetic slows down, memory-bound kernels do not.
 """
 
-import tomllib
 from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tonnage.clock import facts
 from tonnage.hardware import Gpu, find_gpu
 
-_DATA = Path(__file__).parent / "data" / "power.toml"
 _LEAST_S = 1e-12
 _LEAST_LIMIT = 0.05  # above the idle power
-
-
-@cache
-def _figures() -> dict[str, Any]:
-    return tomllib.loads(_DATA.read_text("utf-8"))
 
 
 def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
@@ -35,16 +27,15 @@ def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
 
 def limit_of(gpu: Gpu) -> float:
     """Return a GPU's power limit relative to its chip's default: less if an operator or vendor lowered it."""
-    sold = _figures()["sold_w"].get(gpu.key) or find_gpu(gpu.key).power_w
+    sold = facts("power")["sold_w"].get(gpu.key) or find_gpu(gpu.key).power_w
     return gpu.power_w / sold if gpu.power_w and sold else 1.0
 
 
 def slowdown_of(busy_s: Any, at_peak_s: Any, step_s: Any, limit: float = 1.0) -> Any:
     """Return the same from sums: kernel seconds, and the seconds of their arithmetic at peak rate. Arrays are allowed."""
-    figures = _figures()
-    whole_s = np.maximum(np.maximum(step_s, busy_s), _LEAST_S)
-    drawn = busy_s * figures["busy"] + at_peak_s * figures["arithmetic"] + (whole_s - busy_s) * figures["idle"]
+    figures = facts("power")
+    whole_s, idle = np.maximum(np.maximum(step_s, busy_s), _LEAST_S), figures["idle"]
+    drawn = busy_s * figures["busy"] + at_peak_s * figures["arithmetic"] + (whole_s - busy_s) * idle
     # Idle power does not fall with the clock.
-    idle = figures["idle"]
     over = (drawn / whole_s - idle) / max(limit - idle, _LEAST_LIMIT)
     return np.maximum(1.0, over) ** (1 / figures["exponent"])

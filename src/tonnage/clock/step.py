@@ -10,10 +10,9 @@ from tonnage.clock.captured import READS_BACK, CallInStep, CapturedCall, Capture
 from tonnage.clock.host import OPTIMIZER, host_costs
 from tonnage.clock.kernels import copies
 from tonnage.clock.kernels.matmul import goes_one_by_one
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
-from tonnage.clock.settings import Settings
 from tonnage.clock.streams import CollectiveSeconds, Streams
 from tonnage.clock.timeline import StepTimeline, Task, steady_s, timeline
 from tonnage.hardware import Gpu
@@ -62,16 +61,11 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
         if launch is not None and launch.kind in _ARITHMETIC:
             by_precision[launch.precision] += launch.operations
     low_s, high_s = (steady_s(tasks, card, host) for card, host in factors(gpu))
+    rate = gpu.rates.get(max(by_precision, key=by_precision.__getitem__, default=""), 0.0)
     return SteadyStep(
-        gpu=gpu,
-        timeline=timeline(tasks),
-        low_s=low_s,
-        high_s=high_s,
-        samples=step.samples,
-        tokens=step.tokens,
-        operations=sum(by_precision.values()),
-        rate=gpu.rates.get(max(by_precision, key=by_precision.__getitem__, default=""), 0.0),
-    )
+        gpu=gpu, timeline=timeline(tasks), low_s=low_s, high_s=high_s, samples=step.samples, tokens=step.tokens,
+        operations=sum(by_precision.values()), rate=rate,
+    )  # fmt: skip
 
 
 def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> tuple[float, float]:
@@ -106,8 +100,18 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[CallIn
     not called again.
     """
     moments = list(step.moments())
+    # What each distinct call launches; nothing for one that stays on the host.
     indexed = _indexed(step)
-    launches = [_launch_of(indexed.get(id(call), call), settings) for call in step.calls]
+    launches: list[Launch | None] = []
+    for call in (indexed.get(id(call), call) for call in step.calls):
+        if call.kind not in ("operator", "kernel") or not call.on_card:
+            launches.append(None)
+        elif crosses(call):
+            size = prod(call.shapes[1]) * call.element_bytes(1)
+            direction: copies.Direction = "to_device" if call.devices[0] == "cuda" else "to_host"
+            launches.append(copies.transfer(size, direction, pinned=_is_pinned(call)))
+        else:
+            launches.append(kernels.launch_of(call, settings))
     found = [launches[number] for number in step.sequence]
     within: dict[int, set[str]] = {}  # names of launching operators within each caller
     for place in reversed(range(len(moments))):
@@ -135,17 +139,6 @@ def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
         for call in step.calls
         if call.name == "index" and call.shapes[0] in rows
     }
-
-
-def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
-    """Return what the call launches; None for one that stays on the host."""
-    if call.kind not in ("operator", "kernel") or not call.on_card:
-        return None
-    if crosses(call):
-        size = prod(call.shapes[1]) * call.element_bytes(1)
-        direction: copies.Direction = "to_device" if call.devices[0] == "cuda" else "to_host"
-        return copies.transfer(size, direction, pinned=_is_pinned(call))
-    return kernels.launch_of(call, settings)
 
 
 def _tasks(

@@ -16,8 +16,9 @@ duration.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from tonnage.clock.captured import CallInStep, CapturedCall
+from tonnage.clock.captured import CallInStep
 from tonnage.clock.timeline import EVERYTHING, HOST, Task
 
 # Seconds of a collective by operation, total bytes, number of ranks and their stride.
@@ -49,31 +50,29 @@ class Streams:
         call, stream = moment.call, self.of(moment)
         numbers = [int(value) for value in call.values]
         if call.kind == "collective":
-            yield from self._collective(call, numbers, stream, host_s)
+            number, size_bytes, ranks, apart, lane = numbers
+            timed = self._collective_s if ranks > 1 else None
+            seconds = timed(call.name, size_bytes, ranks, apart) if timed else 0.0
+            ready, done = f"ready {number}", f"collective {number}"
+            yield Task("", "host", host_s=host_s, stream=stream, records=ready)
+            yield Task(call.name, "collective", seconds, stream=LANES + lane, awaits=(ready,), records=done)
             return
         task = Task("", "host", host_s=host_s, stream=stream)
         match call.name, numbers:
             case "set_stream", [chosen]:
                 self._current[moment.thread] = chosen
             case "record_event", [event, on]:
-                task = Task("", "host", host_s=host_s, stream=on, records=f"event {event}")
+                task = replace(task, stream=on, records=f"event {event}")
             case "wait_event", [event, on]:
-                task = Task("", "host", host_s=host_s, stream=on, awaits=(f"event {event}",))
+                task = replace(task, stream=on, awaits=(f"event {event}",))
             case "synchronize_event", [event]:
-                task = Task("", "host", host_s=host_s, stream=HOST, awaits=(f"event {event}",), synchronizes=True)
+                task = replace(task, stream=HOST, awaits=(f"event {event}",), synchronizes=True)
             case "synchronize_stream", [on]:
-                task = Task("", "host", host_s=host_s, stream=on, synchronizes=True)
+                task = replace(task, stream=on, synchronizes=True)
             case "synchronize", []:
-                task = Task("", "host", host_s=host_s, stream=EVERYTHING, synchronizes=True)
+                task = replace(task, stream=EVERYTHING, synchronizes=True)
             case "wait_collective", [number]:
-                task = Task("", "host", host_s=host_s, stream=stream, awaits=(f"collective {number}",))
+                task = replace(task, awaits=(f"collective {number}",))
             case "future_collective", [number]:
                 self._futures.append(f"collective {number}")
         yield task
-
-    def _collective(self, call: CapturedCall, numbers: list[int], stream: int, host_s: float) -> Iterator[Task]:
-        number, size_bytes, ranks, apart, lane = numbers
-        seconds = self._collective_s(call.name, size_bytes, ranks, apart) if self._collective_s and ranks > 1 else 0.0
-        ready, done = f"ready {number}", f"collective {number}"
-        yield Task("", "host", host_s=host_s, stream=stream, records=ready)
-        yield Task(call.name, "collective", seconds, stream=LANES + lane, awaits=(ready,), records=done)

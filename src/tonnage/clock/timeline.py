@@ -4,7 +4,7 @@ Kernel times come from `kernels`, host times from `host`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 # From a launch until an idle GPU begins, and between two kernels of one stream, on an H200.
@@ -70,7 +70,8 @@ class StepTimeline:
 def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> StepTimeline:
     """Run a step's tasks repeatedly and return the last step, which is in the steady state."""
     lanes = _Lanes()
-    lanes.warm(tasks, warm_steps)
+    for task in (*tasks,) * warm_steps:
+        lanes.run(task)
     began_s = lanes.end_s
     spans = [Span(task.name, task.kind, task.stream, *when) for task in tasks if (when := lanes.run(task))]
     by_kind: defaultdict[str, float] = defaultdict(float)
@@ -89,21 +90,26 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> StepTimeline:
             start_s = max(0.0, min(start_s % step_s, step_s - length_s))
         placed.append(replace(span, start_s=start_s, end_s=start_s + length_s))
     shown = tuple(sorted(placed, key=lambda span: span.start_s))
+    covered_s = until_s = 0.0
+    for span in shown:
+        covered_s += max(0.0, span.end_s - max(until_s, span.start_s))
+        until_s = max(until_s, span.end_s)
     return StepTimeline(
         step_s=step_s,
         host_s=host_s,
         spans=shown,
         by_kind=dict(sorted(by_kind.items(), key=lambda kind: -kind[1])),
-        idle_s=max(0.0, step_s - _covered_s(shown)),
+        idle_s=max(0.0, step_s - covered_s),
     )
 
 
 def steady_s(tasks: Sequence[Task], card: float, host: float) -> float:
     """Return the length of a step if GPU and host are slower by these factors."""
-    lanes = _Lanes(card, host)
-    lanes.warm(tasks, 1)
-    began_s = lanes.end_s
-    lanes.warm(tasks, 1)
+    lanes, began_s = _Lanes(card, host), 0.0
+    for _ in range(2):
+        began_s = lanes.end_s
+        for task in tasks:
+            lanes.run(task)
     return lanes.end_s - began_s
 
 
@@ -121,12 +127,6 @@ class _Lanes:
     def end_s(self) -> float:
         """When everything launched so far is done, or the host, if that is later."""
         return max(self.host_s, *self.free_s.values()) if self.free_s else self.host_s
-
-    def warm(self, tasks: Iterable[Task], steps: int) -> None:
-        """Run warm-up steps."""
-        for _ in range(steps):
-            for task in tasks:
-                self.run(task)
 
     def run(self, task: Task) -> tuple[float, float] | None:
         """Return when a task's launch begins and ends; None without a launch."""
@@ -159,11 +159,3 @@ class _Lanes:
         self.free_s[stream] = end_s
         queued.append(start_s)
         return start_s, end_s
-
-
-def _covered_s(spans: Iterable[Span]) -> float:
-    covered_s = until_s = 0.0
-    for span in sorted(spans, key=lambda span: span.start_s):
-        covered_s += max(0.0, span.end_s - max(until_s, span.start_s))
-        until_s = max(until_s, span.end_s)
-    return covered_s

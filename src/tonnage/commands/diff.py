@@ -47,7 +47,7 @@ def diff(
     if json:
         write_json(json, diff_figures(names, runs, difference, limit, failed))
     if markdown:
-        from tonnage.report.diff_markdown import markdown_difference
+        from tonnage.report.diff import markdown_difference
 
         text = markdown_difference(names, runs, difference, limit, failed, rows=rows)
         sys.stdout.write(text) if markdown == "-" else write_text(Path(markdown), text)

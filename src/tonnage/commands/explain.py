@@ -69,7 +69,7 @@ def _explain_text(file: Path | None, *, pasted: bool, json: str, verbose: bool) 
 
     from tonnage.explain.text import explain_text, text_lines
     from tonnage.explain.text.sources import clipboard, standard_input
-    from tonnage.report.explain_text import print_text_diagnosis, text_figures
+    from tonnage.report.explain import print_text_diagnosis, text_figures
     from tonnage.report.output import wants_report, write_json
     from tonnage.untrusted import open_file
 

@@ -10,7 +10,8 @@ from rich.text import Text
 from tonnage import __version__
 from tonnage.hardware import Cluster, Gpu, Host
 from tonnage.hardware.hierarchy import LATENCIES_NS, Level, levels_of, reference_precision
-from tonnage.report.lines import cut, heading, print_sections, report_width, table, wrapped
+from tonnage.report.lines import cut, heading, print_sections, report_width, said, table
+from tonnage.report.output import picked
 from tonnage.units import GIB, KIB, MIB, TIB
 
 _ABSENT = "–"
@@ -30,12 +31,50 @@ _CARD = 34
 
 def print_catalogue(gpus: Sequence[Gpu], *, stream: TextIO) -> None:
     """Print every GPU, by family."""
-    print_sections([_catalogue(gpus)], stream)
+    cells: list[tuple[str, ...]] = [("", "memory", "", "TB/s", "bf16 ", "fp8", "link, GB/s", "W")]
+    for gpu in gpus:
+        precision = reference_precision(gpu)
+        cells.append(
+            (
+                gpu.key,
+                f"{gpu.memory_bytes / GIB:.1f} GiB",
+                gpu.memory_kind,
+                f"{gpu.bandwidth_bytes_per_s / 1e12:.2f}",
+                f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}",
+                f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT,
+                f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT,
+                f"{gpu.power_w or _ABSENT}",
+            )
+        )
+    head, *rows = table(cells, align="<><>>><>", spare=(6, 7), first="   ")
+    lines: list[Text] = []
+    for family, members in groupby(zip(gpus, rows, strict=True), key=lambda pair: pair[0].family):
+        title = heading(_FAMILIES[family])
+        lines += [Text(), title] if lines else [title.append(head[len(title.plain) :], style="not bold dim")]
+        lines += [Text(row) for _, row in members]
+    notes = (
+        f"{len(gpus)} cards. bf16, fp8: dense TFLOP/s (*: fp16, as the card has no bf16).",
+        "In full: tonnage gpu h200 rtx-4090, or of your own: tonnage gpu mine.toml.",
+        "The hosts that they sit in: tonnage gpu --hosts.",
+    )
+    print_sections([[*lines, Text(), *(line for note in notes for line in said(note, "dim"))]], stream)
 
 
 def print_hosts(hosts: Sequence[Host], *, stream: TextIO) -> None:
     """Print every host."""
-    print_sections([_hosts(hosts)], stream)
+    cells: list[tuple[str, ...]] = [("host", "cards", "memory", "link, cards", "net")]
+    for host in hosts:
+        memory = _size(host.memory_bytes) if host.memory_bytes else _ABSENT
+        link = f"{host.link} {host.link_gpus}" if host.link_gpus else host.link
+        net = _short(host.network_bytes_per_s / 1e9)
+        cells.append((host.key, f"{host.gpus} × {host.gpu or 'any'}", memory, link, net))
+    head, *rows = table(cells, align="<<><>", names=(0,), spare=(3,), gap=" ")
+    notes = (
+        "net: GB/s for each card, in one direction.",
+        "In words: dgx-h100, 4xp5.48xlarge; or by cards alone: 16xh100, 2x4xl40s.",
+    )
+    below = (line for note in notes for line in said(note, "dim"))
+    print_sections([[Text(head, "bold"), *map(Text, rows), Text(), *below]], stream)
 
 
 def print_cards(clusters: Sequence[Cluster], *, stream: TextIO) -> None:
@@ -45,64 +84,9 @@ def print_cards(clusters: Sequence[Cluster], *, stream: TextIO) -> None:
         print_sections([_comparison(clusters[start : start + count])], stream)
 
 
-def _catalogue(gpus: Sequence[Gpu]) -> Iterator[Text]:
-    heads = ("", "memory", "", "TB/s", "bf16 ", "fp8", "link, GB/s", "W")
-    head, *rows = table([heads, *map(_catalogue_cells, gpus)], align="<><>>><>", spare=(6, 7), first="   ")
-    named = zip(gpus, rows, strict=True)
-    for number, (family, members) in enumerate(groupby(named, key=lambda pair: pair[0].family)):
-        if number:
-            yield Text()
-        title = heading(_FAMILIES[family])
-        yield title if number else title.append(head[len(title.plain) :], style="not bold dim")
-        yield from (Text(row) for _, row in members)
-    yield Text()
-    notes = (
-        f"{len(gpus)} cards. bf16, fp8: dense TFLOP/s (*: fp16, as the card has no bf16).",
-        "In full: tonnage gpu h200 rtx-4090, or of your own: tonnage gpu mine.toml.",
-        "The hosts that they sit in: tonnage gpu --hosts.",
-    )
-    yield from (Text(line, "dim") for note in notes for line in wrapped(note))
-
-
-def _catalogue_cells(gpu: Gpu) -> tuple[str, ...]:
-    precision = reference_precision(gpu)
-    return (
-        gpu.key,
-        f"{gpu.memory_bytes / GIB:.1f} GiB",
-        gpu.memory_kind,
-        f"{gpu.bandwidth_bytes_per_s / 1e12:.2f}",
-        f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}",
-        f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT,
-        f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT,
-        f"{gpu.power_w or _ABSENT}",
-    )
-
-
-def _hosts(hosts: Sequence[Host]) -> Iterator[Text]:
-    heads = ("host", "cards", "memory", "link, cards", "net")
-    head, *rows = table([heads, *map(_host_cells, hosts)], align="<<><>", names=(0,), spare=(3,), gap=" ")
-    yield Text(head, "bold")
-    yield from map(Text, rows)
-    yield Text()
-    notes = (
-        "net: GB/s for each card, in one direction.",
-        "In words: dgx-h100, 4xp5.48xlarge; or by cards alone: 16xh100, 2x4xl40s.",
-    )
-    yield from (Text(line, "dim") for note in notes for line in wrapped(note))
-
-
-def _host_cells(host: Host) -> tuple[str, ...]:
-    return (
-        host.key,
-        f"{host.gpus} × {host.gpu or 'any'}",
-        _size(host.memory_bytes) if host.memory_bytes else _ABSENT,
-        f"{host.link} {host.link_gpus}" if host.link_gpus else host.link,
-        _short(host.network_bytes_per_s / 1e9),
-    )
-
-
 def _comparison(clusters: Sequence[Cluster]) -> Iterator[Text]:
     gpus = [cluster.gpu for cluster in clusters]
+    tables = [{level.name: level for level in levels_of(cluster)} for cluster in clusters]
     yield _row("", [cut(gpu.name, _CARD - 1) for gpu in gpus], "bold")
     yield _row("", [f"{gpu.generation}, {gpu.architecture}" for gpu in gpus])
     units = [f"{gpu.sm_count} {_UNITS.get(gpu.maker, 'SMs')}, {gpu.clock_mhz} MHz" for gpu in gpus]
@@ -110,36 +94,49 @@ def _comparison(clusters: Sequence[Cluster]) -> Iterator[Text]:
     yield _row("", [unit + power for unit, power in zip(units, powers, strict=True)])
     yield _row("", [f"in {cut(cluster.host.name, _CARD - 4)}" for cluster in clusters])
     yield Text()
-    yield from _level_table(clusters)
+    # Level by level.
+    yield _row("level", [f"{'capacity':>9}{'speed ':>10}{'latency':>7}{'FLOP/B':>7}" for _ in gpus], "bold")
+    for name in LATENCIES_NS:
+        if any(name in levels for levels in tables):
+            pairs = zip(gpus, tables, strict=True)
+            cells = [_level_cells(levels.get(name), gpu.rates[reference_precision(gpu)]) for gpu, levels in pairs]
+            yield _row(name, cells)
     yield Text()
     yield _row("rate", [f"{'TFLOP/s':>9}{'FLOP/B of memory':>20}" for _ in gpus], "bold")
     for precision in _PRECISIONS:
         if any(precision in gpu.rates for gpu in gpus):
-            yield _row(precision, [_rate_cells(gpu, precision) for gpu in gpus])
+            rates = [(gpu.rates.get(precision), gpu.bandwidth_bytes_per_s) for gpu in gpus]
+            cells = [
+                f"{_short(r / 1e12):>9}{_short(r / b):>20}" if r is not None else f"{_ABSENT:>9}" for r, b in rates
+            ]
+            yield _row(precision, cells)
     yield Text()
-    tables = [{level.name: level.what for level in levels_of(cluster)} for cluster in clusters]
     for name in ("memory", "peers", "host", "network"):
-        cells = [cut(_link_words(name, pair), _CARD - 1) for pair in zip(tables, clusters, strict=True)]
+        cells = []
+        for cluster, levels in zip(clusters, tables, strict=True):
+            words = levels[name].what if name in levels else _ABSENT
+            if name == "memory":
+                words += f", {cluster.gpu.memory_bytes:,} B"
+            elif name == "peers" and name in levels:
+                words += f", {cluster.host.link_gpus or cluster.host.gpus} cards"
+            cells.append(cut(words, _CARD - 1))
         yield _row(name, cells)
     yield Text()
-    yield from _footnotes(clusters)
+    for gpu in gpus:
+        yield from said(f"{gpu.key}: memory {gpu.memory_source}", "dim", rest="    ")
+    named = "/".join(dict.fromkeys(map(reference_precision, gpus)))
+    yield from said(
+        f"FLOP/B: operations on each byte from which a level no longer limits {named}. "
+        "Speeds: peaks in one direction. Registers: SMs × FP32 lanes × 12 B × clock; shared: SMs × 128 B × clock; "
+        "L2: a model, from published microbenchmarks; the rest as stated. Host and NVMe: one card's share. "
+        "Latency: order of magnitude.",
+        "dim",
+    )
 
 
 def _row(label: str, cells: Sequence[str], style: str = "") -> Text:
     line = f"  {label:<{_LABEL - 2}}" + "".join(f" {cell:<{_CARD - 1}}" for cell in cells)
     return Text(line.rstrip(), style=style)
-
-
-def _level_table(clusters: Sequence[Cluster]) -> Iterator[Text]:
-    tables = [{level.name: level for level in levels_of(cluster)} for cluster in clusters]
-    precisions = [reference_precision(cluster.gpu) for cluster in clusters]
-    head = [f"{'capacity':>9}{'speed ':>10}{'latency':>7}{'FLOP/B':>7}" for _ in clusters]
-    yield _row("level", head, "bold")
-    for name in LATENCIES_NS:
-        levels = [table.get(name) for table in tables]
-        if any(levels):
-            rates = [cluster.gpu.rates[precision] for cluster, precision in zip(clusters, precisions, strict=True)]
-            yield _row(name, [_level_cells(*pair) for pair in zip(levels, rates, strict=True)])
 
 
 def _level_cells(level: Level | None, operations_per_s: float) -> str:
@@ -154,40 +151,9 @@ def _level_cells(level: Level | None, operations_per_s: float) -> str:
     return f"{capacity:>9}{speed:>10}{latency:>7}{operations:>7}"
 
 
-def _rate_cells(gpu: Gpu, precision: str) -> str:
-    rate = gpu.rates.get(precision)
-    if rate is None:
-        return f"{_ABSENT:>9}"
-    return f"{_short(rate / 1e12):>9}{_short(rate / gpu.bandwidth_bytes_per_s):>20}"
-
-
-def _link_words(name: str, pair: tuple[dict[str, str], Cluster]) -> str:
-    table, cluster = pair
-    if name == "memory":
-        return f"{table[name]}, {cluster.gpu.memory_bytes:,} B"
-    if name == "peers" and name in table:
-        return f"{table[name]}, {cluster.host.link_gpus or cluster.host.gpus} cards"
-    return table.get(name, _ABSENT)
-
-
-def _footnotes(clusters: Sequence[Cluster]) -> Iterator[Text]:
-    named = dict.fromkeys(reference_precision(cluster.gpu) for cluster in clusters)
-    for cluster in clusters:
-        words = f"{cluster.gpu.key}: memory {cluster.gpu.memory_source}"
-        yield from (Text(line, "dim") for line in wrapped(words, rest="    "))
-    notes = (
-        f"FLOP/B: operations on each byte from which a level no longer limits {'/'.join(named)}. "
-        "Speeds: peaks in one direction. Registers: SMs × FP32 lanes × 12 B × clock; shared: SMs × 128 B × clock; "
-        "L2: a model, from published microbenchmarks; the rest as stated. Host and NVMe: one card's share. "
-        "Latency: order of magnitude."
-    )
-    yield from (Text(line, "dim") for line in wrapped(notes))
-
-
 def _size(size_bytes: int) -> str:
-    unit, factor = next(
-        ((name, size) for name, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB)) if size_bytes >= size), ("KiB", KIB)
-    )
+    units = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB))
+    unit, factor = next(((name, size) for name, size in units if size_bytes >= size), ("KiB", KIB))
     return f"{size_bytes / factor:.{1 if size_bytes / factor < 999.5 else 0}f} {unit}"
 
 
@@ -201,7 +167,15 @@ def _short(number: float) -> str:
 
 def cluster_figures(clusters: Sequence[Cluster]) -> dict[str, object]:
     """Return GPUs in their hosts as JSON values."""
-    return {"tonnage": __version__, "gpus": [_cluster_figures(cluster) for cluster in clusters]}
+    found = []
+    for cluster in clusters:
+        levels = []
+        for level in levels_of(cluster):
+            intensities = {precision: level.intensity(rate) for precision, rate in cluster.gpu.rates.items()}
+            levels.append(asdict(level) | {"latency_ns": level.latency_ns, "flop_per_byte": intensities})
+        where = {"levels": levels, "host": asdict(cluster.host), **picked(cluster, "gpus_per_host hosts")}
+        found.append(_gpu_figures(cluster.gpu) | where)
+    return {"tonnage": __version__, "gpus": found}
 
 
 def catalogue_figures(gpus: Sequence[Gpu], hosts: Sequence[Host]) -> dict[str, object]:
@@ -210,24 +184,6 @@ def catalogue_figures(gpus: Sequence[Gpu], hosts: Sequence[Host]) -> dict[str, o
         "tonnage": __version__,
         "gpus": [_gpu_figures(gpu) for gpu in gpus],
         "hosts": [asdict(host) for host in hosts],
-    }
-
-
-def _cluster_figures(cluster: Cluster) -> dict[str, Any]:
-    rates = cluster.gpu.rates
-    levels = [
-        asdict(level)
-        | {
-            "latency_ns": level.latency_ns,
-            "flop_per_byte": {precision: level.intensity(rate) for precision, rate in rates.items()},
-        }
-        for level in levels_of(cluster)
-    ]
-    return _gpu_figures(cluster.gpu) | {
-        "levels": levels,
-        "host": asdict(cluster.host),
-        "gpus_per_host": cluster.gpus_per_host,
-        "hosts": cluster.hosts,
     }
 
 

@@ -13,8 +13,8 @@ from tonnage.explain import Advice, Outlook, advice_for, advise
 from tonnage.recording import Recording, telling_lines
 from tonnage.recording.failure import until_failure
 from tonnage.report.html import markup
+from tonnage.report.html.markup import colours
 from tonnage.report.html.series import series_of
-from tonnage.report.html.shell import colours
 from tonnage.report.terminal import print_report
 from tonnage.report.total import CLIMBS
 from tonnage.units import format_bytes, percent

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tonnage import __version__
 from tonnage.report.lines import report_width, table, wrapped
+from tonnage.report.output import picked
 from tonnage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,14 +21,18 @@ _WIPE = "\r\x1b[2K"
 
 def certificate_lines(certificate: "Certificate", training: "TrainingResult", larger_card: str) -> Iterator[str]:
     """Yield the verdict, the parts that need most, and what would make it safe."""
-    gpu = certificate.gpu
-    verdict = certificate.verdict
+    gpu, verdict = certificate.gpu, certificate.verdict
     title = f"  {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB · torch {training.torch} · virtual"
     yield ""
     yield f"{title:<{report_width() - len(verdict) - 2}}{verdict}"
     yield from wrapped(verdict_words(certificate))
     if not certificate.survives:
-        yield from wrapped(_need_words(certificate, larger_card))
+        needed, limit = certificate.needed_bytes, certificate.own_limit_bytes
+        at_least = max(certificate.in_all.allocated_bytes) + certificate.lived.outside_bytes
+        words = f"needs {format_bytes(needed)} in all" if needed else f"needs at least {format_bytes(at_least)} in all"
+        holder = f"the {larger_card} holds it" if larger_card else "no known card holds it"
+        own = f"the script allows itself {format_bytes(limit)}" if limit is not None else holder
+        yield from wrapped(f"{words}; {own}")
     yield from wrapped(_counts(training))
     yield ""
     rows = [("needs most", "batch", "allocated", "reserved")]
@@ -37,36 +42,18 @@ def certificate_lines(certificate: "Certificate", training: "TrainingResult", la
     yield ""
     if first := next((part for part, _, _ in certificate.heaviest if part.kind == "step" and part.step > 1), None):
         yield from wrapped(f"to test a card or a change in one step, put the batch of {_where(first)} first")
-    if certificate.verdict != "safe":
-        yield from _change_lines(certificate)
+    if certificate.changes:
+        yield from ("", "  with one of these all of it survives")
+        for change in certificate.changes:
+            tight = ", tight" if change.lived.retries else ""
+            words = f"{change.words}: at most {format_bytes(change.lived.peak_bytes)}{tight}; {change.cost}"
+            yield from wrapped(words, first=" ✓ ", rest="   ")
+    elif not certificate.survives:
+        words = "no limit on lengths makes it safe here: take a smaller batch, or ask `tonnage run` for advice"
+        yield from wrapped(words)
     for note in training.notes:
         yield from wrapped(note)
     yield ""
-
-
-def _need_words(certificate: "Certificate", larger_card: str) -> str:
-    needed, limit = certificate.needed_bytes, certificate.own_limit_bytes
-    at_least = max(certificate.in_all.allocated_bytes) + certificate.lived.outside_bytes
-    words = f"needs {format_bytes(needed)} in all" if needed else f"needs at least {format_bytes(at_least)} in all"
-    if limit is not None:
-        return f"{words}; the script allows itself {format_bytes(limit)}"
-    return f"{words}; the {larger_card} holds it" if larger_card else f"{words}; no known card holds it"
-
-
-def _change_lines(certificate: "Certificate") -> Iterator[str]:
-    if not certificate.changes:
-        if not certificate.survives:
-            yield from wrapped(
-                "no limit on lengths makes it safe here: take a smaller batch, or ask `tonnage run` for advice"
-            )
-        return
-    yield ""
-    yield "  with one of these all of it survives"
-    for change in certificate.changes:
-        most = max(change.lived.reserved_bytes) + change.lived.outside_bytes
-        tight = ", tight" if change.lived.retries else ""
-        words = f"{change.words}: at most {format_bytes(most)}{tight}; {change.cost}"
-        yield from wrapped(words, first=" ✓ ", rest="   ")
 
 
 def verdict_words(certificate: "Certificate") -> str:
@@ -74,14 +61,13 @@ def verdict_words(certificate: "Certificate") -> str:
     lived, part, failure = certificate.lived, certificate.part, certificate.lived.failure
     batch = f" (a batch of {_batch(part)})" if part.shape else ""
     if failure is None:
-        most = max(lived.reserved_bytes) + lived.outside_bytes
-        words = f"{certificate.verdict}, at most {format_bytes(most)} in {_where(part)}{batch}"
+        words = f"{certificate.verdict}, at most {format_bytes(lived.peak_bytes)} in {_where(part)}{batch}"
         if lived.retries:
             first = _where(certificate.program.parts[lived.first_retry])
             often = "once" if lived.retries == 1 else f"{lived.retries:,} times"
             words += f"; the cache is emptied {often} to make room, first in {first}"
         return words
-    short = format_bytes(max(failure.segment_bytes - failure.free_bytes, 1))
+    short = format_bytes(failure.short_bytes)
     asked = f"asked for {format_bytes(failure.requested_bytes)} on top of {format_bytes(failure.allocated_bytes)}"
     return f"dies in {_where(part)}{batch}, at {failure.line}: {asked}, {short} short"
 
@@ -127,26 +113,15 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
         "part": _part_figures(certificate.part),
         "peak_allocated_bytes": max(lived.allocated_bytes),
         "peak_reserved_bytes": max(lived.reserved_bytes),
-        "peak_process_bytes": max(lived.reserved_bytes) + lived.outside_bytes,
+        "peak_process_bytes": lived.peak_bytes,
         "needs_bytes": certificate.needed_bytes,
-        "failure": None
-        if failure is None
-        else {
-            "line": failure.line,
-            "requested_bytes": failure.requested_bytes,
-            "free_bytes": failure.free_bytes,
-            "short_bytes": max(failure.segment_bytes - failure.free_bytes, 1),
-        },
+        "failure": failure and picked(failure, "line requested_bytes free_bytes short_bytes"),
         "heaviest": [
             _part_figures(part) | {"allocated_bytes": allocated, "reserved_bytes": reserved}
             for part, allocated, reserved in certificate.heaviest
         ],
         "changes": [
-            {
-                "words": change.words,
-                "costs": change.cost,
-                "peak_process_bytes": max(change.lived.reserved_bytes) + change.lived.outside_bytes,
-            }
+            {"words": change.words, "costs": change.cost, "peak_process_bytes": change.lived.peak_bytes}
             for change in certificate.changes
         ],
         "larger_card": larger_card or None,
@@ -155,7 +130,7 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
 
 
 def _part_figures(part: "ProgramPart") -> dict[str, Any]:
-    return {"kind": part.kind, "step": part.step, "micro_batch": part.micro_batch, "shape": list(part.shape)}
+    return picked(part, "kind step micro_batch") | {"shape": list(part.shape)}
 
 
 class StepProgress:

@@ -8,8 +8,10 @@ from rich.text import Text
 from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.report.lines import beside, column, cut, print_sections, report_width, spread, table_unit, wrapped
+from tonnage.report.lines import beside, column, cut, print_sections, report_width, said, spread, table_unit
+from tonnage.report.output import picked
 from tonnage.units import format_bytes, percent
+from tonnage.untrusted import printable
 
 _NAME_CELLS = 34
 _BESIDE = ("setup", "other")
@@ -28,30 +30,37 @@ def print_difference(
     stream: TextIO,
     rows: int,
 ) -> None:
-    """Print the peaks, then what changed in each table."""
+    """Print the peaks, then what changed in each table, and whether it is within the limit."""
     unit = table_unit(max(growth.after_bytes for growth in difference.peaks))
     phases = [growth for growth in difference.phases if growth.name not in _BESIDE]
+    # The headline.
+    first = difference.peaks[0]
+    words = f"{signed(first.grew_bytes)} ({growth_percent(first)})" if first.grew_bytes else "no change"
+    head = list(spread(Text("  allocated, at the peak", style="bold"), Text(words, _style(first.grew_bytes))))
+    cells = min(max(map(len, names)), report_width() // 2)
+    for letter, name, run in zip("AB", names, runs, strict=True):
+        card = " · ".join(filter(None, [run.header.gpu_name, run.header.source, run.header.outcome]))
+        head += said(f"{cut(name, cells):<{cells}}  {card}", first=f"  {letter}  ")
+    # The verdict.
+    verdict: list[Text] = []
+    growth = difference.largest_growth
+    words = f"{growth.name} memory grew by {signed(growth.grew_bytes)} ({growth_percent(growth)})"
+    worst = next((line for line in difference.lines if line.grew_bytes > 0), None)
+    if limit is not None and failed:
+        verdict += said(f"{words}: more than {limit.text}", "bold red")
+        verdict += said(f"look at {worst.name or 'what has no line'}: {signed(worst.grew_bytes)}") if worst else ()
+    elif limit is not None:
+        verdict += said(f"{words}: within {limit.text}", "green")
     sections = [
-        _headline(names, runs, difference),
+        head,
         _table("peak", difference.peaks, unit, len(difference.peaks)),
         _table("peak of each phase", phases, unit, len(phases)),
         _table("at the peak, by category", labelled(difference.categories), unit, rows),
         _table("by module", difference.modules, unit, rows),
         _table("by line", difference.lines, unit, rows),
-        _verdict(difference, limit, failed),
+        verdict,
     ]
     print_sections(sections, stream)
-
-
-def _headline(names: _Names, runs: _Runs, difference: RunDifference) -> Iterator[Text]:
-    grew = difference.peaks[0].grew_bytes
-    words = "no change" if not grew else f"{signed(grew)} ({growth_percent(difference.peaks[0])})"
-    yield from spread(Text("  allocated, at the peak", style="bold"), Text(words, _style(grew)))
-    cells = min(max(map(len, names)), report_width() // 2)
-    for letter, name, run in zip("AB", names, runs, strict=True):
-        header = run.header
-        card = " · ".join(filter(None, [header.gpu_name, header.source, header.outcome]))
-        yield from map(Text, wrapped(f"{cut(name, cells):<{cells}}  {card}", first=f"  {letter}  "))
 
 
 def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Iterator[Text]:
@@ -74,20 +83,6 @@ def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Itera
 def labelled(growths: Sequence[Growth]) -> list[Growth]:
     """Replace category keys by their labels."""
     return [Growth(Category(g.name).label, g.before_bytes, g.after_bytes) for g in growths]
-
-
-def _verdict(difference: RunDifference, limit: GrowthLimit | None, failed: bool) -> Iterator[Text]:
-    if limit is None:
-        return
-    growth = difference.largest_growth
-    words = f"{growth.name} memory grew by {signed(growth.grew_bytes)} ({growth_percent(growth)})"
-    if failed:
-        yield from (Text(line, style="bold red") for line in wrapped(f"{words}: more than {limit.text}"))
-        worst = next((line for line in difference.lines if line.grew_bytes > 0), None)
-        if worst:
-            yield from map(Text, wrapped(f"look at {worst.name or 'what has no line'}: {signed(worst.grew_bytes)}"))
-        return
-    yield from (Text(line, style="green") for line in wrapped(f"{words}: within {limit.text}"))
 
 
 def signed(size_bytes: int, unit: str | None = None) -> str:
@@ -113,26 +108,72 @@ def diff_figures(
     names: _Names, runs: _Runs, difference: RunDifference, limit: GrowthLimit | None, failed: bool
 ) -> dict[str, object]:
     """Return the JSON values; the keys are stable and every size is in bytes."""
+    headers = [run.header for run in runs]
+    files = [
+        {"file": name, "gpu": header.gpu_name, **picked(header, "source outcome")}
+        for name, header in zip(names, headers, strict=True)
+    ]
+    tables = {
+        name: [picked(growth, "name before_bytes after_bytes grew_bytes") for growth in getattr(difference, name)]
+        for name in ("peaks", "phases", "categories", "modules", "lines")
+    }
     return {
-        "a": _run_figures(names[0], runs[0]),
-        "b": _run_figures(names[1], runs[1]),
-        "peaks": _growths(difference.peaks),
-        "phases": _growths(difference.phases),
-        "categories": _growths(difference.categories),
-        "modules": _growths(difference.modules),
-        "lines": _growths(difference.lines),
+        "a": files[0],
+        "b": files[1],
+        **tables,
         "fail_above": limit.text if limit else None,
         "failed": failed,
     }
 
 
-def _run_figures(name: str, run: Recording) -> dict[str, object]:
-    header = run.header
-    return {"file": name, "gpu": header.gpu_name, "source": header.source, "outcome": header.outcome}
+_LONGEST_NAME = 80
 
 
-def _growths(growths: Sequence[Growth]) -> list[dict[str, object]]:
-    return [
-        {"name": g.name, "before_bytes": g.before_bytes, "after_bytes": g.after_bytes, "grew_bytes": g.grew_bytes}
-        for g in growths
-    ]
+def markdown_difference(
+    names: tuple[str, str],
+    runs: tuple[Recording, Recording],
+    difference: RunDifference,
+    limit: GrowthLimit | None,
+    failed: bool,
+    *,
+    rows: int,
+) -> str:
+    """Return the peaks as a table, and the rest collapsed."""
+    names = (names[0].removesuffix(".tonnage"), names[1].removesuffix(".tonnage"))
+    grew, after = difference.peaks[0], runs[1].header
+    words = f"{signed(grew.grew_bytes)} ({growth_percent(grew)})" if grew.grew_bytes else "No change"
+    judged = "" if limit is None else f", more than {limit.text}" if failed else f", within {limit.text}"
+    lines = [f"### GPU memory of {code(after.program)} on {after.gpu_name}", ""]
+    lines += [f"**{words}** at the peak of allocated memory{judged}.", ""]
+    for name, run in zip(names, runs, strict=True):
+        if run.header.outcome != "ok":
+            died = f"runs out of memory at {code(run.oom.line)}" if run.oom else "fails for reasons of its own"
+            lines += [f"{name} {died}: it is compared up to there.", ""]
+    lines += _markdown_table("peak", names, difference.peaks, len(difference.peaks))
+    lines += ["", "<details><summary>By category, module and line</summary>", ""]
+    for title, growths in (
+        ("category", labelled(difference.categories)),
+        ("module", difference.modules),
+        ("line", difference.lines),
+    ):
+        changed = [growth for growth in growths if growth.grew_bytes]
+        if [growth.name for growth in changed] not in ([], [""]):
+            lines += [*_markdown_table(title, names, changed, rows), ""]
+    return "\n".join([*lines, "</details>", ""])
+
+
+def code(name: str) -> str:
+    """Format a name as inline code."""
+    plain = printable(name).replace("`", "'").replace("|", "\\|") or "elsewhere"
+    return f"`{plain if len(plain) <= _LONGEST_NAME else plain[:_LONGEST_NAME] + '…'}`"
+
+
+def _markdown_table(title: str, names: tuple[str, str], growths: Sequence[Growth], rows: int) -> Iterator[str]:
+    yield f"| {title} | {names[0]} | {names[1]} | change |"
+    yield "|---|--:|--:|--:|"
+    for growth in growths[:rows]:
+        change = f"{signed(growth.grew_bytes)} ({growth_percent(growth)})" if growth.grew_bytes else "–"
+        sizes = f"{format_bytes(growth.before_bytes)} | {format_bytes(growth.after_bytes)}"
+        yield f"| {code(growth.name)} | {sizes} | {change} |"
+    if rest := growths[rows:]:
+        yield f"| and {len(rest)} more | | | {signed(sum(growth.grew_bytes for growth in rest))} |"

@@ -12,7 +12,20 @@ from tonnage.hardware import Cluster
 from tonnage.models.diffusion import Pipeline
 from tonnage.planner.diffusion import DiffusionPlan, DiffusionRequest, DiffusionSearch
 from tonnage.planner.search import HEADROOM
-from tonnage.report.lines import bar, beside, column, heading, packed, report_width, spread, table, table_unit, wrapped
+from tonnage.report.lines import (
+    beside,
+    column,
+    heading,
+    ledger_row,
+    packed,
+    report_width,
+    said,
+    spread,
+    table,
+    table_unit,
+    wrapped,
+)
+from tonnage.report.output import picked
 from tonnage.report.plan import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
 
@@ -41,14 +54,22 @@ def plan_lines(findings: DiffusionSearch, *, explain: bool = False) -> Iterator[
 
 def _headline(findings: DiffusionSearch) -> Iterator[Text | str]:
     pipeline, plan, request = findings.pipeline, findings.plan, findings.request
+    trains = isinstance(request, DiffusionRequest)
     parameters = all_weights()[pipeline.denoiser].parameters
     verdict = Text("fits", style="bold green") if findings.fits else Text("does not fit", style="bold red")
-    yield from spread(
-        Text(f"  {pipeline.name}, {parameters / 1e9:,.2f} B · {findings.cluster.words}", style="bold"), verdict
-    )
-    unit = "videos" if pipeline.is_video else "images"
+    title = f"  {pipeline.name}, {parameters / 1e9:,.2f} B · {findings.cluster.words}"
+    yield from spread(Text(title, style="bold"), verdict)
+    speed = []
+    if findings.fits:
+        # "12.3 s a batch of 4 (11.0 s to 13.9 s)"
+        batch = int(plan.choices.get("batch", plan.choices.get("micro-batch", "1")))
+        what = "step" if trains else "video" if pipeline.is_video else "image"
+        of = f" of {batch}" if batch > 1 else ""
+        each = f"{what}{of}" if what == "step" else f"batch{of}" if batch > 1 else what
+        seconds, low, high = map(time_words, (plan.seconds, *plan.range_s))
+        rate = f"{rate_words(plan.images_per_s)} {'videos' if pipeline.is_video else 'images'}/s"
+        speed = [rate, f"{seconds} {'an' if each == 'image' else 'a'} {each} ({low} to {high})"]
     used = f"{plan.total_bytes / GIB:,.1f} of {plan.cluster.gpu.memory_bytes / GIB:,.1f} GiB a GPU"
-    speed = [f"{rate_words(plan.images_per_s)} {unit}/s", _pace(findings)] if findings.fits else []
     yield from packed([*speed, used])
     yield from packed(flags(findings), gap="  ")
     if isinstance(request, DiffusionRequest):
@@ -59,26 +80,13 @@ def _headline(findings: DiffusionSearch) -> Iterator[Text | str]:
         passes = {"batch": ", guided in one batch", "passes": ", guided in two passes"}.get(pipeline.guidance, "")
         most = f", batch {findings.most} at most" if findings.most else ""
         yield from wrapped(f"{request.size.words}, {request.steps} steps{passes if request.guided else ''}{most}")
+    there, over = plan.cluster.host_memory_per_gpu_bytes, plan.total_bytes - plan.cluster.gpu.memory_bytes
     if plan.host_bytes:
-        there = plan.cluster.host_memory_per_gpu_bytes
         yield from wrapped(f"host memory {plan.host_bytes / GIB:,.1f} of {there / GIB:,.0f} GiB")
-    over = plan.total_bytes - plan.cluster.gpu.memory_bytes
     if over > 0:
-        yield from (Text(line, style="red") for line in wrapped(f"the closest plan is {format_bytes(over)} over"))
+        yield from said(f"the closest plan is {format_bytes(over)} over", "red")
     elif not findings.fits:
-        more = round(plan.host_bytes) - plan.cluster.host_memory_per_gpu_bytes
-        yield from (Text(line, style="red") for line in wrapped(f"its host needs {format_bytes(more)} more"))
-
-
-def _pace(findings: DiffusionSearch) -> str:
-    plan, batch = findings.plan, int(findings.plan.choices.get("batch", findings.plan.choices.get("micro-batch", "1")))
-    what = (
-        "step" if isinstance(findings.request, DiffusionRequest) else "video" if findings.pipeline.is_video else "image"
-    )
-    of = f" of {batch}" if batch > 1 else ""
-    each = f"{what}{of}" if what == "step" else f"batch{of}" if batch > 1 else what
-    low, high = plan.range_s
-    return f"{time_words(plan.seconds)} {'an' if each == 'image' else 'a'} {each} ({time_words(low)} to {time_words(high)})"
+        yield from said(f"its host needs {format_bytes(round(plan.host_bytes) - there)} more", "red")
 
 
 def rate_words(rate: float) -> str:
@@ -95,20 +103,12 @@ def _ledger(plan: DiffusionPlan) -> Iterator[Text | str]:
     capacity = plan.cluster.gpu.memory_bytes
     unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
     for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
-        size = round(float(term.size_bytes))
-        if size:
-            line = Text(f"  {term.name:<{_NAME}}{column(size, unit)}  {percent(size / whole):>6}  ")
-            yield _with_bar(line, size / whole)
+        if size := round(float(term.size_bytes)):
+            yield ledger_row(term.name, f"{column(size, unit)}  ", size / whole, width=_NAME, cells=_BAR, style="cyan")
     free = capacity - plan.total_bytes
     if free > 0:
         yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
     yield Text(f"  peak in the {plan.moment}", style="dim")
-
-
-def _with_bar(line: Text, share: float) -> Text:
-    line.append(bar(share, _BAR), style="cyan")
-    line.rstrip()
-    return line
 
 
 def _time(plan: DiffusionPlan) -> Iterator[Text | str]:
@@ -117,8 +117,7 @@ def _time(plan: DiffusionPlan) -> Iterator[Text | str]:
     for name, seconds in sorted(rows.items(), key=lambda row: -row[1]):
         share = seconds / plan.seconds
         if share >= 0.0005:
-            line = Text(f"  {name:<{_NAME}}{time_words(seconds):>11}  {percent(share):>6}  ")
-            yield _with_bar(line, share)
+            yield ledger_row(name, f"{time_words(seconds):>11}  ", share, width=_NAME, cells=_BAR, style="cyan")
 
 
 def _why_not(findings: DiffusionSearch) -> Iterator[Text | str]:
@@ -148,14 +147,12 @@ def reason(plan: DiffusionPlan, best: DiffusionPlan) -> str:
 def _arithmetic(plan: DiffusionPlan) -> Iterator[Text | str]:
     yield heading("term by term, at the peak")
     for term in plan.terms:
-        size = column(round(float(term.size_bytes)), "GiB")
-        width = report_width() - 34
-        yield from beside(
-            f"{term.category.label}: {term.name}", width, f"  {term.source}", first=f"  {size}  ", rest=f"{'':15}"
-        )
+        first = f"  {column(round(float(term.size_bytes)), 'GiB')}  "
+        name = f"{term.category.label}: {term.name}"
+        yield from beside(name, report_width() - 34, f"  {term.source}", first=first, rest=f"{'':15}")
         numbers = ", ".join(f"{name} {number_words(value)}" for name, value in term.numbers.items())
         for words in filter(None, (term.formula and f"= {term.formula}", numbers)):
-            yield from (Text(line, style="dim") for line in wrapped(words, first=f"{'':15}"))
+            yield from said(words, "dim", first=f"{'':15}")
 
 
 def holder_lines(
@@ -209,25 +206,21 @@ def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
 
 def one_figures(plan: DiffusionPlan) -> dict[str, Any]:
     """Return one plan as JSON values."""
-    terms = [
-        {
-            "category": str(term.category),
-            "name": term.name,
-            "size_bytes": round(float(term.size_bytes)),
-            "source": term.source,
-        }
-        for term in plan.terms
-    ]
     return {
-        "choices": plan.choices,
-        "fits": plan.fits,
-        "total_bytes": plan.total_bytes,
-        "peak_allocated_bytes": plan.peak_allocated_bytes,
+        **picked(plan, "choices fits total_bytes peak_allocated_bytes"),
         "peak_moment": plan.moment,
         "host_bytes": round(plan.host_bytes),
         "seconds": plan.seconds,
         "range_s": list(plan.range_s),
         "images_per_s": plan.images_per_s,
         "parts_s": {name: part.s for name, part in plan.parts.items()} | {"copies": plan.moved_s},
-        "terms": terms,
+        "terms": [
+            {
+                "category": str(term.category),
+                "name": term.name,
+                "size_bytes": round(float(term.size_bytes)),
+                "source": term.source,
+            }
+            for term in plan.terms
+        ],
     }

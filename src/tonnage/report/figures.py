@@ -9,6 +9,7 @@ from tonnage.explain import Advice
 from tonnage.recording import Recording
 from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.host import host_figures
+from tonnage.report.output import picked
 from tonnage.report.step_time import time_figures
 from tonnage.report.total import verdict_words
 
@@ -23,21 +24,22 @@ def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign:
 
 def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE) -> dict[str, Any]:
     """Return what one GPU would see."""
-    at = recording.peak_allocation
-    keys = ("step", "phase", "line", "stack", "module", "operator")
+    at, header = recording.peak_allocation, asdict(recording.header)
+    notes = [asdict(note) for note in recording.notes]
     return {
-        **_header_figures(recording),
+        "tonnage": __version__,
+        "outcome": header.pop("outcome"),
+        "gpu": header.pop("gpu_name"),
+        "gpu_key": header.pop("gpu"),
+        **header,
         "fits": recording.fits,
         "verdict": verdict_words(recording.header.outcome, advice.outlook.climb is not None),
         "climbs": asdict(advice.outlook.climb) if advice.outlook.climb else None,
         "outlook": list(advice.outlook.lines),
-        "peak_allocated_bytes": recording.peak_allocated_bytes,
-        "peak_reserved_bytes": recording.peak_reserved_bytes,
-        "peak_process_bytes": recording.peak_process_bytes,
-        "unused_at_peak_bytes": recording.unused_at_peak_bytes,
+        **picked(recording, "peak_allocated_bytes peak_reserved_bytes peak_process_bytes unused_at_peak_bytes"),
         **time_figures(recording, campaign),
         "ledger": {str(category): size for category, size in recording.ledger().bytes_by_category.items()},
-        "peak": {key: getattr(at, key) for key in keys} if at else None,
+        "peak": picked(at, "step phase line stack module operator") if at else None,
         "phases": {phase.name: phase.peak_allocated_bytes for phase in recording.phases},
         "steps": [asdict(step) for step in recording.steps],
         "largest": [asdict(group) | {"category": str(group.category)} for group in recording.largest(LARGEST)],
@@ -47,17 +49,6 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
         "larger_card": advice.larger_card,
         "total": asdict(advice.total) if advice.total else None,
         "stand_ins": [asdict(stand_in) for stand_in in recording.stand_ins],
-        "not_modelled": [asdict(note) for note in recording.notes if note.kind == "not_modelled"],
-        "assumptions": [asdict(note) for note in recording.notes if note.kind == "assumption"],
-    }
-
-
-def _header_figures(recording: Recording) -> dict[str, Any]:
-    header = asdict(recording.header)
-    return {
-        "tonnage": __version__,
-        "outcome": header.pop("outcome"),
-        "gpu": header.pop("gpu_name"),
-        "gpu_key": header.pop("gpu"),
-        **header,
+        "not_modelled": [note for note in notes if note["kind"] == "not_modelled"],
+        "assumptions": [note for note in notes if note["kind"] == "assumption"],
     }

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from tonnage.units import GIB, format_bytes
+from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
     # Imported where it is used: importing it takes longer than a plan.
@@ -77,6 +77,13 @@ def wrapped(sentence: str, *, first: str = "  ", rest: str | None = None, width:
     )
 
 
+def said(sentence: str, style: str = "", *, first: str = "  ", rest: str | None = None) -> "Iterator[Text]":
+    """Yield a wrapped sentence as text of one style."""
+    from rich.text import Text
+
+    return (Text(line, style) for line in wrapped(sentence, first=first, rest=rest))
+
+
 def packed(entries: Iterable[str], *, first: str = "  ", gap: str = "   ") -> list[str]:
     """Put as many entries on a line as fit, without breaking any."""
     held = (entry.replace(" ", "\xa0") for entry in entries if entry)
@@ -102,6 +109,17 @@ def column(size_bytes: int, unit: str) -> str:
     """Format a size for an aligned column; sizes that would round to 0 use a smaller unit."""
     words = format_bytes(size_bytes, unit)
     return f"{format_bytes(size_bytes) if words.startswith('0.00') else words:>11}"
+
+
+def ledger_row(
+    word: str, amount: str, share: float, *, width: int, cells: int, style: str = "", wide: int = 6
+) -> "Text":
+    """Return a row of a ledger: a word, its amount, its share (in `wide` columns) and a bar of the whole."""
+    from rich.text import Text
+
+    row = Text(f"  {word:<{width}}{amount}{percent(share):>{wide}}  ")
+    row.append(bar(share, cells), style).rstrip()
+    return row
 
 
 def table(

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import OutputExists, RequestError
 
@@ -35,7 +35,6 @@ def publish(
     from tonnage.report.terminal import print_report
 
     planned = campaign or NONE
-
     ran = max(answers, key=lambda answer: answer.header.capacity_bytes)
     # A GPU that holds the run needs no advice of its own, except the one it ran on.
     advice = [advice_for(answer) if answer is ran or answer.oom else Advice() for answer in answers]
@@ -48,14 +47,18 @@ def publish(
     if page is not None:
         from tonnage.report.html import render_page
 
-        write_page(
-            page, render_page(ran, advice[answers.index(ran)], cards=cards), opens=opens, json_target=json_target
-        )
+        text = render_page(ran, advice[answers.index(ran)], cards=cards)
+        write_page(page, text, opens=opens, json_target=json_target)
 
 
 def wants_report(json_target: str, page: Path | None) -> bool:
     """Say whether to print the report: not if JSON on standard output or a page was asked for."""
     return json_target != STANDARD_OUTPUT and page is None
+
+
+def picked(value: object, names: str) -> dict[str, Any]:
+    """Return the attributes of these names as JSON values."""
+    return {name: getattr(value, name) for name in names.split()}
 
 
 def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:

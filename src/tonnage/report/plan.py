@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tonnage.planner.remedies import Remedy
     from tonnage.planner.search import BatchingChoice, PlanSearch, TrainingPlan
 
-_BAR_CELLS = 28
 _REASONS = 8
 _TERMS = 3
 _NAME = 20
@@ -85,13 +84,13 @@ def headline(findings: PlanSearch, campaign: Campaign = NONE) -> Iterator[Line]:
     yield from _lines(lines, "bold")
     yield [(last, "bold"), (" " * (room + 2 - len(last)), ""), verdict]
     used = f"{plan.total_bytes / GIB:,.1f} of {plan.capacity_bytes / GIB:,.1f} GiB a GPU"
-    speed = []
     if findings.fits:
         rate, size, unit = pace(plan, shape)
-        speed = [f"{rate:,.0f} {unit}/s", f"{time_words(plan.step_s)} a step of {size:,} {unit}"]
-    yield from _lines(packed([*speed, used]))
-    if findings.fits:
+        speed = (f"{rate:,.0f} {unit}/s", f"{time_words(plan.step_s)} a step of {size:,} {unit}")
+        yield from _lines(packed([*speed, used]))
         yield from _lines(packed(campaign_words(plan, campaign, gpus=findings.cluster.gpus)))
+    else:
+        yield from _lines(packed([used]))
     yield from _lines(packed(flags(plan), gap="  "))
     for text in notes(findings):
         yield from _lines(wrapped(text, rest="    "), "dim")
@@ -186,12 +185,10 @@ def does_not_fit(findings: PlanSearch) -> Iterator[Line]:
     plan = findings.closest
     if findings.fits:
         return
-    over = plan.total_bytes - plan.capacity_bytes
-    if over > 0:
-        words = f"the closest of {findings.searched:,} configurations is {format_bytes(over)} over"
-    else:
-        over = plan.host_bytes - plan.host_capacity_bytes
-        words = f"the closest of {findings.searched:,} configurations needs {format_bytes(over)} more of its host"
+    over, what = plan.total_bytes - plan.capacity_bytes, "is {} over"
+    if over <= 0:
+        over, what = plan.host_bytes - plan.host_capacity_bytes, "needs {} more of its host"
+    words = f"the closest of {findings.searched:,} configurations {what.format(format_bytes(over))}"
     yield from _lines(wrapped(f"{words}; its largest terms:"), "bad")
     for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes))[:_TERMS]:
         yield [(f"  {column(round(float(term.size_bytes)), 'GiB')}  {term.name}", "")]
@@ -202,11 +199,7 @@ def ledger(plan: TrainingPlan) -> Iterator[Line]:
     unit = table_unit(plan.capacity_bytes)
     whole = max(plan.capacity_bytes, plan.total_bytes)
     for category, size in plan.ledger.ranked():
-        share = size / whole
-        yield [
-            (f"  {category.label:<17}{column(size, unit)}  {percent(share):>6}  ", ""),
-            (bar(share, _BAR_CELLS), "bar"),
-        ]
+        yield _ledger_row(category.label, column(size, unit), size / whole)
     free = plan.capacity_bytes - plan.total_bytes
     if free > 0:
         yield [(f"  {'free':<17}{column(free, unit)}  {percent(free / whole):>6}", "dim")]
@@ -215,17 +208,17 @@ def ledger(plan: TrainingPlan) -> Iterator[Line]:
     yield [(f"  peak in the {moment}{of_stage}", "dim")]
 
 
+def _ledger_row(name: str, amount: str, share: float) -> Line:
+    return [(f"  {name:<17}{amount}  {percent(share):>6}  ", ""), (bar(share, 28), "bar")]
+
+
 def step(plan: TrainingPlan) -> Iterator[Line]:
     """Yield the parts of a step's time, omitting empty ones."""
     total = plan.step_s
     yield [("  where a step goes", "bold")]
     for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1]):
-        share = seconds / total
-        if share >= 0.0005:
-            yield [
-                (f"  {name:<17}{time_words(seconds):>11}  {percent(share):>6}  ", ""),
-                (bar(share, _BAR_CELLS), "bar"),
-            ]
+        if seconds / total >= 0.0005:
+            yield _ledger_row(name, f"{time_words(seconds):>11}", seconds / total)
     if plan.hidden_s > 0.0005 * total:
         yield [(f"  and {time_words(plan.hidden_s)} of transfers run behind the arithmetic", "dim")]
 
@@ -247,9 +240,8 @@ def one_more_flag(findings: PlanSearch, offers: list[Offer]) -> Iterator[Line]:
     yield from _table("with one more flag", findings.shape, rows)
     for offer in offers:
         if offer.numbers:
-            yield from _lines(
-                wrapped(f"{offer.flag} trains in other numbers: {offer.change}", first="   ", rest="     "), "dim"
-            )
+            words = f"{offer.flag} trains in other numbers: {offer.change}"
+            yield from _lines(wrapped(words, first="   ", rest="     "), "dim")
 
 
 def _table(title: str, shape: ModelShape, rows: list[tuple[str, TrainingPlan, float]]) -> Iterator[Line]:
@@ -266,7 +258,12 @@ def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
     if not reasons:
         return
     yield [("  why not", "bold")]
-    shown = reasons if all_of_them else _telling(reasons)
+    # Those that do not fit, then the slowest, at most two per choice, in their original order.
+    kept: list[Reason] = []
+    for reason in sorted(reasons, key=lambda reason: -(reason.slower if reason.slower is not None else 2.0)):
+        if len(kept) < _REASONS and sum(other.choice == reason.choice for other in kept) < 2:
+            kept.append(reason)
+    shown = [reason for reason in reasons if all_of_them or reason in kept]
     for reason in shown:
         name = f"{reason.choice} {reason.value}"
         if len(name) > _NAME:
@@ -275,16 +272,6 @@ def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
         yield from _lines(wrapped(reason.words, first=f"   {name:<{_NAME}}  "))
     if len(shown) < len(reasons):
         yield [(f"   and {len(reasons) - len(shown)} more: --explain", "dim")]
-
-
-def _telling(reasons: list[Reason]) -> list[Reason]:
-    """Select those that do not fit, then the slowest, at most two per choice, in their original order."""
-    ranked = sorted(reasons, key=lambda reason: -(reason.slower if reason.slower is not None else 2.0))
-    kept: list[Reason] = []
-    for reason in ranked:
-        if len(kept) < _REASONS and sum(other.choice == reason.choice for other in kept) < 2:
-            kept.append(reason)
-    return [reason for reason in reasons if reason in kept]
 
 
 def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
@@ -305,17 +292,13 @@ def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
 def arithmetic(plan: TrainingPlan) -> Iterator[Line]:
     """Yield every term: its bytes, source, formula and inputs."""
     yield [("  term by term, at the peak", "bold")]
-    for category in Category:
-        for term in plan.terms:
-            if term.category is category:
-                size = column(round(float(term.size_bytes)), "GiB")
-                name, width = f"{category.label}: {term.name}", min(report_width() - 34, 60)
-                yield from _lines(
-                    beside(name, width, f"  {cut(term.source, 17)}", first=f"  {size}  ", rest=f"{'':15}")
-                )
-                yield from _lines(wrapped(term.formula, first=f"{'':15}= "), "dim")
-                words = ", ".join(f"{name} {number_words(value)}" for name, value in dict(term.numbers).items())
-                yield from _lines(wrapped(words, first=f"{'':17}"), "dim")
+    width, order = min(report_width() - 34, 60), list(Category)
+    for term in sorted(plan.terms, key=lambda term: order.index(term.category)):
+        first, name = f"  {column(round(float(term.size_bytes)), 'GiB')}  ", f"{term.category.label}: {term.name}"
+        yield from _lines(beside(name, width, f"  {cut(term.source, 17)}", first=first, rest=f"{'':15}"))
+        yield from _lines(wrapped(term.formula, first=f"{'':15}= "), "dim")
+        words = ", ".join(f"{name} {number_words(value)}" for name, value in dict(term.numbers).items())
+        yield from _lines(wrapped(words, first=f"{'':17}"), "dim")
 
 
 def number_words(value: object) -> str:
@@ -330,33 +313,31 @@ def clock(findings: PlanSearch) -> Iterator[Line]:
     """Yield what the times are based on: kernels and host, the power limit, and attained shares of link bandwidth."""
     shares, cluster, plan = findings.clock.shares, findings.cluster, findings.closest
     time, rate = findings.clock.step(plan.configuration), peak_rate(cluster.gpu, plan.configuration.precision)
-    busy = time.busy
-    yield [("  seconds rest on", "bold")]
-    if float(busy.arithmetic_s):
-        reached = percent(float(busy.at_peak_s / busy.arithmetic_s), 0)
-        words = f"{time_words(float(busy.arithmetic_s))} of a step, at {reached} of {rate / 1e12:,.4g} Tflop/s"
-        yield from _lines(wrapped(words, first=f"   {'products':<17}"))
-    name = "other kernels" if float(busy.arithmetic_s) else "kernels"
-    yield from _lines(wrapped(f"{time_words(float(busy.other_s))} of a step", first=f"   {name:<17}"))
-    words = f"{time_words(float(busy.host_s))} of the CPU, for all of a step's kernels"
-    yield from _lines(wrapped(words, first=f"   {'launching them':<17}"))
+    arithmetic_s, other_s, _, host_s = map(float, time.busy.values())
+    rows = {}
+    if arithmetic_s:
+        reached = percent(float(time.busy.at_peak_s / time.busy.arithmetic_s), 0)
+        rows["products"] = f"{time_words(arithmetic_s)} of a step, at {reached} of {rate / 1e12:,.4g} Tflop/s"
+    rows["other kernels" if arithmetic_s else "kernels"] = f"{time_words(other_s)} of a step"
+    rows["launching them"] = f"{time_words(host_s)} of the CPU, for all of a step's kernels"
     if float(time.slower) > 1:
-        words = f"makes products {percent(float(time.slower) - 1, 0)} slower"
-        yield from _lines(wrapped(words, first=f"   {'the power limit':<17}"))
-    if cluster.gpus > 1:
-        yield from _share("within a host", shares.link_ceiling, cluster.peer_bytes_per_s / 1e9, "GB/s of a GPU's link")
-    if cluster.hosts > 1:
-        yield from _share("between hosts", shares.link_ceiling, cluster.network_bytes_per_s / 1e9, "GB/s for each GPU")
-    if plan.offload.words != "none":
-        yield from _share(
-            "to the host", shares.host_link_ceiling, cluster.host_link_bytes_per_s / 1e9, "GB/s of a GPU's link"
-        )
+        rows["the power limit"] = f"makes products {percent(float(time.slower) - 1, 0)} slower"
+    links = (
+        ("within a host", cluster.gpus > 1, shares.link_ceiling, cluster.peer_bytes_per_s, "of a GPU's link"),
+        ("between hosts", cluster.hosts > 1, shares.link_ceiling, cluster.network_bytes_per_s, "for each GPU"),
+        (
+            *("to the host", plan.offload.words != "none", shares.host_link_ceiling),
+            *(cluster.host_link_bytes_per_s, "of a GPU's link"),
+        ),
+    )
+    for name, is_used, share, bytes_per_s, of in links:
+        if is_used:
+            rows[name] = f"{percent(share, 0)} of {bytes_per_s / 1e9:,.4g} GB/s {of}"
+    yield [("  seconds rest on", "bold")]
+    for name, words in rows.items():
+        yield from _lines(wrapped(words, first=f"   {name:<17}"))
     words = "kernel by kernel, as measured on an H200, where half of the steps come out within 6 %; scaled elsewhere"
     yield from _lines(wrapped(words, first="   "), "dim")
-
-
-def _share(name: str, share: float, peak: float, unit: str) -> Iterator[Line]:
-    return _lines(wrapped(f"{percent(share, 0)} of {peak:,.4g} {unit}", first=f"   {name:<17}"))
 
 
 def footer(findings: PlanSearch, seconds: float, explain: bool) -> Iterator[Line]:

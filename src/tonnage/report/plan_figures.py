@@ -1,12 +1,14 @@
 """A training plan as JSON values with stable keys. Sizes are in bytes, times in seconds."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from tonnage import __version__
 from tonnage.budget.loading import training_loading
 from tonnage.budget.objectives import NEXT_TOKEN
-from tonnage.ledger import Category, Ledger
+from tonnage.budget.terms import Term
+from tonnage.ledger import Ledger
 from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
@@ -14,16 +16,9 @@ from tonnage.planner.search import PlanSearch, TrainingPlan
 from tonnage.report.campaign import NONE, Campaign, campaign_figures
 from tonnage.report.loading import loading_figures
 from tonnage.report.objective import frozen_bytes, objective_figures
+from tonnage.report.output import picked
 
-_KEYS = {
-    Category.PARAMETERS: "parameters",
-    Category.GRADIENTS: "gradients",
-    Category.OPTIMIZER_STATES: "optimizer",
-    Category.ACTIVATIONS: "activations",
-    Category.WORKSPACE: "workspace",
-    Category.CONTEXT: "context",
-    Category.FRAGMENTATION: "fragmentation",
-}
+_KEYS = "parameters gradients optimizer activations workspace context fragmentation".split()
 
 
 def plan_figures(
@@ -35,90 +30,67 @@ def plan_figures(
     campaign: Campaign = NONE,
 ) -> dict[str, object]:
     """Return everything in the report. `best` is the closest plan if none fits."""
-    cluster = findings.cluster
+    cluster, shape = findings.cluster, findings.shape
+    names = "name architecture parameters active_parameters trained_parameters exact"
+    counts = {"configurations": findings.searched, **picked(findings, "looked_at fitting"), "seconds": seconds}
+    whole = campaign_figures(findings.closest, campaign, gpus=cluster.gpus) if findings.fits else {}
     return {
         "tonnage": __version__,
         "fits": findings.fits,
         "capacity_bytes": cluster.gpu.memory_bytes,
-        "model": {
-            "name": findings.shape.name,
-            "architecture": findings.shape.architecture,
-            "parameters": findings.shape.parameters,
-            "active_parameters": findings.shape.active_parameters,
-            "trained_parameters": findings.shape.trained_parameters,
-            "exact": findings.shape.exact,
-        },
-        "cluster": {
-            "gpu": cluster.gpu.key,
-            "gpus": cluster.gpus,
-            "gpus_per_host": cluster.gpus_per_host,
-            "hosts": cluster.hosts,
-            "host": cluster.host.name,
-        },
-        "loading": loading_figures(training_loading(findings.shape, findings.closest.configuration, cluster), cluster),
-        "best": one_figures(findings.closest)
-        | (campaign_figures(findings.closest, campaign, gpus=cluster.gpus) if findings.fits else {}),
+        "model": picked(shape, names),
+        "cluster": {"gpu": cluster.gpu.key, **picked(cluster, "gpus gpus_per_host hosts"), "host": cluster.host.name},
+        "loading": loading_figures(training_loading(shape, findings.closest.configuration, cluster), cluster),
+        "best": one_figures(findings.closest) | whole,
         "alternatives": [one_figures(plan) for plan in findings.alternatives],
         "offers": [
-            {"change": offer.change, "flag": offer.flag, "gain": offer.gain, "other_numbers": offer.numbers}
-            | {"plan": one_figures(offer.plan)}
+            picked(offer, "change flag gain") | {"other_numbers": offer.numbers, "plan": one_figures(offer.plan)}
             for offer in offers
         ],
         "fastest": one_figures(findings.fastest) if findings.fastest else None,
         "front": [one_figures(plan) for plan in findings.front],
         "rejected": [asdict(reason) for reason in reasons],
         "remedies": [asdict(remedy) for remedy in remedies],
-        "searched": {
-            "configurations": findings.searched,
-            "looked_at": findings.looked_at,
-            "fitting": findings.fitting,
-            "seconds": seconds,
-        },
+        "searched": counts,
     }
 
 
 def one_figures(plan: TrainingPlan) -> dict[str, Any]:
     """Return one plan."""
     plain = replace(plan.configuration, objective=NEXT_TOKEN)
+    terms: list[tuple[Term, Mapping[str, Any]]] = [(term, term.numbers) for term in plan.terms]
     return {
         "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
         "fits": plan.fits,
         "ledger": ledger_figures(plan.ledger, plan.total_bytes),
-        "tight": plan.tight,
-        "total_bytes": plan.total_bytes,
+        **picked(plan, "tight total_bytes"),
         "total_range_bytes": plan.range_bytes,
-        "peak_allocated_bytes": plan.peak_allocated_bytes,
-        "peak_reserved_bytes": plan.peak_reserved_bytes,
-        "stages": plan.stages,
+        **picked(plan, "peak_allocated_bytes peak_reserved_bytes stages"),
         "peak_moment": plan.moment,
-        "host_bytes": plan.host_bytes,
-        "pinned_bytes": plan.pinned_bytes,
+        **picked(plan, "host_bytes pinned_bytes"),
         "step_time_s": plan.step_s,
         "step_parts_s": plan.parts_s,
-        "hidden_s": plan.hidden_s,
-        "tokens_per_s": plan.tokens_per_s,
-        "sequences_per_s": plan.sequences_per_s,
+        **picked(plan, "hidden_s tokens_per_s sequences_per_s"),
         "samples_per_s": plan.samples / plan.step_s,
         "frozen_bytes": frozen_bytes(plan),
-        "terms": [_term_figures(term) for term in plan.terms],
+        "terms": [
+            {
+                "category": str(term.category),
+                "name": term.name,
+                "size_bytes": round(float(term.size_bytes)),
+                "formula": term.formula,
+                "numbers": {name: n if isinstance(n, str) else float(n) for name, n in numbers.items()},
+                "source": term.source,
+            }
+            for term, numbers in terms
+        ],
     }
 
 
 def ledger_figures(ledger: Ledger, total_bytes: int) -> dict[str, int]:
     """Return bytes by category; categories without a key count as workspace."""
-    figures = dict.fromkeys((f"{key}_bytes" for key in _KEYS.values()), 0)
+    figures = dict.fromkeys((f"{key}_bytes" for key in _KEYS), 0)
     for category, size in ledger.bytes_by_category.items():
-        figures[f"{_KEYS.get(category, 'workspace')}_bytes"] += size
+        key = str(category).removesuffix("_states")
+        figures[f"{key if key in _KEYS else 'workspace'}_bytes"] += size
     return figures | {"total_bytes": total_bytes}
-
-
-def _term_figures(term: Any) -> dict[str, Any]:
-    numbers = {name: value if isinstance(value, str) else float(value) for name, value in term.numbers.items()}
-    return {
-        "category": str(term.category),
-        "name": term.name,
-        "size_bytes": round(float(term.size_bytes)),
-        "formula": term.formula,
-        "numbers": numbers,
-        "source": term.source,
-    }

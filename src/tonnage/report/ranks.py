@@ -5,10 +5,10 @@ only formats.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from rich.text import Text
 
@@ -17,8 +17,17 @@ from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.figures import card_figures
 from tonnage.report.host import ranks_host_lines
-from tonnage.report.lines import column, heading, packed, print_sections, report_width, spread, table_unit, wrapped
-from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
+from tonnage.report.lines import (
+    column,
+    heading,
+    packed,
+    print_sections,
+    report_width,
+    said,
+    spread,
+    table_unit,
+)
+from tonnage.report.odd_ranks import Comparison, compare_ranks, spans_of
 from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.report.terminal import report_sections
@@ -30,7 +39,6 @@ _NAMES_WIDTH = 23
 _WIDE = 80
 _ODD = "◂"
 _MOST_ODD = 4
-T = TypeVar("T")
 
 
 def publish_ranks(
@@ -68,9 +76,6 @@ def tell_rank(summary: ClusterSummary, rank: int | None) -> None:
     print(f"tonnage: rank {asked}{stands_in} of {summary.words}", file=sys.stderr)
 
 
-# JSON values
-
-
 def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, object]:
     """Return the values of the rank that needs most, and of all ranks."""
     summary, worst = cluster.summary, cluster.summary.worst
@@ -105,23 +110,26 @@ def rank_figures(rank: RankSummary) -> dict[str, object]:
     return {"rank": figures.pop("rank"), "ranks_alike": len(rank.stands_for), **figures}
 
 
-# Text
-
-
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
     """Print the cluster, its ranks, what went wrong between them, and one rank in full."""
     summary, found = cluster.summary, compare_ranks(cluster.summary)
-    sections = [
+    worst, engines = summary.worst_rank, []
+    for name, size in (worst.held_by_engines if worst else {}).items():
+        beside = "(beside the allocator)" if name == COMMUNICATORS else ""
+        engines += packed((f"{name:<25}{format_bytes(size):>11}", beside))
+    title = [heading(f"held by the engines at the peak of rank {worst.rank}")] if worst and engines else []
+    sections: list[Iterable[Text | str]] = [
         _headline(summary, climbs=bool(advice.outlook.climb)),
-        (Text(line, style="red") for line in wrapped(summary.trouble)),
+        said(summary.trouble, "red"),
         rank_time_lines(cluster),
         _table(found),
+        ranks_host_lines(summary),
+        [*title, *engines],
     ]
-    sections += [ranks_host_lines(summary), _engines(summary.worst_rank)]
     if summary.worst is not None:
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
         why = "needs most" if summary.dies_first is None else "dies first"
-        sections += [iter([heading(f"rank {summary.worst}, which {why}")]), *full]
+        sections += [[heading(f"rank {summary.worst}, which {why}")], *full]
     print_sections(sections, stream)
 
 
@@ -137,45 +145,26 @@ def _table(found: Comparison) -> Iterator[Text]:
     """Yield one line per group of equal ranks, then how the outliers differ from most."""
     if not found.kinds:
         return
-    heads = "".join(f"{head:>13}" for head in _shown(("allocated", "reserved", "process")))
-    yield Text(f"  {'rank':<{_names_width() - 2}}{heads}", style="bold")
+    # A narrow report omits allocated bytes: what the process holds matters more.
+    narrow = report_width() < _WIDE
+    width = _NAMES_WIDTH - 6 * narrow
+    heads = "".join(f"{head:>13}" for head in ("allocated", "reserved", "process")[narrow:])
+    yield Text(f"  {'rank':<{width - 2}}{heads}", style="bold")
     unit = table_unit(max(kind.first.peak_reserved_bytes for kind in found.kinds))
     for kind in found.kinds:
-        yield _row(kind, unit, is_odd=kind in found.odd)
+        rank = kind.first
+        sizes = (rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes)[narrow:]
+        cells = "  ".join(column(size, unit) for size in sizes)
+        style = {"out of memory": "red", "failed": "yellow"}.get(kind.verdict, "")
+        # "0–3, 8 (5)": as many ranges as fit.
+        count = f" ({len(kind.ranks)})" if len(kind.ranks) > 1 else ""
+        names = spans_of(kind.ranks, width - 1 - len(count)) + count
+        row = Text(f"  {names:<{width}}{cells}  ") + Text(kind.verdict, style=style)
+        if kind in found.odd:
+            row.append(f" {_ODD}" if kind.verdict else _ODD, style="bold")
+        row.rstrip()
+        yield row
     for kind in found.odd[:_MOST_ODD]:
-        yield from map(Text, wrapped(found.words_of(kind), first=f"  {_ODD} "))
+        yield from said(found.words_of(kind), first=f"  {_ODD} ")
     if len(found.odd) > _MOST_ODD:
         yield Text(f"    and {len(found.odd) - _MOST_ODD} kinds more that stand out")
-
-
-def _row(kind: Kind, unit: str, *, is_odd: bool) -> Text:
-    rank = kind.first
-    sizes = _shown((rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes))
-    cells = "  ".join(column(size, unit) for size in sizes)
-    style = {"out of memory": "red", "failed": "yellow"}.get(kind.verdict, "")
-    # "0–3, 8 (5)": as many ranges as fit.
-    count = f" ({len(kind.ranks)})" if len(kind.ranks) > 1 else ""
-    names = spans_of(kind.ranks, _names_width() - 1 - len(count)) + count
-    row = Text(f"  {names:<{_names_width()}}{cells}  ") + Text(kind.verdict, style=style)
-    if is_odd:
-        row.append(f" {_ODD}" if kind.verdict else _ODD, style="bold")
-    row.rstrip()
-    return row
-
-
-def _shown(sizes: Sequence[T]) -> Sequence[T]:
-    """Omit allocated bytes in a narrow report: what the process holds matters more."""
-    return sizes[int(report_width() < _WIDE) :]
-
-
-def _names_width() -> int:
-    return _NAMES_WIDTH if report_width() >= _WIDE else _NAMES_WIDTH - 6
-
-
-def _engines(worst: RankSummary | None) -> Iterator[Text]:
-    held = worst.held_by_engines if worst else {}
-    if worst and held:
-        yield heading(f"held by the engines at the peak of rank {worst.rank}")
-    for name, size in held.items():
-        beside = "(beside the allocator)" if name == COMMUNICATORS else ""
-        yield from map(Text, packed((f"{name:<25}{format_bytes(size):>11}", beside)))

@@ -13,11 +13,23 @@ from tonnage.budget.rl import Held, Phase
 from tonnage.ledger import Category
 from tonnage.planner.rl import RlFindings, RlPlan
 from tonnage.planner.rl_settings import trl_settings, verl_settings
-from tonnage.report.lines import bar, beside, column, heading, packed, report_width, spread, table, table_unit, wrapped
+from tonnage.report.lines import (
+    bar,
+    beside,
+    column,
+    heading,
+    ledger_row,
+    packed,
+    report_width,
+    spread,
+    table,
+    table_unit,
+    wrapped,
+)
+from tonnage.report.output import picked
 from tonnage.report.plan import flags, time_words
 from tonnage.units import GIB, format_bytes, percent
 
-_BAR = 24
 _OFFLOADED = {"frozen": "reference", "optimizer": "optimizer", "weights": "weights"}
 
 
@@ -78,7 +90,7 @@ def engine_words(plan: RlPlan) -> list[str]:
 
 
 def _timeline(plan: RlPlan) -> Iterator[Text | str]:
-    """Yield a row for each phase: its seconds, its memory, and a bar of the card."""
+    """Yield a row for each phase: its seconds, its memory, and a bar of the card; then what bounds the rollout."""
     capacity = plan.cluster.gpu.memory_bytes
     yield heading(f"{'phase':<16}{'seconds':>9}{'':9}{'on the card':>12}")
     for phase in plan.phases:
@@ -86,29 +98,23 @@ def _timeline(plan: RlPlan) -> Iterator[Text | str]:
         time = f"{phase.seconds:9,.2f} {percent(phase.seconds / max(plan.step_s, 1e-9), 0):>6}"
         mark = "  ← peak" if phase is plan.peak else ""
         size = f"{column(phase.total_bytes, 'GiB')} {percent(share, 0):>6}"
-        yield f"  {phase.name:<16}{time}  {size}  {bar(share, _BAR - 8)}{mark}".rstrip()
-    yield from wrapped(_bound(plan))
-
-
-def _bound(plan: RlPlan) -> str:
-    made = plan.rollout
-    if made is None:
-        return "no rollout: there is no room for the KV cache"
-    waves = f" in {made.waves} waves" if made.waves > 1 else " at once"
-    return (
-        f"{made.samples:,} sequences an engine, {made.batch:,}{waves}, {time_words(made.step_s)} a token;"
-        f" {format_bytes(plan.engine.ledger[Category.KV_CACHE])} of KV cache"
-    )
+        yield f"  {phase.name:<16}{time}  {size}  {bar(share, 16)}{mark}".rstrip()
+    made, words = plan.rollout, "no rollout: there is no room for the KV cache"
+    if made is not None:
+        waves = f" in {made.waves} waves" if made.waves > 1 else " at once"
+        cache = f"{format_bytes(plan.engine.ledger[Category.KV_CACHE])} of KV cache"
+        each = f"{made.batch:,}{waves}, {time_words(made.step_s)} a token"
+        words = f"{made.samples:,} sequences an engine, {each}; {cache}"
+    yield from wrapped(words)
 
 
 def label(one: Held) -> str:
     """Return a readable name."""
-    if one.term.category in (Category.CONTEXT, Category.FRAGMENTATION):
-        return one.term.category.label
-    if one.owner == "actor" and one.term.category is not Category.PARAMETERS:
-        return one.term.category.label
-    name = "weights" if one.term.category is Category.PARAMETERS else one.term.category.label
-    return f"{one.owner} {name}"
+    category = one.term.category
+    shared = category in (Category.CONTEXT, Category.FRAGMENTATION)
+    if shared or (one.owner == "actor" and category is not Category.PARAMETERS):
+        return category.label
+    return f"{one.owner} {'weights' if category is Category.PARAMETERS else category.label}"
 
 
 def grouped(phase: Phase) -> dict[str, int]:
@@ -125,8 +131,7 @@ def _fullest(plan: RlPlan) -> Iterator[Text | str]:
     yield heading(f"at the peak, in {phase.name}")
     for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
         if size:
-            share = size / capacity
-            yield f"  {name:<26}{column(size, unit)} {percent(share):>7}  {bar(share, _BAR)}".rstrip()
+            yield ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7)
 
 
 def _arithmetic(plan: RlPlan) -> Iterator[Text | str]:
@@ -135,11 +140,8 @@ def _arithmetic(plan: RlPlan) -> Iterator[Text | str]:
         yield heading(f"{phase.name}, {time_words(phase.seconds)}, {format_bytes(phase.total_bytes)}")
         for one in sorted(phase.held, key=lambda one: -one.size_bytes):
             source = f"{one.term.formula} ({one.term.source})" if one.term.formula else one.term.source
-            yield from beside(
-                f"{one.owner}: {one.term.name}",
-                36,
-                f"{format_bytes(one.size_bytes):>11}  {source}"[: report_width() - 38],
-            )
+            figures = f"{format_bytes(one.size_bytes):>11}  {source}"[: report_width() - 38]
+            yield from beside(f"{one.owner}: {one.term.name}", 36, figures)
 
 
 def _others(found: RlFindings) -> Iterator[Text | str]:
@@ -147,16 +149,14 @@ def _others(found: RlFindings) -> Iterator[Text | str]:
         return
     yield ""
     yield heading("or instead")
-    rows = [("", "a step", "peak")]
+    room = report_width() - 26
+    yield from beside("", room, f"{'a step':>10}{'peak':>12}")
     for plan in found.alternatives:
         chosen = plan.trainer.configuration
         words = "  ".join(engine_words(plan)[0 if plan.rollout_gpus else 1 :])
         how = f"zero {chosen.zero}, {chosen.micro_batch}×{chosen.accumulate}, checkpoint {chosen.checkpoint}"
-        rows.append((f"{words}; {how}", time_words(plan.step_s), format_bytes(plan.peak.total_bytes)))
-    room = report_width() - 26
-    yield from beside("", room, f"{rows[0][1]:>10}{rows[0][2]:>12}")
-    for words, step, peak in rows[1:]:
-        yield from beside(words, room, f"{step:>10}{peak:>12}", rest="    ")
+        figures = f"{time_words(plan.step_s):>10}{format_bytes(plan.peak.total_bytes):>12}"
+        yield from beside(f"{words}; {how}", room, figures, rest="    ")
 
 
 def _remedies(found: RlFindings) -> Iterator[Text | str]:
@@ -180,9 +180,8 @@ def _settings(found: RlFindings) -> Iterator[Text | str]:
     trl, verl = trl_settings(found.best), verl_settings(found.best)
     if not trl and not verl:
         return
-    where = (
-        f"trl.{'RLOOConfig' if found.request.algorithm == 'rloo' else 'GRPOConfig'}" if trl else "verl.trainer.main_ppo"
-    )
+    config = "RLOOConfig" if found.request.algorithm == "rloo" else "GRPOConfig"
+    where = f"trl.{config}" if trl else "verl.trainer.main_ppo"
     yield ""
     yield heading(f"in {where}")
     yield from packed([f"{name}={value}" for name, value in (trl or verl).items()], gap="  ")
@@ -192,21 +191,19 @@ def rl_figures(found: RlFindings) -> dict[str, Any]:
     """Return JSON values with stable keys. Sizes are per GPU."""
     asked = found.request
     names = (
-        "algorithm", "prompts", "group", "prompt", "completion", "iterations", "reference", "samples", "seq",
-        "share_weights", "own_process", "overlap",
-    )  # fmt: skip
+        "algorithm prompts group prompt completion iterations reference samples seq share_weights own_process overlap"
+    )
+    models = {
+        role: model.name if model else None for role, model in (("reward", asked.reward), ("critic", asked.critic))
+    }
     return {
         "tonnage": __version__,
         "fits": found.fits,
-        "model": {"name": found.shape.name, "parameters": found.shape.parameters, "exact": found.shape.exact},
+        "model": picked(found.shape, "name parameters exact"),
         "gpu": found.cluster.gpu.name,
         "gpus": found.cluster.gpus,
         "capacity_bytes": found.cluster.gpu.memory_bytes,
-        "request": {name: getattr(asked, name) for name in names}
-        | {
-            "reward": asked.reward.name if asked.reward else None,
-            "critic": asked.critic.name if asked.critic else None,
-        },
+        "request": picked(asked, names) | models,
         "best": _plan_figures(found.best),
         "settings": {"trl": trl_settings(found.best), "verl": verl_settings(found.best)},
         "alternatives": [_plan_figures(plan) for plan in found.alternatives],
@@ -216,52 +213,38 @@ def rl_figures(found: RlFindings) -> dict[str, Any]:
 
 def _plan_figures(plan: RlPlan) -> dict[str, Any]:
     chosen, asked, made = plan.trainer.configuration, plan.engine.configuration, plan.rollout
-    names = ("precision", "optimizer", "checkpoint", "loss", "zero", "framework", "lora_rank", "base")
     numbers = ("micro_batch", "accumulate", "data", "shard")
     return {
-        "fits": plan.fits,
-        "step_s": plan.step_s,
+        **picked(plan, "fits step_s"),
         "samples_per_s": plan.samples_per_s if plan.step_s else 0.0,
         "tokens_per_s": plan.tokens_per_s if plan.step_s else 0.0,
         "peak": {"phase": plan.peak.name, "total_bytes": plan.peak.total_bytes},
-        "missing_bytes": plan.missing_bytes,
-        "host_bytes": plan.host_bytes,
-        "rollout_gpus": plan.rollout_gpus,
+        **picked(plan, "missing_bytes host_bytes rollout_gpus"),
         "sleep": plan.cast.sleep,
         "offload": [_OFFLOADED[name] for name in _OFFLOADED if name in plan.cast.offload],
-        "trainer": {name: getattr(chosen, name) for name in names} | {name: int(getattr(chosen, name)) for name in numbers},
+        "trainer": picked(chosen, "precision optimizer checkpoint loss zero framework lora_rank base")
+        | {name: int(getattr(chosen, name)) for name in numbers},
         "engine": {
             "name": asked.engine,
-            "tp": asked.tp,
-            "utilization": asked.utilization,
-            "max_seqs": asked.max_seqs,
-            "batched_tokens": asked.batched_tokens,
+            **picked(asked, "tp utilization max_seqs batched_tokens"),
             "blocks": plan.engine.kv.blocks,
             "kv_tokens": plan.engine.kv.tokens,
         },
-        "rollout": None
-        if made is None
-        else {"copies": made.copies, "samples": made.samples, "batch": made.batch, "waves": made.waves,
-              "prefill_s": made.prefill_s, "decode_s": made.decode_s, "token_s": made.step_s},
-        "timeline": [_phase_figures(phase) for phase in plan.phases],
-    }  # fmt: skip
-
-
-def _phase_figures(phase: Phase) -> dict[str, Any]:
-    return {
-        "name": phase.name,
-        "on": phase.on,
-        "seconds": phase.seconds,
-        "total_bytes": phase.total_bytes,
-        "allocated_bytes": phase.allocated_bytes,
-        "ledger": {str(category): size for category, size in phase.ledger.bytes_by_category.items()},
-        "held": [
-            {
-                "owner": one.owner,
-                "name": one.term.name,
-                "category": str(one.term.category),
-                "size_bytes": one.size_bytes,
+        "rollout": made and picked(made, "copies samples batch waves prefill_s decode_s") | {"token_s": made.step_s},
+        "timeline": [
+            picked(phase, "name on seconds total_bytes allocated_bytes")
+            | {
+                "ledger": {str(category): size for category, size in phase.ledger.bytes_by_category.items()},
+                "held": [
+                    {
+                        "owner": one.owner,
+                        "name": one.term.name,
+                        "category": str(one.term.category),
+                        "size_bytes": one.size_bytes,
+                    }
+                    for one in phase.held
+                ],
             }
-            for one in phase.held
+            for phase in plan.phases
         ],
     }

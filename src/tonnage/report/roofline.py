@@ -3,18 +3,19 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.text import Text
 
 from tonnage import __version__
-from tonnage.report.lines import bar, cut, heading, packed, print_sections, report_width, wrapped
-from tonnage.roofline import MEANINGS, Analysis, Bound, Ceilings, GpuTime, RooflineRow
+from tonnage.report.lines import cut, heading, ledger_row, packed, print_sections, report_width, said, wrapped
+from tonnage.report.output import picked
+from tonnage.roofline import MEANINGS, Analysis, Bound, RooflineRow
 from tonnage.units import percent
 
 ROWS = 16
 _FIXES = 6
-_BAR = 34
+_WAITS = ("card busy", "waits for the host", "waits in the queue")
 _WAITING = 0.1
 _COLOURS = {
     Bound.MEMORY: "cyan",
@@ -32,10 +33,25 @@ def print_roofline(analysis: Analysis, *, stream: TextIO, rows: int = ROWS) -> N
 
 def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | str]:
     """Yield ceilings, sums, rows and advice."""
-    yield from _headline(analysis)
+    ceilings, timeline = analysis.ceilings, analysis.profile.timeline
+    yield from said(f"{analysis.profile.source} · {ceilings.gpu}", "bold")
+    precision = ceilings.precision
+    measured = {name.removeprefix("rates.") for name in ceilings.measured}
+    known = "measured" if {"memory_bytes_per_s", precision} <= measured else "partly measured" if measured else "stated"
+    yield from wrapped(
+        f"ceilings, {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s · {precision} "
+        f"{ceilings.rate(precision) / 1e12:,.0f} TFLOP/s · they meet at {ceilings.ridge(precision):.0f} FLOP/B"
+    )
     yield ""
-    if analysis.profile.timeline is not None:
-        yield from _timeline(analysis.profile.timeline)
+    if timeline is not None:
+        span_s, parts = timeline.span_s, zip(_WAITS, (timeline.busy_s, timeline.host_s, timeline.queue_s), strict=True)
+        words = f"{seconds_words(span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
+        yield from said(words, "bold")
+        for word, seconds in parts:
+            yield _share_row(word, seconds, seconds / span_s if span_s else 0.0)
+        if timeline.host_s + timeline.queue_s > _WAITING * span_s and timeline.host_s > timeline.queue_s:
+            words = "the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
+            yield from wrapped(words, first="   ")
         yield ""
     yield from _sums(analysis)
     yield ""
@@ -45,7 +61,11 @@ def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | s
     yield from _fixes(analysis)
     for note in analysis.profile.notes:
         yield ""
-        yield from (Text(line, style="yellow") for line in wrapped(note))
+        yield from said(note, "yellow")
+
+
+def _share_row(word: str, seconds: float, share: float) -> Text:
+    return ledger_row(f" {word}", f"{seconds_words(seconds):>9} ", share, width=21, cells=34, wide=8)
 
 
 def seconds_words(seconds: float) -> str:
@@ -60,51 +80,20 @@ def _three(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
-def _headline(analysis: Analysis) -> Iterator[Text | str]:
-    ceilings = analysis.ceilings
-    yield from (Text(line, style="bold") for line in wrapped(f"{analysis.profile.source} · {ceilings.gpu}"))
-    precision = ceilings.precision
-    measured = {name.removeprefix("rates.") for name in ceilings.measured}
-    known = "measured" if {"memory_bytes_per_s", precision} <= measured else "partly measured" if measured else "stated"
-    yield from wrapped(
-        f"ceilings, {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s · {precision} "
-        f"{ceilings.rate(precision) / 1e12:,.0f} TFLOP/s · they meet at {ceilings.ridge(precision):.0f} FLOP/B"
-    )
-
-
-def _timeline(timeline: GpuTime) -> Iterator[Text | str]:
-    idle_s = timeline.host_s + timeline.queue_s
-    words = f"{seconds_words(timeline.span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
-    yield from (Text(line, style="bold") for line in wrapped(words))
-    for word, seconds in (
-        ("card busy", timeline.busy_s),
-        ("waits for the host", timeline.host_s),
-        ("waits in the queue", timeline.queue_s),
-    ):
-        share = seconds / timeline.span_s if timeline.span_s else 0.0
-        yield f"   {word:<20}{seconds_words(seconds):>9} {percent(share):>8}  {bar(share, _BAR)}".rstrip()
-    if idle_s > _WAITING * timeline.span_s and timeline.host_s > timeline.queue_s:
-        words = "the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
-        yield from wrapped(words, first="   ")
-
-
 def _sums(analysis: Analysis) -> Iterator[Text | str]:
-    total = analysis.seconds
-    yield heading(f"{seconds_words(total)} " + ("of kernels and copies" if analysis.measured else "at best"))
+    yield heading(f"{seconds_words(analysis.seconds)} " + ("of kernels and copies" if analysis.measured else "at best"))
     for bound, seconds in analysis.seconds_by_bound().items():
-        share = analysis.part(seconds)
-        line = Text(f"   {bound:<20}{seconds_words(seconds):>9} {percent(share):>8}")
-        filled = bar(share, _BAR)
-        yield line.append(f"  {filled}", style=_COLOURS[bound]) if filled else line
+        row = _share_row(bound, seconds, analysis.part(seconds))
+        row.stylize(_COLOURS[bound], 41)
+        yield row
     if not analysis.measured:
         launches = sum(row.item.launches for row in analysis.rows)
-        each = seconds_words(analysis.ceilings.launch_s)
         first = f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}           "
-        yield from wrapped(f"{launches:,} launches of {each}, beside it", first=first)
-    for bound in analysis.seconds_by_bound():
-        yield from (
-            Text(line, style="dim") for line in wrapped(f"{bound}: {MEANINGS[bound]}", first="   ", rest="     ")
+        yield from wrapped(
+            f"{launches:,} launches of {seconds_words(analysis.ceilings.launch_s)}, beside it", first=first
         )
+    for bound in analysis.seconds_by_bound():
+        yield from said(f"{bound}: {MEANINGS[bound]}", "dim", first="   ", rest="     ")
 
 
 def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:
@@ -122,7 +111,7 @@ def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:
         words = "DRAM, SMs: how much of the time its bytes and its operations explain"
         if _is_clocked(analysis):
             words += "; clock: how many times as long it took as such kernels do on this card"
-        yield from (Text(line, style="dim") for line in wrapped(words, first="   "))
+        yield from said(words, "dim", first="   ")
 
 
 def _is_clocked(analysis: Analysis) -> bool:
@@ -134,14 +123,14 @@ def _slow(analysis: Analysis) -> Iterator[Text | str]:
     measured_s, expected_s = analysis.expected
     if not expected_s:
         return
-    words = f"{seconds_words(measured_s)} where the clock expects {seconds_words(expected_s)} on this card"
     slow = analysis.slow_rows()
+    words = f"{seconds_words(measured_s)} where the clock expects {seconds_words(expected_s)} on this card"
     yield heading(words + (", and the slow ones" if slow else ""))
     for row in slow[:_FIXES]:
-        beyond_s = row.seconds - (row.expected_s or 0.0)
-        first = f"  {seconds_words(beyond_s):>8}  "
+        expected_s = row.expected_s or 0.0
+        first = f"  {seconds_words(row.seconds - expected_s):>8}  "
         yield from wrapped(f"{row.item.name}  {row.item.detail}".strip(), first=first)
-        took = f"{seconds_words(row.seconds)} for {seconds_words(row.expected_s or 0.0)}"
+        took = f"{seconds_words(row.seconds)} for {seconds_words(expected_s)}"
         yield from wrapped(f"{took}, {_three(row.slower or 0.0)} times as long", first=" " * 12)
     yield ""
 
@@ -153,7 +142,7 @@ def _table_row(analysis: Analysis, row: RooflineRow) -> Iterator[Text]:
     line.append(f"{verdict.bound.removesuffix('-bound'):<8}", style=_COLOURS[verdict.bound])
     if analysis.measured:
         memory = verdict.share if verdict.bound is Bound.LINK else verdict.memory_share
-        line.append(f"{_percent(memory):>5} {_percent(verdict.compute_share):>5}")
+        line.append(f"{share_words(memory):>5} {share_words(verdict.compute_share):>5}")
     else:
         line.append(f"{intensity_words(item.work.intensity):>7}")
     if _is_clocked(analysis):
@@ -165,7 +154,8 @@ def _table_row(analysis: Analysis, row: RooflineRow) -> Iterator[Text]:
     yield from map(Text, words[1:])
 
 
-def _percent(share: float | None) -> str:
+def share_words(share: float | None) -> str:
+    """Format a share like "63 %", or a dash if it is unknown."""
     return "–" if share is None else percent(share, 0)
 
 
@@ -208,63 +198,45 @@ def _named(rows: Sequence[RooflineRow]) -> str:
     return f"{name}, {len(rows)} kinds" if len(rows) > 1 else f"{name}  {rows[0].item.detail}".strip()
 
 
-# ── JSON values ──
-
-
 def roofline_figures(analysis: Analysis) -> dict[str, object]:
     """Return JSON values with stable keys. Times are in seconds, sizes in bytes; unknown values are null."""
-    profile, timeline = analysis.profile, analysis.profile.timeline
+    profile, timeline, ceilings = analysis.profile, analysis.profile.timeline, analysis.ceilings
+    items = [
+        picked(row.item, "name detail group")
+        | {
+            "kernels": list(row.item.kernels),
+            **picked(row.item, "calls launches"),
+            "seconds": row.seconds,
+            **picked(row.item.work, "operations moved_bytes"),
+            "precision": row.item.work.precision if row.item.work.operations else None,
+            "flop_per_byte": row.item.work.intensity,
+            "bound": str(row.verdict.bound),
+            **picked(row.verdict, "because memory_share compute_share share"),
+            "bound_seconds": row.verdict.bound_s,
+            "expected_seconds": row.expected_s,
+            "advice": row.advice,
+        }
+        for row in analysis.rows
+    ]
     return {
         "tonnage": __version__,
         "kind": profile.kind,
         "source": profile.source,
-        "gpu": analysis.ceilings.gpu,
-        "ceilings": ceiling_figures(analysis.ceilings),
+        "gpu": ceilings.gpu,
+        "ceilings": {
+            "memory_bytes_per_s": ceilings.memory_bytes_per_s,
+            "rates": dict(ceilings.rates),
+            **picked(ceilings, "host_link_bytes_per_s kernel_floor_s launch_s"),
+            "measured": list(ceilings.measured),
+        },
         "measured": analysis.measured,
         "seconds": analysis.seconds,
         "expected_seconds": analysis.expected[1] or None,
         "seconds_by_bound": {str(bound): seconds for bound, seconds in analysis.seconds_by_bound().items()},
         "host_launch_seconds": analysis.host_s,
         "timeline": asdict(timeline) if timeline else None,
-        "items": [_row_figures(row) for row in analysis.rows],
+        "items": items,
         "fixes": [{"seconds": seconds, "what": what, "change": change} for seconds, what, change in fixes_of(analysis)],
         "classes": {str(bound): meaning for bound, meaning in MEANINGS.items()},
         "notes": list(profile.notes),
-    }
-
-
-def ceiling_figures(ceilings: Ceilings) -> dict[str, Any]:
-    """Return the ceilings, and which of them a probe measured."""
-    return {
-        "memory_bytes_per_s": ceilings.memory_bytes_per_s,
-        "rates": dict(ceilings.rates),
-        "host_link_bytes_per_s": ceilings.host_link_bytes_per_s,
-        "kernel_floor_s": ceilings.kernel_floor_s,
-        "launch_s": ceilings.launch_s,
-        "measured": list(ceilings.measured),
-    }
-
-
-def _row_figures(row: RooflineRow) -> dict[str, Any]:
-    item, verdict = row.item, row.verdict
-    return {
-        "name": item.name,
-        "detail": item.detail,
-        "group": item.group,
-        "kernels": list(item.kernels),
-        "calls": item.calls,
-        "launches": item.launches,
-        "seconds": row.seconds,
-        "operations": item.work.operations,
-        "moved_bytes": item.work.moved_bytes,
-        "precision": item.work.precision if item.work.operations else None,
-        "flop_per_byte": item.work.intensity,
-        "bound": str(verdict.bound),
-        "because": verdict.because,
-        "memory_share": verdict.memory_share,
-        "compute_share": verdict.compute_share,
-        "share": verdict.share,
-        "bound_seconds": verdict.bound_s,
-        "expected_seconds": row.expected_s,
-        "advice": row.advice,
     }

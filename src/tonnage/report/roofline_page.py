@@ -1,13 +1,249 @@
 """A roofline as one HTML page that works offline: the plot, what the classes mean, every row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
+from math import ceil, floor, log10, sqrt
 
-from tonnage.report.html.shell import simple_page
+from tonnage.report.html.markup import simple_page
+from tonnage.report.lines import cut
 from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
-from tonnage.report.roofline_plot import NARROW_HEIGHT, NARROW_WIDTH, plane_of, svg
-from tonnage.roofline import MEANINGS, Analysis, RooflineRow
+from tonnage.roofline import MEANINGS, Analysis, Bound, RooflineRow
 from tonnage.units import percent
+
+WIDTH, HEIGHT = 960, 560
+NARROW_WIDTH, NARROW_HEIGHT = 400, 420  # for a phone: the same font size on a smaller plot
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 16, 20, 56
+_SMALLEST, _LARGEST = 4.0, 18.0
+# Maximum decades per axis: points beyond are drawn at its edge.
+_DECADES = 9
+_LETTER = 7.6  # pixel width of a letter, even bold
+_NAMED = 10
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row in the plane."""
+
+    x: float
+    y: float
+    row: RooflineRow
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """A rate, and the intensity from which it applies."""
+
+    name: str
+    rate: float
+    ridge: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """What is drawn, in its own units."""
+
+    points: tuple[Point, ...]
+    roofs: tuple[Roof, ...]
+    slope_name: str
+    x_name: str
+    y_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogAxis:
+    """Maps whole decades to pixels."""
+
+    first: int
+    last: int
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        decade = min(max(log10(value), self.first), self.last)
+        return self.start + (decade - self.first) / (self.last - self.first) * (self.end - self.start)
+
+    def ticks(self) -> range:
+        """The decades of the axis."""
+        return range(self.first, self.last + 1)
+
+
+def plane_of(analysis: Analysis) -> Plane | None:
+    """Return the rows that can be placed; None if there are none."""
+    works = [(row, row.item.work.intensity, row.item.work.operations) for row in analysis.rows if row.seconds]
+    counted = tuple(Point(intensity, done / row.seconds, row) for row, intensity, done in works if intensity and done)
+    if counted:
+        ceilings = analysis.ceilings
+        used = {ceilings.has(point.row.item.work.precision) for point in counted} | {ceilings.precision}
+        return Plane(
+            points=counted,
+            roofs=tuple(
+                Roof(f"{name} {ceilings.rate(name) / 1e12:,.0f} TFLOP/s", ceilings.rate(name), ceilings.ridge(name))
+                for name in sorted(used, key=ceilings.rate)
+            ),
+            slope_name=f"memory {analysis.ceilings.memory_bytes_per_s / 1e12:.2f} TB/s",
+            x_name="operations on each byte (FLOP/B)",
+            y_name="operations a second (FLOP/s)",
+        )
+    judged = [(row, row.verdict.memory_share, row.verdict.compute_share) for row in analysis.rows]
+    shares = tuple(Point(compute / memory, compute, row) for row, memory, compute in judged if memory and compute)
+    if not shares:
+        return None
+    return Plane(
+        points=shares,
+        roofs=(Roof("the SMs' pipes", 1.0, 1.0),),
+        slope_name="DRAM",
+        x_name="time that the SMs' pipes explain, over time that DRAM explains",
+        y_name="share of the SMs' pipes",
+    )
+
+
+def svg(plane: Plane, describe: Callable[[RooflineRow], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Return the whole picture."""
+    x, y = _axes(plane, width, height)
+    # Areas are proportional to times; the smallest come last, on top.
+    longest = max(point.row.seconds for point in plane.points)
+    marks = [
+        PlotMark(x(point.x), y(point.y), max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest)), point.row)
+        for point in sorted(plane.points, key=lambda point: -point.row.seconds)
+    ]
+    labels = Labels(x.end, [(m.x - m.size, m.y - m.size, m.x + m.size, m.y + m.size) for m in marks])
+    # One slope for memory; each roof starts at its ridge.
+    roofs = [(x(roof.ridge), y(roof.rate), x.end, y(roof.rate)) for roof in plane.roofs]
+    lines = [*_grid(plane, x, y), *(_line(*ends) for ends in (_slope(plane, x, y), *roofs))]
+    words = [*_roof_names(plane, x, y, labels), *_names(marks, labels)]
+    parts = [*lines, *(_mark(mark, describe) for mark in marks), *filter(None, words)]
+    label = f"Roofline: {plane.y_name} against {plane.x_name}"
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="group" aria-label="{escape(label)}">\n'
+        + "\n".join(parts)
+        + "\n</svg>"
+    )
+
+
+def _axes(plane: Plane, width: int, height: int) -> tuple[LogAxis, LogAxis]:
+    xs = [point.x for point in plane.points] + [
+        value for roof in plane.roofs for value in (roof.ridge / 10, roof.ridge * 10)
+    ]
+    ys = [point.y for point in plane.points] + [roof.rate for roof in plane.roofs]
+    right = ceil(log10(max(xs)))
+    top = max(ceil(log10(max(ys) * 1.2)), floor(log10(min(ys))) + 1)
+    left = max(floor(log10(min(xs))), right - _DECADES)
+    bottom = max(floor(log10(min(ys))), top - _DECADES)
+    return LogAxis(left, right, _LEFT, width - _RIGHT), LogAxis(bottom, top, height - _BOTTOM, _TOP)
+
+
+def _grid(plane: Plane, x: LogAxis, y: LogAxis) -> Iterator[str]:
+    for decade in x.ticks():
+        at = x(10.0**decade)
+        yield f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{y.start}"/>'
+        yield f'<text x="{at:.1f}" y="{y.start + 18}" text-anchor="middle">{_power(decade)}</text>'
+    for decade in y.ticks():
+        at = y(10.0**decade)
+        yield f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{x.end}" y2="{at:.1f}"/>'
+        yield f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_power(decade)}</text>'
+    middle = (y.start + y.end) / 2
+    yield f'<text x="{(x.start + x.end) / 2}" y="{y.start + 44}" text-anchor="middle">{escape(plane.x_name)}</text>'
+    yield (f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">{escape(plane.y_name)}</text>')
+
+
+def _power(decade: int) -> str:
+    if -3 <= decade < 0:
+        return f"{10.0**decade:g}"
+    if 0 <= decade < 3 * len(_PREFIXES):
+        prefix = _PREFIXES[decade // 3]
+        return f"{10 ** (decade % 3)} {prefix}".strip()
+    return f"1e{decade}"
+
+
+@dataclass(slots=True)
+class Labels:
+    """Places labels so that none overlaps a mark, another label or the edge."""
+
+    edge: float
+    taken: list[tuple[float, float, float, float]]
+
+    def place(self, spots: Iterable[tuple[float, float]], words: str, *, always: bool = False) -> str:
+        """Return the label at the first free spot (start of its baseline); else ""."""
+        boxes = [(x, y - 11, x + _LETTER * len(words), y + 4) for x, y in spots]
+        free = [box for box in boxes if self._crossed(box) == 0]
+        if not free and not always:
+            return ""
+        box = free[0] if free else min(boxes, key=self._crossed)
+        self.taken.append(box)
+        return f'<text class="{"roof" if always else "name"}" x="{box[0]:.1f}" y="{box[1] + 11:.1f}">{escape(words)}</text>'
+
+    def _crossed(self, box: tuple[float, float, float, float]) -> int:
+        left, top, right, bottom = box
+        over = sum(left < r and right > x and top < b and bottom > y for x, y, r, b in self.taken)
+        return over + 2 * (right > self.edge + 2 or left < _LEFT)
+
+
+def _slope(plane: Plane, x: LogAxis, y: LogAxis) -> tuple[float, float, float, float]:
+    """Return the memory slope from where it enters the plot to the highest roof."""
+    highest = max(plane.roofs, key=lambda roof: roof.rate)
+    slope = highest.rate / highest.ridge
+    # It enters at the left edge, or at the bottom if that comes first.
+    start = max(10.0**x.first, 10.0**y.first / slope)
+    return x(start), y(start * slope), x(highest.ridge), y(highest.rate)
+
+
+def _roof_names(plane: Plane, x: LogAxis, y: LogAxis, labels: Labels) -> Iterator[str]:
+    x1, y1, x2, y2 = _slope(plane, x, y)
+    # Above the slope and left of it, wherever there is room.
+    wide = _LETTER * len(plane.slope_name) + 8
+    along = ((x1 + (x2 - x1) * at / 20, y1 + (y2 - y1) * at / 20) for at in (10, 12, 8, 14, 6, 16, 4, 18, 2, 20))
+    yield labels.place([(left - wide, top - 4) for left, top in along], plane.slope_name, always=True)
+    for roof in plane.roofs:
+        left, top = x(roof.ridge), y(roof.rate)
+        wide = _LETTER * len(roof.name)
+        starts = (left + 6, x.end - wide, left - wide - 6)
+        # The memory slope passes above a lower roof.
+        heights = (-6, 15, -22) if top <= y2 else (15, -6, -22)
+        yield labels.place([(at, top + up) for up in heights for at in starts], roof.name, always=True)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="roof" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+@dataclass(frozen=True, slots=True)
+class PlotMark:
+    """A row's position and size on the plot."""
+
+    x: float
+    y: float
+    size: float
+    row: RooflineRow
+
+
+def _mark(mark: PlotMark, describe: Callable[[RooflineRow], str]) -> str:
+    bound = mark.row.verdict.bound
+    return (
+        f'<g class="mark {bound.removesuffix("-bound")}" tabindex="0"><title>{escape(describe(mark.row))}</title>'
+        f"{_shape(bound, mark.x, mark.y, mark.size)}</g>"
+    )
+
+
+def _names(marks: Sequence[PlotMark], labels: Labels) -> Iterator[str]:
+    """Yield the names of the longest rows, if there is room beside their marks."""
+    for mark in marks[:_NAMED]:
+        words = cut(mark.row.item.name, 26)
+        wide, reach = _LETTER * len(words), mark.size + 4
+        beside = [(mark.x + reach, mark.y + 4), (mark.x - reach - wide, mark.y + 4)]
+        yield labels.place(
+            [*beside, (mark.x - wide / 2, mark.y + reach + 11), (mark.x - wide / 2, mark.y - reach)], words
+        )
+
+
+def _shape(bound: Bound, x: float, y: float, size: float) -> str:
+    """Return the mark's shape, which differs by class for colour-blind readers."""
+    if bound is Bound.COMPUTE:
+        return f'<rect x="{x - size * 0.9:.1f}" y="{y - size * 0.9:.1f}" width="{size * 1.8:.1f}" height="{size * 1.8:.1f}"/>'
+    if bound is Bound.LATENCY:
+        return f'<path d="M{x:.1f} {y - size:.1f} L{x + size:.1f} {y + size:.1f} L{x - size:.1f} {y + size:.1f} Z"/>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}"/>'
 
 
 def roofline_page(analysis: Analysis) -> str:

@@ -4,38 +4,39 @@ It computes only shares and sums for display.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from rich.text import Text
 
 from tonnage import __version__
 from tonnage.budget.kv_cache import average_waste
-from tonnage.budget.llama_cpp import DeviceBytes, LlamaBudget
+from tonnage.budget.llama_cpp import LlamaBudget
 from tonnage.budget.loading import serving_loading
 from tonnage.budget.own_engine import BATCHED_TOKENS, MAX_SEQS
 from tonnage.budget.serving import ServingBudget, ServingConfiguration
-from tonnage.budget.terms import Term
 from tonnage.budget.vllm import GRAPHS
 from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.ledger import Category
 from tonnage.models.presets import hub_id
 from tonnage.planner.beside import Neighbour
-from tonnage.planner.serving import ServingLayout, ServingPlan
+from tonnage.planner.serving import ServingPlan
 from tonnage.report.lines import (
-    bar,
     beside,
     column,
     cut,
     heading,
+    ledger_row,
     packed,
     report_width,
+    said,
     spread,
     table,
     table_unit,
     wrapped,
 )
 from tonnage.report.loading import loading_figures, loading_words
+from tonnage.report.output import picked
 from tonnage.units import format_bytes, percent
 
 OTHERS = 4
@@ -46,7 +47,12 @@ SHARE_FLAGS = {
     "tensorrt-llm": "--kv_cache_free_gpu_memory_fraction",
     "tonnage": "--budget",
 }
-_BAR = 34
+
+
+_CONFIGURATION = (
+    "engine engine_version tp pp stage_layers context shared_prefix weights kv block utilization max_seqs batched_tokens "
+    "eager reserved_bytes"
+)
 
 
 def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
@@ -73,26 +79,30 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     loading = serving_loading(plan.shape, plan.best.budget, plan.cluster.gpus_per_host)
     yield ""
     for words in loading_words(loading, plan.cluster):
-        yield from (Text(line, style="dim") for line in wrapped(words, rest="    "))
+        yield from said(words, "dim", rest="    ")
     for note in plan.best.budget.notes:
-        yield from (Text(line, style="yellow") for line in wrapped(note))
+        yield from said(note, "yellow")
     if plan.fits:
         yield ""
         yield from _launch(plan)
 
 
 def _headline(plan: ServingPlan) -> Iterator[Text | str]:
-    asked, gpu = plan.best.configuration, plan.cluster.gpu
-    engine = engine_words(asked)
-    count = f"{plan.cluster.gpus} × " if plan.cluster.gpus > 1 else ""
+    asked, cluster = plan.best.configuration, plan.cluster
+    count = f"{cluster.gpus} × " if cluster.gpus > 1 else ""
     verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
-    yield from spread(Text(f"  {plan.shape.name} · {count}{gpu.name} · {engine}"), verdict)
-    parts = [f"{_users(plan.users)} × {asked.context:,} tokens"]
-    parts += [f"{word} {number}" for word, number in (("tp", asked.tp), ("pp", asked.pp)) if number > 1]
-    parts += [f"{plan.best.replicas} copies"] if plan.best.replicas > 1 else []
+    yield from spread(Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}"), verdict)
+    parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
     yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
     if asked.stage_layers:
         yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
+
+
+def layout_words(plan: ServingPlan) -> list[str]:
+    """Return the degrees and copies of a plan that are not one."""
+    asked, copies = plan.best.configuration, plan.best.replicas
+    words = [f"{word} {number}" for word, number in (("tp", asked.tp), ("pp", asked.pp)) if number > 1]
+    return words + [f"{copies} copies"] * (copies > 1)
 
 
 def engine_words(asked: ServingConfiguration) -> str:
@@ -142,11 +152,11 @@ def _users(number: int) -> str:
     return f"{number:,} user{'s' * (number != 1)}"
 
 
-def ledger_rows(budget: ServingBudget) -> list[tuple[str, int]]:
-    """Return what one GPU holds, in reading order."""
+def ledger_rows(budget: ServingBudget, *, whole: bool = False) -> list[tuple[str, int]]:
+    """Return what one GPU holds, in reading order; of a `whole` card, also what others hold and what is free."""
     graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
-    ledger = budget.ledger
-    return [
+    ledger, others = budget.ledger, budget.configuration.reserved_bytes
+    rows = [
         ("weights", ledger[Category.PARAMETERS]),
         ("KV cache", ledger[Category.KV_CACHE]),
         ("activations", ledger[Category.ACTIVATIONS]),
@@ -154,18 +164,17 @@ def ledger_rows(budget: ServingBudget) -> list[tuple[str, int]]:
         ("workspace", ledger[Category.WORKSPACE] - graphs),
         ("context", ledger[Category.CONTEXT]),
     ]
+    if whole:
+        rows += [("others", others)] if others else []
+        rows.append(("free", budget.capacity_bytes - budget.total_bytes - others))
+    return rows
 
 
 def _ledger(budget: ServingBudget) -> Iterator[Text | str]:
-    unit = table_unit(budget.capacity_bytes)
-    rows = ledger_rows(budget)
-    others = budget.configuration.reserved_bytes
-    rows += [("others", others)] if others else []
-    rows.append(("free", budget.capacity_bytes - budget.total_bytes - others))
-    yield heading(f"each GPU, of {format_bytes(budget.capacity_bytes, unit)}")
-    for word, size in rows:
-        share = size / budget.capacity_bytes
-        yield f"  {word:<14}{column(size, unit)} {percent(share):>7}  {bar(share, _BAR)}".rstrip()
+    capacity, unit = budget.capacity_bytes, table_unit(budget.capacity_bytes)
+    yield heading(f"each GPU, of {format_bytes(capacity, unit)}")
+    for word, size in ledger_rows(budget, whole=True):
+        yield ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7)
 
 
 def _cache(plan: ServingPlan) -> Iterator[Text | str]:
@@ -177,33 +186,23 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
     blocks = f"{kv.blocks:,} blocks of {layout.block}{groups} · " if layout.block > 1 else ""
     held = f"{kv.blocks:,} cells" if llama else f"{blocks}{kv.tokens:,} tokens"
     yield from wrapped(f"{format_bytes(layout.bytes_per_token)} a token{'' if llama else ' a GPU'} · {held}")
-    yield from _row(f"most users at {asked.context:,} tokens", best.most_users)
     limit = plan.shape.max_positions
     beyond = f"the model has {limit:,}" if 0 < limit < best.longest_context else ""
-    yield from _row(f"longest context for {_users(plan.users)}", best.longest_context, beyond)
+    rows = [(f"most users at {asked.context:,} tokens", best.most_users, "")]
+    rows.append((f"longest context for {_users(plan.users)}", best.longest_context, beyond))
     if not llama:
-        yield from _waste(plan)
+        # The waste for sequences that are half grown on average.
+        half = -(-asked.context // 2)
+        found = average_waste(asked.users, half, asked.context, layout.block)
+        paged = best.replicas * kv.most_users(half, min(asked.shared_prefix, half))
+        rows.append(("half grown, users in pages", paged, f"{percent(found.paged_share, 2)} wasted"))
+        wasted = f"{percent(found.contiguous_share, 0)} wasted"
+        rows.append(("half grown, users in contiguous rows", best.most_users, wasted))
     if plan.fits:
-        yield from _row(
-            "decoded tokens a second, at most", round(best.tokens_per_s), f"{1 / best.decode_step_s:,.1f} a user"
-        )
-
-
-def _row(words: str, number: int, more: str = "") -> list[str]:
-    """Return a number after its label, followed by a remark, on the next line if it does not fit."""
-    return packed([f"{words:<40}{number:>12,}", more], gap="  ")
-
-
-def _waste(plan: ServingPlan) -> Iterator[str]:
-    """Yield the waste for sequences that are half grown on average."""
-    best, asked = plan.best, plan.best.configuration
-    half = -(-asked.context // 2)
-    found = average_waste(asked.users, half, asked.context, best.budget.kv.layout.block)
-    paged = best.replicas * best.budget.kv.most_users(half, min(asked.shared_prefix, half))
-    yield from _row("half grown, users in pages", paged, f"{percent(found.paged_share, 2)} wasted")
-    yield from _row(
-        "half grown, users in contiguous rows", best.most_users, f"{percent(found.contiguous_share, 0)} wasted"
-    )
+        each = f"{1 / best.decode_step_s:,.1f} a user"
+        rows.append(("decoded tokens a second, at most", round(best.tokens_per_s), each))
+    for words, number, more in rows:
+        yield from packed([f"{words:<40}{number:>12,}", more], gap="  ")
 
 
 def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
@@ -264,24 +263,27 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
             yield from _command(launch_words(other.plan))
     yield from _command(words)
     if hosts > 1:
-        hint = "--export DIR writes what starts Ray on each host, waits for all, then serves"
-        yield from (Text(line, style="dim") for line in wrapped(hint))
+        yield from said("--export DIR writes what starts Ray on each host, waits for all, then serves", "dim")
     weights = plan.best.configuration.weights
     if (
         plan.best.configuration.engine in ("vllm", "sglang", "tensorrt-llm")
         and WEIGHT_FORMATS[weights].quantized
         and weights not in ("fp8", plan.shape.dtype)
     ):
-        hint = f"name a checkpoint of this model that is quantised to {weights}"
-        yield from (Text(line, style="dim") for line in wrapped(hint))
+        yield from said(f"name a checkpoint of this model that is quantised to {weights}", "dim")
 
 
 def _command(words: list[str]) -> Iterator[str]:
     """Yield the command line, broken before flags if it is long."""
-    # The program and, if no flag names it, the model.
+    # The program and, if no flag names it, the model; then flags with their values.
     first = {"python": 3, "trtllm-serve": 2, "llama-server": 1}.get(words[0]) or words.index("serve") + 2
+    flags: list[list[str]] = []
+    for word in words[first:]:
+        if not flags or (word.startswith("-") and not word[1:].isdecimal()):
+            flags.append([])
+        flags[-1].append(word)
     line = "   " + shlex.join(words[:first])
-    for flag in _pairs(words[first:]):
+    for flag in map(shlex.join, flags):
         if len(line) + len(flag) + 3 > report_width():
             yield line + " \\"
             line = "    "
@@ -289,23 +291,24 @@ def _command(words: list[str]) -> Iterator[str]:
     yield line
 
 
-def _pairs(words: Sequence[str]) -> Iterator[str]:
-    """Yield flags with their values."""
-    held: list[str] = []
-    for word in words:
-        if word.startswith("-") and not word[1:].isdecimal() and held:
-            yield shlex.join(held)
-            held = []
-        held.append(word)
-    if held:
-        yield shlex.join(held)
-
-
 def launch_words(plan: ServingPlan) -> list[str]:
     """Return the command that starts it."""
     asked = plan.best.configuration
     if asked.engine == "tonnage":
-        return ["tonnage", "serve", hub_id(plan.model), *_own_flags(asked, plan.shape.dtype)]
+        # Flags that are not the defaults, and always share and context, so that the same blocks result.
+        words = ["tonnage", "serve", hub_id(plan.model)]
+        words += ["--budget", f"{asked.utilization:g}", "--context", str(asked.context)]
+        usual = ServingConfiguration(max_seqs=MAX_SEQS, batched_tokens=BATCHED_TOKENS)
+        for name in ("max_seqs", "batched_tokens", "block"):
+            if getattr(asked, name) != getattr(usual, name):
+                words += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
+        quantized = asked.weights in ("fp8", "int8") and asked.weights != plan.shape.dtype
+        return (
+            words
+            + ["--weights", asked.weights] * quantized
+            + ["--kv", "fp8"] * (asked.kv == "fp8")
+            + ["--eager"] * asked.eager
+        )
     from tonnage.planner.export import SERVERS, vllm
 
     launch = plan.launch
@@ -313,174 +316,103 @@ def launch_words(plan: ServingPlan) -> list[str]:
         command: list[str] = SERVERS[asked.engine].command(launch)
         return command
     variables = vllm.environment(launch) if asked.stage_layers else []
-    return [
-        *(["env", *variables] if variables else []),
-        "vllm",
-        "serve",
-        vllm.served_model(launch),
-        *vllm.flags(launch),
-    ]
-
-
-def _own_flags(asked: ServingConfiguration, dtype: str) -> Iterator[str]:
-    """Yield non-default flags, and always share and context, so that the same blocks result."""
-    yield from ("--budget", f"{asked.utilization:g}", "--context", str(asked.context))
-    usual = ServingConfiguration(max_seqs=MAX_SEQS, batched_tokens=BATCHED_TOKENS)
-    for flag, name in (("--max-seqs", "max_seqs"), ("--batched-tokens", "batched_tokens"), ("--block", "block")):
-        if getattr(asked, name) != getattr(usual, name):
-            yield from (flag, str(getattr(asked, name)))
-    yield from ("--weights", asked.weights) if asked.weights in ("fp8", "int8") and asked.weights != dtype else ()
-    yield from ("--kv", "fp8") if asked.kv == "fp8" else ()
-    yield from ("--eager",) if asked.eager else ()
+    environment = ["env", *variables] if variables else []
+    return [*environment, "vllm", "serve", vllm.served_model(launch), *vllm.flags(launch)]
 
 
 def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
-    """Yield the arithmetic, term by term."""
+    """Yield the arithmetic, term by term, and that of the blocks."""
     yield heading("the arithmetic")
-    share = budget.configuration.utilization
-    if budget.configuration.engine in ("vllm", "tonnage"):
+    asked, layout = budget.configuration, budget.kv.layout
+    share = asked.utilization
+    if asked.engine in ("vllm", "tonnage"):
         yield from wrapped(f"share of the card: {budget.capacity_bytes:,} × {share:g} = {budget.limit_bytes:,} B")
-    elif budget.configuration.engine != "llama.cpp":
-        of = "free at start" if budget.configuration.engine == "sglang" else "free at the peak, and the peak"
+    elif asked.engine != "llama.cpp":
+        of = "free at start" if asked.engine == "sglang" else "free at the peak, and the peak"
         yield from wrapped(f"share {share:g} of what is {of}: {budget.limit_bytes:,} B of {budget.capacity_bytes:,}")
     for term in budget.terms:
-        yield from _explained(term)
-    yield from _explained_blocks(budget)
-
-
-def _explained_blocks(budget: ServingBudget) -> Iterator[str]:
-    asked, layout = budget.configuration, budget.kv.layout
+        label = "weights" if term.category is Category.PARAMETERS else term.category.label
+        figures = f"{int(term.size_bytes):>18,} B  {cut(term.source, 20)}"
+        yield from beside(f"{label}: {term.name}", min(36, report_width() - 2 - len(figures)), figures, rest="    ")
+        numbers = [
+            f"{name.replace('_', ' ')} {value:{',' if isinstance(value, int) else ''}}"
+            for name, value in term.numbers.items()
+        ]
+        for words in (f"= {term.formula}", ", ".join(numbers)):
+            yield from wrapped(words, first="     ", rest="       ")
     groups = f"{len(layout.groups)} group{'s' * (len(layout.groups) > 1)}"
     yield from wrapped(f"a block: {layout.bytes_per_block:,} B; a token: {layout.bytes_per_token:,} B in {groups}")
     each = layout.sequence_blocks(asked.context, budget.kv.batched_tokens)
     yield from wrapped(f"a sequence of {asked.context:,} tokens: {each:,} blocks")
-    yield from wrapped(
-        f"{asked.users:,} of them and the null block: {budget.needed_blocks:,} blocks of {budget.kv.blocks:,}"
-    )
-
-
-def _explained(term: Term) -> Iterator[str]:
-    label = "weights" if term.category is Category.PARAMETERS else term.category.label
-    figures = f"{int(term.size_bytes):>18,} B  {cut(term.source, 20)}"
-    yield from beside(f"{label}: {term.name}", min(36, report_width() - 2 - len(figures)), figures, rest="    ")
-    numbers = [
-        f"{name.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{name.replace('_', ' ')} {value}"
-        for name, value in term.numbers.items()
-    ]
-    for words in (f"= {term.formula}", ", ".join(numbers)):
-        yield from wrapped(words, first="     ", rest="       ")
+    blocks = f"{budget.needed_blocks:,} blocks of {budget.kv.blocks:,}"
+    yield from wrapped(f"{asked.users:,} of them and the null block: {blocks}")
 
 
 def serving_figures(plan: ServingPlan) -> dict[str, Any]:
     """Return JSON values with stable keys. Sizes are those of the fullest GPU."""
-    best, budget = plan.best, plan.best.budget
+    best, budget, kv = plan.best, plan.best.budget, plan.best.budget.kv
     asked = best.configuration
     keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context")
     figures = {f"{key}_bytes": size for key, (_, size) in zip(keys, ledger_rows(budget), strict=True)}
+    found = average_waste(asked.users, -(-asked.context // 2), asked.context, kv.layout.block)
     return {
         "tonnage": __version__,
         "fits": plan.fits,
-        "model": {"name": plan.shape.name, "parameters": plan.shape.parameters, "exact": plan.shape.exact},
+        "model": picked(plan.shape, "name parameters exact"),
         "gpu": plan.cluster.gpu.name,
         "gpus": plan.cluster.gpus,
-        "capacity_bytes": budget.capacity_bytes,
-        "needed_bytes": budget.needed_bytes,
-        "available_bytes": budget.available_bytes,
-        "config": _configuration(best) | {"users": plan.users, "replicas": best.replicas},
+        **picked(budget, "capacity_bytes needed_bytes available_bytes"),
+        "config": picked(asked, _CONFIGURATION) | {"users": plan.users, "replicas": best.replicas},
         "ledger": figures | {"total_bytes": budget.total_bytes},
         "loading": loading_figures(serving_loading(plan.shape, budget, plan.cluster.gpus_per_host), plan.cluster),
-        "kv": _kv_figures(plan),
-        "most_users": best.most_users,
-        "longest_context": best.longest_context,
+        "kv": {
+            **picked(kv.layout, "bytes_per_token bytes_per_block block"),
+            "groups": len(kv.layout.groups),
+            **picked(kv, "available_bytes blocks tokens"),
+            "max_concurrency": kv.max_concurrency(asked.context),
+            "needed_blocks": budget.needed_blocks,
+            "contiguous_waste": found.contiguous_share,
+            "paged_waste": found.paged_share,
+        },
+        **picked(best, "most_users longest_context"),
         "decode": {"step_s": best.decode_step_s, "tokens_per_s": best.tokens_per_s},
-        "changes": [{"flag": each.flag, "users": each.users, "context": each.context} for each in plan.changes],
-        "alternatives": [_layout_figures(layout) for layout in plan.others],
-        "terms": [_term_figures(term) for term in budget.terms],
+        "changes": [picked(change, "flag users context") for change in plan.changes],
+        "alternatives": [
+            picked(layout.configuration, "tp pp")
+            | picked(layout, "replicas fits missing_bytes most_users tokens_per_s")
+            for layout in plan.others
+        ],
+        "terms": [
+            {
+                "category": str(term.category),
+                "name": term.name,
+                "size_bytes": int(term.size_bytes),
+                "formula": term.formula,
+                "numbers": dict(term.numbers),
+                "source": term.source,
+            }
+            for term in budget.terms
+        ],
         "launch": launch_words(plan),
         "beside": [_neighbour_figures(each) for each in plan.neighbours],
         "notes": list(budget.notes),
         "users_per_replica": asked.users,
-        **_host_figures(budget),
+        **(_host_figures(budget) if isinstance(budget, LlamaBudget) else {}),
     }
 
 
 def _neighbour_figures(neighbour: Neighbour) -> dict[str, Any]:
     best = neighbour.plan.best if neighbour.plan is not None else None
-    return {
-        "words": neighbour.words,
-        "claimed_bytes": neighbour.claimed_bytes,
-        "share": neighbour.share,
+    return picked(neighbour, "words claimed_bytes share") | {
         "most_users": min(best.most_users, best.configuration.max_seqs) if best else None,
         "launch": launch_words(neighbour.plan) if neighbour.plan is not None else [],
     }
 
 
-def _host_figures(budget: ServingBudget) -> dict[str, Any]:
-    if not isinstance(budget, LlamaBudget):
-        return {}
-    host = budget.host
-    return {
-        "gpu_layers": budget.gpu_layers,
-        "layers": budget.layers,
-        "host": _device_figures(host) | {"total_bytes": host.total},
-        "cards": [_device_figures(card) for card in budget.cards],
-    }
-
-
-def _device_figures(device: DeviceBytes) -> dict[str, int]:
-    return {
-        "layers": device.layers,
-        "weights_bytes": device.weights,
-        "kv_cache_bytes": device.cache,
-        "compute_bytes": device.compute,
-    }
-
-
-def _configuration(layout: ServingLayout) -> dict[str, Any]:
-    asked = layout.configuration
-    names = (
-        "engine", "engine_version", "tp", "pp", "stage_layers", "context", "shared_prefix", "weights", "kv", "block",
-        "utilization", "max_seqs", "batched_tokens", "eager", "reserved_bytes",
-    )  # fmt: skip
-    return {name: getattr(asked, name) for name in names}
-
-
-def _kv_figures(plan: ServingPlan) -> dict[str, Any]:
-    asked, kv = plan.best.configuration, plan.best.budget.kv
-    found = average_waste(asked.users, -(-asked.context // 2), asked.context, kv.layout.block)
-    return {
-        "bytes_per_token": kv.layout.bytes_per_token,
-        "bytes_per_block": kv.layout.bytes_per_block,
-        "block": kv.layout.block,
-        "groups": len(kv.layout.groups),
-        "available_bytes": kv.available_bytes,
-        "blocks": kv.blocks,
-        "tokens": kv.tokens,
-        "max_concurrency": kv.max_concurrency(asked.context),
-        "needed_blocks": plan.best.budget.needed_blocks,
-        "contiguous_waste": found.contiguous_share,
-        "paged_waste": found.paged_share,
-    }
-
-
-def _layout_figures(layout: ServingLayout) -> dict[str, Any]:
-    return {
-        "tp": layout.configuration.tp,
-        "pp": layout.configuration.pp,
-        "replicas": layout.replicas,
-        "fits": layout.fits,
-        "missing_bytes": layout.missing_bytes,
-        "most_users": layout.most_users,
-        "tokens_per_s": layout.tokens_per_s,
-    }
-
-
-def _term_figures(term: Term) -> dict[str, Any]:
-    return {
-        "category": str(term.category),
-        "name": term.name,
-        "size_bytes": int(term.size_bytes),
-        "formula": term.formula,
-        "numbers": dict(term.numbers),
-        "source": term.source,
-    }
+def _host_figures(budget: LlamaBudget) -> dict[str, Any]:
+    devices = [
+        {"layers": d.layers, "weights_bytes": d.weights, "kv_cache_bytes": d.cache, "compute_bytes": d.compute}
+        for d in (budget.host, *budget.cards)
+    ]
+    host = devices[0] | {"total_bytes": budget.host.total}
+    return picked(budget, "gpu_layers layers") | {"host": host, "cards": devices[1:]}

@@ -17,30 +17,29 @@ from tonnage.recording import Allocation, FailedRequest, Recording, telling_line
 from tonnage.recording.timeline import name_at
 from tonnage.report.all_cards import all_cards_sections
 from tonnage.report.campaign import NONE, Campaign
-from tonnage.report.fixes import fix_lines
 from tonnage.report.host import host_lines
 from tonnage.report.lines import (
-    bar,
     column,
     cut,
     heading,
+    ledger_row,
     packed,
     print_sections,
     report_width,
+    said,
     spread,
     table,
     table_unit,
     wrapped,
 )
 from tonnage.report.step_time import time_lines, time_words
-from tonnage.report.total import larger_card_words, total_lines, verdict_words
+from tonnage.report.total import fix_lines, larger_card_words, total_lines, verdict_words
 from tonnage.script.notebook import source_line
 from tonnage.units import GIB, format_bytes, percent
 from tonnage.untrusted import clipped
 
 _LARGEST = 5
 _FIXES = 4
-_BAR_CELLS = 28
 _STEPS = 6
 _LONGEST_REASON = 320  # characters
 _WORTH_SAYING = 0.01
@@ -105,7 +104,7 @@ def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
     if at is not None:
         yield from _place_lines(recording, "peak", at)
     style = "bold yellow" if ahead.climb else "yellow"
-    yield from (Text(line, style=style) for words in ahead.lines for line in wrapped(words, rest="    "))
+    yield from (line for words in ahead.lines for line in said(words, style, rest="    "))
 
 
 def _verdict(recording: Recording, climbs: bool) -> tuple[str, str]:
@@ -117,8 +116,7 @@ def failure(recording: Recording) -> Iterator[Text]:
     """Yield why the script failed, if not for lack of memory."""
     header = recording.header
     if header.outcome == "error" and header.error:
-        words = header.error.splitlines()[0]
-        yield from (Text(line, style="yellow") for line in wrapped(f"failed: {clipped(words, _LONGEST_REASON)}"))
+        yield from said(f"failed: {clipped(header.error.splitlines()[0], _LONGEST_REASON)}", "yellow")
         yield Text("  the figures are of what ran until then", style="dim")
 
 
@@ -131,11 +129,12 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
     maker = " of ".join(filter(None, [oom.operator.removeprefix("aten::"), oom.module]))
     short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
     asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
-    yield from map(Text, wrapped(f"{asked}{f', in {maker}' if maker else ''}"))
+    yield from said(f"{asked}{f', in {maker}' if maker else ''}")
     unused = oom.reserved_bytes - oom.allocated_bytes
     if unused > _WORTH_SAYING * oom.reserved_bytes:
-        words = f"{format_bytes(unused)} of the {format_bytes(oom.reserved_bytes)} reserved lay unused in pieces"
-        yield from map(Text, wrapped(words))
+        yield from said(
+            f"{format_bytes(unused)} of the {format_bytes(oom.reserved_bytes)} reserved lay unused in pieces"
+        )
 
 
 def ledger(recording: Recording) -> Iterator[Text]:
@@ -144,13 +143,9 @@ def ledger(recording: Recording) -> Iterator[Text]:
     total = found.total_bytes
     if not total:
         yield Text("  nothing was allocated on the GPU", style="yellow")
-        return
-    unit = table_unit(total)
-    for category, size_bytes in found.ranked():
-        share = size_bytes / total
-        row = Text(f"  {category.label:<17}{column(size_bytes, unit)}  {percent(share):>6}  ")
-        row.append(bar(share, _BAR_CELLS), style="cyan").rstrip()
-        yield row
+    for category, size in found.ranked() if total else ():
+        amount = f"{column(size, table_unit(total))}  "
+        yield ledger_row(category.label, amount, size / total, width=17, cells=28, style="cyan")
 
 
 def course(recording: Recording, verbose: bool) -> Iterator[Text]:
@@ -162,34 +157,26 @@ def course(recording: Recording, verbose: bool) -> Iterator[Text]:
     highest = max(phase.peak_allocated_bytes for phase in recording.phases)
     named += [p for p in recording.phases if p.name == "data" and p.peak_allocated_bytes == highest and p not in named]
     phases = [f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in named]
-    steps = list(_alike_steps(recording, unit))
+    # "steps 2–20 1.34 GiB": neighbours with equal peaks together.
+    steps = []
+    peaks = [(step.step, format_bytes(step.peak_allocated_bytes, unit)) for step in recording.steps if step.step]
+    for peak, alike in groupby(peaks, key=lambda step: step[1]):
+        numbers = [number for number, _ in alike]
+        name = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]}–{numbers[-1]}"
+        steps.append(f"{name} {peak}")
     shown = steps if verbose else steps[:_STEPS]
     yield from (Text(line) for entries in (phases, shown) for line in packed(entries, first="  peak of   "))
     if len(shown) < len(steps):
         yield Text(f"            and {len(steps) - len(shown)} more: --verbose", style="dim")
-    if recording.peak_reserved_bytes:
-        yield from map(Text, wrapped(_unused(recording, unit), first="  unused    "))
-
-
-def _unused(recording: Recording, unit: str) -> str:
-    """Describe what was reserved but not allocated at the reserved peak, which may differ from the allocated peak."""
     unused, reserved = recording.unused_at_peak_bytes, recording.peak_reserved_bytes
-    moment = recording.reserved_peak_sequence or 0
-    step, phase = (name_at(recording.marks, kind, moment) for kind in ("step", "phase"))
-    allocated = format_bytes(reserved - unused, unit)
-    return (
-        f"{format_bytes(unused, unit)} of the {format_bytes(reserved, unit)} reserved ({percent(unused / reserved)}), "
-        f"{_where(int(step or 0), phase)}, when {allocated} were allocated"
-    )
-
-
-def _alike_steps(recording: Recording, unit: str) -> Iterator[str]:
-    """Yield entries like "steps 2–20 1.34 GiB", merging neighbours with equal peaks."""
-    steps = [(step.step, format_bytes(step.peak_allocated_bytes, unit)) for step in recording.steps if step.step]
-    for peak, alike in groupby(steps, key=lambda step: step[1]):
-        numbers = [number for number, _ in alike]
-        name = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]}–{numbers[-1]}"
-        yield f"{name} {peak}"
+    if reserved:
+        # At the peak of reserved bytes, which may differ from that of allocated ones.
+        moment = recording.reserved_peak_sequence or 0
+        step, phase = (name_at(recording.marks, kind, moment) for kind in ("step", "phase"))
+        of, allocated = format_bytes(reserved, unit), format_bytes(reserved - unused, unit)
+        words = f"{format_bytes(unused, unit)} of the {of} reserved ({percent(unused / reserved)})"
+        words += f", {_where(int(step or 0), phase)}, when {allocated} were allocated"
+        yield from said(words, first="  unused    ")
 
 
 def largest(recording: Recording) -> Iterator[Text]:
@@ -199,29 +186,27 @@ def largest(recording: Recording) -> Iterator[Text]:
         return
     yield heading("largest at the peak")
     unit = table_unit(recording.peak_allocated_bytes)
-    lines = telling_lines((group.line, group.stack) for group in groups)
     rows = []
-    for group, line in zip(groups, lines, strict=True):
+    for group, line in zip(groups, telling_lines((group.line, group.stack) for group in groups), strict=True):
         module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
         operator = group.operator.removeprefix("aten::")
         rows.append((column(group.total_bytes, unit).strip(), group.what, operator, module, line))
     beside = table(rows, align="><<<<", names=(2, 3), gap=" ")
-    yield from map(Text, beside if max(map(len, beside)) <= report_width() else _in_two_lines(rows))
-
-
-def _in_two_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield rows too long for one line as two: what it is, then where it was made."""
+    if max(map(len, beside)) <= report_width():
+        yield from map(Text, beside)
+        return
+    # Too long for one line: what it is, then where it was made.
     sizes = max(len(size) for size, *_ in rows)
+    room = report_width() - sizes - 3
     for size, what, operator, module, line in rows:
-        yield f"  {size:>{sizes}} {cut(f'{what}  {operator}', report_width() - sizes - 3)}"
-        first = " " * (sizes + 3)
-        yield f"{first}{cut(f'{module}  '.lstrip() + line, report_width() - len(first))}"
+        yield Text(f"  {size:>{sizes}} {cut(f'{what}  {operator}', room)}")
+        yield Text(" " * (sizes + 3) + cut(f"{module}  ".lstrip() + line, room))
 
 
 def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
     """Yield the changes that save most; for a failed run, whether all of it fits with each."""
     died = recording.header.outcome == "oom"
-    yield from map(Text, wrapped(advice.why))
+    yield from said(advice.why)
     yield from fix_lines("what would save it" if died else "to save memory", advice.fixes[:_FIXES])
     if died and not is_limited_by_itself(recording):
         yield Text(f"  {larger_card_words(recording, advice.larger_card)}")
@@ -229,37 +214,27 @@ def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
 
 def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
     """Yield what the figures are based on: substituted values, assumptions, and what is not modelled."""
-    yield from _stand_ins(recording, verbose)
+    stand_ins, caught = recording.stand_ins, recording.header.ooms_caught
+    if stand_ins:
+        total = sum(stand_in.count for stand_in in stand_ins)
+        words = f"{total} {'value was' if total == 1 else 'values were'} read from the virtual GPU"
+        first = f"{stand_ins[0].what} ×{stand_ins[0].count}{', …' if len(stand_ins) > 1 else ''}"
+        rows = [(f"×{each.count}", each.what, each.line, each.value) for each in stand_ins]
+        if verbose:
+            yield Text(f"  {words}", style="dim")
+            yield from (Text(row, style="dim") for row in table(rows, align="<<<<", names=(1, 2, 3), first="   "))
+        else:
+            yield from said(f"{words} ({first}): --verbose", "dim", rest="    ")
     for note in recording.notes:
-        kind = "not modelled" if note.kind == "not_modelled" else "assumed"
+        kind, style = ("not modelled", "yellow") if note.kind == "not_modelled" else ("assumed", "dim")
         times = f" ×{note.count}" if note.count > 1 else ""
-        style = "yellow" if note.kind == "not_modelled" else "dim"
-        yield from _noted(f"{kind}: {note.operator}{times}: {note.text}", style)
+        yield from said(f"{kind}: {note.operator}{times}: {note.text}", style, rest="    ")
     if recording.header.pinned_host_bytes:
         yield Text(f"  pinned host memory {format_bytes(recording.header.pinned_host_bytes)}", style="dim")
-    caught = recording.header.ooms_caught
     if caught:
         times = "once" if caught == 1 else f"{caught} times"
-        yield from _noted(f"it ran out of memory {times}; the script caught that and went on", "yellow")
-
-
-def _noted(words: str, style: str) -> Iterator[Text]:
-    return (Text(line, style=style) for line in wrapped(words, rest="    "))
-
-
-def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
-    stand_ins = recording.stand_ins
-    if not stand_ins:
-        return
-    total = sum(stand_in.count for stand_in in stand_ins)
-    values = "value was" if total == 1 else "values were"
-    if not verbose:
-        first = f"{stand_ins[0].what} ×{stand_ins[0].count}{', …' if len(stand_ins) > 1 else ''}"
-        yield from _noted(f"{total} {values} read from the virtual GPU ({first}): --verbose", "dim")
-        return
-    yield Text(f"  {total} {values} read from the virtual GPU", style="dim")
-    rows = [(f"×{each.count}", each.what, each.line, each.value) for each in stand_ins]
-    yield from (Text(row, style="dim") for row in table(rows, align="<<<<", names=(1, 2, 3), first="   "))
+        words = f"it ran out of memory {times}; the script caught that and went on"
+        yield from said(words, "yellow", rest="    ")
 
 
 def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterator[Text]:
@@ -282,9 +257,8 @@ def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterat
 
 
 def _where(step: int, phase: str) -> str:
-    return (
-        "in " + ", ".join(filter(None, [f"step {step}" if step else "", phase])) if step or phase else "before any step"
-    )
+    places = ", ".join(filter(None, [f"step {step}" if step else "", phase]))
+    return f"in {places}" if places else "before any step"
 
 
 def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest, style: str = "") -> Iterator[Text]:

@@ -1,16 +1,17 @@
-"""How a run ended, and the total that a run out of memory needs, as text. It only formats."""
+"""How a run ended, the total that a run out of memory needs, and what would save memory, as text. It only formats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rich.text import Text
 
 from tonnage.allocator.segments import UNLIMITED_BYTES
-from tonnage.explain import Advice
+from tonnage.explain import Advice, Fix
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.explain.total import Total
 from tonnage.recording import Recording
 from tonnage.recording.beyond import PATIENCE, REPEATS, TO_ITS_END
-from tonnage.report.lines import wrapped
+from tonnage.report.lines import report_width, said, wrapped
 from tonnage.units import format_bytes
 from tonnage.untrusted import clipped
 
@@ -30,15 +31,21 @@ def total_lines(recording: Recording, advice: Advice, *, alone: bool = False) ->
     """
     total = advice.total
     if total is None:
-        yield from map(Text, wrapped(_unknown(recording, alone)))
+        # Nothing is known after the line that failed.
+        oom = recording.oom
+        if oom is None or recording.whole:
+            return
+        if oom.requested_bytes > UNLIMITED_BYTES:
+            yield from said("no card will ever hold that one tensor: look at its extents")
+        elif alone and recording.header.source == "virtual":
+            yield from said("what it needs in all is not known: tonnage run --gpu all tells")
         return
-    yield from (Text(line, style="bold") for line in wrapped(total_words(recording, advice)))
+    yield from said(total_words(recording, advice), "bold")
     place = ", ".join(filter(None, [f"step {total.step}" if total.step else "", total.phase]))
     at = f", at {total.line}" if total.line else ""
     peak = format_bytes(total.peak_allocated_bytes)
-    yield from map(Text, wrapped(f"most of it in {place or 'no step'}{at}: {peak} allocated"))
-    if words := caveat_words(total):
-        yield from (Text(line, style="yellow") for line in wrapped(words))
+    yield from said(f"most of it in {place or 'no step'}{at}: {peak} allocated")
+    yield from said(caveat_words(total), "yellow")
 
 
 def total_words(recording: Recording, advice: Advice) -> str:
@@ -69,17 +76,38 @@ def larger_card_words(recording: Recording, card: str | None) -> str:
     return f"a larger card: the {card} " + ("holds the whole run" if recording.whole else "gets past that line")
 
 
-def _unknown(recording: Recording, alone: bool) -> str:
-    """Return what to say if nothing is known after the line that failed."""
-    oom = recording.oom
-    if oom is None or recording.whole:
-        return ""
-    if oom.requested_bytes > UNLIMITED_BYTES:
-        return "no card will ever hold that one tensor: look at its extents"
-    is_known = not alone or recording.header.source != "virtual"
-    return "" if is_known else "what it needs in all is not known: tonnage run --gpu all tells"
-
-
 def verdict_words(outcome: str, climbs: bool = False) -> str:
     """Return the verdict; a run that completed but whose memory climbs has not shown that it fits."""
     return CLIMBS if climbs and outcome == "ok" else _WORDS[outcome]
+
+
+_CHANGE = 28
+_SAVES = 11
+_COSTS = 15
+
+
+def fix_lines(title: str, fixes: Sequence[Fix], *, how_below: bool = False) -> Iterator[Text]:
+    """Yield a heading, then the changes; nothing if there are none. "✓": a run that failed fits with it.
+
+    How to make a change follows on the same line if it fits, unless `how_below`.
+    """
+    if not fixes:
+        return
+    # As wide as the longest name needs, if there is room for the cost.
+    width = min(max(_CHANGE, *(len(fix.change) + 1 for fix in fixes)), report_width() - 3 - _SAVES - 3 - _COSTS)
+    before_how = 3 + width + _SAVES + 3 + max(_COSTS, *(len(fix.costs) for fix in fixes))
+    yield Text(f"  {title:<{width + 1}}{'saves':>{_SAVES}}   costs", style="bold")
+    for fix in fixes:
+        mark = {True: "✓", False: "✗", None: " "}[fix.rescues]
+        changes = wrapped(fix.change, first=f" {mark} ", rest="   ", width=3 + width)
+        costs = wrapped(fix.costs, first="", width=report_width() - 3 - width - _SAVES - 3)
+        saves = [format_bytes(fix.saves_bytes) if fix.saves_bytes else "–"]
+        columns = zip_longest(changes, saves, costs, fillvalue="")
+        rows = [f"{change:<{3 + width}}{saved:>{_SAVES}}   {cost}".rstrip() for change, saved, cost in columns]
+        how = f"{fix.how}   (run, not computed)" if fix.was_run else fix.how
+        row = f"{rows[0]:<{before_how}}  {how}"
+        if not how_below and len(rows) == 1 and len(row) <= report_width():
+            yield Text(row.rstrip())
+        else:
+            yield from map(Text, rows)
+            yield from said(how, "dim", first="     ")

@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
-from tonnage.report.lines import cut, report_width, spread, wrapped
+from tonnage.report.lines import cut, report_width, said, spread
 from tonnage.units import GIB, format_bytes, percent
 from tonnage.watch import GpuSample, WatchHistory
 
@@ -35,31 +35,33 @@ def sparkline(values: Iterable[int], full: int, cells: int) -> str:
 
 
 def frame(history: WatchHistory) -> Iterator[Text]:
-    """Yield every GPU and process now, with its timeline."""
-    moment = history.latest
-    if moment is None:
-        return
-    for gpu in moment.gpus:
-        yield from _gpu_lines(gpu, history)
+    """Yield every GPU and process now, with its timeline; then which GPU is nearly full."""
+    gpus, wider = history.latest.gpus if history.latest else (), report_width() - _USUAL
+    for gpu in gpus:
+        track = history.gpu(gpu.index)
+        busy = "" if gpu.busy_percent is None else f"   {gpu.busy_percent} % busy"
+        yield from spread(Text(f"  GPU {gpu.index}  {cut(gpu.name, _NAME_CELLS)}", style="bold"), Text(_of_total(gpu)))
+        course = Text("  " + sparkline(track.used_bytes, gpu.total_bytes, _GPU_CELLS + wider), style="cyan")
+        yield from spread(course, Text(f"peak {format_bytes(track.peak_bytes, 'GiB')}{busy}"))
+        for process in gpu.processes[:_PROCESSES]:
+            name = cut(process.name, _PROCESS_CELLS + 2)
+            line = Text(f"   {process.pid:>7}  {name:<{_PROCESS_CELLS + 2}}{_used(process):>11}  ")
+            cells = max(0, min(_PROCESS_CELLS + wider, report_width() - line.cell_len))
+            used = history.process(gpu.index, process.pid).used_bytes
+            yield line.append(sparkline(used, gpu.total_bytes, cells), style="cyan")
+        hidden = len(gpu.processes) - _PROCESSES
+        if hidden > 0:
+            yield Text(f"   and {hidden} smaller ones", style="dim")
+        if gpu.unseen_bytes:
+            yield Text(f"   {'outside these processes':<33}{format_bytes(gpu.unseen_bytes, 'GiB'):>11}", style="dim")
         yield Text()
-    for gpu in moment.gpus:
-        yield from _advice(gpu)
-
-
-def _gpu_lines(gpu: GpuMemory, history: WatchHistory) -> Iterator[Text]:
-    track = history.gpu(gpu.index)
-    busy = "" if gpu.busy_percent is None else f"   {gpu.busy_percent} % busy"
-    yield from spread(Text(f"  GPU {gpu.index}  {cut(gpu.name, _NAME_CELLS)}", style="bold"), Text(_of_total(gpu)))
-    cells = _GPU_CELLS + report_width() - _USUAL
-    course = Text("  " + sparkline(track.used_bytes, gpu.total_bytes, cells), style="cyan")
-    yield from spread(course, Text(f"peak {format_bytes(track.peak_bytes, 'GiB')}{busy}"))
-    for process in gpu.processes[:_PROCESSES]:
-        yield _process_line(process, gpu, history)
-    hidden = len(gpu.processes) - _PROCESSES
-    if hidden > 0:
-        yield Text(f"   and {hidden} smaller ones", style="dim")
-    if gpu.unseen_bytes:
-        yield Text(f"   {'outside these processes':<33}{format_bytes(gpu.unseen_bytes, 'GiB'):>11}", style="dim")
+    for gpu in gpus:
+        if gpu.used_bytes >= _NEARLY_FULL * gpu.total_bytes:
+            words = ", and none of it is a process seen from here"
+            if gpu.processes:
+                largest = gpu.processes[0]
+                words = f"; {cut(largest.name, _PROCESS_CELLS + 2)} ({largest.pid}) holds most"
+            yield from said(f"GPU {gpu.index} has {format_bytes(gpu.free_bytes)} left{words}", "yellow")
 
 
 def _of_total(gpu: GpuMemory) -> str:
@@ -67,29 +69,8 @@ def _of_total(gpu: GpuMemory) -> str:
     return f"{gpu.used_bytes / GIB:.2f} of {format_bytes(gpu.total_bytes, 'GiB')}  {percent(share, 0)}"
 
 
-def _process_line(process: ProcessMemory, gpu: GpuMemory, history: WatchHistory) -> Text:
-    track = history.process(gpu.index, process.pid)
-    name = cut(process.name, _PROCESS_CELLS + 2)
-    line = Text(f"   {process.pid:>7}  {name:<{_PROCESS_CELLS + 2}}{_used(process):>11}  ")
-    cells = min(_PROCESS_CELLS + report_width() - _USUAL, report_width() - line.cell_len)
-    line.append(sparkline(track.used_bytes, gpu.total_bytes, max(0, cells)), style="cyan")
-    return line
-
-
 def _used(process: ProcessMemory) -> str:
     return "unknown" if process.used_bytes is None else format_bytes(process.used_bytes, "GiB")
-
-
-def _advice(gpu: GpuMemory) -> Iterator[Text]:
-    if gpu.used_bytes < _NEARLY_FULL * gpu.total_bytes:
-        return
-    left = f"GPU {gpu.index} has {format_bytes(gpu.free_bytes)} left"
-    largest = gpu.processes[0] if gpu.processes else None
-    if largest is None:
-        words = f"{left}, and none of it is a process seen from here"
-    else:
-        words = f"{left}; {cut(largest.name, _PROCESS_CELLS + 2)} ({largest.pid}) holds most"
-    yield from (Text(line, style="yellow") for line in wrapped(words))
 
 
 def footer(history: WatchHistory, interval_s: float, served: str) -> Iterator[Text]:
@@ -97,7 +78,7 @@ def footer(history: WatchHistory, interval_s: float, served: str) -> Iterator[Te
     latest_s = history.latest.time_s if history.latest else 0.0
     minutes, seconds = divmod(int(latest_s - history.first_s), 60)
     words = [f"every {interval_s:g} s for {minutes}:{seconds:02d}", served, "Ctrl-C stops"]
-    yield from (Text(line, style="dim") for line in wrapped(" · ".join(filter(None, words))))
+    yield from said(" · ".join(filter(None, words)), "dim")
 
 
 def plain_lines(moment: GpuSample) -> Iterator[str]:

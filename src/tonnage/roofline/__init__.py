@@ -2,13 +2,12 @@
 ceilings.
 """
 
-from tonnage.clock.work import Work
+from tonnage.clock.operators import Work
 from tonnage.roofline.analysis import Analysis, RooflineRow, analyse
 from tonnage.roofline.ceilings import Ceilings, catalogue_ceilings, read_ceilings
 from tonnage.roofline.classes import MEANINGS, Bound, Verdict, judge
-from tonnage.roofline.items import Item
+from tonnage.roofline.items import GpuTime, Item, RooflineProfile
 from tonnage.roofline.layers import PHASES, Phase, model_profile
-from tonnage.roofline.profile import GpuTime, RooflineProfile
 from tonnage.roofline.readers import read_profile
 
 __all__ = [

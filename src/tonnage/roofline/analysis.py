@@ -1,12 +1,76 @@
 """A profile against ceilings: every item with its verdict and advice, and sums."""
 
 from dataclasses import dataclass, replace
+from math import isfinite
+from typing import get_args
 
-from tonnage.roofline.advice import advice_for
+from tonnage.clock.launch import Settings
+from tonnage.hardware import Gpu
 from tonnage.roofline.ceilings import Ceilings
 from tonnage.roofline.classes import Bound, Verdict, judge
-from tonnage.roofline.items import Item
-from tonnage.roofline.profile import RooflineProfile
+from tonnage.roofline.items import Item, RooflineProfile
+
+# Above this share a better kernel gains little.
+AT_THE_CEILING = 0.7
+
+
+def advice_for(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
+    """Return the one thing to try first."""
+    match verdict.bound, verdict.because:
+        case Bound.MEMORY, _:
+            return _memory(item, verdict, ceilings)
+        case Bound.COMPUTE, _:
+            return _compute(item, verdict, ceilings)
+        case Bound.LATENCY, "launch":
+            return "over before the card is full: fuse it, batch it, or use a CUDA graph"
+        case Bound.LATENCY, "blocks":
+            return f"{item.blocks} blocks for {ceilings.sm_count} SMs: split the work finer"
+        case Bound.LATENCY, _:
+            return "neither ceiling explains its time: `ncu --set full` says what it waits for"
+        case Bound.LINK, because:
+            moved, seconds = item.work.moved_bytes, item.seconds
+            if because == "pageable" and moved and seconds and moved / item.calls > 1e6:
+                reached, possible = moved / seconds / 1e9, ceilings.host_link_bytes_per_s / 1e9
+                return f"{reached:.1f} of {possible:.0f} GB/s: pin_memory=True and non_blocking=True"
+            return (
+                "a synchronising copy: keep it out of the step" if "DtoH" in item.link else "small: send it with others"
+            )
+    return f"not judged: {item.unknown}" if item.unknown else "not judged"
+
+
+def _memory(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
+    if verdict.because == "caches":
+        return "lives in the caches: reuse registers and shared memory, or fuse"
+    if item.seconds is not None:
+        if verdict.share is not None and verdict.share > 1:
+            return "found part of its bytes in L2: nothing to gain"
+        if verdict.share is not None and verdict.share >= AT_THE_CEILING:
+            return "at the ceiling: move fewer bytes (fuse with its neighbours, narrower type)"
+        return "short of the ceiling: contiguous inputs, 16-byte loads; or fuse (torch.compile)"
+    # Predicted.
+    if item.kind == "optimizer":
+        return "8-bit states, or shard them (FSDP): it moves 28 bytes a parameter"
+    if item.kind == "attention":
+        return "reads the KV cache: FP8 cache, fewer KV heads, shorter contexts"
+    intensity, ridge = item.work.intensity, ceilings.ridge(item.work.precision)
+    if item.kind == "product" and intensity and ridge > intensity:
+        times = f"{ridge / intensity:,.0f}" if ridge >= 10 * intensity else f"{ridge / intensity:.1f}"
+        return f"{times} times the tokens would take no longer: batch them; or FP8 weights"
+    return "fuse it with its neighbours (torch.compile)"
+
+
+def _compute(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
+    if verdict.because == "pipes":
+        return "the SMs' pipes are busy: fewer or cheaper instructions; `ncu --set full` says which"
+    factor = ceilings.rate("tf32") / ceilings.rate("fp32")
+    if verdict.because == "operations" and ceilings.has(item.work.precision) == "fp32" and factor > 1:
+        return f"plain FP32: TF32 allows {factor:.0f} times the rate (set_float32_matmul_precision)"
+    if item.seconds is None:
+        return "the best case: only fewer operations or a faster precision help"
+    if verdict.share is not None and verdict.share >= AT_THE_CEILING:
+        return "at the ceiling: only fewer operations or a faster precision help"
+    return "short of the ceiling: sizes in multiples of 128, larger tiles"
+
 
 SLOW = 1.25  # times what the clock expects, which is itself off by about a tenth
 _WORTH = 0.002  # of all time
@@ -88,35 +152,41 @@ class Analysis:
 
 def analyse(profile: RooflineProfile, ceilings: Ceilings) -> Analysis:
     """Judge every item."""
-    rows = sorted((_row(_proven(item, ceilings), ceilings) for item in profile.items), key=lambda row: -row.seconds)
+    rows, tf32 = [], "tf32" in ceilings.rates
+    for item in profile.items:
+        work, card = item.work, ceilings.card
+        # FP32 faster than the GPU's FP32 rate was TF32.
+        rate = work.operations / item.seconds if work.operations and item.seconds else 0.0
+        if work.precision == "fp32" and tf32 and rate > ceilings.rate("fp32"):
+            item = replace(item, work=replace(work, precision="tf32"))
+        verdict = judge(item, ceilings)
+        seconds = verdict.bound_s if item.seconds is None else item.seconds
+        known = item.seconds is not None and (item.made or item.link)
+        expected = expected_s(item, card) if card is not None and known else None
+        advice = advice_for(item, verdict, ceilings)
+        rows.append(RooflineRow(item=item, verdict=verdict, seconds=seconds, advice=advice, expected_s=expected))
+    rows.sort(key=lambda row: -row.seconds)
     return Analysis(profile=profile, ceilings=ceilings, rows=tuple(rows))
 
 
-def _row(item: Item, ceilings: Ceilings) -> RooflineRow:
-    verdict = judge(item, ceilings)
-    seconds = verdict.bound_s if item.seconds is None else item.seconds
-    return RooflineRow(
-        item=item,
-        verdict=verdict,
-        seconds=seconds,
-        advice=advice_for(item, verdict, ceilings),
-        expected_s=_expected_s(item, ceilings),
-    )
+def expected_s(item: Item, gpu: Gpu) -> float | None:
+    """Return the clock's seconds for all calls; None if they are not recorded or the clock does not know them."""
+    from tonnage.clock import kernels  # imports numpy
+    from tonnage.clock.kernels import copies
 
-
-def _expected_s(item: Item, ceilings: Ceilings) -> float | None:
-    if item.seconds is None or ceilings.card is None or not (item.made or item.link):
-        return None
-    from tonnage.roofline.expected import expected_s  # it imports numpy
-
-    return expected_s(item, ceilings.card)
-
-
-def _proven(item: Item, ceilings: Ceilings) -> Item:
-    """Correct the precision: FP32 faster than the GPU's FP32 rate was TF32."""
-    work, seconds = item.work, item.seconds
-    if work.precision != "fp32" or not work.operations or not seconds or "tf32" not in ceilings.rates:
-        return item
-    if work.operations / seconds <= ceilings.rate("fp32"):
-        return item
-    return replace(item, work=replace(work, precision="tf32"))
+    total_s = 0.0
+    try:
+        if item.link and item.work.moved_bytes:
+            direction = get_args(copies.Direction)["DtoH" in item.link]
+            each = copies.transfer(item.work.moved_bytes / item.calls, direction, pinned="Pinned" in item.link)
+            total_s = item.calls * float(kernels.seconds(each, gpu))
+        for call, count in () if item.link else item.made:
+            # Kernel names tell what they compute in.
+            settings = Settings(tf32_matmul=any("tf32" in kernel for kernel in call.kernels))
+            launch = kernels.launch_of(call, settings)
+            if launch is None:
+                return None
+            total_s += count * float(kernels.seconds(launch, gpu))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None  # a trace may hold any numbers
+    return total_s if isfinite(total_s) and total_s > 0 else None

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tonnage.clock.floor import kernel_floor_s
-from tonnage.clock.host import host_costs
+from tonnage.clock.host import host_costs, kernel_floor_s
 from tonnage.clock.launch import Launch
 from tonnage.errors import BadProfile
 from tonnage.hardware import Gpu, find_gpu

@@ -69,8 +69,26 @@ class Verdict:
 def judge(item: Item, ceilings: Ceilings) -> Verdict:
     """Determine the ceiling, and how near it is."""
     if item.link:
-        return _link(item, ceilings)
-    return _predicted(item, ceilings) if item.seconds is None else _measured(item, ceilings, item.seconds)
+        least_s = (item.work.moved_bytes or 0.0) / ceilings.host_link_bytes_per_s
+        share = _share(least_s, item.seconds or 0.0)
+        because = "pageable" if "pageable" in item.link.lower() else "pinned"
+        return Verdict(
+            bound=Bound.LINK, because=because, memory_share=None, compute_share=None, share=share, bound_s=least_s
+        )
+    if item.seconds is not None:
+        return _measured(item, ceilings, item.seconds)
+    # Predicted.
+    memory_s, compute_s = (seconds or 0.0 for seconds in least_seconds(item, ceilings))
+    floor_s = item.launches * ceilings.kernel_floor_s
+    least_s = max(memory_s, compute_s)
+    seconds = max(least_s, floor_s) or 1.0
+    bound, because = (Bound.MEMORY, "bytes") if memory_s >= compute_s else (Bound.COMPUTE, "operations")
+    if least_s < floor_s:
+        bound, because, least_s = Bound.LATENCY, "launch", floor_s
+    memory, compute = memory_s / seconds, compute_s / seconds
+    return Verdict(
+        bound=bound, because=because, memory_share=memory, compute_share=compute, share=None, bound_s=least_s
+    )
 
 
 def least_seconds(item: Item, ceilings: Ceilings) -> tuple[float | None, float | None]:
@@ -81,66 +99,33 @@ def least_seconds(item: Item, ceilings: Ceilings) -> tuple[float | None, float |
     return memory_s, compute_s
 
 
-def _predicted(item: Item, ceilings: Ceilings) -> Verdict:
-    memory_s, compute_s = (seconds or 0.0 for seconds in least_seconds(item, ceilings))
-    floor_s = item.launches * ceilings.kernel_floor_s
-    least_s = max(memory_s, compute_s)
-    seconds = max(least_s, floor_s) or 1.0
-    shares = {"memory_share": memory_s / seconds, "compute_share": compute_s / seconds, "share": None}
-    if least_s < floor_s:
-        return Verdict(bound=Bound.LATENCY, because="launch", bound_s=floor_s, **shares)
-    if memory_s >= compute_s:
-        return Verdict(bound=Bound.MEMORY, because="bytes", bound_s=memory_s, **shares)
-    return Verdict(bound=Bound.COMPUTE, because="operations", bound_s=compute_s, **shares)
-
-
 def _measured(item: Item, ceilings: Ceilings, seconds: float) -> Verdict:
     memory_s, compute_s = least_seconds(item, ceilings)
     memory = item.dram_share if memory_s is None else _share(memory_s, seconds)
     counted = _share(compute_s, seconds)
     compute = max((share for share in (counted, item.sm_share) if share is not None), default=None)
-    bound, because, share = _nearest(item, ceilings, memory, compute)
-    if bound is Bound.COMPUTE and compute != counted:
-        because = "pipes"
-    least = max((share for share in (memory, compute) if share is not None), default=0.0)
+    known = memory is not None and compute is not None
+    near = NEAR if known else _SURE
+    share = max((share for share in (memory, compute) if share is not None), default=None)
+    least_s = (share or 0.0) * seconds
+    if memory is not None and memory >= max(near, compute or 0.0):
+        bound, because, share = Bound.MEMORY, "bytes", memory
+    elif compute is not None and compute >= near:
+        bound, because, share = Bound.COMPUTE, "operations" if compute == counted else "pipes", compute
+    elif item.on_chip_share is not None and item.on_chip_share >= _SURE:
+        bound, because, share = Bound.MEMORY, "caches", item.on_chip_share
+    elif seconds <= _FLOORS * ceilings.kernel_floor_s * item.launches:
+        # Kernels this short are mostly launch, whatever their work is.
+        bound, because = Bound.LATENCY, "launch"
+    elif not known:
+        bound, because = Bound.UNKNOWN, "unknown"
+    else:
+        few = item.blocks is not None and item.blocks < ceilings.sm_count
+        bound, because = Bound.LATENCY, "blocks" if few else "stalls"
     return Verdict(
-        bound=bound,
-        because=because,
-        memory_share=memory,
-        compute_share=compute,
-        share=share,
-        bound_s=least * seconds,
+        bound=bound, because=because, memory_share=memory, compute_share=compute, share=share, bound_s=least_s
     )
 
 
 def _share(least_s: float | None, seconds: float) -> float | None:
     return least_s / seconds if least_s is not None and seconds > 0 else None
-
-
-def _nearest(
-    item: Item, ceilings: Ceilings, memory: float | None, compute: float | None
-) -> tuple[Bound, str, float | None]:
-    near = _SURE if memory is None or compute is None else NEAR
-    if memory is not None and memory >= max(near, compute or 0.0):
-        return Bound.MEMORY, "bytes", memory
-    if compute is not None and compute >= near:
-        return Bound.COMPUTE, "operations", compute
-    if item.on_chip_share is not None and item.on_chip_share >= _SURE:
-        return Bound.MEMORY, "caches", item.on_chip_share
-    nearest = max((share for share in (memory, compute) if share is not None), default=None)
-    # Kernels this short are mostly launch, whatever their work is.
-    if (item.seconds or 0.0) <= _FLOORS * ceilings.kernel_floor_s * item.launches:
-        return Bound.LATENCY, "launch", nearest
-    if memory is None or compute is None:
-        return Bound.UNKNOWN, "unknown", nearest
-    few = item.blocks is not None and item.blocks < ceilings.sm_count
-    return Bound.LATENCY, "blocks" if few else "stalls", nearest
-
-
-def _link(item: Item, ceilings: Ceilings) -> Verdict:
-    least_s = (item.work.moved_bytes or 0.0) / ceilings.host_link_bytes_per_s
-    share = _share(least_s, item.seconds or 0.0)
-    because = "pageable" if "pageable" in item.link.lower() else "pinned"
-    return Verdict(
-        bound=Bound.LINK, because=because, memory_share=None, compute_share=None, share=share, bound_s=least_s
-    )

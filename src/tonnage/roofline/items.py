@@ -3,12 +3,12 @@
 What a source does not say is None, and stays None.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tonnage.clock.operators import OperatorCall
-from tonnage.clock.work import Work
+from tonnage.clock.operators import OperatorCall, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,32 +55,104 @@ def gathered(items: Iterable[Item]) -> tuple[Item, ...]:
 
 
 def _sum(one: Item, other: Item) -> Item:
+    def plus(first: float | None, second: float | None) -> float | None:
+        return None if first is None or second is None else first + second
+
+    def mean(name: str) -> float | None:
+        first, second = getattr(one, name), getattr(other, name)
+        if first is None or second is None or not one.seconds or not other.seconds:
+            return first  # type: ignore[no-any-return]
+        return float((first * one.seconds + second * other.seconds) / (one.seconds + other.seconds))
+
     # The calls are known only if both items have them.
     calls = Counter(dict(one.made))
     for call, count in other.made:
         calls[call] += count
+    work = replace(
+        one.work,
+        operations=plus(one.work.operations, other.work.operations),
+        moved_bytes=plus(one.work.moved_bytes, other.work.moved_bytes),
+    )
     return replace(
         one,
         calls=one.calls + other.calls,
         launches=one.launches + other.launches,
-        seconds=_plus(one.seconds, other.seconds),
-        work=replace(
-            one.work,
-            operations=_plus(one.work.operations, other.work.operations),
-            moved_bytes=_plus(one.work.moved_bytes, other.work.moved_bytes),
-        ),
-        dram_share=_mean(one.dram_share, other.dram_share, one, other),
-        sm_share=_mean(one.sm_share, other.sm_share, one, other),
-        on_chip_share=_mean(one.on_chip_share, other.on_chip_share, one, other),
+        seconds=plus(one.seconds, other.seconds),
+        work=work,
         made=tuple(calls.items()) if one.made and other.made else (),
+        dram_share=mean("dram_share"),
+        sm_share=mean("sm_share"),
+        on_chip_share=mean("on_chip_share"),
     )
 
 
-def _plus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTime:
+    """The time of one GPU from its first kernel to the end of its last, over all streams.
+
+    `host_s` is idle time before the next kernel was launched: the host was late. `queue_s` is idle time after that:
+    launch latency, or a wait for another stream.
+    """
+
+    span_s: float
+    busy_s: float
+    host_s: float
+    queue_s: float
+    launches: int
 
 
-def _mean(one: float | None, other: float | None, first: Item, second: Item) -> float | None:
-    if one is None or other is None or not first.seconds or not second.seconds:
-        return one
-    return (one * first.seconds + other * second.seconds) / (first.seconds + second.seconds)
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A kernel or copy on the GPU, in seconds; `launched_s` is when the host's call returned, None if not recorded."""
+
+    start_s: float
+    end_s: float
+    launched_s: float | None = None
+
+
+def timeline_of(activities: Iterable[Activity]) -> GpuTime | None:
+    """Return the busy and idle time of one GPU; None if nothing ran."""
+    ordered = sorted(activities, key=lambda activity: activity.start_s)
+    if not ordered:
+        return None
+    busy_until = first_s = ordered[0].start_s
+    busy_s = host_s = queue_s = 0.0
+    for activity in ordered:
+        gap_s = max(0.0, activity.start_s - busy_until)
+        late_s = 0.0 if activity.launched_s is None else min(gap_s, max(0.0, activity.launched_s - busy_until))
+        host_s, queue_s = host_s + late_s, queue_s + gap_s - late_s
+        busy_s += max(0.0, activity.end_s - max(busy_until, activity.start_s))
+        busy_until = max(busy_until, activity.end_s)
+    return GpuTime(span_s=busy_until - first_s, busy_s=busy_s, host_s=host_s, queue_s=queue_s, launches=len(ordered))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineProfile:
+    """Items of one kind of source: "torch-profiler", "nsight-compute" or "model"; `gpu` is the GPU's name if known."""
+
+    kind: str
+    source: str
+    gpu: str = ""
+    items: tuple[Item, ...]
+    timeline: GpuTime | None = None
+    notes: tuple[str, ...] = ()
+
+
+_RETURNS = re.compile(r"^(?:void|static|__global__)\s+")
+_ANONYMOUS = re.compile(r"(?:\(anonymous namespace\)|<unnamed>)::")
+_APPLIED = re.compile(r"(\w*?)_?(?:[Ff]unctor(?:OnSelf)?_?(\w*)|_kernel_cuda|(?:CUDA)?KernelImpl)\b")
+# Wrappers that say nothing of what is applied.
+_EMPTY = {"CUDA", "AUnary", "BUnary"}
+_DECORATION = re.compile(r"^(?:vectorized|unrolled)_|_kernel(?=_|$)")
+_UNNAMED = 40
+
+
+def short_kernel_name(name: str) -> str:
+    """Return the function's own name, and what it applies if its templates say so."""
+    bare = _ANONYMOUS.sub("", _RETURNS.sub("", name.strip()))
+    head, _, templates = bare.partition("<")
+    own = head.partition("(")[0].split("::")[-1].strip() or bare[:_UNNAMED]
+    own = _DECORATION.sub("", own) or own
+    words = (word for match in _APPLIED.finditer(templates) for word in match.groups())
+    applied = next((word.strip("_") for word in words if word and word not in _EMPTY), "")
+    return f"{own} {applied}" if applied and applied not in own else own

@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tonnage.budget.kv_cache import KvFormat, state_bytes, token_bytes
-from tonnage.clock.work import Work
+from tonnage.clock.operators import Work
 from tonnage.errors import RequestError
 from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
-from tonnage.roofline.items import Item
-from tonnage.roofline.profile import RooflineProfile
+from tonnage.roofline.items import Item, RooflineProfile
 
 Phase = Literal["prefill", "decode", "train"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "train")

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall, CapturedStep
-from tonnage.clock.silent import shapeless
+from tonnage.clock.operators import shapeless
 from tonnage.script.notes import BackwardStreams, Note, NoteReader
 
 MARK = "tonnage: "

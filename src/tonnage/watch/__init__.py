@@ -1,6 +1,5 @@
 """Live memory of this machine's GPUs: samples over time, and an endpoint that serves the latest."""
 
-from tonnage.watch.history import GpuSample, WatchHistory
-from tonnage.watch.sampling import moments
+from tonnage.watch.history import GpuSample, WatchHistory, moments
 
 __all__ = ["GpuSample", "WatchHistory", "moments"]

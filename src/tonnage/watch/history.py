@@ -1,11 +1,12 @@
 """The latest samples of every GPU and process, and their peaks since the watch began."""
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tonnage.hardware.nvml import GpuMemory
+from tonnage.hardware.nvml import GpuMemory, NvmlReader
 
 KEPT = 512
 _Key = TypeVar("_Key")
@@ -64,3 +65,17 @@ class WatchHistory:
     def process(self, index: int, pid: int) -> Track:
         """Return the track of a process on a GPU."""
         return self._processes[index, pid]
+
+
+def moments(
+    reader: NvmlReader,
+    interval_s: float,
+    *,
+    now: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[GpuSample]:
+    """Yield moments at an interval, from which the time for sampling and display is subtracted."""
+    while True:
+        start_s = now()
+        yield GpuSample(start_s, reader.sample())
+        sleep(max(0.0, start_s + interval_s - now()))

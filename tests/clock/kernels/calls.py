@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from tonnage.clock.launch import Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware import Gpu, find_gpu
 
 BF16, FP32, INDEX, FLAG = "c10::BFloat16", "float", "long int", "bool"

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from clock.kernels.measured import errors, errors_of_trainings
 from tonnage.clock.kernels.convolution import OPERATORS, modelled, seconds
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware import all_gpus, find_gpu
 
 BF16, FP32 = "c10::BFloat16", "float"

@@ -6,7 +6,7 @@ from pytest import approx
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall
 from tonnage.clock.kernels.figures import figures, measured, share_of_peak
-from tonnage.clock.settings import Settings
+from tonnage.clock.launch import Settings
 from tonnage.hardware import find_gpu
 
 H200, B200, A100, RTX = (find_gpu(name) for name in ("h200", "b200", "a100-80", "rtx-3090"))

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from clock.kernels.measured import errors
 from tonnage.clock.kernels.recurrent import OPERATORS, modelled, seconds
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware import all_gpus, find_gpu
 
 H200 = find_gpu("h200")

@@ -16,8 +16,8 @@ from support import Run
 from tonnage.explain import advise
 from tonnage.recording import Recording, open_cluster, write_cluster
 from tonnage.report.html import render_cluster_page, render_page
-from tonnage.report.html.cluster_series import MOST_STRETCHES, line_of
-from tonnage.report.html.shell import read_part
+from tonnage.report.html.markup import read_part
+from tonnage.report.html.series import MOST_STRETCHES, line_of
 from tonnage.report.odd_ranks import compare_ranks
 
 

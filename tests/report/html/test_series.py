@@ -1,5 +1,8 @@
 """What is kept of a timeline: nothing is lost of a short run, and no maximum of a long one."""
 
+import gzip
+import json
+from base64 import b64decode
 from itertools import accumulate
 
 import pytest
@@ -10,7 +13,7 @@ from support import MIB, Run, training_run
 from tonnage.ledger import Category
 from tonnage.recording import Recording
 from tonnage.report.html import series
-from tonnage.report.html.series import STACKING, differences, series_of
+from tonnage.report.html.series import STACKING, blocks_of, differences, packed_blocks, series_of
 
 CATEGORIES = (Category.PARAMETERS, Category.ACTIVATIONS, Category.WORKSPACE)
 moves = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans()), min_size=1, max_size=60)
@@ -91,3 +94,62 @@ def test_differences_of_nothing() -> None:
 def test_a_run_without_events() -> None:
     found = series_of(Run().recording)
     assert found["categories"] == [] and found["points"] == [0]
+
+
+def test_the_columns_give_every_moment_back() -> None:
+    recording = training_run(steps=3)
+    packed = json.loads(gzip.decompress(b64decode(packed_blocks(recording))))
+    born = list(accumulate(packed["born"]))
+    ends = [at + life if life else float("inf") for at, life in zip(born, packed["life"], strict=True)]
+    for event, level in enumerate(recording.timeline.allocated_bytes):
+        alive = (size for start, end, size in zip(born, ends, packed["bytes"], strict=True) if start <= event < end)
+        assert sum(alive) == level
+    held_at, held = (list(accumulate(packed[key])) for key in ("held_at", "held"))
+    levels = dict(zip(held_at, held, strict=True))
+    level = 0
+    for event, expected in enumerate(recording.timeline.reserved_bytes):
+        level = levels.get(event, level)
+        assert level == expected
+
+
+def test_layers_share_a_group_and_keep_their_names_and_stacks() -> None:
+    run = Run()
+    for layer in range(3):
+        run.alloc(MIB, operator="aten::mm", module=f"layers.{layer}", stack=("lib/a.py:1", "t.py:2"), line="t.py:2")
+    found = blocks_of(run.recording.allocations)
+    words = found["words"]
+    assert [words[number] for number in found["groups"][0]] == ["other", "mm", "layers.*", "t.py:2", "lib/a.py:1", ""]
+    assert [words[module] for _, module, _ in found["kinds"]] == ["layers.0", "layers.1", "layers.2"]
+    assert [words[number] for number in found["stacks"][0]] == ["lib/a.py:1", "t.py:2"]
+    assert len(found["groups"]) == len(found["stacks"]) == 1
+
+
+def test_tensors_of_no_known_shape_are_alike_where_their_size_is() -> None:
+    run = Run()
+    for size in (MIB, 2 * MIB, MIB):
+        run.alloc(size, Category.ACTIVATIONS)
+    assert len(blocks_of(run.recording.allocations)["groups"]) == 2
+
+
+def test_the_smallest_are_left_out_and_counted() -> None:
+    run = Run()
+    for number in range(20):
+        run.alloc((number + 1) * MIB)
+    found = blocks_of(run.recording.allocations, most=5)
+    assert found["left_out"] == 15 and min(found["bytes"]) == 16 * MIB
+
+
+def test_kinds_beyond_the_last_keep_their_category(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "MOST_KINDS", 3)
+    run = Run()
+    for number in range(10):
+        run.alloc(MIB, Category.GRADIENTS, operator=f"op{number}")
+    found = blocks_of(run.recording.allocations)
+    assert len(found["kinds"]) == 4 and found["kind"][3:] == [3] * 7
+    assert found["words"][found["groups"][3][0]] == "gradients"
+
+
+def test_a_stack_without_end_is_cut() -> None:
+    run = Run()
+    run.alloc(MIB, stack=tuple(f"deep.py:{line}" for line in range(900)))
+    assert len(blocks_of(run.recording.allocations)["stacks"][0]) == series.FRAMES

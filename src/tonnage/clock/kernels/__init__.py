@@ -1,11 +1,11 @@
 """The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a GPU."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tonnage.clock.kernels import (
     attention,
@@ -21,10 +21,9 @@ from tonnage.clock.kernels import (
     reductions,
     rows,
 )
-from tonnage.clock.kernels.many import distinct
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import distinct
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware import Gpu
 
 _MODULES = (
@@ -68,23 +67,16 @@ def launch_of(call: OperatorCall, settings: Settings) -> Launch | None:
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Return the seconds it runs on an otherwise idle GPU; an array if its sizes are arrays."""
     module = _BY_KIND.get(launch.kind, memory)
-    if launch.kind in _ONE_BY_ONE and any(isinstance(size, np.ndarray) for size in (*launch.shape, launch.moved_bytes)):
-        return _each_once(launch, gpu)
-    return module.seconds(launch, gpu)
-
-
-def _each_once(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
-    """Evaluate kinds that take one launch at a time, each distinct one once."""
+    if launch.kind not in _ONE_BY_ONE or not any(
+        isinstance(size, np.ndarray) for size in (*launch.shape, launch.moved_bytes)
+    ):
+        return module.seconds(launch, gpu)
+    # Each distinct launch once.
     columns = np.broadcast_arrays(*launch.shape, launch.moved_bytes, launch.operations, launch.kernels)
     first, places = distinct(columns)
-    rows = np.stack(columns, axis=-1)[first]
-    module = _BY_KIND[launch.kind]
     found = []
-    for *shape, moved, operations, kernels in rows.tolist():
-        sizes = tuple(round(size) for size in shape)
-        one = Launch(
-            kind=launch.kind, name=launch.name, shape=sizes, precision=launch.precision, moved_bytes=moved, operations=operations,
-            variant=launch.variant, kernels=round(kernels),
-        )  # fmt: skip
+    for *shape, moved, operations, count in np.stack(columns, axis=-1)[first].tolist():
+        sizes = tuple(map(round, shape))
+        one = replace(launch, shape=sizes, moved_bytes=moved, operations=operations, kernels=round(count), stream=0)
         found.append(module.seconds(one, gpu))
     return np.array(found)[places]

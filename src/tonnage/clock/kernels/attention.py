@@ -11,10 +11,9 @@ from functools import lru_cache
 from math import ceil, prod
 from typing import Any
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, older_share, peak, reader, share_of_peak
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import Reader, arithmetic, careful, figures, older_share, peak, share_of_peak
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _CAUSAL = ("True", "1", "2")
@@ -27,8 +26,7 @@ _PRODUCTS = {"forward": 2, "backward": 5}
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _reading(name: str) -> Read:
-    @reader
+def _reading(name: str) -> Reader:
     def read(call: OperatorCall, settings: Settings) -> Launch | None:
         table = figures()["attention_operators"][name]
         at: int = table["query"]
@@ -71,7 +69,7 @@ def _sizes(call: OperatorCall, table: dict[str, Any]) -> tuple[int, ...] | None:
     return query[0], query[heads], key[heads], query[length], key[length], query[3], value[3]
 
 
-OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["attention_operators"]}
+OPERATORS = careful({name: _reading(name) for name in figures()["attention_operators"]})
 
 # To seconds -----------------------------------------------------------------------------------------------------------
 
@@ -79,11 +77,6 @@ OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["attent
 @lru_cache(maxsize=1 << 16)
 def seconds(launch: Launch, gpu: Gpu) -> float:
     """Return the seconds of the kernel and of the small ones around it."""
-    return modelled(launch, gpu)
-
-
-def modelled(launch: Launch, gpu: Gpu) -> float:
-    """Compute the same without the cache."""
     family = figures()["attention"][family_of(launch)]
     batch, heads, key_heads, rows, columns, width, value_width = launch.shape
     element_bytes: int = figures()["element_bytes"][launch.precision]
@@ -100,6 +93,9 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
     if heads != key_heads:
         side += keys * element_bytes * (1 + key_heads / heads)
     return float(whole_s + side / (bandwidth * family["side"]) + family["side_s"] * (launch.kernels - 1))
+
+
+modelled = seconds.__wrapped__  # without the cache
 
 
 def _busy_s(launch: Launch, gpu: Gpu, family: dict[str, Any]) -> float:

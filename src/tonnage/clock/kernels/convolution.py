@@ -12,11 +12,10 @@ from math import ceil, inf, prod
 from typing import Any
 
 from tonnage.clock.kernels import matmul
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, peak, reader
+from tonnage.clock.kernels.figures import Reader, arithmetic, careful, figures, on_card, peak
 from tonnage.clock.kernels.matmul import tiled
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _ALIGNED_BYTES = 16
@@ -24,13 +23,13 @@ _TOGETHER = (1, 2, 4, 8, 16)
 _SMALL_KERNEL = 9  # pixels
 _PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 _NO_SPLIT = {"join_s": 0.0, "join": 1.0}
+_OPTIONS = ("padding", "stride", "dilation", "output_padding")
 
 
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _reading(name: str) -> Read:
-    @reader
+def _reading(name: str) -> Reader:
     def read(call: OperatorCall, settings: Settings) -> Launch | None:
         table = figures()["convolution_operators"][name]
         at: int = table["input"]
@@ -61,26 +60,23 @@ def _result(call: OperatorCall, table: dict[str, Any], transposed: bool) -> tupl
     """Return the shape of a forward's result, from the options that the trace holds as text."""
     image, weight = call.shapes[table["input"]], call.shapes[table["input"] + 1]
     space = len(image) - 2
-    padding, stride, dilation = (_numbers(call.value(table[word]), space) for word in ("padding", "stride", "dilation"))
+    options = (call.value(table[word]) if word in table else "0" for word in _OPTIONS)
+    padding, stride, dilation, extra = (
+        numbers * space if len(numbers) == 1 else numbers
+        for numbers in ([int(word) for word in text.strip("[]()").split(",") if word.strip()] for text in options)
+    )
     spans = [hole * (size - 1) for hole, size in zip(dilation, weight[2:], strict=True)]
     if transposed:
-        extra = _numbers(call.value(table["output_padding"]), space) if "output_padding" in table else [0] * space
         pixels = [
             (side - 1) * step - 2 * pad + span + more + 1
             for side, step, pad, span, more in zip(image[2:], stride, padding, spans, extra, strict=True)
         ]
-        groups = int(call.value(table["groups"]))
-        return (image[0], weight[1] * groups, *pixels)
+        return (image[0], weight[1] * int(call.value(table["groups"])), *pixels)
     pixels = [
         (side + 2 * pad - span - 1) // step + 1
         for side, step, pad, span in zip(image[2:], stride, padding, spans, strict=True)
     ]
     return (image[0], weight[0], *pixels)
-
-
-def _numbers(text: str, count: int) -> list[int]:
-    numbers = [int(word) for word in text.strip("[]()").split(",") if word.strip()]
-    return numbers * count if len(numbers) == 1 else numbers
 
 
 def _passes(call: OperatorCall, table: dict[str, Any], transposed: bool) -> list[str]:
@@ -96,7 +92,7 @@ def _macs(shape: tuple[int, ...]) -> float:
     return float(batch * out_pixels * out_channels * channels // groups * kernel_pixels)
 
 
-OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["convolution_operators"]}
+OPERATORS = careful({name: _reading(name) for name in figures()["convolution_operators"]})
 
 # To seconds -----------------------------------------------------------------------------------------------------------
 
@@ -104,15 +100,13 @@ OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["convol
 @lru_cache(maxsize=1 << 16)
 def seconds(launch: Launch, gpu: Gpu) -> float:
     """Return the seconds of all passes, with the layout conversions around them."""
-    return modelled(launch, gpu)
-
-
-def modelled(launch: Launch, gpu: Gpu) -> float:
-    """Compute the same without the cache."""
     launch = on_card(launch, gpu)
     layout, *passes = launch.variant.split()
     one = {"depthwise": _depthwise, "pointwise": _pointwise}.get(_sort(launch), _gathered)
     return sum(one(launch, gpu, layout, name) for name in passes)
+
+
+modelled = seconds.__wrapped__  # without the cache
 
 
 def _sort(launch: Launch) -> str:

@@ -8,10 +8,10 @@ from math import prod
 from typing import Any, Literal
 
 from tonnage.clock.kernels import elementwise
-from tonnage.clock.kernels.memory import careful, figures
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import careful
+from tonnage.clock.kernels.memory import figures
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 Direction = Literal["to_device", "to_host"]
@@ -19,12 +19,8 @@ Direction = Literal["to_device", "to_host"]
 
 def transfer(size_bytes: float, direction: Direction, *, pinned: bool) -> Launch:
     """Return a copy over the host link. Pageable memory is staged through a buffer, piece by piece."""
-    return Launch(
-        kind="copy",
-        name="copy_",
-        moved_bytes=size_bytes,
-        variant=f"{direction}_{'pinned' if pinned else 'pageable'}",
-    )
+    variant = f"{direction}_{'pinned' if pinned else 'pageable'}"
+    return Launch(kind="copy", name="copy_", moved_bytes=size_bytes, variant=variant)
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
@@ -39,10 +35,9 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 
 def _copy(call: OperatorCall, settings: Settings) -> Launch | None:
     for kernel in call.kernels:
-        for mark, direction in (("HtoD", "to_device"), ("DtoH", "to_host")):
-            if mark in kernel:
-                size = float(prod(call.shapes[0]) * call.element_bytes(0))
-                return transfer(size, "to_device" if direction == "to_device" else "to_host", pinned="Pinned" in kernel)
+        if "HtoD" in kernel or "DtoH" in kernel:
+            size = float(prod(call.shapes[0]) * call.element_bytes(0))
+            return transfer(size, "to_device" if "HtoD" in kernel else "to_host", pinned="Pinned" in kernel)
     return elementwise.copy_on_card(call, settings)
 
 

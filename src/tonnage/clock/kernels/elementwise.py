@@ -10,9 +10,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+from tonnage.clock.kernels.figures import Reader, careful
 from tonnage.clock.kernels.memory import (
     SECTOR_BYTES,
-    careful,
     cycle_seconds,
     families,
     figures,
@@ -22,9 +22,8 @@ from tonnage.clock.kernels.memory import (
     pieces,
     slowest,
 )
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall, broadcast
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _HALVES = ("c10::BFloat16", "c10::Half")
@@ -76,28 +75,21 @@ def _write(call: OperatorCall, settings: Settings) -> Launch | None:
     at = next(call.tensors(), None)
     elements = prod(call.shapes[at]) if at is not None else 1
     moved = float(elements * (call.element_bytes(at) if at is not None else 8))
+    accesses, kernels = float(elements), pieces(moved)
     return launch(
-        "elementwise",
-        call,
-        moved=moved,
-        elements=elements,
-        accesses=float(elements),
-        variant="written",
-        kernels=pieces(moved),
+        "elementwise", call, moved=moved, elements=elements, accesses=accesses, variant="written", kernels=kernels
     )
 
 
-def _random(call: OperatorCall, settings: Settings) -> Launch | None:
-    elements = prod(call.shapes[0])
-    moved = float(elements * call.element_bytes(0))
-    return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="random")
+def _moved(variant: str, passes: float, *, flags: float = 0.0) -> Reader:
+    """Return a reader for a tensor that is read or written so often, with so many flags per element."""
 
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
+        elements = prod(call.shapes[0])
+        moved, accesses = elements * (passes * call.element_bytes(0) + flags), (passes + flags) * elements
+        return launch("elementwise", call, moved=moved, elements=elements, accesses=accesses, variant=variant)
 
-def _dropout(call: OperatorCall, settings: Settings) -> Launch | None:
-    """Return a launch that reads and writes a tensor, and writes one flag per element."""
-    elements = prod(call.shapes[0])
-    moved = elements * (2.0 * call.element_bytes(0) + 1)
-    return launch("elementwise", call, moved=moved, elements=elements, accesses=3.0 * elements, variant="random")
+    return made
 
 
 def _cat(call: OperatorCall, settings: Settings) -> Launch | None:
@@ -134,56 +126,40 @@ def _launch(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...], 
     )
 
 
-def _rolled(call: OperatorCall, settings: Settings) -> Launch | None:
-    elements = prod(call.shapes[0])
-    moved = 2.0 * elements * call.element_bytes(0)
-    return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant="rolled")
-
-
 # ── which of the kernels ──
 
 
 def _variant(call: OperatorCall, tensors: Sequence[int]) -> str:
+    strided = "strided_narrow" if call.element_bytes(tensors[0]) < 4 else "strided_wide"
     for kernel in call.kernels:
-        if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
-            return _variant_of_kernel(kernel) or _strided(call, tensors)
+        if "unrolled_elementwise_kernel" in kernel:
+            return "mixed"
+        if "vectorized_elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
+            return "vector"
+        if "elementwise_kernel" in kernel:
+            return strided if "nocast" in kernel else "strided_mixed"
     # Elements are converted one by one if dtypes differ. Flags never are, and narrowing a float has a fast kernel.
     types = [call.types[at] for at in tensors if call.types[at] != _FLAG]
     narrows = call.name == "copy_" and types[0] in _HALVES and types[1:] == ["float"]
     mixed = len(set(types)) > 1 and not narrows
-    alike = call.name != "flip" and _lie_alike(call, tensors)
-    if alike:
+    # Of one shape and layout, without gaps?
+    first = call.shapes[tensors[0]]
+    strides = [call.strides[at] for at in tensors if at < len(call.strides) and call.strides[at]]
+    if (
+        call.name != "flip"
+        and all(call.shapes[at] == first for at in tensors)
+        and all(one == strides[0] for one in strides)
+        and (not strides or _is_dense(first, strides[0]))
+    ):
         return "mixed" if mixed else "vector"
     if not mixed and _crosses(call, tensors):
         return "transposed"
-    return "strided_mixed" if mixed else _strided(call, tensors)
-
-
-def _variant_of_kernel(kernel: str) -> str:
-    if "unrolled_elementwise_kernel" in kernel:
-        return "mixed"
-    if "vectorized_elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
-        return "vector"
-    return "" if "nocast" in kernel else "strided_mixed"
-
-
-def _strided(call: OperatorCall, tensors: Sequence[int]) -> str:
-    return "strided_narrow" if call.element_bytes(tensors[0]) < 4 else "strided_wide"
-
-
-def _lie_alike(call: OperatorCall, tensors: Sequence[int]) -> bool:
-    first = call.shapes[tensors[0]]
-    if any(call.shapes[at] != first for at in tensors):
-        return False
-    strides = [call.strides[at] for at in tensors if at < len(call.strides) and call.strides[at]]
-    return all(one == strides[0] for one in strides) and (not strides or _is_dense(first, strides[0]))
+    return "strided_mixed" if mixed else strided
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     expected = 1
-    for stride, extent in sorted(
-        (stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1
-    ):
+    for stride, extent in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] != 1):
         if stride != expected:
             return False
         expected *= extent
@@ -229,16 +205,17 @@ def _names(family: str) -> list[str]:
 
 
 _FLAGS = frozenset(_names("comparison"))
+_RANDOM = _moved("random", 1.0)
 
 OPERATORS = careful(
     {
         **dict.fromkeys((*_names("elementwise"), *_names("comparison")), _elementwise),
         **dict.fromkeys(("fill_", "arange", "linspace", "eye"), _write),
-        **dict.fromkeys((name for name in _names("written") if name not in ("fill_", "zero_")), _random),
-        "randperm": _random,
-        "native_dropout": _dropout,
+        **dict.fromkeys((name for name in _names("written") if name not in ("fill_", "zero_")), _RANDOM),
+        "randperm": _RANDOM,
+        "native_dropout": _moved("random", 2.0, flags=1.0),
         "cat": _cat,
-        "roll": _rolled,
+        "roll": _moved("rolled", 2.0),
     }
 )
 # These call one of the above, which a real GPU's trace has inside them. Used for captures without inner operators.

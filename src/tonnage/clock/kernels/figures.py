@@ -5,33 +5,25 @@ kernels in a full queue: they include the half microsecond or so until the next 
 count.
 """
 
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, wraps
-from pathlib import Path
+from functools import cache, lru_cache, partial, wraps
 from typing import Any
 
-from tonnage.clock.launch import Launch
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.clock import facts
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware import find_gpu
 from tonnage.hardware.gpu import Gpu
 
-_DATA = Path(__file__).parents[1] / "data" / "compute.toml"
-_CARDS = _DATA.with_name("cards.toml")
-Read = Callable[[OperatorCall, Settings], Launch | None]
+Reader = Callable[[OperatorCall, Settings], Launch | None]
+_REMEMBERED = 1024  # calls cached per family
 
 
-@cache
-def figures() -> dict[str, Any]:
-    """Return all figures of the data file."""
-    return tomllib.loads(_DATA.read_text("utf-8"))
-
-
-@cache
-def _reached() -> dict[str, float]:
-    return tomllib.loads(_CARDS.read_text("utf-8"))
+figures = partial(facts, "compute")
 
 
 def peak(gpu: Gpu, precision: str) -> float:
@@ -43,7 +35,7 @@ def peak(gpu: Gpu, precision: str) -> float:
     while precision not in gpu.rates and precision in wider:
         precision = wider[precision]
     stated = gpu.rates.get(precision) or gpu.sm_count * gpu.fp32_lanes_per_sm * 2e6 * gpu.clock_mhz
-    return stated * _reached().get(gpu.key, 1.0)
+    return stated * float(facts("cards").get(gpu.key, 1.0))
 
 
 @cache
@@ -84,20 +76,50 @@ def on_card(launch: Launch, gpu: Gpu) -> Launch:
     return replace(launch, precision="fp32") if launch.precision == "tf32" and "tf32" not in gpu.rates else launch
 
 
-def reader(read: Read) -> Read:
-    """Wrap a reader to return None for the arguments of another version's operator."""
+def careful(readers: Mapping[str, Reader]) -> dict[str, Reader]:
+    """Wrap readers to return None for arguments of another version's operator, or ones not recorded."""
+    return {name: _careful(reader) for name, reader in readers.items()}
 
-    @wraps(read)
-    def safe(call: OperatorCall, settings: Settings) -> Launch | None:
+
+@cache
+def _careful(reader: Reader) -> Reader:
+    @lru_cache(_REMEMBERED)  # the layers of a model make the same calls
+    @wraps(reader)
+    def read(call: OperatorCall, settings: Settings) -> Launch | None:
         try:
-            return read(call, settings)
+            return reader(call, settings) if call.shapes else None
         except (IndexError, TypeError, KeyError, ValueError, ArithmeticError):
             return None
 
-    return safe
+    return read
 
 
 def arithmetic(call: OperatorCall, at: int, tf32: bool) -> str | None:
     """Return the precision in which products of that tensor's type are computed."""
     name: str | None = figures()["precision"].get(call.types[at])
     return "tf32" if name == "fp32" and tf32 else name
+
+
+def distinct(columns: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first index of each distinct row of these columns, and the distinct row of every row.
+
+    A search over thousands of launches computes each distinct one once.
+    """
+    arrays = [array for array in map(np.asarray, columns) if array.ndim]
+    number = np.zeros(max((array.size for array in arrays), default=1), dtype=np.int64)
+    first = np.zeros(1, dtype=np.int64)
+    for array in arrays:
+        # Combine the codes so far with the values of one more column.
+        _, codes = _numbered(array)
+        first, number = _numbered(number * array.size + codes)
+    return first, number
+
+
+def _numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first index of each value, and which one every entry is: `np.unique` without its imports."""
+    order = np.argsort(values, kind="stable")
+    begins = np.ones(values.size, dtype=bool)
+    begins[1:] = values[order][1:] != values[order][:-1]
+    places = np.empty(values.size, dtype=np.int64)
+    places[order] = np.cumsum(begins) - 1
+    return order[begins], places

@@ -7,10 +7,10 @@ they were fused from, so that expensive ones cost what they cost alone.
 from math import prod
 from typing import Any
 
-from tonnage.clock.kernels.memory import Reader, cycle_seconds, figures, launch, memory_seconds, slowest
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import Reader
+from tonnage.clock.kernels.memory import cycle_seconds, figures, launch, memory_seconds, slowest
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 PREFIX = "triton_"

@@ -7,10 +7,10 @@ import json
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
-from tonnage.clock.kernels.memory import Reader, careful, launch
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import Reader, careful
+from tonnage.clock.kernels.memory import launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall, Shape
-from tonnage.clock.settings import Settings
 
 seconds = memory.seconds
 
@@ -22,22 +22,19 @@ _SORTING_KERNELS = 26  # launched by a radix sort of long integers and its bookk
 def _taken(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read rows of a table: embedding(table, indices), index_select(table, axis, indices), index(table, [indices])."""
     table, each = call.shapes[0], call.element_bytes(0)
-    count = _index_count(call)
+    # The number of indices; an unrecorded list is assumed to have one per row of the table.
+    count = table[0] if table else 1
+    for at, shape in enumerate(call.shapes[1:], 1):
+        if shape and isinstance(shape[0], tuple):
+            count = max(prod(one) for one in shape)
+            break
+        if shape and at < len(call.types) and call.types[at] in _INTEGERS:
+            count = prod(shape)
+            break
     text = call.value(1) if call.name in ("index_select", "gather", "index_add", "index_add_") else ""
     axis = int(text) if text.lstrip("-").isdigit() else 0
     width = prod(table) // max(1, table[axis]) if table else 1
-    return _rows(call, count, width, prod(table), each, "taken" if width * each % 16 == 0 else "taken_elements")
-
-
-def _index_count(call: OperatorCall) -> int:
-    """Return the number of indices; an unrecorded list is assumed to have one per row of the table."""
-    for at in range(1, len(call.shapes)):
-        shape = call.shapes[at]
-        if shape and isinstance(shape[0], tuple):
-            return int(max(prod(one) for one in shape))
-        if at < len(call.types) and call.types[at] in _INTEGERS and shape:
-            return int(prod(shape))
-    return int(call.shapes[0][0]) if call.shapes[0] else 1
+    return _rows(call, int(count), width, prod(table), each, "taken" if width * each % 16 == 0 else "taken_elements")
 
 
 def _gather(call: OperatorCall, settings: Settings) -> Launch | None:
@@ -54,10 +51,8 @@ def _gather(call: OperatorCall, settings: Settings) -> Launch | None:
 
 def _rows(call: OperatorCall, rows: int, width: int, table: int, each: int, variant: str) -> Launch | None:
     elements = rows * width
-    moved = elements * each + min(elements, table) * each + rows * 8.0
-    return launch(
-        "indexing", call, moved=moved, elements=elements, blocks=rows, accesses=2.0 * elements, variant=variant
-    )
+    moved, accesses = elements * each + min(elements, table) * each + rows * 8.0, 2.0 * elements
+    return launch("indexing", call, moved=moved, elements=elements, blocks=rows, accesses=accesses, variant=variant)
 
 
 def _added(at: int) -> Reader:
@@ -75,30 +70,23 @@ def _added(at: int) -> Reader:
 
 def _index_put(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read _index_put_impl_(table, indices, values, accumulate): with accumulation, indices are sorted first."""
-    values, each = call.shapes[2], call.element_bytes(0)
     if call.value(3) == "False":
         return _added(2)(call, settings)
-    width = min(prod(values), prod(call.shapes[0][1:]))
-    moved = prod(values) * each + 2.0 * min(prod(values), prod(call.shapes[0])) * each
-    count = prod(values) // max(1, width)
-    return launch(
-        "indexing", call, moved=moved, elements=prod(values), blocks=count, variant="put+sorted_numbers", kernels=12
-    )
+    elements, table, each = prod(call.shapes[2]), call.shapes[0], call.element_bytes(0)
+    moved = elements * each + 2.0 * min(elements, prod(table)) * each
+    count = elements // max(1, min(elements, prod(table[1:])))
+    variant = "put+sorted_numbers"
+    return launch("indexing", call, moved=moved, elements=elements, blocks=count, variant=variant, kernels=12)
 
 
 def _embedding_backward(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read embedding_dense_backward(gradient, indices, …); another operator zeroes the table."""
-    elements, count, each = prod(call.shapes[0]), prod(call.shapes[1]), call.element_bytes(0)
-    moved = 3.0 * elements * each
+    elements, count = prod(call.shapes[0]), prod(call.shapes[1])
+    blocks, variant, kernels = count, "embedding_backward+sorted_numbers", _SORTING_KERNELS
     if count <= _FEW_INDICES:
-        columns = ceil(elements / count / 32)
-        return launch(
-            "indexing", call, moved=moved, elements=elements, blocks=columns, variant="embedding_backward_few"
-        )
-    variant = "embedding_backward+sorted_numbers"
-    return launch(
-        "indexing", call, moved=moved, elements=elements, blocks=count, variant=variant, kernels=_SORTING_KERNELS
-    )
+        blocks, variant, kernels = ceil(elements / count / 32), "embedding_backward_few", 0
+    moved = 3.0 * elements * call.element_bytes(0)
+    return launch("indexing", call, moved=moved, elements=elements, blocks=blocks, variant=variant, kernels=kernels)
 
 
 # ── sorting, scans ──
@@ -135,47 +123,33 @@ def _averaged(variant: str, sizes_at: int) -> Reader:
 
     def made(call: OperatorCall, settings: Settings) -> Launch | None:
         window, step = (json.loads(call.value(at) or "[]") for at in (sizes_at, sizes_at + 1))
-        moved = sum(map(call.tensor_bytes, call.tensors()))
-        elements = prod(call.shapes[sizes_at - 1])
-        covering = prod(window) / prod(step or window)  # windows that an element is in
-        written = elements if sizes_at > 1 else elements // prod(step or window)
-        return launch(
-            "indexing", call, moved=2.0 * moved, elements=written, accesses=elements * covering, variant=variant
-        )
+        elements, apart = prod(call.shapes[sizes_at - 1]), prod(step or window)
+        moved = 2.0 * sum(map(call.tensor_bytes, call.tensors()))
+        accesses = elements * (prod(window) / apart)  # an element is in several windows
+        written = elements if sizes_at > 1 else elements // apart
+        return launch("indexing", call, moved=moved, elements=written, accesses=accesses, variant=variant)
 
     return made
 
 
-OPERATORS = careful(
-    {
-        **dict.fromkeys(("index", "take", "_unsafe_index", "masked_select"), _taken),
-        "gather": _gather,
-        **dict.fromkeys(("index_add", "index_add_", "index_copy_", "index_fill_"), _added(3)),
-        **dict.fromkeys(("scatter_add_", "scatter_", "scatter_reduce_", "index_reduce_"), _added(3)),
-        "_index_put_impl_": _index_put,
-        "embedding_dense_backward": _embedding_backward,
-        "sort": _by_rows("sort", written=9.0, kernels=4),
-        "topk": _by_rows("topk"),
-        "kthvalue": _by_rows("topk"),
-        "median": _by_rows("topk"),
-        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), _by_rows("scan")),
-        **dict.fromkeys(
-            ("_unique2", "unique_dim", "unique_consecutive", "nonzero", "histc", "bincount"),
-            _by_rows("sort", kernels=8),
-        ),
-        **dict.fromkeys(("max_pool2d_with_indices", "_adaptive_avg_pool2d", "avg_pool3d"), _windows("pooled")),
-        "avg_pool2d": _averaged("averaged", 1),
-        "avg_pool2d_backward": _averaged("averaged_backward", 2),
-        **dict.fromkeys(
-            ("max_pool2d_with_indices_backward", "_adaptive_avg_pool2d_backward", "max_pool3d_with_indices"),
-            _windows("pooled_backward"),
-        ),
-        **dict.fromkeys(
-            ("upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "upsample_bicubic2d"),
-            _windows("pooled"),
-        ),
-        **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), _windows("pooled_backward")),
-    }
-)
+_POOLED, _POOLED_BACKWARD = _windows("pooled"), _windows("pooled_backward")
+_READERS = {
+    "index take _unsafe_index masked_select": _taken,
+    "gather": _gather,
+    "index_add index_add_ index_copy_ index_fill_ scatter_add_ scatter_ scatter_reduce_ index_reduce_": _added(3),
+    "_index_put_impl_": _index_put,
+    "embedding_dense_backward": _embedding_backward,
+    "sort": _by_rows("sort", written=9.0, kernels=4),
+    "topk kthvalue median": _by_rows("topk"),
+    "cumsum cumprod cummax cummin logcumsumexp": _by_rows("scan"),
+    "_unique2 unique_dim unique_consecutive nonzero histc bincount": _by_rows("sort", kernels=8),
+    "max_pool2d_with_indices _adaptive_avg_pool2d avg_pool3d": _POOLED,
+    "avg_pool2d": _averaged("averaged", 1),
+    "avg_pool2d_backward": _averaged("averaged_backward", 2),
+    "max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward max_pool3d_with_indices": _POOLED_BACKWARD,
+    "upsample_nearest2d upsample_bilinear2d upsample_nearest1d upsample_bicubic2d": _POOLED,
+    "upsample_nearest2d_backward upsample_bilinear2d_backward": _POOLED_BACKWARD,
+}
+OPERATORS = careful({name: read for names, read in _READERS.items() for name in names.split()})
 # These call gather, which a real GPU's trace has inside them. Used for captures without inner operators.
 WHEN_ALONE = careful(dict.fromkeys(("embedding", "index_select"), _taken))

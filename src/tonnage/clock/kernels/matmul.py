@@ -17,19 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.clock.kernels.figures import (
-    Read,
+    Reader,
     arithmetic,
+    careful,
+    distinct,
     figures,
     l2_bytes_per_s,
     on_card,
     peak,
-    reader,
     share_of_peak,
 )
-from tonnage.clock.kernels.many import distinct
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _PANEL_BYTES = 128  # of each row, streamed at a time
@@ -41,8 +40,7 @@ _LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from this many on, split-K is not use
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _factors_at(at: int) -> Read:
-    @reader
+def _factors_at(at: int) -> Reader:
     def read(call: OperatorCall, settings: Settings) -> Launch | None:
         precision = arithmetic(call, at, settings.tf32_matmul)
         left, right = call.shapes[at], call.shapes[at + 1]
@@ -74,9 +72,8 @@ def _variant(call: OperatorCall, at: int, out_row_bytes: int) -> str:
     return f"{letters}-{widest}"
 
 
-@reader
 def _grouped(call: OperatorCall, settings: Settings) -> Launch | None:
-    """Read a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
+    """Reader a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
     (rows, inner), right = call.shapes[:2]
     precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
     shape = (
@@ -99,39 +96,22 @@ def goes_one_by_one(call: OperatorCall) -> bool:
     return call.name == "_grouped_mm" and call.types[0] != "c10::BFloat16"
 
 
-OPERATORS: dict[str, Read] = {
-    "mm": _factors_at(0),
-    "bmm": _factors_at(0),
-    "_scaled_mm": _factors_at(0),
-    "_int_mm": _factors_at(0),
-    "addmm": _factors_at(1),
-    "addmm_": _factors_at(1),
-    "_addmm_activation": _factors_at(1),
-    "baddbmm": _factors_at(1),
-    "baddbmm_": _factors_at(1),
-    "_grouped_mm": _grouped,
-}
+OPERATORS = careful(
+    {
+        **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _factors_at(0)),
+        **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_"), _factors_at(1)),
+        "_grouped_mm": _grouped,
+    }
+)
 
 # To seconds -----------------------------------------------------------------------------------------------------------
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Return the seconds of the kernel, and of the one that sums split-K parts."""
-    if any(isinstance(extent, np.ndarray) for extent in launch.shape):
-        return _seconds_of_many(launch, gpu)
-    return _remembered(launch, gpu)
-
-
-@lru_cache(maxsize=1 << 16)
-def _remembered(launch: Launch, gpu: Gpu) -> float:
-    if launch.kernels > 1:
-        one = replace(launch, shape=(1, *launch.shape[1:]), kernels=1)
-        return float(launch.kernels * modelled(one, gpu))
-    return float(modelled(launch, gpu))
-
-
-def _seconds_of_many(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
-    """Time each distinct shape once, and those with many tiles, which have fewer options, separately."""
+    if not any(isinstance(extent, np.ndarray) for extent in launch.shape):
+        return _remembered(launch, gpu)
+    # Each distinct shape once, and those with many tiles, which have fewer options, separately.
     first, places = distinct(launch.shape)
     shapes = np.stack(np.broadcast_arrays(*launch.shape))[:, first].astype(np.float64)
     found = np.empty(len(first))
@@ -141,6 +121,14 @@ def _seconds_of_many(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
             each = tuple(column[chosen, None] for column in shapes)
             found[chosen] = modelled(replace(launch, shape=each), gpu)
     return found[places]
+
+
+@lru_cache(maxsize=1 << 16)
+def _remembered(launch: Launch, gpu: Gpu) -> float:
+    if launch.kernels > 1:
+        one = replace(launch, shape=(1, *launch.shape[1:]), kernels=1)
+        return float(launch.kernels * modelled(one, gpu))
+    return float(modelled(launch, gpu))
 
 
 def modelled(launch: Launch, gpu: Gpu) -> Any:

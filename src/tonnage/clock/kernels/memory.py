@@ -5,39 +5,25 @@ instructions on every SM, and waits for its longest block. The slowest decides. 
 `data/memory.toml`, fitted by `tools/fit_clock_memory.py`; a launch names its forms in `variant`, several joined by "+".
 """
 
-import tomllib
-from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, wraps
+from functools import cache, partial
 from math import ceil, inf, log2, prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tonnage.clock import facts
 from tonnage.clock.kernels.figures import measured
-from tonnage.clock.launch import Kind, Launch
-from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
-from tonnage.clock.silent import silent
+from tonnage.clock.launch import Kind, Launch, Settings
+from tonnage.clock.operators import OperatorCall, silent
 from tonnage.hardware.gpu import Gpu
 
-_DATA = Path(__file__).parents[1] / "data" / "memory.toml"
 _INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is processed in halves
 SECTOR_BYTES = 32  # smallest read of a GPU
-_REMEMBERED = 1024  # calls cached per family
 _SHARPNESS = 6.0  # exponent of the smooth maximum
 
 
-@cache
-def figures() -> dict[str, Any]:
-    """Return every form's figures: seconds, shares of peak rates, and cycles of one SM."""
-    return tomllib.loads(_DATA.read_text("utf-8"))
-
-
-@cache
-def families() -> dict[str, Any]:
-    """Return operators by family, as in `operators`."""
-    return tomllib.loads((_DATA.parent / "operators.toml").read_text("utf-8"))
+# Every form's seconds, shares of peak rates and cycles of one SM; and operators by family, as in `operators`.
+figures, families = partial(facts, "memory"), partial(facts, "operators")
 
 
 @cache
@@ -77,27 +63,30 @@ def pieces(largest_bytes: float) -> int:
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Return the device time of a launch whose variant names forms of the data file."""
-    forms = launch.variant.split("+")
-    total = sum(_form_seconds(figures()[form], launch, gpu) for form in forms)
-    return total + max(0, launch.kernels - len(forms)) * figures()["common"]["kernel_s"]
-
-
-def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> Any:
     elements, blocks = launch.shape
-    issued = (
-        form.get("element", 0.0) * elements
-        + form.get("access", 0.0) * launch.operations
-        + form.get("block", 0.0) * blocks
-    )
-    serial = form.get("serial", 0.0)
-    if "serial_miss" in form:
-        serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
-    alone = serial * elements / blocks if serial and np.any(blocks) else 0.0
-    return form["floor_s"] + slowest(
-        memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu),
-        cycle_seconds(issued / gpu.sm_count, gpu),
-        cycle_seconds(alone, gpu),
-    )
+    forms = launch.variant.split("+")
+    more_s: Any = max(0, launch.kernels - len(forms)) * figures()["common"]["kernel_s"]
+    spent_s: Any = 0
+    for form in map(figures().__getitem__, forms):
+        issued = (
+            form.get("element", 0.0) * elements
+            + form.get("access", 0.0) * launch.operations
+            + form.get("block", 0.0) * blocks
+        )
+        serial = form.get("serial", 0.0)
+        if "serial_miss" in form:
+            serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
+        alone = serial * elements / blocks if serial and np.any(blocks) else 0.0
+        spent_s = (
+            spent_s
+            + form["floor_s"]
+            + slowest(
+                memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu),
+                cycle_seconds(issued / gpu.sm_count, gpu),
+                cycle_seconds(alone, gpu),
+            )
+        )
+    return spent_s + more_s
 
 
 def memory_seconds(moved: Any, share: float, gpu: Gpu) -> Any:
@@ -129,29 +118,6 @@ def cycle_seconds(cycles: Any, gpu: Gpu) -> Any:
 def slowest(*parts: Any) -> Any:
     """Return a smooth maximum: parts of equal length slow each other down a little."""
     return sum(part**_SHARPNESS for part in parts) ** (1.0 / _SHARPNESS)
-
-
-# ── operators ──
-
-Reader = Callable[[OperatorCall, Settings], Launch | None]
-
-
-def careful(readers: Mapping[str, Reader]) -> dict[str, Reader]:
-    """Wrap readers to return None for arguments of another version's operator, or ones not recorded."""
-    return {name: _careful(reader) for name, reader in readers.items()}
-
-
-@cache
-def _careful(reader: Reader) -> Reader:
-    @lru_cache(_REMEMBERED)  # the layers of a model make the same calls
-    @wraps(reader)
-    def read(call: OperatorCall, settings: Settings) -> Launch | None:
-        try:
-            return reader(call, settings) if call.shapes else None
-        except (IndexError, TypeError, KeyError, ValueError, ArithmeticError):
-            return None
-
-    return read
 
 
 def fallback(call: OperatorCall, settings: Settings) -> Launch | None:

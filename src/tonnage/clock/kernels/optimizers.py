@@ -12,18 +12,10 @@ import numpy as np
 
 from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.elementwise import list_bytes
-from tonnage.clock.kernels.memory import (
-    careful,
-    cycle_seconds,
-    families,
-    figures,
-    launch,
-    memory_seconds,
-    slowest,
-)
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import careful
+from tonnage.clock.kernels.memory import cycle_seconds, families, figures, launch, memory_seconds, slowest
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _DIVIDES = re.compile("div|sqrt|reciprocal|pow")  # a division or root per element

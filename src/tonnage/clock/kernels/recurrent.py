@@ -9,11 +9,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, reader
+from tonnage.clock.kernels.figures import Reader, arithmetic, careful, figures, on_card
 from tonnage.clock.kernels.matmul import tiled
-from tonnage.clock.launch import Launch
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _GATES = {"0": 1, "1": 1, "2": 4, "3": 3}  # by cuDNN's mode: two plain ones, LSTM, GRU
@@ -24,8 +23,7 @@ _KERNELS = {"forward": 2, "backward": 3}  # per layer and time step
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _reading(direction: str, mode_at: int) -> Read:
-    @reader
+def _reading(direction: str, mode_at: int) -> Reader:
     def read(call: OperatorCall, settings: Settings) -> Launch | None:
         precision = arithmetic(call, 0, settings.tf32_convolution)
         given, (layers, batch, hidden), cells = call.shapes[0], call.shapes[4], call.shapes[5]
@@ -45,10 +43,7 @@ def _reading(direction: str, mode_at: int) -> Read:
     return read
 
 
-OPERATORS: dict[str, Read] = {
-    "_cudnn_rnn": _reading("forward", 6),
-    "_cudnn_rnn_backward": _reading("backward", 10),
-}
+OPERATORS = careful({"_cudnn_rnn": _reading("forward", 6), "_cudnn_rnn_backward": _reading("backward", 10)})
 
 # To seconds -----------------------------------------------------------------------------------------------------------
 
@@ -56,11 +51,6 @@ OPERATORS: dict[str, Read] = {
 @lru_cache(maxsize=1 << 16)
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Return the seconds of all kernels of all layers."""
-    return modelled(launch, gpu)
-
-
-def modelled(launch: Launch, gpu: Gpu) -> float:
-    """Compute the same without the cache."""
     launch = on_card(launch, gpu)
     layers, length, batch, width, hidden, gates = launch.shape
     family = figures()["recurrent"][family_of(launch)]
@@ -82,6 +72,9 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
             ]
         whole_s += family["large"] * sum(_product_s(launch, gpu, product) for product in products)
     return float(whole_s)
+
+
+modelled = seconds.__wrapped__  # without the cache
 
 
 def family_of(launch: Launch) -> str:

@@ -8,24 +8,17 @@ import re
 from math import ceil, prod
 from typing import NamedTuple
 
-from tonnage.clock.kernels.memory import (
-    careful,
-    cycle_seconds,
-    figures,
-    held_share,
-    memory_seconds,
-    precision_of,
-    slowest,
-)
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import careful
+from tonnage.clock.kernels.memory import cycle_seconds, figures, held_share, memory_seconds, precision_of, slowest
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _MOST_THREADS, _WARP = 512, 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread
 _UNROLLED = 4
 _VECTOR = 4
+_HEAVY = dict.fromkeys(("argmax", "argmin", "max", "min"), "argument") | dict.fromkeys(("var", "std"), "moments")
 
 WHOLE, LAST, INNER, FIRST = range(4)  # what is reduced: all; the last axis; several including the last; not the last
 
@@ -104,25 +97,13 @@ def _reduction(call: OperatorCall, settings: Settings) -> Launch | None:
     if not inputs or not outputs:
         return None
     axes = _axes(call, reduced)
-    heavy = {
-        "argmax": "argument",
-        "argmin": "argument",
-        "max": "argument",
-        "min": "argument",
-        "var": "moments",
-        "std": "moments",
-    }
-    family = heavy.get(call.name, "sum") if outputs > 1 or call.name not in ("max", "min") else "sum"
-    variant = f"{family}_{('whole', 'last', 'inner', 'first')[axes]}" if family == "sum" else family
+    variant = _HEAVY.get(call.name, "sum") if outputs > 1 or call.name not in ("max", "min") else "sum"
+    if variant == "sum":
+        variant = f"sum_{('whole', 'last', 'inner', 'first')[axes]}"
     return Launch(
-        kind="reduction",
-        name=call.name,
-        shape=(outputs, inputs, axes),
-        precision=precision_of(call.types[0]),
-        moved_bytes=call.tensor_bytes(0) + outputs * call.element_bytes(0),
-        operations=float(outputs * inputs),
-        variant=variant,
-    )
+        kind="reduction", name=call.name, shape=(outputs, inputs, axes), precision=precision_of(call.types[0]),
+        moved_bytes=call.tensor_bytes(0) + outputs * call.element_bytes(0), operations=float(outputs * inputs), variant=variant,
+    )  # fmt: skip
 
 
 def _reduced(call: OperatorCall, shape: tuple[int, ...]) -> list[int]:
@@ -142,16 +123,12 @@ def _axes(call: OperatorCall, reduced: list[int]) -> int:
     order = [axis for axis in range(len(shape)) if shape[axis] != 1]
     if strides:
         order.sort(key=lambda axis: -strides[axis])
-    kept = [axis for axis in order if axis not in reduced]
-    if not kept:
+    summed = [axis for axis in order if axis in reduced]
+    if len(summed) == len(order):
         return WHOLE
-    if order[-1] in kept:
+    if order[-1] not in reduced:
         return FIRST
-    return (
-        LAST
-        if order[-len([axis for axis in order if axis in reduced]) :] == [a for a in order if a in reduced]
-        else INNER
-    )
+    return LAST if order[-len(summed) :] == summed else INNER
 
 
 OPERATORS = careful(

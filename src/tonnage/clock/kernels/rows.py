@@ -8,10 +8,10 @@ from math import ceil, prod
 from typing import Any
 
 from tonnage.clock.kernels import memory
-from tonnage.clock.kernels.memory import Reader, careful, cycle_seconds, figures, launch, memory_seconds, slowest
-from tonnage.clock.launch import Launch
+from tonnage.clock.kernels.figures import Reader, careful
+from tonnage.clock.kernels.memory import cycle_seconds, figures, launch, memory_seconds, slowest
+from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall, Shape
-from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 # Softmax rows that fit a warp, the registers or the shared memory of a block.
@@ -26,49 +26,38 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     if not launch.variant.endswith(_WEIGHT):
         return memory.seconds(launch, gpu)
     rest = launch.variant.removesuffix(_WEIGHT).removesuffix("+")
-    alone = replace(launch, variant=rest, kernels=1)
-    return _weight_seconds(launch, gpu) + (memory.seconds(alone, gpu) if rest else 0.0)
-
-
-def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
-    """Time a norm's weight gradient: blocks of columns loop over all rows, unless rows are many and columns few."""
+    rest_s = memory.seconds(replace(launch, variant=rest, kernels=1), gpu) if rest else 0.0
+    # A norm's weight gradient: blocks of columns loop over all rows, unless rows are many and columns few.
     elements, rows = launch.shape
     columns, form = elements // max(rows, 1), figures()[_WEIGHT]  # a rank's part of a short sequence may be empty
-    moved_s = memory_seconds(launch.moved_bytes * form["passes"], form["share"], gpu)
-    if rows > _MANY_ROWS and columns / _WEIGHT_COLUMNS < gpu.sm_count / 2:
-        return float(form["floor_s"] + moved_s)
-    waves = max(1.0, ceil(columns / _WEIGHT_COLUMNS) / gpu.sm_count)
-    return float(form["floor_s"] + slowest(moved_s, cycle_seconds(form["serial"] * rows * waves, gpu)))
+    weight_s = memory_seconds(launch.moved_bytes * form["passes"], form["share"], gpu)
+    if rows <= _MANY_ROWS or columns / _WEIGHT_COLUMNS >= gpu.sm_count / 2:
+        waves = max(1.0, ceil(columns / _WEIGHT_COLUMNS) / gpu.sm_count)
+        weight_s = slowest(weight_s, cycle_seconds(form["serial"] * rows * waves, gpu))
+    return float(form["floor_s"] + weight_s) + rest_s
 
 
 # ── norms ──
 
 
 def _layer_norm(call: OperatorCall, settings: Settings) -> Launch | None:
-    elements, columns = prod(call.shapes[0]), _normalized(call, 1)
-    rows, moved = elements // columns, 2.0 * elements * call.element_bytes(0)
+    elements, columns, each = prod(call.shapes[0]), _normalized(call, 1), call.element_bytes(0)
+    plain = columns % 4 != 0
     family = "rms_norm" if "rms" in call.name else "layer_norm"
-    variant = f"{family}{_width(call.element_bytes(0))}" if columns % 4 == 0 else "layer_norm_plain"
     return launch(
-        "norm", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=1 if columns % 4 == 0 else 2
-    )
+        "norm", call, moved=2.0 * elements * each, elements=elements, blocks=elements // columns,
+        variant="layer_norm_plain" if plain else f"{family}{_width(each)}", kernels=1 + plain,
+    )  # fmt: skip
 
 
 def _layer_norm_backward(call: OperatorCall, settings: Settings) -> Launch | None:
-    elements, columns = prod(call.shapes[0]), _normalized(call, 2)
+    elements, columns, each = prod(call.shapes[0]), _normalized(call, 2), call.element_bytes(0)
     weighted = any(call.shapes[at] == (columns,) for at in range(5, min(7, len(call.shapes)))) or "rms" in call.name
-    how = _width(call.element_bytes(0)) if columns % 4 == 0 else "_plain"
-    variant = f"layer_norm_backward{how}" + (f"+{_WEIGHT}" if weighted else "")
-    moved = 3.0 * elements * call.element_bytes(0)
+    how = _width(each) if columns % 4 == 0 else "_plain"
     return launch(
-        "norm",
-        call,
-        moved=moved,
-        elements=elements,
-        blocks=elements // columns,
-        variant=variant,
-        kernels=2 if weighted else 1,
-    )
+        "norm", call, moved=3.0 * elements * each, elements=elements, blocks=elements // columns,
+        variant=f"layer_norm_backward{how}" + f"+{_WEIGHT}" * weighted, kernels=1 + weighted,
+    )  # fmt: skip
 
 
 def _normalized(call: OperatorCall, at: int) -> int:
@@ -101,97 +90,81 @@ def _batch_norm(at: int, passes: float, name: str) -> Reader:
     return made
 
 
-def _group_norm(call: OperatorCall, settings: Settings) -> Launch | None:
-    """Read native_group_norm(input, weight, bias, …, groups, eps): moments of groups, then an elementwise kernel."""
-    elements, groups = prod(call.shapes[0]), int(call.value(6) or 32)
-    moved = elements * call.element_bytes(0) * 2.0
-    blocks = call.shapes[0][0] * groups
-    return launch(
-        "norm", call, moved=moved, elements=elements, blocks=blocks, variant="group_norm_moments+group_norm", kernels=3
-    )
+def _group_norm(backward: bool) -> Reader:
+    """Return a reader for native_group_norm(input, weight, bias, …, groups, eps): group sums, then an elementwise kernel."""
 
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
+        shape, each = call.shapes[0], call.element_bytes(0)
+        blocks = prod(shape[:2]) if backward else shape[0] * int(call.value(6) or 32)
+        variant = "group_norm_gradients+group_norm_backward" if backward else "group_norm_moments+group_norm"
+        return launch(
+            "norm", call, moved=prod(shape) * each * (2.0 + backward), elements=prod(shape), blocks=blocks, variant=variant,
+            kernels=3 + backward,
+        )  # fmt: skip
 
-def _group_norm_backward(call: OperatorCall, settings: Settings) -> Launch | None:
-    elements = prod(call.shapes[0])
-    moved, blocks = elements * call.element_bytes(0) * 3.0, prod(call.shapes[0][:2])
-    variant = "group_norm_gradients+group_norm_backward"
-    return launch("norm", call, moved=moved, elements=elements, blocks=blocks, variant=variant, kernels=4)
+    return made
 
 
 # ── softmax and losses ──
 
 
-def _softmax(call: OperatorCall, settings: Settings) -> Launch | None:
-    shape = call.shapes[0]
-    elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
-    written = 4 if call.value(2) == "True" else each
-    return _rows(call, elements, columns, elements * float(each + written), softmax_form(columns, each))
+def _softmax(backward: bool) -> Reader:
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
+        shape, each = call.shapes[0], call.element_bytes(0)
+        elements, columns = prod(shape), shape[-1] if shape else 1
+        if not elements:
+            return None
+        variant = softmax_form(columns, each, backward=backward)
+        # Backward, two tensors are read and one written.
+        moved = elements * float(3 * each if backward else each + (4 if call.value(2) == "True" else each))
+        blocks = ceil(elements / columns / (8 if "warp" in variant else 1))
+        return launch("norm", call, moved=moved, elements=elements, blocks=blocks, variant=variant)
 
-
-def _softmax_backward(call: OperatorCall, settings: Settings) -> Launch | None:
-    shape = call.shapes[0]
-    elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
-    return _rows(call, elements, columns, 3.0 * elements * each, softmax_form(columns, each, backward=True))
+    return made
 
 
 def softmax_form(columns: int, each: int, *, backward: bool = False) -> str:
     """Return PyTorch's softmax kernel, by where a row of elements of that size fits."""
-    name, shared = (
-        "softmax_backward" if backward else "softmax",
-        columns * each <= _SHARED_BYTES and columns * each % 16 == 0,
-    )
+    name = "softmax_backward" if backward else "softmax"
     if columns <= _WARP_COLUMNS:
         name += "_warp"
     elif columns <= _REGISTER_COLUMNS and not backward:
         name += "_registers"
-    elif shared:
+    elif columns * each <= _SHARED_BYTES and columns * each % 16 == 0:
         name += "_shared"
     return f"{name}{_width(each)}"
-
-
-def _rows(call: OperatorCall, elements: int, columns: int, moved: float, variant: str) -> Launch | None:
-    if not elements:
-        return None
-    blocks = ceil(elements / columns / (8 if "warp" in variant else 1))
-    return launch("norm", call, moved=moved, elements=elements, blocks=blocks, variant=variant)
 
 
 def _width(each: int) -> str:
     return "_narrow" if each < 4 else "_wide"
 
 
-def _nll_loss(call: OperatorCall, settings: Settings) -> Launch | None:
-    """Read nll_loss: one block loops over all rows, and each row costs a sector."""
-    rows = call.shapes[0][0] if len(call.shapes[0]) > 1 else 1
-    return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant="nll_loss")
+def _nll_loss(at: int, variant: str) -> Reader:
+    """Return a reader for nll_loss: one block loops over all rows, and each row costs a sector."""
 
+    def made(call: OperatorCall, settings: Settings) -> Launch | None:
+        rows = call.shapes[at][0] if len(call.shapes[at]) > 1 else 1
+        return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant=variant)
 
-def _nll_loss_backward(call: OperatorCall, settings: Settings) -> Launch | None:
-    rows = call.shapes[1][0] if len(call.shapes[1]) > 1 else 1
-    return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant="nll_loss_backward")
+    return made
 
 
 OPERATORS = careful(
     {
-        "native_layer_norm": _layer_norm,
-        "_fused_rms_norm": _layer_norm,
-        "native_layer_norm_backward": _layer_norm_backward,
-        "_fused_rms_norm_backward": _layer_norm_backward,
-        "native_batch_norm": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
-        "_native_batch_norm_legit": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
-        "_batch_norm_with_update": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+        **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _layer_norm),
+        **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
+        **dict.fromkeys(
+            ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
+            _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+        ),
         "native_batch_norm_backward": _batch_norm(1, 5.0, "batch_norm_backward"),
         "cudnn_batch_norm": _batch_norm(0, 3.0, "cudnn_batch_norm"),
         "cudnn_batch_norm_backward": _batch_norm(0, 5.0, "cudnn_batch_norm_backward"),
-        "native_group_norm": _group_norm,
-        "native_group_norm_backward": _group_norm_backward,
-        "_softmax": _softmax,
-        "_log_softmax": _softmax,
-        "_softmax_backward_data": _softmax_backward,
-        "_log_softmax_backward_data": _softmax_backward,
-        "nll_loss_forward": _nll_loss,
-        "nll_loss2d_forward": _nll_loss,
-        "nll_loss_backward": _nll_loss_backward,
-        "nll_loss2d_backward": _nll_loss_backward,
+        "native_group_norm": _group_norm(backward=False),
+        "native_group_norm_backward": _group_norm(backward=True),
+        **dict.fromkeys(("_softmax", "_log_softmax"), _softmax(backward=False)),
+        **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax(backward=True)),
+        **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_loss(0, "nll_loss")),
+        **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_loss(1, "nll_loss_backward")),
     }
 )

@@ -10,7 +10,7 @@ from tonnage.budget.links import collective_seconds
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall
 from tonnage.clock.kernels import copies
-from tonnage.clock.settings import Settings
+from tonnage.clock.launch import Settings
 from tonnage.clock.step import busy_s
 from tonnage.errors import RequestError
 from tonnage.fit.virtual import uncaptured, virtual_cluster

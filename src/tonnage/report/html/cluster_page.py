@@ -12,13 +12,11 @@ from string import Template
 from tonnage.explain import Advice, advice_for
 from tonnage.recording import ClusterRecording
 from tonnage.report.html import cluster_sections as sections
-from tonnage.report.html.cluster_series import line_of
 from tonnage.report.html.host import cluster_host_section
-from tonnage.report.html.markup import text
+from tonnage.report.html.markup import embedded, policy, read_part, text
 from tonnage.report.html.page import page_script, page_style, render_page
 from tonnage.report.html.sections import advice_section
-from tonnage.report.html.series import STRETCHES
-from tonnage.report.html.shell import embedded, policy, read_part
+from tonnage.report.html.series import STRETCHES, line_of
 from tonnage.report.html.step import sentence
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks
 from tonnage.report.step_time import rank_words

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.html import markup
-from tonnage.report.html.markup import share, size, text
-from tonnage.report.html.sections import SOURCES, failure, where
+from tonnage.report.html.markup import sentence, share, size, text
+from tonnage.report.html.sections import failure, run_facts, verdict_pill, where
 from tonnage.report.html.series import STACKING
 from tonnage.report.lines import table_unit
 from tonnage.report.odd_ranks import BEYOND, LABELS, OUTSIDE, Comparison, Kind, name_of, signed, spans_of
-from tonnage.report.total import verdict_words
-from tonnage.units import format_bytes
+from tonnage.units import format_bytes, percent
 
 PARTS = (*map(str, STACKING), BEYOND, OUTSIDE)
 _COLOURS = {BEYOND: "fragmentation", OUTSIDE: "context"}
@@ -34,71 +33,50 @@ def header_section(
 ) -> str:
     """Return the run, the cluster, the verdict, the step time, and which rank decides."""
     capacity = f"{summary.capacity_bytes / 2**30:.1f} GiB each" if summary.capacity_bytes else ""
-    torch = worst.header.torch_modelled.partition("+")[0] if worst else ""
-    facts = [summary.words, capacity, f"torch {torch}" if torch else "", SOURCES[worst.header.source] if worst else ""]
+    facts = run_facts(summary.words, capacity, worst.header if worst else None)
     trouble = f'<p class="failure" id="trouble">{text(summary.trouble, 2000)}</p>' if summary.trouble else ""
-    kind = "error" if climbs and summary.outcome == "ok" else summary.outcome
     step = f'<p id="step-words">{text(step_words)}</p>' if step_words else ""
-    return (
-        f'<header><div class="head"><h1>{text(title_of(summary))}</h1>'
-        f'<span id="verdict" class="verdict {kind}">{verdict_words(summary.outcome, climbs)}</span></div>'
-        f'<p id="card">{text(" · ".join(filter(None, facts)))}</p>{trouble}'
-        f'<dl class="tiles">{"".join(_tiles(summary, found))}</dl>{step}{_decides(summary, found, worst)}</header>'
-    )
+    decides = ""
+    if worst is not None:
+        why = "needs most" if summary.dies_first is None else "dies first"
+        is_one_of_many = len(found.kinds) > 1 or summary.dies_first is not None
+        who = f"<p><strong>Rank {summary.worst} {why}.</strong></p> " if is_one_of_many else ""
+        decides = f'<div id="decides">{who}{where(worst)}{failure(worst)}</div>'
+    below = f'{trouble}<dl class="tiles">{"".join(_tiles(summary, found))}</dl>{step}{decides}'
+    return markup.head(text(title_of(summary)), *verdict_pill(summary.outcome, climbs), facts, below)
 
 
 def _tiles(summary: ClusterSummary, found: Comparison) -> Iterator[str]:
-    ran, every = len(summary.ranks), summary.gpus
+    ran, every, capacity = len(summary.ranks), summary.gpus, summary.capacity_bytes
     how = "every one ran" if ran == every else f"{ran:,} ran and stand for all"
     if summary.outcome == "error":
         how = f"{ran:,} reported" if ran else "none reported"
-    yield f'<div id="tile-ranks"><dt>ranks</dt><dd class="figure">{every:,}</dd><dd class="note">{how}</dd></div>'
+    yield markup.tile("ranks", f"{every:,}", how, name="tile-ranks", figure_kind=' class="figure"')
     if not found.kinds:
         return
     most, least = (choose(found.kinds, key=lambda kind: kind.process_bytes) for choose in (max, min))
-    if len(found.kinds) == 1:
-        yield _tile("most", "each rank holds", most, summary)
-        return
-    yield _tile("most", "the most a rank holds", most, summary)
-    if found.typical:
+    tiles = [("most", "each rank holds", most)]
+    if len(found.kinds) > 1:
         verb = "hold" if found.most.endswith("s") else "holds"
-        yield _tile("typical", f"{found.most} {verb}", found.typical, summary)
-    yield _tile("least", "the least a rank holds", least, summary)
-
-
-def _tile(name: str, title: str, kind: Kind, summary: ClusterSummary) -> str:
-    held, capacity = kind.process_bytes, summary.capacity_bytes
-    words = name_of(kind.ranks) + (f", {100 * held / capacity:.0f} % of the card" if capacity else "")
-    return f'<div id="tile-{name}"><dt>{title}</dt><dd>{size(held)}</dd><dd class="note">{words}</dd></div>'
-
-
-def _decides(summary: ClusterSummary, found: Comparison, worst: Recording | None) -> str:
-    if worst is None:
-        return ""
-    why = "needs most" if summary.dies_first is None else "dies first"
-    is_one_of_many = len(found.kinds) > 1 or summary.dies_first is not None
-    who = f"<p><strong>Rank {summary.worst} {why}.</strong></p> " if is_one_of_many else ""
-    return f'<div id="decides">{who}{where(worst)}{failure(worst)}</div>'
-
-
-# Tabs
+        tiles = [("most", "the most a rank holds", most)]
+        tiles += [("typical", f"{found.most} {verb}", found.typical)] if found.typical else []
+        tiles.append(("least", "the least a rank holds", least))
+    for name, title, kind in tiles:
+        held = kind.process_bytes
+        words = name_of(kind.ranks) + (f", {percent(held / capacity, 0)} of the card" if capacity else "")
+        yield markup.tile(title, size(held), words, name=f"tile-{name}")
 
 
 def tabs(kinds: Sequence[Kind], found: Comparison) -> str:
     """Return one tab for all ranks and one per kind."""
-    every = '<button type="button" data-report="" aria-pressed="true">all ranks</button>'
-    return every + "".join(_tab(kind, found, name_of(kind.ranks)) for kind in kinds)
-
-
-def _tab(kind: Kind, found: Comparison, words: str) -> str:
-    odd = ' <span class="odd-mark" title="the odd one out">◂</span>' if kind in found.odd else ""
-    return (
-        f'<button type="button" data-report="{kind.first.rank}" aria-pressed="false" '
-        f'title="the full report of rank {kind.first.rank}">{words}{odd}</button>'
-    )
-
-
-# Ranks side by side
+    made = '<button type="button" data-report="" aria-pressed="true">all ranks</button>'
+    for kind in kinds:
+        odd = ' <span class="odd-mark" title="the odd one out">◂</span>' if kind in found.odd else ""
+        made += (
+            f'<button type="button" data-report="{kind.first.rank}" aria-pressed="false" '
+            f'title="the full report of rank {kind.first.rank}">{name_of(kind.ranks)}{odd}</button>'
+        )
+    return made
 
 
 def ranks_section(summary: ClusterSummary, kinds: Sequence[Kind], found: Comparison) -> str:
@@ -106,20 +84,43 @@ def ranks_section(summary: ClusterSummary, kinds: Sequence[Kind], found: Compari
     if not kinds:
         return ""
     most = max(1, *(kind.process_bytes for kind in kinds))
-    is_near = 0 < summary.capacity_bytes <= _NEAR * most
-    scale = max(most, summary.capacity_bytes if is_near else 0) * 1.02
-    unit = table_unit(most)
-    rows = "\n".join(_rank_row(kind, summary, found, scale, unit, is_near=is_near) for kind in kinds)
+    capacity = summary.capacity_bytes if 0 < summary.capacity_bytes <= _NEAR * most else 0  # if near enough to draw
+    levels = [("typical", found.typical.process_bytes)] if found.typical and len(found.kinds) > 1 else []
+    levels += [("capacity", capacity)] if capacity else []
+    scale = max(most, capacity) * 1.02
+    rows = "\n".join(_rank_row(kind, summary, found, scale, table_unit(most), levels) for kind in kinds)
     left_out = len(found.kinds) - len(kinds)
     more = f'<p class="note">and {left_out:,} kinds more</p>' if left_out else ""
     lines = [f"dotted: {found.most}"] if _is_compared(found) else []
-    lines += ["red: all that the card has"] if is_near else []
-    note = f"What each process holds at most; ranks with the same figures are one row. {_sentence(', '.join(lines))}"
+    lines += ["red: all that the card has"] if capacity else []
+    note = "What each process holds at most; ranks with the same figures are one row. " + sentence(", ".join(lines))
     body = f'<div id="rank-rows" class="rank-rows">{rows}</div>{more}'
     held = {part for kind in kinds for part, size_bytes in kind.parts.items() if size_bytes}
     entries = "".join(f"<li>{markup.swatch(_colour(part))}{LABELS[part]}</li>" for part in PARTS if part in held)
     legend = f'<ul class="legend">{entries}</ul>'
     return markup.section("Ranks side by side", _verdict(summary, found), legend, body, name="ranks", note=note)
+
+
+def _rank_row(
+    kind: Kind, summary: ClusterSummary, found: Comparison, scale: float, unit: str, levels: Sequence[tuple[str, int]]
+) -> str:
+    rank, held, is_odd = kind.first.rank, kind.process_bytes, kind in found.odd
+    count = f'<span class="note">× {len(kind.ranks):,}</span>' if len(kind.ranks) > 1 else ""
+    badges = '<span class="badge bad">dies first</span>' if summary.dies_first in kind.ranks else ""
+    if kind.verdict and not badges:
+        badges = f'<span class="badge{" bad" if kind.first.outcome == "oom" else ""}">{kind.verdict}</span>'
+    if is_odd:
+        badges += '<span class="badge odd-mark">◂ odd one out</span>'
+    elif kind is found.typical and _is_compared(found):
+        badges += f'<span class="badge">{_typical_word(found)}</span>'
+    over = f'<span class="over">{signed(found.over_bytes(kind), unit)}</span>' if is_odd else ""
+    return (
+        f'<div class="rank-row{" is-odd" if is_odd else ""}" id="rank-{rank}">'
+        f'<div class="who"><button type="button" data-report="{rank}" title="the full report of rank '
+        f'{rank}">{name_of(kind.ranks)}</button>{count}{badges}</div>'
+        f'<div class="bar-cell">{_bar(kind, scale, levels)}</div><div class="held">{size(held, unit)}'
+        f'<span class="note">{share(held, summary.capacity_bytes)}</span>{over}</div></div>'
+    )
 
 
 def _is_compared(found: Comparison) -> bool:
@@ -133,7 +134,7 @@ def _typical_word(found: Comparison) -> str:
 def _verdict(summary: ClusterSummary, found: Comparison) -> str:
     """Say which rank is the outlier; else what the failing rank has more, or how far the ranks are apart."""
     if found.odd:
-        said = "".join(f"<p>{text(_sentence(found.words_of(kind)), 600)}</p>" for kind in found.odd[:_MOST_ODD])
+        said = "".join(f"<p>{text(sentence(found.words_of(kind)), 600)}</p>" for kind in found.odd[:_MOST_ODD])
         plural = "s" * (len(found.odd) > 1)
         ranks = f"{found.typical.first.rank},{found.odd[0].first.rank}" if found.typical else ""
         hint = f'<p class="note">By module and by line: <code>tonnage diff FILE FILE --ranks {ranks}</code></p>'
@@ -142,40 +143,9 @@ def _verdict(summary: ClusterSummary, found: Comparison) -> str:
         return '<p id="odd">All ranks hold the same.</p>' if found.typical else ""
     dead = next((kind for kind in found.kinds if summary.dies_first in kind.ranks), found.typical)
     if dead is not found.typical and dead:
-        return f'<p id="odd">{text(_sentence(found.words_of(dead)), 600)}</p>'
+        return f'<p id="odd">{text(sentence(found.words_of(dead)), 600)}</p>'
     held = [kind.process_bytes for kind in found.kinds]
     return f'<p id="odd">No rank stands out: from the least to the most it is {size(max(held) - min(held))}.</p>'
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}." if words else ""
-
-
-def _rank_row(kind: Kind, summary: ClusterSummary, found: Comparison, scale: float, unit: str, *, is_near: bool) -> str:
-    is_odd = kind in found.odd
-    count = f'<span class="note">× {len(kind.ranks):,}</span>' if len(kind.ranks) > 1 else ""
-    of_card = share(kind.process_bytes, summary.capacity_bytes)
-    lines = [("typical", found.typical.process_bytes)] if found.typical and len(found.kinds) > 1 else []
-    lines += [("capacity", summary.capacity_bytes)] if is_near else []
-    over = f'<span class="over">{signed(found.over_bytes(kind), unit)}</span>' if is_odd else ""
-    return (
-        f'<div class="rank-row{" is-odd" if is_odd else ""}" id="rank-{kind.first.rank}">'
-        f'<div class="who"><button type="button" data-report="{kind.first.rank}" title="the full report of rank '
-        f'{kind.first.rank}">{name_of(kind.ranks)}</button>{count}{"".join(_badges(kind, summary, found))}</div>'
-        f'<div class="bar-cell">{_bar(kind, scale, lines)}</div>'
-        f'<div class="held">{size(kind.process_bytes, unit)}<span class="note">{of_card}</span>{over}</div></div>'
-    )
-
-
-def _badges(kind: Kind, summary: ClusterSummary, found: Comparison) -> Iterator[str]:
-    if summary.dies_first in kind.ranks:
-        yield '<span class="badge bad">dies first</span>'
-    elif kind.verdict:
-        yield f'<span class="badge{" bad" if kind.first.outcome == "oom" else ""}">{kind.verdict}</span>'
-    if kind in found.odd:
-        yield '<span class="badge odd-mark">◂ odd one out</span>'
-    elif kind is found.typical and _is_compared(found):
-        yield f'<span class="badge">{_typical_word(found)}</span>'
 
 
 def _bar(kind: Kind, scale: float, lines: Sequence[tuple[str, int]]) -> str:
@@ -200,9 +170,6 @@ def _colour(part: str) -> str:
     return _COLOURS.get(part, part)
 
 
-# Over the run
-
-
 def line_head(kind: Kind, summary: ClusterSummary, found: Comparison) -> dict[str, object]:
     """Return what the chart says about a line."""
     role = word = ""
@@ -213,9 +180,6 @@ def line_head(kind: Kind, summary: ClusterSummary, found: Comparison) -> dict[st
     elif kind is found.typical and _is_compared(found):
         role, word = "typical", f", {_typical_word(found)}"
     return {"rank": kind.first.rank, "name": name_of(kind.ranks), "role": role, "word": word}
-
-
-# Tables
 
 
 def categories_section(kinds: Sequence[Kind], found: Comparison) -> str:

@@ -7,10 +7,9 @@ from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.recording import Recording
 from tonnage.report.diff import growth_percent, labelled, signed
 from tonnage.report.html import markup
-from tonnage.report.html.cluster_series import line_of
-from tonnage.report.html.markup import size, text
+from tonnage.report.html.markup import read_part, simple_page, size, text
 from tonnage.report.html.sections import SOURCES
-from tonnage.report.html.shell import read_part, simple_page
+from tonnage.report.html.series import line_of
 from tonnage.report.total import verdict_words
 
 _SAMPLES = 3_000

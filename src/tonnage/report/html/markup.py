@@ -1,9 +1,21 @@
-"""Pieces of HTML. Everything from a recording goes through `text`, since recordings are untrusted."""
+"""Pieces of HTML, and what every page shares. Everything from a recording goes through `text`, since it is untrusted.
 
+A page allows only its own script and style (by hash), so nothing in a recording can run or fetch anything.
+"""
+
+import gzip
+import json
+import re
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from functools import cache
+from hashlib import sha256
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import Any
 
+from tonnage.report.lines import table_unit
 from tonnage.units import format_bytes
 
 LONGEST_TEXT = 240
@@ -13,6 +25,11 @@ def clean(words: str, longest: int = LONGEST_TEXT) -> str:
     """Truncate text and replace invisible and direction-changing characters."""
     cut = words if len(words) <= longest else words[: longest - 1] + "…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in cut)
+
+
+def sentence(words: str) -> str:
+    """Return words as a sentence: with a capital, and a full stop."""
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def text(words: str, longest: int = LONGEST_TEXT) -> str:
@@ -36,6 +53,25 @@ def size(size_bytes: int, unit: str | None = None) -> str:
 def share(part: int, whole: int) -> str:
     """Format a share like "62.9 %"; empty if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def bar(parts: Sequence[tuple[str, int]], whole: int) -> str:
+    """Return a stacked bar of a whole's (colour, size) parts."""
+    boxes, at = [], 0.0
+    for kind, part in parts:
+        width = 1000 * part / whole if whole else 0
+        boxes.append(f'<rect class="c-{kind}" x="{at:.2f}" y="0" width="{width:.2f}" height="1"/>')
+        at += width
+    return f'<svg class="bar" viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true">{"".join(boxes)}</svg>'
+
+
+def ledger(parts: Sequence[tuple[str, str, int]], whole: int, *, bars: bool = True) -> list[tuple[str, ...]]:
+    """Return a row for each (colour, name, bytes) part: its swatch and name, its size, its share and perhaps a bar."""
+    unit = table_unit(whole)
+    return [
+        (swatch(kind) + text(name), size(part, unit), share(part, whole), *([bar([(kind, part)], whole)] * bars))
+        for kind, name, part in parts
+    ]
 
 
 def swatch(category: str) -> str:
@@ -72,11 +108,14 @@ def head(title: str, verdict: str, kind: str, facts: str, *parts: str) -> str:
 
 def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
     """Return (name, figure, note) tiles side by side."""
-    each = (
-        f'<div><dt>{name}</dt><dd class="figure">{figure}</dd><dd class="note">{note}</dd></div>'
-        for name, figure, note in entries
-    )
+    each = (tile(name, figure, note, figure_kind=' class="figure"') for name, figure, note in entries)
     return f'<dl class="tiles">{"".join(each)}</dl>'
+
+
+def tile(title: str, figure: str, note: str, *, name: str = "", figure_kind: str = "") -> str:
+    """Return one tile: a title, a figure and a note on it."""
+    known = f' id="{name}"' if name else ""
+    return f'<div{known}><dt>{title}</dt><dd{figure_kind}>{figure}</dd><dd class="note">{note}</dd></div>'
 
 
 def folded(rows: Sequence[Sequence[str]], shown: int, columns: Sequence[str], **options: Any) -> str:
@@ -93,3 +132,63 @@ def section(title: str, *parts: str, name: str, note: str = "") -> str:
     """Return a section with a heading and a note on how to read it."""
     said = f'<p class="note">{note}</p>' if note else ""
     return f'<section id="{name}"><h2>{title}</h2>{said}\n' + "\n".join(parts) + "\n</section>"
+
+
+_DATA = Path(__file__).parent / "data"
+
+
+@cache
+def read_part(name: str) -> str:
+    """Read a template, a style or a script."""
+    return (_DATA / name).read_text(encoding="utf-8")
+
+
+@cache
+def colours() -> dict[str, str]:
+    """Return the category colours by key: those of the light theme, which also suit the dark one."""
+    return dict(re.findall(r"--c-(\w+): (#\w+)", read_part("page.css").partition("@media")[0]))
+
+
+def embedded(figures: dict[str, object]) -> str:
+    """Return JSON in which no markup can begin or end."""
+    plain = json.dumps(figures, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def packed_json(columns: dict[str, object]) -> str:
+    """Return compressed, base64-encoded JSON."""
+    plain = json.dumps(columns, separators=(",", ":"))
+    return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def simple_page(
+    title: str,
+    *parts: str,
+    styles: Iterable[str] = (),
+    scripts: Iterable[str] = (),
+    data: dict[str, object] | None = None,
+) -> str:
+    """Return a page of sections in the common style, with a script if it has a chart."""
+    style = "".join(map(read_part, ("page.css", *styles)))
+    script = "".join(map(read_part, scripts))
+    figures = f'<script type="application/json" id="data">{embedded(data)}</script>' if data is not None else ""
+    return Template(read_part("simple.html")).substitute(
+        policy=policy([style], [script]),
+        title=title,
+        style=style,
+        body="\n".join(filter(None, parts)),
+        scripts=f"{figures}\n<script>{script}</script>" if script else "",
+    )
+
+
+def policy(styles: Iterable[str], scripts: Iterable[str]) -> str:
+    """Return a content security policy that allows exactly these styles and scripts, and no connections."""
+    allowed_styles, allowed_scripts = " ".join(map(_hash, styles)), " ".join(map(_hash, scripts))
+    return (
+        f"default-src 'none'; style-src {allowed_styles}; script-src {allowed_scripts}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'"

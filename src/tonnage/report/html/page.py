@@ -13,13 +13,11 @@ from tonnage.explain.outlook import outlook_of
 from tonnage.recording import Recording
 from tonnage.recording.failure import moment_of_failure, until_failure
 from tonnage.report.html import sections
-from tonnage.report.html.blocks import packed_blocks
 from tonnage.report.html.host import host_section
-from tonnage.report.html.markup import text
+from tonnage.report.html.markup import embedded, policy, read_part, text
 from tonnage.report.html.sections import cause_section
 from tonnage.report.html.segments import segments_section
-from tonnage.report.html.series import STRETCHES, series_of
-from tonnage.report.html.shell import embedded, policy, read_part
+from tonnage.report.html.series import STRETCHES, packed_blocks, series_of
 from tonnage.report.html.step import step_section
 
 _SCRIPTS = ("common.js", "drawing.js", "timeline.js", "blocks.js", "controls.js", "moment.js", "icicle.js", "step.js")

@@ -13,12 +13,10 @@ from tonnage.planner.remedies import Remedy
 from tonnage.planner.search import PlanSearch, TrainingPlan
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.html import markup
-from tonnage.report.html.markup import share, size, text
-from tonnage.report.html.sections import bar
-from tonnage.report.html.shell import simple_page
+from tonnage.report.html.markup import bar, share, simple_page, size, text
 from tonnage.report.lengths import length_words
-from tonnage.report.lines import table_unit
 from tonnage.report.plan import brief, flags, notes, number_words, pace, time_words
+from tonnage.units import percent
 
 _ROWS = 12
 
@@ -31,20 +29,36 @@ def render_plan_page(
     campaign: Campaign = NONE,
 ) -> str:
     """Return the page; if nothing fits, of the closest plan, with what would fit above it."""
-    plan = findings.closest
-    lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
-    return simple_page(
-        text(f"{findings.shape.name} · {findings.cluster.words}"),
-        _header(findings, campaign),
-        _would_fit(remedies),
-        f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>',
-        _next_best(findings),
-        _one_more_flag(findings, offers),
-        markup.section("Why not", markup.folded(lost, _ROWS, ("", ""), name="reasons", kind="bars"), name="why-not")
-        if lost
-        else "",
-        terms_section(plan.terms, plan.total_bytes),
-    )
+    plan, best, shape = findings.closest, findings.best, findings.shape
+    parts = [_header(findings, campaign)]
+    if remedies:
+        rows = [
+            (
+                text(r.change),
+                size(r.total_bytes, "GiB"),
+                size(r.capacity_bytes, "GiB"),
+                f"<code>{text(r.flag, 1000)}</code>",
+            )
+            for r in remedies
+        ]
+        table = markup.table(("change", "needs", "of", "how"), rows, name="remedies", numbers=(1, 2))
+        parts.append(markup.section("What would fit", table, name="advice"))
+    parts.append(f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>')
+    if best is not None and findings.alternatives:
+        others = [(brief(p, best), p, p.tokens_per_s / best.tokens_per_s - 1) for p in findings.alternatives]
+        table = _plans(shape, [(brief(best), best, None), *others], "alternatives")
+        parts.append(markup.section("This plan and the next best", table, name="next"))
+    if best is not None and offers:
+        others = [(f"{offer.flag}: {brief(offer.plan)}", offer.plan, offer.gain) for offer in offers]
+        table = _plans(shape, [("this plan", best, None), *others], "offers")
+        note = "; ".join(f"{offer.flag} trains in other numbers: {offer.change}" for offer in offers if offer.numbers)
+        parts.append(markup.section("With one more flag", table, name="offers", note=text(note)))
+    if reasons:
+        lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
+        table = markup.folded(lost, _ROWS, ("", ""), name="reasons", kind="bars")
+        parts.append(markup.section("Why not", table, name="why-not"))
+    title = text(f"{shape.name} · {findings.cluster.words}")
+    return simple_page(title, *parts, terms_section(plan.terms, plan.total_bytes))
 
 
 def _header(findings: PlanSearch, campaign: Campaign) -> str:
@@ -72,64 +86,31 @@ def _header(findings: PlanSearch, campaign: Campaign) -> str:
 
 def ledger_section(plan: TrainingPlan) -> str:
     """Return bytes by category at the peak of one GPU, and what is left of it."""
-    whole = max(plan.capacity_bytes, plan.total_bytes)
-    unit = table_unit(whole)
     parts = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
-    parts += (
-        [("free", "free", plan.capacity_bytes - plan.total_bytes)] if plan.total_bytes < plan.capacity_bytes else []
-    )
-    return markup.section(
-        "One GPU at its peak", ledger_table(parts, whole, unit), name="ledger", note=f"in the {text(plan.moment)}"
-    )
+    free = plan.capacity_bytes - plan.total_bytes
+    parts += [("free", "free", free)] if free > 0 else []
+    table = ledger_table(parts, max(plan.capacity_bytes, plan.total_bytes))
+    return markup.section("One GPU at its peak", table, name="ledger", note=f"in the {text(plan.moment)}")
 
 
-def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int, unit: str) -> str:
+def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int) -> str:
     """Return (colour, name, bytes) parts with their shares: one stacked bar, then a row each."""
-    rows = [
-        (markup.swatch(kind) + text(name), size(part, unit), share(part, whole), bar([(kind, part)], whole))
-        for kind, name, part in parts
-    ]
     filled = f'<div class="card">{bar([(kind, part) for kind, _, part in parts], whole)}</div>'
+    rows = markup.ledger(parts, whole)
     return filled + markup.table(("", "", "", ""), rows, name="ledger-rows", numbers=(1, 2), kind="bars")
 
 
 def _step(plan: TrainingPlan) -> str:
     total = plan.step_s
-    rows = [
-        (
-            text(name),
-            time_words(seconds),
-            f"{100 * seconds / total:.1f} %",
-            bar([("tensors", round(seconds * 1e9))], round(total * 1e9)),
-        )
-        for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1])
-        if seconds >= 0.0005 * total
-    ]
-    hidden = (
-        f"and {time_words(plan.hidden_s)} of transfers run behind the arithmetic"
-        if plan.hidden_s > 0.0005 * total
-        else ""
-    )
+    rows = []
+    for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1]):
+        if seconds >= 0.0005 * total:
+            filled = bar([("tensors", round(seconds * 1e9))], round(total * 1e9))
+            rows.append((text(name), time_words(seconds), percent(seconds / total), filled))
+    is_hidden = plan.hidden_s > 0.0005 * total
+    note = f"and {time_words(plan.hidden_s)} of transfers run behind the arithmetic" if is_hidden else ""
     table = markup.table(("", "", "", ""), rows, name="step-parts", numbers=(1, 2), kind="bars")
-    return markup.section("Where a step goes", table, name="step", note=hidden)
-
-
-def _next_best(findings: PlanSearch) -> str:
-    best = findings.best
-    if best is None or not findings.alternatives:
-        return ""
-    rows = [(brief(plan, best), plan, plan.tokens_per_s / best.tokens_per_s - 1) for plan in findings.alternatives]
-    table = _plans(findings.shape, [(brief(best), best, None), *rows], "alternatives")
-    return markup.section("This plan and the next best", table, name="next")
-
-
-def _one_more_flag(findings: PlanSearch, offers: list[Offer]) -> str:
-    if not offers or findings.best is None:
-        return ""
-    rows = [(f"{offer.flag}: {brief(offer.plan)}", offer.plan, offer.gain) for offer in offers]
-    others = [f"{offer.flag} trains in other numbers: {offer.change}" for offer in offers if offer.numbers]
-    table = _plans(findings.shape, [("this plan", findings.best, None), *rows], "offers")
-    return markup.section("With one more flag", table, name="offers", note=text("; ".join(others)))
+    return markup.section("Where a step goes", table, name="step", note=note)
 
 
 def _plans(shape: ModelShape, plans: Sequence[tuple[str, TrainingPlan, float | None]], name: str) -> str:
@@ -147,22 +128,6 @@ def _plans(shape: ModelShape, plans: Sequence[tuple[str, TrainingPlan, float | N
     ]
     columns = ("", f"{pace(plans[0][1], shape)[2]}/s", "", "a GPU", "")
     return markup.table(columns, rows, name=name, numbers=(1, 2, 3), kind="plans")
-
-
-def _would_fit(remedies: list[Remedy]) -> str:
-    if not remedies:
-        return ""
-    rows = [
-        (
-            text(r.change),
-            size(r.total_bytes, "GiB"),
-            size(r.capacity_bytes, "GiB"),
-            f"<code>{text(r.flag, 1000)}</code>",
-        )
-        for r in remedies
-    ]
-    columns = ("change", "needs", "of", "how")
-    return markup.section("What would fit", markup.table(columns, rows, name="remedies", numbers=(1, 2)), name="advice")
 
 
 def terms_section(terms: Sequence[Term], total_bytes: int) -> str:

@@ -1,18 +1,20 @@
 """The text and tables of a page: the run, its memory, what lies outside PyTorch, and what the figures are based on."""
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 
 from tonnage import __version__
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
-from tonnage.explain import Advice, Diagnosis, Finding, Outlook
+from tonnage.explain import Advice, Diagnosis, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.recording import Recording
+from tonnage.recording.records import Header
 from tonnage.report.all_cards import place_words
 from tonnage.report.html import markup
-from tonnage.report.html.markup import share, size, text
+from tonnage.report.html.markup import bar, share, size, text
 from tonnage.report.lines import table_unit
 from tonnage.report.total import caveat_words, larger_card_words, total_words, verdict_words
+from tonnage.units import percent
 
 SOURCES = {
     "virtual": "predicted on a virtual GPU",
@@ -39,33 +41,36 @@ def title_of(recording: Recording) -> str:
 
 def header_section(recording: Recording, ahead: Outlook = NOTHING_AHEAD) -> str:
     """Return the run, the GPU, the verdict, the peaks and the outlook."""
-    header = recording.header
-    outcome, climbs = header.outcome, ahead.climb is not None
-    kind = "error" if climbs and outcome == "ok" else outcome
-    said = "".join(f'<p class="outlook">{text(line, 1000)}</p>' for line in ahead.lines)
-    capacity = f"{header.capacity_bytes / 2**30:.1f} GiB" if header.capacity_bytes else ""
-    torch = header.torch_modelled.partition("+")[0]
-    facts = [header.gpu_name, capacity, f"torch {torch}" if torch else "", SOURCES[header.source]]
-    return (
-        f'<header><div class="head"><h1>{text(title_of(recording))}</h1>'
-        f'<span id="verdict" class="verdict {kind}">{verdict_words(outcome, climbs)}</span></div>'
-        f'<p id="card">{text(" · ".join(filter(None, facts)))}</p>'
-        f'<dl class="tiles">{"".join(_tiles(recording))}</dl>{where(recording)}{said}{failure(recording)}</header>'
-    )
-
-
-def _tiles(recording: Recording) -> Iterator[str]:
-    process, capacity = recording.peak_process_bytes, recording.header.capacity_bytes
-    of_card = f"{100 * process / capacity:.0f} % of the card" if capacity else "with what is beside PyTorch"
-    unused = recording.unused_at_peak_bytes
+    header, unused = recording.header, recording.unused_at_peak_bytes
+    process, capacity = recording.peak_process_bytes, header.capacity_bytes
+    of_card = f"{percent(process / capacity, 0)} of the card" if capacity else "with what is beside PyTorch"
     tiles = [
         ("allocated", recording.peak_allocated_bytes, "in tensors, at most"),
         ("reserved", recording.peak_reserved_bytes, "held by PyTorch, at most"),
         ("process", process, of_card),
         ("unused", unused, f"{share(unused, recording.peak_reserved_bytes) or '0 %'}, when most was reserved"),
     ]
-    for name, size_bytes, words in tiles:
-        yield f'<div id="peak-{name}"><dt>{name}</dt><dd>{size(size_bytes)}</dd><dd class="note">{words}</dd></div>'
+    peaks = "".join(markup.tile(name, size(part), words, name=f"peak-{name}") for name, part, words in tiles)
+    said = "".join(f'<p class="outlook">{text(line, 1000)}</p>' for line in ahead.lines)
+    facts = run_facts(header.gpu_name, f"{capacity / 2**30:.1f} GiB" if capacity else "", header)
+    return markup.head(
+        text(title_of(recording)),
+        *verdict_pill(header.outcome, ahead.climb is not None),
+        facts,
+        f'<dl class="tiles">{peaks}</dl>{where(recording)}{said}{failure(recording)}',
+    )
+
+
+def run_facts(who: str, capacity: str, header: Header | None) -> str:
+    """Return what ran and how as far as it is known: a snapshot does not have all."""
+    torch = header.torch_modelled.partition("+")[0] if header else ""
+    facts = [who, capacity, f"torch {torch}" if torch else "", SOURCES[header.source] if header else ""]
+    return text(" · ".join(filter(None, facts)))
+
+
+def verdict_pill(outcome: str, climbs: bool) -> tuple[str, str]:
+    """Return the verdict and its kind."""
+    return verdict_words(outcome, climbs), "error" if climbs and outcome == "ok" else outcome
 
 
 def where(recording: Recording) -> str:
@@ -98,12 +103,8 @@ def ledger_section(recording: Recording) -> str:
     """Return bytes by category at the peak."""
     ledger = recording.ledger()
     total = ledger.total_bytes
-    unit = table_unit(total)
-    rows = [
-        (markup.swatch(str(c)) + c.label, size(part, unit), share(part, total), bar([(str(c), part)], total))
-        for c, part in ledger.ranked()
-    ]
-    rows.append(("sum", size(total, unit), "", ""))
+    rows = markup.ledger([(str(c), c.label, part) for c, part in ledger.ranked()], total)
+    rows.append(("sum", size(total, table_unit(total)), "", ""))
     known = "measured" if ledger.measured else "predicted"
     body = markup.table(("", "", "", ""), rows, name="ledger-rows", numbers=(1, 2))
     return markup.section("The peak by category", body, name="ledger", note=f"{known}; exact sums of blocks")
@@ -125,42 +126,28 @@ def outside_section(recording: Recording) -> str:
     if header.capacity_bytes >= held:
         rows.append(("free", "free", header.capacity_bytes - held))
     whole = max(header.capacity_bytes, held)
-    unit = table_unit(whole)
-    cells = [(markup.swatch(kind) + text(name), size(part, unit), share(part, whole)) for kind, name, part in rows]
+    cells = markup.ledger(rows, whole, bars=False)
     if header.pinned_host_bytes:
-        cells.append(("pinned memory of the host", size(header.pinned_host_bytes, unit), "not on the card"))
+        pinned = size(header.pinned_host_bytes, table_unit(whole))
+        cells.append(("pinned memory of the host", pinned, "not on the card"))
     filled = bar([(kind, part) for kind, _, part in rows if part > 0], whole)
     body = markup.table(("", "", ""), cells, name="outside-rows", numbers=(1, 2))
     note = "" if header.overhead_bytes else "What the process held outside PyTorch was not recorded."
     return markup.section("The card", filled, body, name="outside", note=note)
 
 
-def bar(parts: list[tuple[str, int]], whole: int) -> str:
-    """Return a stacked bar of a whole's parts."""
-    boxes, at = [], 0.0
-    for kind, part in parts:
-        width = 1000 * part / whole if whole else 0
-        boxes.append(f'<rect class="c-{kind}" x="{at:.2f}" y="0" width="{width:.2f}" height="1"/>')
-        at += width
-    return f'<svg class="bar" viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true">{"".join(boxes)}</svg>'
-
-
 def course_section(recording: Recording) -> str:
     """Return the peak of each phase and of each step."""
-    unit = table_unit(recording.peak_allocated_bytes)
     peak = recording.peak_allocated_bytes
+    unit = table_unit(peak)
     phases = [(text(p.name), size(p.peak_allocated_bytes, unit)) for p in recording.phases[:MOST_ROWS]]
-    steps = [
-        (
-            f"step {step.step}" if step.step else "before any step",
-            size(step.peak_allocated_bytes, unit),
-            bar([("activations", step.peak_allocated_bytes)], peak),
-        )
-        for step in recording.steps[:MOST_ROWS]
-    ]
-    more = len(recording.steps) - len(steps)
     parts = [markup.table(("", ""), phases, name="phase-rows", numbers=(1,))]
-    if len(steps) > 1:
+    if len(recording.steps) > 1:
+        steps = []
+        for step in recording.steps[:MOST_ROWS]:
+            name, held = f"step {step.step}" if step.step else "before any step", step.peak_allocated_bytes
+            steps.append((name, size(held, unit), bar([("activations", held)], peak)))
+        more = len(recording.steps) - len(steps)
         rest = f'<p class="note">and {more:,} more steps</p>' if more > 0 else ""
         table = markup.table(("", "", ""), steps, name="step-rows", numbers=(1,))
         parts.append(f'<div class="tall" tabindex="0">{table}{rest}</div>')
@@ -193,47 +180,33 @@ def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str
 
 def all_cards_section(cards: AllCards) -> str:
     """Return which GPUs of the catalogue hold the run."""
-    rows = [
-        (
-            text(", ".join(a.gpu.key for a in row)),
-            size(row[0].gpu.memory_bytes, "GiB"),
-            size(row[0].process_bytes, "GiB"),
-        )
-        + (
-            ("✓", f"{size(row[0].left_bytes, 'GiB')} left")
-            if row[0].oom is None
-            else ("✗", text(f"dies in {place_words(row[0])}"))
-        )
-        for row in cards.rows()
-    ]
-    columns = ("cards", "memory", "it takes", "", "")
-    body = markup.table(columns, rows, name="card-rows", numbers=(1, 2))
-    return markup.section(
-        "Which cards hold it", body, name="cards", note=f"It needs {size(cards.needed_bytes)} in all."
-    )
+    rows = []
+    for row in cards.rows():
+        first = row[0]
+        end = ("✓", f"{size(first.left_bytes, 'GiB')} left")
+        if first.oom is not None:
+            end = ("✗", text(f"dies in {place_words(first)}"))
+        sizes = (size(first.gpu.memory_bytes, "GiB"), size(first.process_bytes, "GiB"))
+        rows.append((text(", ".join(a.gpu.key for a in row)), *sizes, *end))
+    body = markup.table(("cards", "memory", "it takes", "", ""), rows, name="card-rows", numbers=(1, 2))
+    note = f"It needs {size(cards.needed_bytes)} in all."
+    return markup.section("Which cards hold it", body, name="cards", note=note)
 
 
 def settings_section(recording: Recording) -> str:
     """Return the allocator's settings: those given, and their meaning beside PyTorch's defaults."""
-    given = recording.header.settings
-    rows = list(_changed(given))
+    given, rows = recording.header.settings, []
+    with suppress(BadAllocatorSettings):
+        settings, own = AllocatorSettings.parse(given), AllocatorSettings()
+        for name in (entry.name for entry in fields(AllocatorSettings)):
+            here, default = getattr(settings, name), getattr(own, name)
+            if here != default and name != "text":
+                rows.append((text(name), text(str(here)), text(str(default))))
     words = f"<code>PYTORCH_ALLOC_CONF={text(given, 1000)}</code>" if given else "PyTorch's defaults: none was set."
     parts = [f'<p id="settings-text">{words}</p>']
     if rows:
         parts.append(markup.table(("setting", "here", "PyTorch's own"), rows, name="settings-rows"))
     return markup.section("The allocator's settings", *parts, name="settings")
-
-
-def _changed(given: str) -> Iterator[tuple[str, str, str]]:
-    try:
-        settings = AllocatorSettings.parse(given)
-    except BadAllocatorSettings:
-        return
-    own = AllocatorSettings()
-    for entry in fields(AllocatorSettings):
-        here, default = getattr(settings, entry.name), getattr(own, entry.name)
-        if here != default and entry.name != "text":
-            yield text(entry.name), text(str(here)), text(str(default))
 
 
 def basis_section(recording: Recording) -> str:
@@ -268,23 +241,16 @@ def cause_section(diagnosis: Diagnosis) -> str:
     name = _NAMES.get(diagnosis.cause, diagnosis.cause.replace("-", " "))
     kind = "ok" if diagnosis.cause == "none" else "oom"
     said = f'<p><strong class="cause {kind}">{text(name)}</strong> {text(diagnosis.sentence, 2000)}</p>'
-    findings = "".join(_finding(finding, diagnosis.sentence) for finding in diagnosis.evidence)
-    evidence = f'<dl class="evidence">{findings}</dl>' if findings else ""
-    return markup.section("Why", said, evidence, name="cause")
-
-
-def _finding(finding: Finding, said: str) -> str:
-    """Return one finding. If its sentence is already shown as the cause, only its rule is named."""
-    words = finding.rule if finding.sentence in said else finding.sentence
-    lines = "".join(_lines(finding))
-    where = f'<table class="guilty"><tbody>{lines}</tbody></table>' if lines else ""
-    return f"<dt>{size(finding.size_bytes)}</dt><dd>{text(words, 2000)}{where}</dd>"
-
-
-def _lines(finding: Finding) -> Iterator[str]:
-    for guilty in finding.lines:
-        count = f"{guilty.count:,} × " if guilty.count > 1 else ""
-        yield (
-            f'<tr><td class="n">{size(guilty.size_bytes)}</td><td class="line">{text(guilty.line) or "no line known"}</td>'
-            f"<td>{count}{text(guilty.what)}</td></tr>"
+    findings = []
+    for finding in diagnosis.evidence:
+        lines = "".join(
+            f'<tr><td class="n">{size(g.size_bytes)}</td><td class="line">{text(g.line) or "no line known"}</td>'
+            f"<td>{f'{g.count:,} × ' if g.count > 1 else ''}{text(g.what)}</td></tr>"
+            for g in finding.lines
         )
+        # A sentence that is already shown as the cause is replaced by its rule.
+        words = finding.rule if finding.sentence in diagnosis.sentence else finding.sentence
+        where = f'<table class="guilty"><tbody>{lines}</tbody></table>' if lines else ""
+        findings.append(f"<dt>{size(finding.size_bytes)}</dt><dd>{text(words, 2000)}{where}</dd>")
+    evidence = f'<dl class="evidence">{"".join(findings)}</dl>' if findings else ""
+    return markup.section("Why", said, evidence, name="cause")

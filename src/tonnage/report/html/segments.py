@@ -2,8 +2,8 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from tonnage.recording import Allocation, Recording
 from tonnage.recording.failure import moment_of_failure
@@ -19,25 +19,6 @@ _BAR_UNITS = 1000
 Piece = tuple[int, int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnSegment:
-    """A segment of device memory that PyTorch reserved; blocks are in address order."""
-
-    state: SegmentState
-    stream: int
-    blocks: list[Allocation]
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the segment."""
-        return self.state.size_bytes
-
-    @property
-    def unused_bytes(self) -> int:
-        """Bytes in holes."""
-        return self.state.unused_bytes
-
-
 def segments_section(recording: Recording) -> str:
     """Return the largest segments, identical-looking ones as one row, and the rest in a sentence."""
     moment = moment_of(recording)
@@ -48,22 +29,29 @@ def segments_section(recording: Recording) -> str:
     parts = [markup.table(columns, rows, name="segment-rows", numbers=(0, 1, 2, 3, 4))] if rows else []
     rest = [segment for kind in kinds[ROWS:] for segment in kind]
     if rest:
-        held, unused = sum(s.size_bytes for s in rest), sum(s.unused_bytes for s in rest)
+        held, unused = (sum(sizes) for sizes in zip(*((s.size_bytes, s.unused_bytes) for s in rest), strict=True))
         parts.append(f'<p class="note">and {len(rest):,} smaller ones: {size(held)}, of it {size(unused)} unused</p>')
-    return markup.section("Segments and their holes", *parts, name="segments", note=_note(recording, moment, segments))
+    note = "The recording has no segments."
+    if segments:
+        held, unused = (sum(sizes) for sizes in zip(*((s.size_bytes, s.unused_bytes) for s in segments), strict=True))
+        when = "When it ran out of memory" if recording.oom is not None else "When most was reserved"
+        largest = max(segment.state.largest_hole_bytes for segment in segments)
+        note = (
+            f"{when} (event {moment:,}), PyTorch held {size(held)} in {len(segments):,} "
+            f'segment{"s" if len(segments) > 1 else ""}; <span id="unused">{size(unused)}</span> of it in holes, the '
+            f'largest <span id="largest-hole">{size(largest)}</span>. What fits no hole of its stream takes more from the card.'
+        )
+    return markup.section("Segments and their holes", *parts, name="segments", note=note)
 
 
-def _note(recording: Recording, moment: int, segments: list[DrawnSegment]) -> str:
-    if not segments:
-        return "The recording has no segments."
-    reserved, unused = sum(s.size_bytes for s in segments), sum(s.unused_bytes for s in segments)
-    when = "When it ran out of memory" if recording.oom is not None else "When most was reserved"
-    largest = max(segment.state.largest_hole_bytes for segment in segments)
-    return (
-        f"{when} (event {moment:,}), PyTorch held {size(reserved)} in {len(segments):,} "
-        f'segment{"s" if len(segments) > 1 else ""}; <span id="unused">{size(unused)}</span> of it in holes, the largest '
-        f'<span id="largest-hole">{size(largest)}</span>. What fits no hole of its stream takes more from the card.'
-    )
+class DrawnSegment(NamedTuple):
+    """A segment of device memory that PyTorch reserved; blocks are in address order."""
+
+    state: SegmentState
+    stream: int
+    blocks: list[Allocation]
+    size_bytes: int
+    unused_bytes: int
 
 
 def _alike(segments: list[DrawnSegment]) -> list[list[DrawnSegment]]:
@@ -79,26 +67,22 @@ def _alike(segments: list[DrawnSegment]) -> list[list[DrawnSegment]]:
 
 def _cells(alike: list[DrawnSegment]) -> tuple[str, ...]:
     segment = alike[0]
-    hole = segment.state.largest_hole_bytes
+    whole, hole = segment.size_bytes, segment.state.largest_hole_bytes
     pieces = list(_pieces(segment))
-    drawn = pieces if len(pieces) <= MOST_PIECES else list(_coarse(segment, pieces))
-    boxes = "".join(_box(segment, piece) for piece in drawn)
+    boxes = []
+    for start, end, category in pieces if len(pieces) <= MOST_PIECES else _coarse(segment, pieces):
+        x, width = (_BAR_UNITS * value / whole for value in (start, end - start))
+        boxes.append(
+            f'<rect class="c-{category}" x="{x:.2f}" y="0" width="{width:.2f}" height="1">'
+            f"<title>{category.replace('_', ' ')}, {format_bytes(end - start)}</title></rect>"
+        )
     return (
-        size(segment.size_bytes),
+        size(whole),
         f"× {len(alike):,}" if len(alike) > 1 else "",
         str(segment.stream),
-        markup.share(segment.size_bytes - segment.unused_bytes, segment.size_bytes),
+        markup.share(whole - segment.unused_bytes, whole),
         size(hole) if hole else "–",
-        f'<svg class="segment" viewBox="0 0 {_BAR_UNITS} 1" preserveAspectRatio="none" role="img">{boxes}</svg>',
-    )
-
-
-def _box(segment: DrawnSegment, piece: Piece) -> str:
-    start, end, category = piece
-    x, width = (_BAR_UNITS * value / segment.size_bytes for value in (start, end - start))
-    return (
-        f'<rect class="c-{category}" x="{x:.2f}" y="0" width="{width:.2f}" height="1">'
-        f"<title>{category.replace('_', ' ')}, {format_bytes(end - start)}</title></rect>"
+        f'<svg class="segment" viewBox="0 0 {_BAR_UNITS} 1" preserveAspectRatio="none" role="img">{"".join(boxes)}</svg>',
     )
 
 
@@ -154,12 +138,9 @@ def memory_map(recording: Recording, moment: int) -> list[DrawnSegment]:
     # A range of pages may begin inside one mapping: its stream is that of the preceding mapping.
     streams = {event.address: event.stream for event in recording.segments if event.sequence <= moment}
     known = sorted(streams)
-    segments = [
-        DrawnSegment(
-            state,
-            streams[known[bisect_right(known, state.address) - 1]],
-            live[bisect_left(starts, state.address) : bisect_left(starts, state.address + state.size_bytes)],
-        )
-        for state in segments_at(recording, moment)
-    ]
+    segments = []
+    for state in segments_at(recording, moment):
+        stream = streams[known[bisect_right(known, state.address) - 1]]
+        first, end = (bisect_left(starts, at) for at in (state.address, state.address + state.size_bytes))
+        segments.append(DrawnSegment(state, stream, live[first:end], state.size_bytes, state.unused_bytes))
     return sorted(segments, key=lambda segment: -segment.size_bytes)

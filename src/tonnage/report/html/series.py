@@ -2,19 +2,22 @@
 
 A short run keeps all events. A long one is cut into stretches, keeping the points where allocated bytes are lowest and
 highest, reserved bytes are highest, and each category is highest, so no maximum is lost at any width. Levels are stored
-as differences, which are short.
+as differences, which are short. Ranks differ in events but share steps, so their lines are cut step by step. Blocks that
+differ only in lifetime share a kind, and kinds that differ only in layer number or stack share a row of the page's table.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from itertools import accumulate, pairwise
 from typing import Any
 
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
+from tonnage.recording.groups import module_pattern
 from tonnage.recording.records import MarkKind
 from tonnage.recording.timeline import spans
-from tonnage.report.html.markup import clean
+from tonnage.report.html.markup import clean, packed_json
 
 STRETCHES = 8_000
 WHOLE_UP_TO_TIMES = 4
@@ -110,3 +113,121 @@ def _spans(recording: Recording, kind: MarkKind, length: int) -> list[tuple[int,
     if len(named) > MOST_SPANS:
         named = sorted(nlargest(MOST_SPANS, named, key=lambda span: span[1] - span[0]))
     return named
+
+
+MOST_STRETCHES = 300
+Stretch = tuple[str, int, int]
+
+
+def line_of(recording: Recording, samples: int) -> dict[str, object]:
+    """Return a rank's stretches: name, events, and the highest allocated and reserved bytes of each piece."""
+    timeline = recording.timeline
+    found = list(_stretches(recording))
+    each = max(1, samples // max(1, len(found)))
+    return {
+        "stretches": [
+            {
+                "name": name,
+                "events": end - start,
+                "allocated": differences(_highest(timeline.allocated_bytes, start, end, each)),
+                "reserved": differences(_highest(timeline.reserved_bytes, start, end, each)),
+            }
+            for name, start, end in found
+        ]
+    }
+
+
+def _stretches(recording: Recording) -> Iterator[Stretch]:
+    """Yield steps, merged if there are very many; repeated numbers (0 after an evaluation) get a suffix."""
+    length = len(recording.timeline.allocated_bytes)
+    steps = [(int(name or 0), start, end) for name, start, end in spans(recording.marks, "step", length)]
+    together = -(-max((step for step, _, _ in steps), default=0) // MOST_STRETCHES) or 1
+    joined: list[list[int]] = []
+    for step, start, end in steps:
+        bucket = -(-step // together)
+        if joined and joined[-1][0] == bucket:
+            joined[-1][2] = end
+        else:
+            joined.append([bucket, start, end])
+    times: Counter[int] = Counter()
+    for bucket, start, end in joined[:MOST_STRETCHES]:
+        times[bucket] += 1
+        name = f"step {bucket}" if together == 1 else f"steps {(bucket - 1) * together + 1}–{bucket * together}"
+        again = f" ({times[bucket]})" if times[bucket] > 1 else ""
+        yield (name if bucket else "setup") + again, start, end
+
+
+def _highest(levels: Sequence[int], start: int, end: int, pieces: int) -> list[int]:
+    count = min(pieces, end - start)
+    edges = [start + number * (end - start) // count for number in range(count + 1)]
+    return [max(levels[edges[number] : edges[number + 1]]) for number in range(count)]
+
+
+MOST_BLOCKS = 1_000_000
+MOST_KINDS = 50_000
+FRAMES = 64
+
+
+Key = tuple[Any, ...]
+
+
+class FirstSeen(dict[Any, int]):
+    """Numbers keys in order of first access."""
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = number = len(self)
+        return number
+
+
+def packed_blocks(recording: Recording, most: int = MOST_BLOCKS) -> str:
+    """Return the columns and the changes of reserved bytes as compressed, base64-encoded JSON."""
+    levels = recording.timeline.reserved_bytes
+    changes = [event for event, level in enumerate(levels) if level != (levels[event - 1] if event else 0)]
+    columns = blocks_of(recording.allocations, most) | {
+        "held_at": differences(changes),
+        "held": differences([levels[event] for event in changes]),
+    }
+    return packed_json(columns)
+
+
+def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dict[str, object]:
+    """Return blocks by allocation time (`life` 0: until the end), their kinds, and each kind's group, module and stack."""
+    kept = nlargest(most, allocations, key=lambda a: a.block_bytes) if len(allocations) > most else allocations
+    kept = sorted(kept, key=lambda a: a.born)
+    words, stacks, groups, kinds = FirstSeen(), FirstSeen(), FirstSeen(), FirstSeen()
+    kind_of = []
+    for a in kept:
+        key: Key = (
+            a.category,
+            a.operator,
+            a.module,
+            a.line,
+            a.stack,
+            a.dtype,
+            a.shape,
+            0 if a.shape else a.block_bytes,
+        )
+        if len(kinds) >= MOST_KINDS and key not in kinds:  # too many: keep only the category
+            key = (a.category, "", "", "", (), "", None, 0)
+        kind_of.append(kinds[key])
+    rows = [(groups[_group(kind)], words[clean(kind[2])], stacks[kind[4][:FRAMES]]) for kind in kinds]
+    return {
+        "born": differences([a.born for a in kept]),
+        "life": [0 if a.died is None else a.died - a.born for a in kept],
+        "bytes": [a.block_bytes for a in kept],
+        "spare": [a.block_bytes - a.requested_bytes for a in kept],
+        "kind": kind_of,
+        "kinds": rows,
+        "groups": [[words[clean(text)] for text in group[:-1]] for group in groups],
+        "stacks": [[words[clean(frame)] for frame in stack] for stack in stacks],
+        "words": list(words),
+        "left_out": len(allocations) - len(kept),
+    }
+
+
+def _group(kind: Key) -> Key:
+    """Return what a row of the table shares: category, operator, modules, line, the line inside a library, tensor."""
+    category, operator, module, line, stack, dtype, shape, size = kind
+    inner = stack[0] if stack and stack[0] != line else ""
+    tensor = dtype if shape is None else f"{dtype} {list(shape)}".strip()
+    return str(category), operator.removeprefix("aten::"), module_pattern(module), line, inner, tensor, size

@@ -12,10 +12,8 @@ from tonnage.clock.step import WAITING, SteadyStep
 from tonnage.clock.streams import LANES
 from tonnage.clock.timeline import Span
 from tonnage.report.html import markup
-from tonnage.report.html.blocks import FirstSeen
-from tonnage.report.html.markup import clean, text
-from tonnage.report.html.sections import bar
-from tonnage.report.html.shell import packed_json, read_part
+from tonnage.report.html.markup import clean, packed_json, read_part, text
+from tonnage.report.html.series import FirstSeen
 from tonnage.report.step_time import step_words, time_words
 from tonnage.units import percent
 
@@ -31,13 +29,19 @@ def step_section(time: SteadyStep | None) -> str:
     kinds = {kind: seconds for kind, seconds in time.time_by_kind.items() if seconds > 0}
     whole_s = sum(kinds.values())
     parts = [(_colour(kind), round(seconds / whole_s * 1e6)) for kind, seconds in kinds.items()]
-    chart = f'{read_part("step.html")}<script type="text/plain" id="spans">{packed_spans(time)}</script>'
+    entries = []
+    for kind, seconds in kinds.items():
+        words = percent(seconds / whole_s) if seconds / whole_s >= 0.0005 else "&lt; 0.1 %"
+        swatch, took = markup.swatch(_colour(kind)), f'<span class="faint">{time_words(seconds)}</span>'
+        entries.append(f"<li>{swatch}{text(kind)}<b>{words}</b> {took}</li>")
+    spans = packed_json(spans_of(time.timeline.spans, time.step_s))
+    chart = f'{read_part("step.html")}<script type="text/plain" id="spans">{spans}</script>'
     return markup.section(
         "The time of a step",
         f'<p id="step-words">{text(sentence(time))}</p>',
         '<p class="note">Predicted, in the steady state; nine in ten such steps are in the range.</p>',
-        f'<div class="card">{bar(parts, 1_000_000)}</div>',
-        f'<ul id="step-kinds" class="legend">{"".join(_entry(*kind, whole_s) for kind in kinds.items())}</ul>',
+        f'<div class="card">{markup.bar(parts, 1_000_000)}</div>',
+        f'<ul id="step-kinds" class="legend">{"".join(entries)}</ul>',
         chart if time.timeline.spans else "",
         name="step-time",
     )
@@ -49,25 +53,11 @@ def sentence(time: SteadyStep, where: str = "") -> str:
     return words[:1].upper() + words[1:]
 
 
-def _entry(kind: str, seconds: float, whole_s: float) -> str:
-    share = seconds / whole_s
-    words = percent(share) if share >= 0.0005 else "&lt; 0.1 %"
-    return (
-        f"<li>{markup.swatch(_colour(kind))}{text(kind)}<b>{words}</b> "
-        f'<span class="faint">{time_words(seconds)}</span></li>'
-    )
-
-
 def _colour(kind: str) -> str:
     """Return the colour's name; unknown kinds of later versions use that of "other"."""
     if kind == WAITING:
         return "waiting"
     return kind if kind in get_args(Kind) else "other"
-
-
-def packed_spans(time: SteadyStep) -> str:
-    """Return the columns as compressed, base64-encoded JSON."""
-    return packed_json(spans_of(time.timeline.spans, time.step_s))
 
 
 def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> dict[str, object]:

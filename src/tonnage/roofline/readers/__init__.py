@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tonnage.errors import BadProfile
 from tonnage.garbage import no_collection
-from tonnage.roofline.profile import RooflineProfile
+from tonnage.roofline.items import RooflineProfile
 from tonnage.roofline.readers.ncu import is_ncu, read_ncu
 from tonnage.roofline.readers.torch_trace import is_torch_trace, read_torch_trace
 from tonnage.untrusted import Unreadable, parse_json, parse_text, printable, read_bytes

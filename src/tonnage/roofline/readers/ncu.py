@@ -15,15 +15,14 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
-from tonnage.clock.work import Work
+from tonnage.clock.operators import Work
 from tonnage.errors import BadProfile
-from tonnage.roofline.items import Item, gathered
-from tonnage.roofline.profile import RooflineProfile
-from tonnage.roofline.readers.names import short_kernel_name
+from tonnage.roofline.items import Item, RooflineProfile, gathered, short_kernel_name
 
 _DATA = Path(__file__).parents[1] / "data" / "ncu.toml"
 _KERNEL = "Kernel Name"
@@ -49,7 +48,16 @@ class NcuKernel:
 
 def read_ncu(lines: Iterable[str], source: str) -> RooflineProfile:
     """Return every kernel of a file, merging equal launches."""
-    launches = [launch for launch in _launches(lines, source) if launch.first("duration")]
+    try:
+        rows = csv.reader(lines, strict=False)
+        heading = next((row for row in rows if _KERNEL in row and row[0].lstrip("\ufeff") == "ID"), None)
+        if heading is None:
+            raise BadProfile(f"{source} has no table of kernels.", hint=_HINT)
+        pairs = (dict(zip(heading, row, strict=False)) for row in rows if len(row) == len(heading))
+        found = _long(pairs) if "Metric Name" in heading else _wide(pairs)
+        launches = [launch for launch in found if launch.first("duration")]
+    except csv.Error as error:
+        raise BadProfile(f"{source} is not CSV: {error}.", hint=_HINT) from None
     if not launches:
         raise BadProfile(f"{source} has no kernel with a duration.", hint=_NO_DURATION)
     items = gathered(map(_item, launches))
@@ -72,59 +80,62 @@ def _notes(items: tuple[Item, ...]) -> Iterator[str]:
         yield "The file counts no bytes of DRAM: its share of the peak is Nsight Compute's own."
 
 
-# ── the table ──
-
-
-def _launches(lines: Iterable[str], source: str) -> Iterator[NcuKernel]:
-    try:
-        rows = csv.reader(lines, strict=False)
-        heading = next((row for row in rows if _KERNEL in row and row[0].lstrip("\ufeff") == "ID"), None)
-        if heading is None:
-            raise BadProfile(f"{source} has no table of kernels.", hint=_HINT)
-        pairs = (dict(zip(heading, row, strict=False)) for row in rows if len(row) == len(heading))
-        yield from (_long(pairs) if "Metric Name" in heading else _wide(heading, pairs))
-    except csv.Error as error:
-        raise BadProfile(f"{source} is not CSV: {error}.", hint=_HINT) from None
-
-
-def _wide(heading: list[str], rows: Iterator[dict[str, str]]) -> Iterator[NcuKernel]:
-    """Read the wide form, whose line after the heading holds units."""
+def _wide(rows: Iterator[dict[str, str]]) -> Iterator[NcuKernel]:
+    """Read the wide form, whose line after the heading holds units; old files have no such line."""
     units = next(rows, {})
-    if units.get(_KERNEL):  # old files have no such line
-        yield _wide_launch(units, {})
-    for row in rows:
-        yield _wide_launch(row, units)
+    first = [units] if units.get(_KERNEL) else []
+    for row in chain(first, rows):
+        numbers = {
+            name: _number(row[name], "" if row is units else units.get(name, "")) for name in row if "__" in name
+        }
+        values = {name: number for name, number in numbers.items() if number is not None}
+        yield _kernel(row, values, next((row[name] for name in _names()["device"] if name in row), ""))
 
 
-def _wide_launch(row: dict[str, str], units: dict[str, str]) -> NcuKernel:
-    values = {
-        name: number for name in row if "__" in name and (number := _number(row[name], units.get(name, ""))) is not None
-    }
-    device = next((row[name] for name in _names()["device"] if name in row), "")
+def _kernel(row: dict[str, str], values: dict[str, float], device: str) -> NcuKernel:
     return NcuKernel(row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), values, device)
 
 
-def _long(rows: Iterator[dict[str, str]]) -> Iterator[NcuKernel]:
+def _long(rows: Iterator[dict[str, str]]) -> Iterable[NcuKernel]:
     found: dict[tuple[str, str], NcuKernel] = {}
     for row in rows:
         key = (row.get("Process ID", ""), row["ID"])
-        launch = found.setdefault(
-            key,
-            NcuKernel(
-                row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), {}, row.get("Device Name", "")
-            ),
-        )
-        unit = row.get("Metric Unit", "")
+        launch = found.setdefault(key, _kernel(row, {}, row.get("Device Name", "")))
+        name, unit = row["Metric Name"], row.get("Metric Unit", "")
         number = _number(row.get("Metric Value", ""), unit)
         # One label has two meanings: a share of the pipes' peak, and DRAM bytes per second.
-        name = (
-            "dram__bytes.sum.per_second"
-            if row["Metric Name"] == "Memory Throughput" and unit != "%"
-            else row["Metric Name"]
-        )
+        if name == "Memory Throughput" and unit != "%":
+            name = "dram__bytes.sum.per_second"
         if number is not None:
             launch.values[name] = number
-    yield from found.values()
+    return found.values()
+
+
+def _item(launch: NcuKernel) -> Item:
+    seconds = launch.first("duration")
+    assert seconds is not None
+    operations: dict[str, float] = {}
+    for precision, counters in _names()["operations"].items():
+        counts = [(_count(launch, stem, seconds), each) for stem, each in counters.items()]
+        if any(count is not None for count, _ in counts):
+            operations[precision] = sum((count or 0.0) * each for count, each in counts)
+    work = Work(None, _dram_bytes(launch, seconds))
+    if operations:
+        precision = max(operations, key=operations.__getitem__)
+        work = Work(operations[precision], work.moved_bytes, precision)
+    extents = [int(extent) for extent in _EXTENT.findall(launch.grid)]
+    return Item(
+        name=short_kernel_name(launch.kernel),
+        detail=f"{_bare(launch.grid)} blocks of {_bare(launch.block)}" if launch.grid else "",
+        seconds=seconds,
+        work=work,
+        dram_share=launch.first("dram_share"),
+        sm_share=launch.first("sm_share"),
+        on_chip_share=launch.first("on_chip_share"),
+        blocks=prod(extents) if extents else None,
+        kernels=(launch.kernel,),
+        unknown="no DRAM bytes and no share of an SM's pipes in the file",
+    )
 
 
 def _number(text: str, unit: str) -> float | None:
@@ -133,34 +144,6 @@ def _number(text: str, unit: str) -> float | None:
     except ValueError:
         return None
     return value * float(_names()["units"].get(unit, 1.0)) if isfinite(value) and value >= 0 else None
-
-
-# ── what the counters say ──
-
-
-def _item(launch: NcuKernel) -> Item:
-    seconds = launch.first("duration")
-    assert seconds is not None
-    return Item(
-        name=short_kernel_name(launch.kernel),
-        detail=f"{_bare(launch.grid)} blocks of {_bare(launch.block)}" if launch.grid else "",
-        seconds=seconds,
-        work=_work(launch, seconds),
-        dram_share=launch.first("dram_share"),
-        sm_share=launch.first("sm_share"),
-        on_chip_share=launch.first("on_chip_share"),
-        blocks=_blocks(launch.grid),
-        kernels=(launch.kernel,),
-        unknown="no DRAM bytes and no share of an SM's pipes in the file",
-    )
-
-
-def _work(launch: NcuKernel, seconds: float) -> Work:
-    operations = _operations(launch, seconds)
-    if not operations:
-        return Work(None, _dram_bytes(launch, seconds))
-    precision = max(operations, key=lambda name: operations[name])
-    return Work(operations[precision], _dram_bytes(launch, seconds), precision)
 
 
 def _dram_bytes(launch: NcuKernel, seconds: float) -> float | None:
@@ -172,15 +155,6 @@ def _dram_bytes(launch: NcuKernel, seconds: float) -> float | None:
     if len(known) == len(parts):
         return sum(known)
     return rate * seconds if rate is not None else None
-
-
-def _operations(launch: NcuKernel, seconds: float) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for precision, counters in _names()["operations"].items():
-        counts = [(_count(launch, stem, seconds), each) for stem, each in counters.items()]
-        if any(count is not None for count, _ in counts):
-            found[precision] = sum((count or 0.0) * each for count, each in counts)
-    return found
 
 
 def _count(launch: NcuKernel, stem: str, seconds: float) -> float | None:
@@ -202,11 +176,6 @@ def _bare(size: str) -> str:
     while len(extents) > 1 and extents[-1] == "1":
         extents.pop()
     return "×".join(extents)
-
-
-def _blocks(grid: str) -> int | None:
-    extents = [int(extent) for extent in _EXTENT.findall(grid)]
-    return prod(extents) if extents else None
 
 
 @cache

@@ -11,12 +11,9 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
-from tonnage.clock.operators import OperatorCall, work_of
-from tonnage.clock.work import Work
+from tonnage.clock.operators import OperatorCall, Work, work_of
 from tonnage.errors import BadProfile
-from tonnage.roofline.items import Item, gathered
-from tonnage.roofline.profile import Activity, GpuTime, RooflineProfile, timeline_of
-from tonnage.roofline.readers.names import short_kernel_name
+from tonnage.roofline.items import Activity, GpuTime, Item, RooflineProfile, gathered, short_kernel_name, timeline_of
 
 _ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")

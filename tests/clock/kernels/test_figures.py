@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tonnage.clock import kernels
-from tonnage.clock.kernels.many import distinct
+from tonnage.clock.kernels.figures import distinct
 from tonnage.clock.launch import Launch
 from tonnage.hardware import find_gpu
 
