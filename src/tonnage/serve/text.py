@@ -50,11 +50,8 @@ class Tokenizer:
                 hint="Put the model's own tokenizer.json there, or serve token ids from a folder without tokenizer.",
             ) from None
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, including the tokenizer's special prefix."""
-        return self._encode(text, special=True)
-
-    def _encode(self, text: str, *, special: bool) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of a text, including the tokenizer's special prefix unless told otherwise."""
         if self._backend is not None:
             ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
         else:
@@ -82,7 +79,7 @@ class Tokenizer:
                 f"The model's chat template refuses these messages: {reason}",
                 hint="Change the messages or their order.",
             ) from None
-        return self._encode(text, special=False)
+        return self.encode(text, special=False)
 
     def token_text(self, token_id: int) -> str:
         """Return one token as it reads inside a text, with its leading space; special tokens are shown."""
@@ -106,7 +103,7 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> list[int]:
-        return self._encode("a", special=False)
+        return self.encode("a", special=False)
 
 
 # Byte-level tokenizers write a byte as itself if it is a visible Latin-1 character, else from U+0100 on.

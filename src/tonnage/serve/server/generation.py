@@ -4,6 +4,7 @@ A disconnect is noticed whether the client streams or not, and whether or not th
 """
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ from tonnage.errors import RequestError
 from tonnage.serve.sampling import AnswerDelta
 from tonnage.serve.scheduler.queue import QueueFull
 from tonnage.serve.server.answers import DONE, Format, JsonObject, error_event, usage_of
-from tonnage.serve.server.errors import ApiError, queue_full, unavailable
+from tonnage.serve.server.errors import ApiError, unavailable
 from tonnage.serve.server.metrics import Metrics
 from tonnage.serve.server.worker import EngineRequest, Gone, Unavailable, Worker
 from tonnage.serve.text import Answer, Tokenizer
@@ -30,7 +31,9 @@ def explained() -> Iterator[None]:
     try:
         yield
     except QueueFull as error:
-        raise queue_full(error.words.replace("\n", " "), error.retry_after_s) from None
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        words = error.words.replace("\n", " ")
+        raise ApiError(429, words, kind="rate_limit_error", code="queue_full", headers=headers) from None
     except Unavailable as error:
         raise unavailable(str(error), retry_after_s=_STOPPING_S) from None
     except RequestError as error:
