@@ -3,7 +3,6 @@
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tonnage.commands.options import Parser
@@ -80,13 +79,9 @@ def _engine(folder: str, options: Namespace) -> "Engine":
         from tonnage.serve.engine import Engine
     except ModuleNotFoundError as error:
         raise MissingPart(f"Serving needs {error.name}.", hint="Install it: pip install 'tonnage[serve]'") from None
-    # A plain number up to 1 is a share; all else is a size.
-    budget: float | str = options.budget
-    with suppress(ValueError):
-        budget = float(budget) if float(budget) <= 1 else budget
     return Engine(
         folder,
-        budget=budget,
+        budget=_budget(options.budget),
         context=parse_count(options.context) if options.context else None,
         kv=options.kv,
         weights=options.weights,
@@ -99,3 +94,12 @@ def _engine(folder: str, options: Namespace) -> "Engine":
         device=options.device,
         max_waiting=options.max_waiting,
     )
+
+
+def _budget(text: str) -> float | str:
+    """A plain number up to 1 is a share; all else is a size."""
+    try:
+        share = float(text)
+    except ValueError:
+        return text
+    return share if share <= 1 else text
