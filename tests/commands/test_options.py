@@ -1,8 +1,12 @@
-"""Flags that are not known: the closest one is named."""
+"""Flags that are not known: the closest one is named; and `plan train` and `plan serve` without cards."""
+
+import json
 
 import pytest
 
+from tonnage.commands import plan_serve, plan_train
 from tonnage.commands.options import Parser
+from tonnage.errors import RequestError
 
 
 @pytest.mark.parametrize(
@@ -24,3 +28,29 @@ def test_what_is_not_known_is_named_with_the_closest_flag(
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(words)
     assert said in capsys.readouterr().err
+
+
+def test_cards_are_listed_by_memory_and_the_smallest_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_serve.command(["llama-3.1-8b"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "GiB" in line]
+    sizes = [float(row[row.index("GiB") - 1].replace(",", "")) for row in rows]
+    assert sizes == sorted(sizes)
+    assert [row[0] for row in rows].index("→") == 0
+
+
+def test_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_train.command(["qwen2.5-0.5b", "--seq", "1k", "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    row = next(row for row in figures["cards"] if row["gpus"] == figures["smallest"])
+    assert row["fits"] and row["micro_batch"] >= 1 and row["tokens_per_s"] > 0
+
+
+def test_where_none_holds_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_serve.command(["kimi-k2", "--context", "128k", "--users", "4000"]) == 1
+    assert "too small: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [plan_train.command, plan_serve.command])
+def test_files_are_of_some_cards(command) -> None:
+    with pytest.raises(RequestError, match="--export needs --gpus"):
+        command(["llama-3.1-8b", "--export", "somewhere"])

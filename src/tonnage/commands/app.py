@@ -5,7 +5,23 @@ from inspect import getdoc
 import typer
 
 from tonnage import __version__
-from tonnage.commands import certify, diff, explain, gpu, mcp, plan, record, replay, roofline, run, serve, show, watch
+from tonnage.commands import (
+    certify,
+    diff,
+    explain,
+    gpu,
+    mcp,
+    plan_rl,
+    plan_serve,
+    plan_train,
+    record,
+    replay,
+    roofline,
+    run,
+    serve,
+    show,
+    watch,
+)
 from tonnage.commands.completion import add_command
 from tonnage.report.lines import report_width
 
@@ -28,7 +44,12 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
 
 for name, module in (("run", run), ("certify", certify), ("record", record), ("serve", serve)):
     add_command(app, name, module)
-app.add_typer(plan.app, name="plan")
+plan = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="What a model needs, and the fastest way that fits."
+)
+for name, module in (("train", plan_train), ("serve", plan_serve), ("rl", plan_rl)):
+    add_command(plan, name, module)
+app.add_typer(plan, name="plan")
 # A command's short help is given, as typer would cut the first sentence of the long one.
 for command in (gpu.gpu, show.show, diff.diff, explain.explain, replay.replay, roofline.roofline, watch.watch, mcp.mcp):
     app.command(command.__name__, short_help=(getdoc(command) or "").partition("\n\n")[0])(command)

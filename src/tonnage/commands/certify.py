@@ -38,30 +38,37 @@ def command(words: list[str]) -> int:
         sys.stderr.write(f"tonnage: steps cannot be replayed ({why}); every one is run instead, which takes longer.\n")
         again = [sys.executable, "-m", "tonnage", "certify", "--every-step", *words]
         return subprocess.run(again, check=False).returncode
+    ending = training.ending
     if not training.steps:
-        return _no_steps(training)
+        if ending.outcome != "ok":
+            print(f"tonnage: the script failed before its first step: {ending.error}", file=sys.stderr)
+            return ending.exit_status or 1
+        raise RequestError(
+            "The script trained nothing on the GPU: no model was called with gradients.",
+            hint="certify is for trainings; for anything else there is `tonnage run`.",
+        )
     from tonnage.allocator import AllocatorSettings
     from tonnage.certify.certificate import certify
+    from tonnage.report.certify import certificate_figures, certificate_lines
+    from tonnage.report.lines import print_lines
+    from tonnage.report.output import write_json
 
     settings = AllocatorSettings.from_environment(os.environ, training.torch_version)
     certificate = certify(training.program, gpu, settings)
-    _publish(options, certificate, training, _larger_card(certificate))
-    if training.ending.outcome == "error" and training.ending.error:
-        print(f"tonnage: the script failed: {training.ending.error}", file=sys.stderr)
-        return training.ending.exit_status or 1
+    larger_card = _larger_card(certificate)
+    if options.json:
+        write_json(options.json, certificate_figures(certificate, training, larger_card))
+    if options.json != "-":
+        print_lines(certificate_lines(certificate, training, larger_card), sys.stdout)
+    if ending.outcome == "error" and ending.error:
+        print(f"tonnage: the script failed: {ending.error}", file=sys.stderr)
+        return ending.exit_status or 1
     return int(not certificate.survives)
 
 
 def _parser() -> ArgumentParser:
     usage = "tonnage certify --gpu NAME [OPTION]... SCRIPT | -m MODULE [ARG]..."
-    parser = Parser("tonnage certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
-    add = parser.add_argument
-    add("--gpu", required=True, metavar="NAME", help="the card to run on")
-    add("--epochs", type=int, default=0, metavar="N", help="stop after so many passes over the training data")
-    add("--steps", type=int, default=0, metavar="N", help="stop after so many steps")
-    add("--every-step", action="store_true", help="run every step, also those of a shape that has been seen (slow)")
-    add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
-    add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    parser = Parser("tonnage certify", "certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
     add_program(parser)
     return parser
 
@@ -93,17 +100,6 @@ def _run(options: Namespace, launch: "LaunchCommand", gpu: Gpu) -> "TrainingResu
         progress.wipe()
 
 
-def _no_steps(training: "TrainingResult") -> int:
-    ending = training.ending
-    if ending.outcome != "ok":
-        print(f"tonnage: the script failed before its first step: {ending.error}", file=sys.stderr)
-        return ending.exit_status or 1
-    raise RequestError(
-        "The script trained nothing on the GPU: no model was called with gradients.",
-        hint="certify is for trainings; for anything else there is `tonnage run`.",
-    )
-
-
 def _larger_card(certificate: "Certificate") -> str:
     """The smallest known card that holds all of it, where this one does not and the script's own limit is not what is short."""
     if certificate.survives or certificate.own_limit_bytes is not None:
@@ -116,14 +112,3 @@ def _larger_card(certificate: "Certificate") -> str:
         if certify(certificate.program, card, certificate.settings).verdict == "safe":
             return card.key
     return ""
-
-
-def _publish(options: Namespace, certificate: "Certificate", training: "TrainingResult", larger_card: str) -> None:
-    from tonnage.report.certify import certificate_figures, certificate_lines
-    from tonnage.report.lines import print_lines
-    from tonnage.report.output import write_json
-
-    if options.json:
-        write_json(options.json, certificate_figures(certificate, training, larger_card))
-    if options.json != "-":
-        print_lines(certificate_lines(certificate, training, larger_card), sys.stdout)

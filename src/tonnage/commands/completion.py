@@ -4,7 +4,6 @@ typer completes everything else; `tonnage --install-completion` teaches the shel
 """
 
 from argparse import Action, ArgumentParser
-from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -18,45 +17,31 @@ except ImportError:  # pragma: no cover
 
 def add_command(app: typer.Typer, name: str, module: Any) -> None:
     """List a command that parses its own words in the help of typer; `commands.main` calls the command itself."""
-    make_parser = module._parser
-
-    @app.command(
-        name,
-        short_help=module.SUMMARY,
-        cls=parsed_by(make_parser),
-        context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    )
-    def listed(words: list[str] = typer.Argument(None, autocompletion=values_of(make_parser))) -> None:
-        raise typer.Exit(module.command(words))
-
-
-def parsed_by(make_parser: Callable[[], ArgumentParser]) -> type[TyperCommand]:
-    """Make the class of a command whose options are those of an argparse parser."""
 
     class Command(TyperCommand):
         def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
             """Offer the parser's options; typer asks for them where a word begins with a dash."""
-            options = {name: action.help for action in make_parser()._actions for name in action.option_strings}
+            options = {name: action.help for action in module._parser()._actions for name in action.option_strings}
             return [CompletionItem(name, help=words) for name, words in options.items() if name.startswith(incomplete)]
-
-    return Command
-
-
-def values_of(make_parser: Callable[[], ArgumentParser]) -> Callable[..., list[str]]:
-    """Make the function that offers values: after an option its own, else presets where the command plans.
-
-    Where it offers nothing, the shell offers files.
-    """
 
     def offer(ctx: Any, args: list[str], incomplete: str) -> list[str]:
         words = args or ctx.args or list((ctx.params or {}).get("words") or ())
-        option = next((a for a in make_parser()._actions if words and words[-1] in a.option_strings), None)
-        return [value for value in _values(option, make_parser()) if value.startswith(incomplete)]
+        parser = module._parser()
+        option = next((a for a in parser._actions if words and words[-1] in a.option_strings), None)
+        return [value for value in _values(option, parser) if value.startswith(incomplete)]
 
-    return offer
+    @app.command(
+        name,
+        short_help=module.SUMMARY,
+        cls=Command,
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    def listed(words: list[str] = typer.Argument(None, autocompletion=offer)) -> None:
+        raise typer.Exit(module.command(words))
 
 
 def _values(option: Action | None, parser: ArgumentParser) -> list[str]:
+    """Values for an option, or presets where the command plans; where there are none, the shell offers files."""
     from tonnage.hardware import all_gpus
     from tonnage.models import all_presets
 

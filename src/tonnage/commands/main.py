@@ -5,13 +5,11 @@ import errno
 import os
 import sys
 import threading
+from importlib import import_module
 from typing import NoReturn
 
 from tonnage.errors import TonnageError
 from tonnage.untrusted import clipped
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_INTERRUPTED = 130  # as a shell has it: 128 and the number of the signal
 
 
 def main() -> NoReturn:
@@ -32,7 +30,7 @@ def main() -> NoReturn:
         _to_nowhere(1)
         status = 0
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
         print(f"tonnage: the output cannot be written: {error.strerror}", file=sys.stderr)
         _to_nowhere(1)
@@ -53,7 +51,7 @@ def _status() -> str | int | None:
         return error.exit_code
     except KeyboardInterrupt:
         print("tonnage: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return 130  # as a shell has it: 128 and the number of the signal
     except SystemExit as leaving:
         # Typer turns a reader that left into exit status 1.
         if isinstance(leaving.__context__, BrokenPipeError):
@@ -62,34 +60,12 @@ def _status() -> str | int | None:
 
 
 def _run(words: list[str]) -> int | None:
-    if words[:1] == ["run"]:
-        from tonnage.commands import run
-
-        leave(run.command(words[1:]))
-    if words[:1] == ["certify"]:
-        from tonnage.commands import certify
-
-        leave(certify.command(words[1:]))
-    if words[:1] == ["record"]:
-        from tonnage.commands import record
-
-        leave(record.command(words[1:]))
-    if words[:1] == ["serve"]:
-        from tonnage.commands import serve
-
-        leave(serve.command(words[1:]))
-    if words[:2] == ["plan", "train"]:
-        from tonnage.commands import plan_train
-
-        return plan_train.command(words[2:])
-    if words[:2] == ["plan", "serve"]:
-        from tonnage.commands import plan_serve
-
-        return plan_serve.command(words[2:])
-    if words[:2] == ["plan", "rl"]:
-        from tonnage.commands import plan_rl
-
-        return plan_rl.command(words[2:])
+    for name in ("run", "certify", "record", "serve"):
+        if words[:1] == [name]:
+            leave(import_module(f"tonnage.commands.{name}").command(words[1:]))
+    for name in ("train", "serve", "rl"):
+        if words[:2] == ["plan", name]:
+            return import_module(f"tonnage.commands.plan_{name}").command(words[2:])  # type: ignore[no-any-return]
     from tonnage.commands.app import app
 
     app()

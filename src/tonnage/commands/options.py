@@ -1,23 +1,38 @@
-"""Flags that several commands have, or that make a group of their own: for parsers of argparse."""
+"""Flags of the commands that argparse parses, which flags.json lists, and what several of these commands do with theirs.
 
+In flags.json a flag without settings has those of the section "shared"; a choice like "budget.adapters:Base" stands for all
+that this name has.
+"""
+
+import json
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from tonnage.errors import BadSize
+from tonnage.errors import BadSize, RequestError
 from tonnage.units import parse_amount
 
 if TYPE_CHECKING:
-    from tonnage.budget.objectives import Objective
+    from tonnage.models.shape import ModelShape
+    from tonnage.planner.holders import Holder
     from tonnage.report.campaign import Campaign
 
 
 class Parser(ArgumentParser):
-    """An ArgumentParser that takes no abbreviations, and names the closest flag where one is not known."""
+    """An ArgumentParser that takes no abbreviations, and names the closest flag where one is not known.
 
-    def __init__(self, prog: str, **options: Any) -> None:
+    Its flags are those of these sections of flags.json.
+    """
+
+    def __init__(self, prog: str, *sections: str, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)
+        for section in sections:
+            add_flags(self, section)
 
     def error(self, message: str) -> NoReturn:
         _, unknown, words = message.partition("unrecognized arguments: ")
@@ -26,20 +41,35 @@ class Parser(ArgumentParser):
         super().error(message + "".join(f" (did you mean {name}?)" for name in closest))
 
 
-def add_campaign(parser: ArgumentParser) -> None:
-    """How long the whole training takes, and what it costs."""
+def add_flags(parser: ArgumentParser, section: str) -> None:
+    """Add the flags of a section of flags.json."""
     add = parser.add_argument
-    add("--tokens", type=_amount, metavar="N", help="say how long so many tokens take (1B, 1e9)")
-    add("--samples", type=_amount, metavar="N", help="the same for so many samples")
-    add("--epochs", type=_amount, default=1.0, metavar="N", help="how often they are gone through")
-    add("--price", type=_amount, metavar="P", help="what an hour of one card costs")
+    for names, given in _flags()[section].items():
+        if given == "group":
+            add = (parser.add_argument_group(names) if names else parser).add_argument
+            continue
+        settings = dict(given or _flags()["shared"][names])
+        if "type" in settings:
+            settings["type"] = {"int": int, "float": float, "Path": Path, "amount": _amount}[settings["type"]]
+        if "choices" in settings:
+            settings["choices"] = [each for choice in settings["choices"] for each in _choices(choice)]
+            if "help" in settings:
+                settings["help"] = settings["help"].replace("{choices}", ", ".join(map(str, settings["choices"])))
+        add(*names.split(), **settings)
 
 
-def campaign_of(options: Namespace) -> "Campaign":
-    """What the flags say."""
-    from tonnage.report.campaign import Campaign
+@cache
+def _flags() -> dict[str, dict[str, Any]]:
+    return json.loads(Path(__file__).with_name("flags.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
-    return Campaign(tokens=options.tokens, samples=options.samples, epochs=options.epochs, price=options.price)
+
+def _choices(choice: str | int) -> Iterable[Any]:
+    """Return the choice itself, or those of a Literal, a table or a function that it names."""
+    module, colon, name = str(choice).partition(":")
+    if not colon:
+        return [choice]
+    named = getattr(import_module(f"tonnage.{module}"), name)
+    return get_args(named) or (named() if callable(named) else named)
 
 
 def _amount(text: str) -> float:
@@ -49,10 +79,21 @@ def _amount(text: str) -> float:
         raise ArgumentTypeError(f"{problem} {problem.hint}") from None
 
 
+def add_campaign(parser: ArgumentParser) -> None:
+    """How long the whole training takes, and what it costs."""
+    add_flags(parser, "campaign")
+
+
+def campaign_of(options: Namespace) -> "Campaign":
+    """What the flags say."""
+    from tonnage.report.campaign import Campaign
+
+    return Campaign(tokens=options.tokens, samples=options.samples, epochs=options.epochs, price=options.price)
+
+
 def add_page_options(parser: ArgumentParser) -> None:
     """`--html` and `--open`."""
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page that opens offline")
-    parser.add_argument("--open", action="store_true", help="show the page in the browser")
+    add_flags(parser, "page")
 
 
 def page_of(options: Namespace) -> Path | None:
@@ -64,32 +105,23 @@ def page_of(options: Namespace) -> Path | None:
     return page_target(options.html, opens=options.open, force=options.force)
 
 
-def add_objective(parser: ArgumentParser) -> None:
-    """An objective, and what goes with some of them."""
-    from tonnage.budget.adapters import Base
-    from tonnage.budget.objectives import Reference, objective_names
-
-    add = parser.add_argument
-    names = objective_names()
-    add("--objective", choices=names, default=names[0], metavar="NAME", help=f"{', '.join(names)} (default: the first)")
-    add("--reference", choices=get_args(Reference), help="of a preference (default: copy; with --lora adapters-off)")
-    add("--teacher", metavar="MODEL", help="with --objective distill: whose scores are learned")
-    add("--teacher-weights", choices=get_args(Base), help="how the teacher is kept (default: 16-bit)")
-    add("--negatives", type=int, metavar="N", help="with --objective contrastive: texts beside each pair")
-    add("--grad-cache", action="store_true", help="with --objective contrastive: a batch in micro-batches (GradCache)")
+def check_cards_named(options: Namespace) -> None:
+    """A page and a launch are of some cards: refuse to make them of all."""
+    asked = {"--export": options.export is not None, "--html": options.html is not None, "--open": options.open}
+    for flag in (flag for flag, given in asked.items() if given and not options.gpus):
+        raise RequestError(
+            f"{flag} needs --gpus.", hint="Name the cards, like --gpus 8xh200; without, they are compared."
+        )
 
 
-def objective_from(options: Namespace) -> "Objective":
-    """As the flags say."""
-    from tonnage.models import find_model
-    from tonnage.planner.objectives import asked_objective
+def publish_holders(shape: "ModelShape", holders: "list[Holder]", options: Namespace, *, what: str, most: str) -> int:
+    """Where no cards are named, print which hold the model, or write it as JSON; the exit status."""
+    from tonnage.report.holders import holder_figures, holder_lines
 
-    return asked_objective(
-        options.objective,
-        adapters=bool(options.lora or options.qlora),
-        reference=options.reference,
-        teacher=find_model(options.teacher, online=options.online) if options.teacher else None,
-        teacher_base=options.teacher_weights,
-        negatives=options.negatives,
-        grad_cache=options.grad_cache,
-    )
+    if options.json:
+        from tonnage.report.output import write_json
+
+        write_json(options.json, holder_figures(shape, holders, most=most))
+    if options.json != "-":
+        sys.stdout.write("".join(f"{line}\n" for line in holder_lines(shape, holders, what=what, most=most)))
+    return 0 if any(holder.most for holder in holders) else 1

@@ -3,7 +3,7 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from tonnage.commands.options import Parser
 from tonnage.errors import BadLayout
@@ -64,58 +64,18 @@ def _asked(options: Namespace) -> "tuple[Pipeline, Size]":
     return pipeline, size_of(pipeline, options.resolution, options.frames)
 
 
-def _common(name: str, description: str) -> ArgumentParser:
+def _parser(name: str, description: str) -> ArgumentParser:
     usage = f"tonnage plan {name} MODEL [--gpus rtx-4090] [--resolution 1024] [FLAG]..."
-    parser = Parser(f"tonnage plan {name}", usage=usage, description=description, epilog=_EPILOG)
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="sd-1.5, sdxl, sd3-medium, sd3.5-large, flux-dev, flux-schnell, wan-2.1-14b...")
-    add("--gpus", default="", help="cards, like rtx-4090 or 8xh100 (default: say which hold it)")
-    add("--resolution", default="", metavar="SIZE", help="pixels of a side, or 480x832: height and width")
-    add("--frames", type=int, metavar="N", help="of a video (default: 81)")
-    return parser
+    sections = ("diffusion", f"diffusion {name}")
+    return Parser(f"tonnage plan {name}", *sections, usage=usage, description=description, epilog=_EPILOG)
 
 
 def _training_parser() -> ArgumentParser:
-    from tonnage.planner.diffusion import Kept, Loop, TrainedBy, TrainedIn
-
-    parser = _common("train", "What training a model that makes images takes, and the fastest way that fits.")
-    add = parser.add_argument
-    add("--micro-batch", type=int, metavar="N", help="images in one pass of one GPU")
-    add("--lora", type=int, metavar="RANK", help="train adapters of that rank on the denoiser's attention")
-    add("--base", choices=get_args(Kept), default="bf16", help="with --lora: the frozen denoiser (default: bf16)")
-    add("--precision", choices=get_args(TrainedIn), help="default: FP32 weights under autocast; of the largest, BF16")
-    add("--optimizer", choices=get_args(TrainedBy), default="adamw")
-    add("--checkpoint", choices=("none", "full"), help="what is recomputed: blocks of the denoiser")
-    add("--text-encoders", choices=get_args(Loop), help="embeddings cached before, or the encoders in the loop, frozen")
-    add("--vae", choices=get_args(Loop), help="latents cached before, or the VAE in the loop")
-    add("--ema", action="store_true", help="keep a moving average of what is trained")
-    _outputs(parser)
-    return parser
+    return _parser("train", "What training a model that makes images takes, and the fastest way that fits.")
 
 
 def _image_parser() -> ArgumentParser:
-    from tonnage.planner.diffusion import Kept, Offload
-
-    parser = _common("serve", "What making images takes on these GPUs, with the least that must be moved.")
-    add = parser.add_argument
-    add("--batch", type=int, default=1, metavar="N", help="images at once (default: 1)")
-    add("--steps", type=int, metavar="N", help="of the sampler (default: the pipeline's)")
-    add("--no-guidance", action="store_true", help="one pass a step, where the model would need two")
-    add("--weights", choices=get_args(Kept), default="bf16", help="of the denoiser and the text encoders")
-    add(
-        "--offload",
-        choices=get_args(Offload),
-        help="what waits in the host: parts, blocks or layers (default: searched)",
-    )
-    add("--vae-tiling", action="store_true", help="decode in tiles (default: where it must)")
-    add("--vae-slicing", action="store_true", help="decode one image at a time")
-    _outputs(parser)
-    return parser
-
-
-def _outputs(parser: ArgumentParser) -> None:
-    parser.add_argument("--explain", action="store_true", help="print the arithmetic, term by term")
-    parser.add_argument("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    return _parser("serve", "What making images takes on these GPUs, with the least that must be moved.")
 
 
 def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callable[[Cluster], DiffusionSearch]") -> int:

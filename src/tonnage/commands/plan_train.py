@@ -9,26 +9,17 @@ import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.options import (
-    Parser,
-    add_campaign,
-    add_objective,
-    add_page_options,
-    campaign_of,
-    objective_from,
-    page_of,
-)
-from tonnage.commands.which_cards import check_cards_named, publish
+from tonnage.commands.options import Parser, campaign_of, check_cards_named, page_of, publish_holders
 from tonnage.errors import BadLayout, OutputExists, RequestError
 
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models import ModelShape
     from tonnage.planner.lengths import Lengths
-    from tonnage.planner.request import Offload, TrainingRequest
+    from tonnage.planner.request import TrainingRequest
     from tonnage.planner.search import PlanSearch
 
 SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
@@ -47,12 +38,25 @@ def command(words: list[str]) -> int:
     check_cards_named(options)
     page = page_of(options)
     if not options.gpus:
-        return _which_cards(options)
+        from tonnage.planner.holders import training_holders
+
+        if options.beside:
+            raise RequestError("--beside needs --gpus.", hint="Name the cards, like --gpus rtx-4090.")
+        shape, request = _asked(options)
+        holders = training_holders(shape, request)
+        what = f"training at {request.seq:,} tokens"
+        return publish_holders(shape, holders, options, what=what, most="micro-batch")
     start = time.perf_counter()
     findings = _search(options)
     _publish(findings, options, page, time.perf_counter() - start)
     if options.export is not None and findings.best is not None:
-        _export(findings, options)
+        from tonnage.planner.export import TrainingRun, export_training
+
+        chosen = findings.best.configuration
+        launch = TrainingRun(model=options.model, shape=findings.shape, cluster=findings.cluster, configuration=chosen)
+        written = export_training(launch, options.export, force=options.force)
+        stream = sys.stderr if options.json == "-" else sys.stdout
+        stream.write("".join(f"  wrote {path}\n" for path in written) + "\n")
     return 0 if findings.fits else 1
 
 
@@ -64,102 +68,14 @@ def planned(words: list[str]) -> "PlanSearch":
 def _search(options: Namespace) -> "PlanSearch":
     from tonnage.planner.search import search
 
-    shape = shape_of(options)
-    request = request_of(options, shape)
-    return search(request.objective.trained(shape), cluster_of(options), request)
-
-
-def _which_cards(options: Namespace) -> int:
-    """No cards were named: say which hold it."""
-    from tonnage.planner.holders import training_holders
-
-    if options.beside:
-        raise RequestError("--beside needs --gpus.", hint="Name the cards, like --gpus rtx-4090.")
-
-    shape = shape_of(options)
-    request = request_of(options, shape)
-    shape = request.objective.trained(shape)
-    holders = training_holders(shape, request)
-    return publish(shape, holders, options, what=f"training at {request.seq:,} tokens", most="micro-batch")
+    shape, request = _asked(options)
+    return search(shape, cluster_of(options), request)
 
 
 def _parser() -> ArgumentParser:
-    from tonnage.budget import configuration as kinds
-    from tonnage.budget.adapters import Base
-    from tonnage.planner.lengths import BATCHINGS
-    from tonnage.planner.request import FRAMEWORK_STAGES
-
     usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
-    parser = Parser("tonnage plan train", usage=usage, description=SUMMARY, epilog=_EPILOG)
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
-    add("--gpus", default="", help="cards, like h200, 8xh200, 2x8xh100 or dgx-h100 (default: say which hold it)")
-    add("--seq", default="", help="tokens of a sequence, like 8192 or 8k (default: 4k, or all that the model sees)")
-    add("--micro-batch", type=int, metavar="N", help="sequences in one pass of one GPU")
-    add(
-        "--global-batch",
-        type=int,
-        metavar="N",
-        help="sequences in one step (default: half a million tokens or so; of adapters 32 sequences, as in recipes)",
-    )
-    add("--precision", choices=get_args(kinds.Precision), help="default: bf16-mixed; fp16-mixed on cards without BF16")
-    optimizers = (*get_args(kinds.Optimizer), *(f"{_PAGED}{name}" for name in ("adam", "adamw", "adamw-8bit", "lion")))
-    add("--optimizer", choices=optimizers, default="adamw")
-    add("--step-in-backward", action="store_true", help="update each parameter as its gradient comes, and free it")
-    add("--optimizer-kernel", choices=get_args(kinds.OptimizerKernel))
-    add("--checkpoint", metavar="{none,selective,full,every-K}", help="what is recomputed")
-    add("--attention", choices=get_args(kinds.AttentionKernel), default="flash")
-    add_objective(parser)
-    add("--loss", choices=get_args(kinds.Loss))
-    add("--zero", type=int, choices=(0, 1, 2, 3), help="what data-parallel ranks share: states, gradients, parameters")
-    for name, words in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
-        add(f"--{name}", type=int, metavar="N", help=f"{words} parallelism")
-    add("--pp-chunks", type=int, default=1, metavar="N", help="with --pp: parts of a stage that take turns")
-    add("--shard", type=int, metavar="N", help="ranks that share one copy (default: all, or those of a host)")
-    add("--no-sequence-parallel", action="store_true", help="with --tp: norms and residuals whole on each GPU")
-    add("--framework", choices=tuple(FRAMEWORK_STAGES), help="who trains (default: by ZeRO stage and layout)")
-    add(
-        "--offload", nargs="?", const="optimizer", metavar="WHAT", help="optimizer, parameters, activations, all; :nvme"
-    )
-    add("--host-memory", metavar="SIZE", help="memory of one host, like 64g, for these GPUs (default: the catalogue's)")
-    add("--beside", action="append", default=[], metavar="SIZE", help="memory of each GPU that others hold, like 6GiB")
-    add("--drive", metavar="SPEED", help="what a host's drives read a second, like 7g/s; or none")
-    add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
-    add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
-    add(
-        "--lora-dropout",
-        action="store_true",
-        help="with --lora: adapters drop some of their input, and keep what is left",
-    )
-    add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
-    add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
-    add(
-        "--freeze", metavar="WHAT", help="vision, projector, language, embeddings; or all-but-projector, all-but-last-4"
-    )
-    add("--images", type=int, metavar="N", help="of a sample of a vision-language model (default: 1)")
-    add("--image-size", default="", metavar="SIZE", help="in pixels, like 1024 or 1280x720 (default: the model's own)")
-    add("--lengths", nargs="+", metavar="L", help="of samples: a file, 512,1024 or 999x600,32k; or mean 600 max 4096")
-    add("--batching", choices=BATCHINGS, help="with --lengths: how samples are put together (default: pad)")
-    add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
-    add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
-    add("--compile", action="store_true", help="under torch.compile")
-    add("--dropout", action="store_true", help="after attention and MLP, as Megatron's default (and GPT-2's) is")
-    add("--eager-loss", action="store_true", help="with --compile: the loss is not compiled")
-    add(
-        "--fp32-logits",
-        action="store_true",
-        help="logits are copied to FP32 and shifted, as in transformers before 4.45",
-    )
-    add("--tiled-mlp", action="store_true", help="MLPs see a few tokens at a time, and are made again backward (ALST)")
-    add("--liger", action="store_true", help="with Liger's kernels, and --loss fused unless another is given")
-    add("--online", action="store_true", help="look a model up on the hub where it is no preset")
-    add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
-    add("--export", type=Path, metavar="DIR", help="write the files that launch it")
-    add("--force", action="store_true", help="replace files that are there")
-    add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
-    add_page_options(parser)
-    add_campaign(parser)
-    return parser
+    sections = ("plan train", "page", "campaign")
+    return Parser("tonnage plan train", *sections, usage=usage, description=SUMMARY, epilog=_EPILOG)
 
 
 def cluster_of(options: Namespace) -> "Cluster":
@@ -182,11 +98,13 @@ def cluster_of(options: Namespace) -> "Cluster":
     )
 
 
-def shape_of(options: Namespace) -> "ModelShape":
-    """The model, with the images of its samples and what of it is frozen."""
+def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
+    """The model, with the images of its samples and what of it is frozen; and the flags as the planner takes them."""
     from tonnage.models import find_model
     from tonnage.models.freezing import freeze
     from tonnage.models.pictures import with_pictures
+    from tonnage.planner.objectives import asked_objective
+    from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, parse_offload
     from tonnage.units import parse_count
 
     shape, tokens = with_pictures(find_model(options.model, online=options.online), options.images, options.image_size)
@@ -194,22 +112,24 @@ def shape_of(options: Namespace) -> "ModelShape":
     if tokens > seq:
         problem = f"{tokens:,} tokens of a sample are its images', and a sequence has {seq:,}."
         raise BadLayout(problem, hint=f"Write --seq {2 * tokens}, say, or fewer or smaller images.")
-    return freeze(shape, options.freeze) if options.freeze is not None else shape
-
-
-def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
-    """The flags as the planner takes them."""
-    from tonnage.planner.request import TrainingRequest
-    from tonnage.units import parse_count
+    if options.freeze is not None:
+        shape = freeze(shape, options.freeze)
 
     adapters = adapters_of(options)
     lengths = _lengths(options)
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
+    objective = asked_objective(
+        options.objective, adapters=bool(options.lora or options.qlora), reference=options.reference,
+        teacher=find_model(options.teacher, online=options.online) if options.teacher else None,
+        teacher_base=options.teacher_weights, negatives=options.negatives, grad_cache=options.grad_cache,
+    )  # fmt: skip
+    # Nothing is offloaded where states are paged or gradients are used at once, unless something is asked.
+    paged = options.optimizer.startswith(_PAGED)
+    offload = NO_OFFLOAD if options.step_in_backward or paged else None
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
     names += ["zero", "tp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
     names += ["bf16_gradients", "bf16_moments", "tiled_mlp", "dropout", "lora_dropout"]
-    objective = objective_from(options)
-    return TrainingRequest(
+    return objective.trained(shape), TrainingRequest(
         objective=objective,
         seq=lengths.seq if lengths else parse_count(options.seq) if options.seq else most,
         lengths=lengths,
@@ -222,8 +142,8 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
         optimizer=options.optimizer.removeprefix(_PAGED),
-        paged=options.optimizer.startswith(_PAGED),
-        offload=_offload(options),
+        paged=paged,
+        offload=parse_offload(options.offload) if options.offload is not None else offload,
         pp=1 if shape.unfrozen and options.pp is None else options.pp,
         **{name: getattr(options, name) for name in names},
     )
@@ -259,15 +179,6 @@ def _lengths(options: Namespace) -> "Lengths | None":
     if seq < 1:
         raise BadLayout(f"--seq {seq}: there must be at least one.", hint="Write --seq 4096, or leave it out.")
     return lengths.limited(seq)
-
-
-def _offload(options: Namespace) -> "Offload | None":
-    """As asked; nothing where states are paged or gradients are used at once, unless something is asked."""
-    from tonnage.planner.request import NO_OFFLOAD, parse_offload
-
-    if options.offload is not None:
-        return parse_offload(options.offload)
-    return NO_OFFLOAD if options.step_in_backward or options.optimizer.startswith(_PAGED) else None
 
 
 def _check_export(options: Namespace) -> None:
@@ -312,14 +223,3 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
     elif options.json != "-":
         how = {"explain": options.explain, "seconds": seconds, "campaign": campaign}
         print_plan(findings, reasons, changes, offered, stream=sys.stdout, batchings=batchings, **how)
-
-
-def _export(findings: "PlanSearch", options: Namespace) -> None:
-    from tonnage.planner.export import TrainingRun, export_training
-
-    assert findings.best is not None
-    chosen = findings.best.configuration
-    launch = TrainingRun(model=options.model, shape=findings.shape, cluster=findings.cluster, configuration=chosen)
-    written = export_training(launch, options.export, force=options.force)
-    stream = sys.stderr if options.json == "-" else sys.stdout
-    stream.write("".join(f"  wrote {path}\n" for path in written) + "\n")

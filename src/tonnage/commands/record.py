@@ -1,9 +1,8 @@
 """`tonnage record`: an unmodified script on the real GPU, with the report of what it took."""
 
 from argparse import ArgumentParser
-from pathlib import Path
 
-from tonnage.commands.options import Parser, add_page_options, page_of
+from tonnage.commands.options import Parser, page_of
 from tonnage.commands.run import add_program, read, tell_failed
 from tonnage.errors import BadLayout
 
@@ -41,12 +40,8 @@ def _parser() -> ArgumentParser:
     from tonnage.recorder.recorder import MOST_EVENTS
 
     usage = "tonnage record [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]..."
-    parser = Parser("tonnage record", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
+    parser = Parser("tonnage record", "record", "page", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
     add = parser.add_argument
-    add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`, `diff` and `explain`")
-    add("--force", action="store_true", help="replace files that are there")
-    add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
-    add_page_options(parser)
     add("--events", type=int, default=MOST_EVENTS, metavar="N", help=f"keep the last N events ({MOST_EVENTS:,})")
     add("-v", "--verbose", action="store_true", help="show every step and assumption")
     add_program(parser)

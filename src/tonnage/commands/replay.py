@@ -66,9 +66,27 @@ def report(name: str, result: ReplayResult, notes: Sequence[Note], advice: Fix |
     yield from packed((f"{word} {format_bytes(size)}" for word, size in peaks), first="  peak ")
     if result.ooms:
         yield f"  {result.ooms} out of memory"
-    for sentence in _not_known(result, notes):
-        yield from wrapped(sentence)
-    yield from _differences(result)
+    # What the trace does not tell.
+    if result.older_blocks:
+        held = f"{result.older_blocks:,} blocks ({format_bytes(result.older_bytes)})"
+        yield from wrapped(
+            f"It begins in mid-run: {held} were allocated before its first event, and peaks from before are not known."
+        )
+    if result.unknown_frees:
+        count = f"{result.unknown_frees:,} blocks"
+        yield from wrapped(f"{count} were freed that it never allocated: it begins in mid-run, or lost events.")
+    if result.lost_frees:
+        count = f"{result.lost_frees:,} blocks"
+        yield from wrapped(f"{count} were allocated where one was in use: the events that freed it are missing.")
+    strays = sum(note.count for note in notes if note.operator == "blocks without a segment")
+    if strays and result.differences:
+        yield from wrapped(
+            f"{strays:,} blocks lie in no segment that the file tells of: where the model would put them is its own guess."
+        )
+    for difference in result.differences[:DIFFERENCE_ROWS]:
+        yield from wrapped(difference.words, first=f"   event {difference.event}: ", rest="     ")
+    if len(result.differences) > DIFFERENCE_ROWS:
+        yield f"   and {len(result.differences) - DIFFERENCE_ROWS:,} more: --json"
     unit = table_unit(result.peak_reserved_bytes)
     yield from _occupancy("at the peak of allocated memory", result.at_peak_allocated, unit)
     yield from _occupancy("at the peak of reserved memory", result.at_peak_reserved, unit)
@@ -77,31 +95,6 @@ def report(name: str, result: ReplayResult, notes: Sequence[Note], advice: Fix |
         yield ""
         yield f"  to save {format_bytes(advice.saves_bytes)} of reserved memory"
         yield from wrapped(advice.how, first="   ")
-
-
-def _not_known(result: ReplayResult, notes: Sequence[Note]) -> Iterator[str]:
-    """Sentences on what the trace does not tell."""
-    from tonnage.units import format_bytes
-
-    if result.older_blocks:
-        held = f"{result.older_blocks:,} blocks ({format_bytes(result.older_bytes)})"
-        yield f"It begins in mid-run: {held} were allocated before its first event, and peaks from before are not known."
-    if result.unknown_frees:
-        yield f"{result.unknown_frees:,} blocks were freed that it never allocated: it begins in mid-run, or lost events."
-    if result.lost_frees:
-        yield f"{result.lost_frees:,} blocks were allocated where one was in use: the events that freed it are missing."
-    strays = sum(note.count for note in notes if note.operator == "blocks without a segment")
-    if strays and result.differences:
-        yield f"{strays:,} blocks lie in no segment that the file tells of: where the model would put them is its own guess."
-
-
-def _differences(result: ReplayResult) -> Iterator[str]:
-    from tonnage.report.lines import wrapped
-
-    for difference in result.differences[:DIFFERENCE_ROWS]:
-        yield from wrapped(difference.words, first=f"   event {difference.event}: ", rest="     ")
-    if len(result.differences) > DIFFERENCE_ROWS:
-        yield f"   and {len(result.differences) - DIFFERENCE_ROWS:,} more: --json"
 
 
 def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]:

@@ -2,14 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from tonnage.errors import RequestError
-
-if TYPE_CHECKING:
-    from tonnage.roofline import Analysis, Ceilings, RooflineProfile
 
 
 def roofline(
@@ -30,56 +26,35 @@ def roofline(
     force: bool = typer.Option(False, "--force", help="Replace the page that is there."),
 ) -> None:
     """Is it bound by memory, arithmetic or latency: each kernel or layer, how near its bound, and what to do."""
-    _check(file, model)
-    from tonnage.report.output import page_target
-    from tonnage.roofline import analyse
-
-    page = page_target(html, opens=opens, force=force)
-
-    profile = _profile(file, model, batch, seq, phase, online)
-    analysis = analyse(profile, _ceilings(profile, gpu, ceilings))
-    _publish(analysis, json, page, opens, rows)
-
-
-def _check(file: Path | None, model: str) -> None:
-    """Before the work, so that no one waits for a mistake."""
     if bool(file) == bool(model):
         asked = "both a file and --model" if file else "nothing"
         raise RequestError(
             f"A roofline is of one profile or of one model; {asked} was given.",
             hint="tonnage roofline profile.json.gz, or tonnage roofline --model llama-3.1-8b --gpu h200",
         )
-
-
-def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str, online: bool) -> "RooflineProfile":
-    from tonnage.roofline import PHASES, model_profile, read_profile
-
-    if file:
-        return read_profile(file)
-    from tonnage.models import find_model
-    from tonnage.units import parse_count
-
-    if phase not in PHASES:
-        raise RequestError(f"There is no phase {phase!r}.", hint=f"Use one of: {', '.join(PHASES)}.")
-    return model_profile(find_model(model, online=online), phase, batch=batch, seq=parse_count(seq))
-
-
-def _ceilings(profile: "RooflineProfile", gpu: str, ceilings: Path | None) -> "Ceilings":
     from tonnage.hardware import find_gpu
-    from tonnage.roofline import catalogue_ceilings, read_ceilings
+    from tonnage.report.output import page_target, wants_report, write_json, write_page
+    from tonnage.report.roofline import print_roofline, roofline_figures
+    from tonnage.roofline import PHASES, analyse, catalogue_ceilings, model_profile, read_ceilings, read_profile
 
+    page = page_target(html, opens=opens, force=force)
+    if file:
+        profile = read_profile(file)
+    else:
+        from tonnage.models import find_model
+        from tonnage.units import parse_count
+
+        if phase not in PHASES:
+            raise RequestError(f"There is no phase {phase!r}.", hint=f"Use one of: {', '.join(PHASES)}.")
+        profile = model_profile(find_model(model, online=online), phase, batch=batch, seq=parse_count(seq))
     name = gpu or profile.gpu
     if ceilings is not None:
-        return read_ceilings(ceilings, find_gpu(name) if name else None)
-    if not name:
+        limits = read_ceilings(ceilings, find_gpu(name) if name else None)
+    elif name:
+        limits = catalogue_ceilings(find_gpu(name))
+    else:
         raise RequestError(f"{profile.source} does not say on which card.", hint="Pass --gpu h200, say.")
-    return catalogue_ceilings(find_gpu(name))
-
-
-def _publish(analysis: "Analysis", json: str, page: Path | None, opens: bool, rows: int) -> None:
-    from tonnage.report.output import wants_report, write_json, write_page
-    from tonnage.report.roofline import print_roofline, roofline_figures
-
+    analysis = analyse(profile, limits)
     if json:
         write_json(json, roofline_figures(analysis))
     if wants_report(json, page):

@@ -28,19 +28,18 @@ def show(
     cluster = open_cluster(file)
     if gpu:
         answers, cards = _on_cards(file, gpu, rank)
-        publish(answers, json_target=json, page=page, opens=opens, verbose=verbose, cards=cards)
-        return
-    if cluster is None:
-        publish([open_recording(file, rank)], json_target=json, page=page, opens=opens, verbose=verbose)
-        return
-    from tonnage.report.ranks import publish_ranks, tell_rank
+    elif cluster is not None and rank is None:
+        from tonnage.report.ranks import publish_ranks
 
-    if rank is None:
         publish_ranks(cluster, json_target=json, page=page, opens=opens, verbose=verbose)
         return
-    recording = open_recording(file, rank)
-    tell_rank(cluster.summary, rank)
-    publish([recording], json_target=json, page=page, opens=opens, verbose=verbose)
+    else:
+        answers, cards = [open_recording(file, rank)], None
+        if cluster is not None:
+            from tonnage.report.ranks import tell_rank
+
+            tell_rank(cluster.summary, rank)
+    publish(answers, json_target=json, page=page, opens=opens, verbose=verbose, cards=cards)
 
 
 def _on_cards(file: Path, names: str, rank: int | None) -> "tuple[list[Recording], AllCards | None]":

@@ -34,7 +34,11 @@ def watch(
     words = sys.stderr if json == "-" else sys.stdout
     with ExitStack() as stack:
         reader = stack.enter_context(open_nvml())
-        served = "" if prometheus is None else stack.enter_context(_served(history, prometheus))
+        served = ""
+        if prometheus is not None:
+            from tonnage.watch.prometheus import serve
+
+            served = f"metrics on port {stack.enter_context(serve(history, prometheus))}"
         show = stack.enter_context(_shown(history, interval, served, words, once))
         write = stack.enter_context(_written(json))
         try:
@@ -46,14 +50,6 @@ def watch(
                     break
         except KeyboardInterrupt:
             return
-
-
-@contextmanager
-def _served(history: "WatchHistory", port: int) -> Iterator[str]:
-    from tonnage.watch.prometheus import serve
-
-    with serve(history, port) as bound:
-        yield f"metrics on port {bound}"
 
 
 @contextmanager

@@ -50,15 +50,6 @@ class StepOutput:
     finished: list[Sequence]
 
 
-@dataclass(slots=True)
-class InFlightStep:
-    """A launched step, and how many sequences had finished at its launch."""
-
-    step: ScheduledStep
-    pending: TokensInTransit
-    finished: int
-
-
 class Engine:
     """A model on one device, ready to serve.
 
@@ -121,7 +112,8 @@ class Engine:
         self._asleep = False
         self._random = random.Random(self.config.seed)
         self._ids = count()
-        self._in_flight: InFlightStep | None = None
+        # The launched step, its tokens, and how many sequences had finished at its launch.
+        self._in_flight: tuple[ScheduledStep, TokensInTransit, int] | None = None
         self._stumbled = False
         self._last_s = 0.0
 
@@ -238,30 +230,34 @@ class Engine:
             self.stats.host_s += host_s
             self._last_s = began_s + host_s if launched else 0.0
             return StepOutput([], [], None, failed)
+        landed, pending, finished = landing
         try:
-            tokens, logprobs = landing.pending.result()
+            tokens, logprobs = pending.result()
         except BaseException:
-            self.scheduler.fail(landing.step)
+            self.scheduler.fail(landed)
             raise
         arrived_s = perf_counter()
-        output = StepOutput(landing.pending.sampling_sequences, tokens, logprobs, failed)
-        if self.scheduler.counters.finished > landing.finished:
+        output = StepOutput(pending.sampling_sequences, tokens, logprobs, failed)
+        if self.scheduler.counters.finished > finished:
             # Discard tokens of sequences that finished meanwhile.
             here = [sequence.finish_reason is None for sequence in output.sequences]
             output.sequences, output.tokens = list(compress(output.sequences, here)), list(compress(tokens, here))
             output.logprobs = list(compress(logprobs, here)) if logprobs else None
-        output.finished += self.scheduler.complete(landing.step, tokens)
-        self._count(landing.step, len(output.tokens), host_s + perf_counter() - arrived_s, began_s)
+        output.finished += self.scheduler.complete(landed, tokens)
+        self._count(landed, len(output.tokens), host_s + perf_counter() - arrived_s, began_s)
         return output
 
-    def _launch(self, step: ScheduledStep) -> tuple[InFlightStep | None, list[Sequence]]:
+    def _launch(self, step: ScheduledStep) -> tuple[tuple[ScheduledStep, TokensInTransit, int] | None, list[Sequence]]:
         """Launch a step; if memory runs out, return the sequences that this ended."""
         try:
-            return InFlightStep(step, self.runner.launch(step), self.scheduler.counters.finished), []
+            return (step, self.runner.launch(step), self.scheduler.counters.finished), []
         except BaseException as error:
             # The scheduler must be told in any case, or it waits for this step forever.
             failed = self.scheduler.fail(step)
-            if not _out_of_memory(error):
+            # Libraries and the CPU allocator have no class for it.
+            words = ("ALLOC_FAILED", "allocate memory") if isinstance(error, RuntimeError) else ()
+            out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            if not out_of_memory and not any(part in str(error) for part in words):
                 self._stumbled = self._in_flight is not None
                 raise
         # Only now is the error released, and with it the tensors in its traceback.
@@ -284,11 +280,3 @@ class Engine:
             stats.waste_s += passed_s * ledger.slack_bytes / ledger.total
             stats.watched_s += passed_s
         self._last_s = now_s if self._in_flight is not None else 0.0
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Return whether it is an out-of-memory error: libraries and the CPU allocator have no class for it."""
-    words = str(error)
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(part in words for part in ("ALLOC_FAILED", "allocate memory"))
-    )

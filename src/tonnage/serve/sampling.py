@@ -83,6 +83,18 @@ class TokenLogprob:
     alternatives: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(slots=True)
+class AnswerDelta:
+    """The new part of one answer of a request: from the engine tokens alone, from `Answer.take` with their text."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one per token, or none at all
+    finish_reason: FinishReason | None = None
+    time_s: float = 0.0  # when the engine had it
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One finished answer. `text` is empty if the model has no tokenizer."""

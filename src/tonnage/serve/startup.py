@@ -28,7 +28,6 @@ from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.weights import Builder
 from tonnage.units import format_bytes, parse_bytes
 
-Settings = EngineConfig  # its name in earlier releases
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # A plan that reserves this share of the card more than measured is too conservative to use.
 _SPARE_SHARE = 0.01
@@ -224,8 +223,7 @@ class Startup:
         runner = self._runner(decoder, card, card.pool.blocks, stream)
         if stream is None:
             return runner, card
-        self._warm_up(runner, decoder, context)
-        held = self._held_bytes()
+        _, held = self._warm_up(runner, decoder, context)
         if held <= card.limit_bytes or self.config.blocks is not None:
             return runner, replace(card, measured_bytes=held)
         del runner
@@ -237,8 +235,8 @@ class Startup:
         """Return the card with the plan's pool if a measurement confirms it, else with what the measurement leaves."""
         clear()
         runner = self._runner(decoder, card, 1, stream)
-        graph_bytes = self._warm_up(runner, decoder, card.limits.context)
-        reserve_bytes = self._held_bytes() - card.weight_bytes - card.pool.block_bytes
+        graph_bytes, held = self._warm_up(runner, decoder, card.limits.context)
+        reserve_bytes = held - card.weight_bytes - card.pool.block_bytes
         del runner
         clear()
         if 0 <= card.reserve_bytes - reserve_bytes <= _SPARE_SHARE * card.capacity_bytes:
@@ -267,12 +265,11 @@ class Startup:
         cache = KvCache(self._cache_shape, blocks, self.memory.device, host_blocks=host_blocks)
         return Runner(decoder, cache, self.config, context=card.limits.context, stream=stream)
 
-    def _warm_up(self, runner: Runner, decoder: Decoder, context: int) -> int:
+    def _warm_up(self, runner: Runner, decoder: Decoder, context: int) -> tuple[int, int]:
+        """Run the largest steps; return the bytes of the graphs, and of all that the engine holds."""
         graphs = decoder.capturable and not self.config.eager
-        return warm_up(runner, self.config.rows, self.config.batched_tokens, context, graphs=graphs)
-
-    def _held_bytes(self) -> int:
-        return used_bytes(self.memory.device) - self.memory.others_bytes
+        graph_bytes = warm_up(runner, self.config.rows, self.config.batched_tokens, context, graphs=graphs)
+        return graph_bytes, used_bytes(self.memory.device) - self.memory.others_bytes
 
 
 def _with_blocks(card: OwnCard, blocks: int) -> OwnCard:

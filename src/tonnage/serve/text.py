@@ -1,4 +1,4 @@
-"""Text to token ids and back: the model's tokenizer, its chat template, and incremental detokenization.
+"""Text to token ids and back: the model's tokenizer, its chat template, and answers that grow token by token.
 
 Nothing is downloaded and no code from the model's folder is run. This module knows no engine and no server.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import BadModel, MissingPart, RequestError
+from tonnage.serve.sampling import AnswerDelta, Sampling
 
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 # What decoders emit for invalid UTF-8; at the end of a text it may be an incomplete character.
@@ -49,11 +50,8 @@ class Tokenizer:
                 hint="Put the model's own tokenizer.json there, or serve token ids from a folder without tokenizer.",
             ) from None
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, including the tokenizer's special prefix."""
-        return self._encode(text, special=True)
-
-    def _encode(self, text: str, *, special: bool) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of a text, including the tokenizer's special prefix unless told otherwise."""
         if self._backend is not None:
             ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
         else:
@@ -81,7 +79,7 @@ class Tokenizer:
                 f"The model's chat template refuses these messages: {reason}",
                 hint="Change the messages or their order.",
             ) from None
-        return self._encode(text, special=False)
+        return self.encode(text, special=False)
 
     def token_text(self, token_id: int) -> str:
         """Return one token as it reads inside a text, with its leading space; special tokens are shown."""
@@ -105,7 +103,7 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> list[int]:
-        return self._encode("a", special=False)
+        return self.encode("a", special=False)
 
 
 # Byte-level tokenizers write a byte as itself if it is a visible Latin-1 character, else from U+0100 on.
@@ -182,17 +180,72 @@ class TextStream:
         if ends:
             self._held, self.stopped = "", True
             return text[: min(ends)[1]]
-        held = max(_overlap(text, stop) for stop in self._stops)
+        # Hold back as much of the end as may be the start of a stop string.
+        held = 0
+        for stop in self._stops:
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while start >= 0 and not stop.startswith(text[start:]):
+                start = text.find(stop[0], start + 1)
+            held = max(held, len(text) - start if start >= 0 else 0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of a text may be the start of a stop string."""
-    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while start >= 0 and not stop.startswith(text[start:]):
-        start = text.find(stop[0], start + 1)
-    return len(text) - start if start >= 0 else 0
+class Answer:
+    """One answer of a request, as generated so far: the one place where stop strings end an answer."""
+
+    def __init__(self, index: int, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
+        self.index, self._prompt, self._sampling, self._tokenizer = index, prompt[-_CONTEXT:], sampling, tokenizer
+        self._held = AnswerDelta(index)
+        self._told: list[AnswerDelta] = []
+        self.tokens = 0
+        self.characters = 0  # streamed so far, for the offsets of log probabilities
+        self.finished = False
+
+    @cached_property
+    def _stream(self) -> TextStream | None:
+        if self._tokenizer is None:
+            return None
+        return TextStream(self._tokenizer, self._sampling.stop, prompt=self._prompt)
+
+    def take(self, delta: AnswerDelta) -> AnswerDelta | None:
+        """Add tokens; return what can be sent now, or None if text is held back, or dropped after a stop string."""
+        if self.finished:
+            return None
+        held, stream = self._held, self._stream
+        texts: list[str] = []
+        for position, token_id in enumerate(delta.token_ids):
+            held.token_ids.append(token_id)
+            if delta.logprobs:
+                held.logprobs.append(delta.logprobs[position])
+            # Stop tokens are not part of the text.
+            if stream is not None and token_id not in self._sampling.stop_token_ids:
+                texts.append(stream.push((token_id,)))
+                if stream.stopped:
+                    held.finish_reason = "stop"
+                    break
+        if delta.finish_reason is not None and held.finish_reason is None:
+            texts.append(stream.finish() if stream is not None else "")
+            held.finish_reason = delta.finish_reason
+        held.text += "".join(texts)
+        if not held.text and held.finish_reason is None and (stream is not None or not held.token_ids):
+            return None
+        self._held = AnswerDelta(self.index)
+        self._told.append(held)
+        self.tokens += len(held.token_ids)
+        self.finished = held.finish_reason is not None
+        return held
+
+    @property
+    def all(self) -> AnswerDelta:
+        """Everything that was sent."""
+        return AnswerDelta(
+            self.index,
+            "".join(piece.text for piece in self._told),
+            [token_id for piece in self._told for token_id in piece.token_ids],
+            [logprob for piece in self._told for logprob in piece.logprobs],
+            self._told[-1].finish_reason if self._told else None,
+        )
 
 
 def _read(folder: str) -> Any:

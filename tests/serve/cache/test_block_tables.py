@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from serve.driver import SIZE
 from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
-from tonnage.serve.cache.block_tables import BlockTables, StepBuilder
+from tonnage.serve.cache.block_tables import BlockTables
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.scheduler.sequence import Sequence, Status
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence, Status
 
 
 def tables(usable: int, host_blocks: int = 0) -> BlockTables:
@@ -21,7 +21,7 @@ def sequence(*tokens: int, end: int = 100, **more: object) -> Sequence:
 
 def running(tables: BlockTables, one: Sequence) -> Sequence:
     """A sequence with blocks, all of whose tokens but the last are computed by steps that are complete."""
-    assert tables.give(one, StepBuilder(0), 0)
+    assert tables.give(one, ScheduledStep(0), 0)
     one.status, one.slot, one.computed = Status.RUNNING, 0, len(one.tokens) - 1
     return one
 
@@ -29,8 +29,8 @@ def running(tables: BlockTables, one: Sequence) -> Sequence:
 def test_each_that_runs_keeps_room_to_grow_but_one_alone_needs_none() -> None:
     made = tables(4)
     one = sequence(*range(16))
-    assert not made.give(one, StepBuilder(0), running=1) and one.blocks == [] and made.pool.available == 4
-    assert made.give(one, StepBuilder(0), running=0) and len(one.blocks) == 4
+    assert not made.give(one, ScheduledStep(0), running=1) and one.blocks == [] and made.pool.available == 4
+    assert made.give(one, ScheduledStep(0), running=0) and len(one.blocks) == 4
 
 
 def test_who_was_refused_does_not_look_again_before_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,24 +39,24 @@ def test_who_was_refused_does_not_look_again_before_there_is_room(monkeypatch: p
     one = sequence(*range(12))
     taken = made.pool.take(1)[0]
     for _ in range(5):
-        assert not made.give(one, StepBuilder(0), running=1)
+        assert not made.give(one, ScheduledStep(0), running=1)
     assert len(looks) == 1
     made.pool.release([taken])
-    assert not made.give(one, StepBuilder(0), running=1)
-    assert made.give(one, StepBuilder(0), running=0) and len(looks) == 2
+    assert not made.give(one, ScheduledStep(0), running=1)
+    assert made.give(one, ScheduledStep(0), running=0) and len(looks) == 2
 
 
 def test_who_was_refused_and_ended_is_forgotten() -> None:
     pool = tables(3)
     running(pool, sequence(1, 2))
     refused = sequence(*range(9))
-    assert not pool.give(refused, StepBuilder(64), running=1)
+    assert not pool.give(refused, ScheduledStep(0, budget=64), running=1)
     pool.release(refused)
     assert not any(holder is pool._refused for holder in gc.get_referrers(refused))
 
 
 def test_the_next_block_is_needed_where_blocks_are_full_or_the_last_token_is_drawn() -> None:
-    made, builder = tables(4), StepBuilder(0)
+    made, builder = tables(4), ScheduledStep(0)
     one = running(made, sequence(1, 2, 3, 4, end=12))
     edges = []
     for _ in range(4):
@@ -73,7 +73,7 @@ def test_the_first_edge(end: int, edge: int) -> None:
 
 
 def test_without_a_block_there_is_no_growth() -> None:
-    made, builder = tables(1), StepBuilder(0)
+    made, builder = tables(1), ScheduledStep(0)
     one = running(made, sequence(1, 2, 3, 4))
     one.computed = 4
     with pytest.raises(OutOfBlocks):
@@ -95,7 +95,7 @@ def test_only_what_is_complete_is_published() -> None:
 
 
 def test_a_fork_goes_on_with_the_chain_of_its_parent() -> None:
-    made, builder = tables(8), StepBuilder(0)
+    made, builder = tables(8), ScheduledStep(0)
     parent = running(made, sequence(*range(9)))
     parent.computed = 9
     made.publish(parent)
@@ -110,7 +110,7 @@ def test_a_fork_goes_on_with_the_chain_of_its_parent() -> None:
 
 @given(prompt=st.integers(1, 30), host_blocks=st.integers(0, 10), computed=st.data())
 def test_what_is_swapped_out_comes_back_block_by_block(prompt: int, host_blocks: int, computed: st.DataObject) -> None:
-    made, away, back = tables(10, host_blocks), StepBuilder(0), StepBuilder(0)
+    made, away, back = tables(10, host_blocks), ScheduledStep(0), ScheduledStep(0)
     one = running(made, sequence(*range(prompt)))
     one.computed = computed.draw(st.integers(1, prompt))
     held = one.blocks

@@ -376,7 +376,7 @@ class TestSwaps:
 
     def test_without_room_on_the_host_it_is_computed_again(self) -> None:
         driver, _, new, step = self.swapped(host_blocks=1)
-        assert new.status is Status.WAITING and step.swaps_out == ()
+        assert new.status is Status.WAITING and step.swaps_out == []
         driver.finish()
         assert new.output == counted(new) and driver.scheduler.counters.swaps == 0
 
@@ -415,7 +415,7 @@ class TestDraws:
         assert step is not None
         assert [(work.sequence, work.start, work.count) for work in step.chunks] == [(other, 9, 1) for other in others]
         assert all(other.blocks[:2] == parent.blocks[:2] for other in others)
-        assert step.copies == tuple((parent.blocks[2], other.blocks[2]) for other in others)
+        assert step.copies == [(parent.blocks[2], other.blocks[2]) for other in others]
         driver.finish()
         assert all(other.output == counted(other) for other in others) and all_free(driver)
 
@@ -424,7 +424,7 @@ class TestDraws:
         parent, other = driver.answers_per_prompt(2 * SIZE + 1)
         driver.turns(2)
         step = driver.turn()
-        assert step is not None and step.copies == ()
+        assert step is not None and step.copies == []
         assert other.blocks[:2] == parent.blocks[:2] and other.blocks[2] != parent.blocks[2]
 
     def test_without_a_block_for_the_copy_they_wait(self) -> None:

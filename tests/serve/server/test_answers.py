@@ -2,14 +2,14 @@ import json
 import math
 
 from serve.server.fake_engine import STORY, STORY_IDS, TOKENIZER
-from tonnage.serve.sampling import Sampling, TokenLogprob
-from tonnage.serve.server.answers import Answer, ChatFormat, Format, error_event, usage_of
-from tonnage.serve.server.worker import Delivery
+from tonnage.serve.sampling import AnswerDelta, Sampling, TokenLogprob
+from tonnage.serve.server.answers import ChatFormat, Format, error_event, usage_of
+from tonnage.serve.text import Answer
 
 
-def delivery(*token_ids: int, reason: str | None = None, logprob: float | None = None) -> Delivery:
-    scores = None if logprob is None else [TokenLogprob(token, logprob, ((token, logprob),)) for token in token_ids]
-    return Delivery(0, list(token_ids), scores, reason, 0.0)
+def delivery(*token_ids: int, reason: str | None = None, logprob: float | None = None) -> AnswerDelta:
+    scores = [] if logprob is None else [TokenLogprob(token, logprob, ((token, logprob),)) for token in token_ids]
+    return AnswerDelta(0, "", list(token_ids), scores, reason)
 
 
 def test_what_is_held_back_comes_with_the_next_piece() -> None:

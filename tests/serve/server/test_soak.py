@@ -12,9 +12,9 @@ import torch
 from serve.server.fake_engine import FakeEngine
 from serve.server.live import MODEL, Live, serving, until
 from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
-from tonnage.serve.server.answers import Answer
 from tonnage.serve.server.generation import Generation
 from tonnage.serve.server.worker import EngineRequest
+from tonnage.serve.text import Answer
 
 REQUESTS = 5000
 AT_ONCE = 40

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Sized
 from serve.simulation.pool import WatchedPool
 from serve.simulation.run import SeedFailed, play
 from tonnage.serve.cache.block_pool import PrefixId, TokenHistory
-from tonnage.serve.cache.block_tables import BlockTables, StepBuilder
+from tonnage.serve.cache.block_tables import BlockTables
 from tonnage.serve.sampling import FinishReason
 from tonnage.serve.scheduler.queue import RANK, FinishRate, Queue, QueueFull
 from tonnage.serve.scheduler.scheduler import Scheduler
@@ -199,7 +199,7 @@ class KeepsDrawsAside(Queue):
 class HasRoomForOneMore(BlockTables):
     """The room in a sequence's last block is counted with one token too many."""
 
-    def grow(self, sequences: Sized[Sequence], builder: StepBuilder) -> None:
+    def grow(self, sequences: Sized[Sequence], builder: ScheduledStep) -> None:
         super().grow(sequences, builder)
         for sequence in sequences:
             sequence.next_block_at = min(sequence.next_block_at + 1, sequence.end - 2)
@@ -208,7 +208,7 @@ class HasRoomForOneMore(BlockTables):
 class TellsNobodyOfNewBlocks(BlockTables):
     """A block that is taken ahead is not told to the device."""
 
-    def grow(self, sequences: Sized[Sequence], builder: StepBuilder) -> None:
+    def grow(self, sequences: Sized[Sequence], builder: ScheduledStep) -> None:
         told = builder.grown[:]
         super().grow(sequences, builder)
         builder.grown[:] = told + [
@@ -243,7 +243,7 @@ class RemembersOldEdges(Scheduler):
 class CountsChunksOnly(Scheduler):
     """Decodes are not taken off the budget of tokens."""
 
-    def _decode(self, builder: StepBuilder) -> None:
+    def _decode(self, builder: ScheduledStep) -> None:
         super()._decode(builder)
         builder.budget = self.config.batched_tokens
 
@@ -251,7 +251,7 @@ class CountsChunksOnly(Scheduler):
 class SkipsCopyOnWrite(BlockTables):
     """A further draw shares its parent's last block, and writes to it."""
 
-    def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
+    def _fork(self, sequence: Sequence, parent: Sequence, builder: ScheduledStep, room: int) -> bool:
         forked = super()._fork(sequence, parent, builder, room)
         if forked and builder.copies and builder.copies[-1][1] == sequence.blocks[-1]:
             source, target = builder.copies.pop()
@@ -264,7 +264,7 @@ class SkipsCopyOnWrite(BlockTables):
 class ForgetsToCopy(BlockTables):
     """A further draw has a last block of its own, into which nothing is copied."""
 
-    def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
+    def _fork(self, sequence: Sequence, parent: Sequence, builder: ScheduledStep, room: int) -> bool:
         forked = super()._fork(sequence, parent, builder, room)
         builder.copies.clear()
         return forked
@@ -294,7 +294,7 @@ class SharesBeforeItIsComputed(BlockTables):
 class PublishesBeforeItIsComputed(Scheduler):
     """A full block can be found as soon as the step that writes it is scheduled."""
 
-    def _chunk(self, sequence: Sequence, builder: StepBuilder) -> None:
+    def _chunk(self, sequence: Sequence, builder: ScheduledStep) -> None:
         super()._chunk(sequence, builder)
         self.tables.publish(sequence, sequence.computed)
 
@@ -316,7 +316,7 @@ class LeaksOnFailedAllocation(BlockTables):
 class PreemptsTheOldest(Scheduler):
     """Of those who could make room, the one does that has run longest."""
 
-    def _preempt_newer(self, sequence: Sequence, builder: StepBuilder) -> bool:
+    def _preempt_newer(self, sequence: Sequence, builder: ScheduledStep) -> bool:
         newer = [one for one in self.running if one.rank > sequence.rank]
         if not newer:
             return False
@@ -343,7 +343,7 @@ class LosesTheTokenInFlight(Scheduler):
 class LosesSwappedBlocks(BlockTables):
     """Who was swapped out comes back without what it had computed."""
 
-    def _swap_in(self, sequence: Sequence, builder: StepBuilder, room: int) -> bool:
+    def _swap_in(self, sequence: Sequence, builder: ScheduledStep, room: int) -> bool:
         swapped = super()._swap_in(sequence, builder, room)
         builder.swaps_in.clear()
         return swapped

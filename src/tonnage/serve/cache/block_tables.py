@@ -7,10 +7,10 @@ does not know the schedule.
 """
 
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
-from tonnage.serve.scheduler.sequence import Decode, ScheduledTokens, Sequence, Status
+from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence, Status
 
 # Blocks, against thrashing: 256 sequences in a cache for a tenth of them see 82 preemptions instead of 215, and 1 %
 # more steps.
@@ -30,22 +30,6 @@ class CacheCounters:
     prefix_hits: int = 0  # of these, tokens found
 
 
-@dataclass(slots=True)
-class StepBuilder:
-    """A step under construction."""
-
-    budget: int  # tokens that it may still compute
-    decodes: tuple[Decode, ...] = ()
-    chunks: list[ScheduledTokens] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    swaps_out: list[tuple[int, int]] = field(default_factory=list)
-    swaps_in: list[tuple[int, int]] = field(default_factory=list)
-    preempted: bool = False
-    ending: list[Sequence] = field(default_factory=list)  # decodes that sample their last token
-    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # with the table index of the new block
-    swapped: list[Sequence] = field(default_factory=list)  # preempted sequences that `swaps_out` belong to
-
-
 class BlockTables:
     """The pools on device and host, and the allocation of blocks to sequences."""
 
@@ -60,27 +44,27 @@ class BlockTables:
         refused = self._refused
         return running > 0 and refused is not None and refused[0] is sequence and self._room(running) < refused[1]
 
-    def give(self, sequence: Sequence, builder: StepBuilder, running: int) -> bool:
+    def give(self, sequence: Sequence, step: ScheduledStep, running: int) -> bool:
         """Allocate blocks for all of its tokens; return False if there are not enough."""
         if self.refuse_still(sequence, running):
             return False
         self._refused = None
         room = self._room(running)
         if sequence.status is Status.SWAPPED:
-            return self._swap_in(sequence, builder, room)
+            return self._swap_in(sequence, step, room)
         parent = sequence.parent
         if parent is None or sequence.rank >= 0:
             return self._start(sequence, room)
         # Whether the parent's prompt is in its blocks, written by completed steps.
         is_there = parent.slot >= 0 and not parent.busy and parent.computed >= parent.prompt_length
-        return self._fork(sequence, parent, builder, room) if is_there else self._start(sequence, room)
+        return self._fork(sequence, parent, step, room) if is_there else self._start(sequence, room)
 
-    def grow(self, sequences: Listed[Sequence], builder: StepBuilder) -> None:
+    def grow(self, sequences: Listed[Sequence], step: ScheduledStep) -> None:
         """Make room for one more token of each, in a new block if needed; raises `OutOfBlocks` if not for all."""
         size = self.pool.size
         full = [one for one in sequences if one.next_block_at == len(one.blocks) * size]
         for one, block in zip(full, self.pool.take(len(full)), strict=True):
-            builder.grown.append((one, len(one.blocks)))
+            step.grown.append((one, len(one.blocks)))
             one.blocks.append(block)
         for one in sequences:
             room, last = len(one.blocks) * size, one.end - 2
@@ -109,14 +93,14 @@ class BlockTables:
         self.host_pool.release(sequence.host_blocks)
         sequence.blocks, sequence.host_blocks = [], []
 
-    def swap_out(self, sequence: Sequence, builder: StepBuilder) -> bool:
+    def swap_out(self, sequence: Sequence, step: ScheduledStep) -> bool:
         """Swap its computed blocks to the host, if there is room for all of them."""
         count = -(-sequence.computed // self.pool.size)
         if count > self.host_pool.available:
             return False
         host_blocks = self.host_pool.take(count)
-        builder.swaps_out.extend(zip(sequence.blocks, host_blocks, strict=False))
-        builder.swapped.append(sequence)
+        step.swaps_out.extend(zip(sequence.blocks, host_blocks, strict=False))
+        step.swapped.append(sequence)
         self.release(sequence)
         sequence.host_blocks, sequence.status = host_blocks, Status.SWAPPED
         sequence.busy += 1
@@ -149,20 +133,20 @@ class BlockTables:
             self.counters.prefix_hits += found
         return True
 
-    def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
+    def _fork(self, sequence: Sequence, parent: Sequence, step: ScheduledStep, room: int) -> bool:
         """Start with the parent's blocks; the last prompt token is computed in a copy of its block."""
         full, rest = divmod(sequence.prompt_length - 1, self.pool.size)
         if not self._take(sequence, parent.blocks[:full], full + 1, room):
             return False
         if rest:
-            builder.copies.append((parent.blocks[full], sequence.blocks[full]))
+            step.copies.append((parent.blocks[full], sequence.blocks[full]))
         sequence.computed, sequence.published, sequence.prefix_id = sequence.prompt_length - 1, 0, sequence.salt
         return True
 
-    def _swap_in(self, sequence: Sequence, builder: StepBuilder, room: int) -> bool:
+    def _swap_in(self, sequence: Sequence, step: ScheduledStep, room: int) -> bool:
         if not self._take(sequence, [], -(-len(sequence.tokens) // self.pool.size), room):
             return False
-        builder.swaps_in.extend(zip(sequence.host_blocks, sequence.blocks, strict=False))
+        step.swaps_in.extend(zip(sequence.host_blocks, sequence.blocks, strict=False))
         self.host_pool.release(sequence.host_blocks)
         sequence.host_blocks, sequence.published, sequence.prefix_id = [], 0, sequence.salt
         return True

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
-from tonnage.serve.kernels.decode import LOG2_E, Tuning, capped, scales_of_tile, widened_for_fp8
+from tonnage.serve.kernels.decode import Tuning, attention_constants, capped, scales_of_tile, widened_for_fp8
 from tonnage.serve.kernels.language import jit, next_power_of_2, tl
 from tonnage.serve.kernels.plain import attend, read_pages, wide
 
@@ -90,25 +90,10 @@ def attend_chunks_triton(
         out,
         tables.stride(0),
         len(lengths),
-        QUERY_STRIDE=query.stride(0),
-        OUT_STRIDE=out.stride(0),
-        BLOCK_STRIDE=layer.keys.stride(0),
-        TOKEN_STRIDE=layer.keys.stride(1),
-        SCALE_STRIDE=layer.key_scales.stride(0) if layer.key_scales is not None else 0,
-        SCORE_SCALE=scale if soft_cap else scale * LOG2_E,
-        SOFT_CAP=soft_cap,
-        WINDOW=window,
-        FP8_CACHE=narrow,
+        **attention_constants(query, out, layer, how, scale, window, soft_cap),
         GROUP=heads // kv_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=next_power_of_2(head_dim),
         ROWS=rows,
         TOKENS=tokens,
-        PAGE=layer.block_size,
-        TILE=how.tile,
-        num_warps=how.warps,
-        num_stages=how.stages,
     )
     return out
 

@@ -9,6 +9,7 @@ heads of the group. The number of splits depends only on the batch size, so that
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,30 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
+def attention_constants(
+    query: Tensor, out: Tensor, layer: LayerCache, tuning: Tuning, scale: float, window: int, soft_cap: float
+) -> dict[str, Any]:
+    """Return the compile-time arguments that both attention kernels take."""
+    return {
+        "QUERY_STRIDE": query.stride(0),
+        "OUT_STRIDE": out.stride(0),
+        "BLOCK_STRIDE": layer.keys.stride(0),
+        "TOKEN_STRIDE": layer.keys.stride(1),
+        "SCALE_STRIDE": layer.key_scales.stride(0) if layer.key_scales is not None else 0,
+        "SCORE_SCALE": scale if soft_cap else scale * LOG2_E,
+        "SOFT_CAP": soft_cap,
+        "WINDOW": window,
+        "FP8_CACHE": layer.key_scales is not None,
+        "KV_HEADS": layer.keys.shape[2],
+        "HEAD_DIM": query.shape[2],
+        "PADDED_DIM": next_power_of_2(query.shape[2]),
+        "PAGE": layer.block_size,
+        "TILE": tuning.tile,
+        "num_warps": tuning.warps,
+        "num_stages": tuning.stages,
+    }
+
+
 def attend_decode_triton(
     query: Tensor,
     layer: LayerCache,
@@ -93,7 +118,6 @@ def attend_decode_triton(
         return out
     splits = splits or count_splits(rows, kv_heads, _processors(query.device))
     narrow = layer.key_scales is not None
-    tuning = tuning or decode_tuning(head_dim)
     parts, sizes = out, out
     if splits > 1:
         parts = torch.empty((rows, heads, splits, head_dim), dtype=torch.float32, device=query.device)
@@ -110,26 +134,11 @@ def attend_decode_triton(
         parts,
         sizes,
         tables.stride(0),
-        QUERY_STRIDE=query.stride(0),
-        OUT_STRIDE=out.stride(0),
-        BLOCK_STRIDE=layer.keys.stride(0),
-        TOKEN_STRIDE=layer.keys.stride(1),
-        SCALE_STRIDE=layer.key_scales.stride(0) if layer.key_scales is not None else 0,
-        SCORE_SCALE=scale if soft_cap else scale * LOG2_E,
-        SOFT_CAP=soft_cap,
-        WINDOW=window,
-        FP8_CACHE=narrow,
+        **attention_constants(query, out, layer, tuning or decode_tuning(head_dim), scale, window, soft_cap),
         ORDERED=order is not None,
         SPLITS=splits,
         HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=next_power_of_2(head_dim),
         ROWS=max(16, next_power_of_2(heads // kv_heads)),
-        PAGE=layer.block_size,
-        TILE=tuning.tile,
-        num_warps=tuning.warps,
-        num_stages=tuning.stages,
     )
     if splits > 1:
         _merge_kernel[(heads, rows)](

@@ -6,6 +6,8 @@ Each is one pass. Norms are computed in FP32 on the residual as stored.
 # Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -65,16 +67,6 @@ def add_norm_triton(
     return normed, hidden if residual is None else residual
 
 
-def silu_mul_triton(gate_up: Tensor) -> Tensor:
-    """Like `silu_mul_reference`, in one pass."""
-    return _gated(gate_up, gelu=False)
-
-
-def gelu_tanh_mul_triton(gate_up: Tensor) -> Tensor:
-    """Like `gelu_tanh_mul_reference`, in one pass."""
-    return _gated(gate_up, gelu=True)
-
-
 def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
@@ -83,6 +75,10 @@ def _gated(gate_up: Tensor, *, gelu: bool) -> Tensor:
             gate_up, out, STRIDE=gate_up.stride(0), WIDTH=width, BLOCK=_GATED_BLOCK, GELU=gelu, num_warps=4
         )
     return out
+
+
+silu_mul_triton = partial(_gated, gelu=False)
+gelu_tanh_mul_triton = partial(_gated, gelu=True)
 
 
 @jit

@@ -49,7 +49,15 @@ class DecodeGraphs:
                 prepare(size)
                 body(size)
                 stream.synchronize()
-                self._capture(body, size, pool, stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    logits = body(size)
+                assert logits.dtype == torch.float32 and logits.is_contiguous()
+                address = _Address(logits.data_ptr(), tuple(logits.shape))
+                self._logits[size] = torch.as_tensor(address, device=logits.device)
+                self._graphs[size] = graph
+                # The address must be all that refers to them when the next size is captured.
+                del logits
 
     def size_for(self, rows: int) -> int:
         """Return the smallest captured size of at least this many rows."""
@@ -59,12 +67,3 @@ class DecodeGraphs:
         """Replay a graph; its logits are valid until the next replay."""
         self._graphs[size].replay()
         return self._logits[size]
-
-    def _capture(self, body: Body, size: int, pool: object, stream: torch.cuda.Stream) -> None:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            logits = body(size)
-        assert logits.dtype == torch.float32 and logits.is_contiguous()
-        address = _Address(logits.data_ptr(), tuple(logits.shape))
-        self._logits[size] = torch.as_tensor(address, device=logits.device)
-        self._graphs[size] = graph

@@ -158,7 +158,7 @@ class Inputs:
         self._padding: Ints = np.empty((3, max_seqs), dtype=np.int32)
         self._padding[0], self._padding[1], self._padding[2] = self.slots.dummy, -1, np.arange(max_seqs)
         self._sent = 0  # rows on the device, padding included, that are valid for the next step
-        self._grown: tuple[tuple[Sequence, int], ...] = ()
+        self._grown: Sized[tuple[Sequence, int]] = ()
         self._decodes: tuple[Decode, ...] = ()  # of the last step
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
@@ -182,7 +182,7 @@ class Inputs:
             self._rows[1, : len(self._decoding)] += 1
             self.renewed = []
         else:
-            self._look_up(step, [work.sequence for work in step.decodes])
+            self._look_up(step)
         self._decodes, self._grown = step.decodes, step.grown
 
     def forget(self) -> None:
@@ -206,15 +206,70 @@ class Inputs:
 
     def mixed(self, step: ScheduledStep) -> tuple[Batch, Tensor]:
         """Return the batch of a step with chunks or new rows, and the slots of the rows that sample."""
+        renewed, chunks, block, device = self.renewed, step.chunks, self._block, self.slots
         pack = _Pack(self._staging)
-        tables = [np.array(one.blocks, dtype=np.int32) for one in self.renewed]
-        self._pack_renewed(pack, tables)
-        self._pack_rows(pack, step, tables[len(tables) - len(step.chunks) :])
+        # Per-slot state and changed table entries: whole rows of the renewed, new blocks of the others.
+        tables = [np.array(one.blocks, dtype=np.int32) for one in renewed]
+        seeds = np.array([mixed_seed(one.sampling.seed or 0, one.sample_index) for one in renewed], dtype=np.int64)
+        # First, since 64-bit values must be aligned.
+        pack.put("seeds", seeds.view(np.int32))
+        heat = [0.0 if one.sampling.greedy else one.sampling.temperature for one in renewed]
+        pack.put("temperatures", np.array(heat, np.float32).view(np.int32))
+        pack.put("renewed", [one.slot for one in renewed])
+        pack.put("last tokens", [one.tokens[-1] for one in renewed])
+        rows = [one.slot * self._columns + np.arange(len(table)) for one, table in zip(renewed, tables, strict=True)]
+        self._pack_grown(pack, rows, tables)
+        # The rows of the pass: decodes, then chunks.
+        slots, starts, order = self._rows[:, : len(self._decoding)]
+        blocks = [one.blocks[start // block] for one, start in zip(self._decoding, starts.tolist(), strict=True)]
+        spans = [np.arange(work.start, work.start + work.count) for work in chunks]
+        own = tables[len(tables) - len(chunks) :]
+        pages = [table[span // block] * block + span % block for table, span in zip(own, spans, strict=True)]
+        ends = np.cumsum([0] + [work.count for work in chunks])
+        last_rows = [end - 1 + len(slots) for work, end in zip(chunks, ends[1:], strict=True) if work.samples]
+        pack.put("slots", slots, [work.sequence.slot for work in chunks])
+        pack.put("ids", *(work.sequence.tokens[work.start : work.start + work.count] for work in chunks))
+        pack.put("positions", starts, *spans)
+        pack.put("pages", np.array(blocks, dtype=np.int32) * block + starts % block, *pages)
+        pack.put("order", order)
+        pack.put("lengths", starts + 1, [work.start + work.count for work in chunks])
+        pack.put("chunk starts", ends)
+        pack.put("samples", np.arange(len(slots)), last_rows)
+        pack.put("sample slots", [one.slot for one in self.sampling_sequences])
         pack.send()
-        self._renew(pack)
+        # On the device.
+        if renewed:
+            at = pack.wide("renewed")
+            device.tables.index_fill_(0, at, 0)
+            device.seeds.index_copy_(0, at, pack.narrow("seeds").view(torch.int64))
+            device.temperatures.index_copy_(0, at, pack.narrow("temperatures").view(torch.float32))
+            device.last_tokens.index_copy_(0, at, pack.wide("last tokens"))
+        self._put_blocks(pack)
         self._sent = 0
-        widest = max(len(one.blocks) for one in (*self._decoding, *self.renewed))
-        return self._unpack(pack, step, widest), pack.wide("sample slots")
+        widest = max(len(one.blocks) for one in (*self._decoding, *renewed))
+        at = pack.wide("slots")
+        batch = Batch(
+            token_ids=torch.cat([device.last_tokens.index_select(0, at[: len(slots)]), pack.wide("ids")]),
+            positions=pack.wide("positions"),
+            slots=pack.wide("pages"),
+            decodes=len(slots),
+            tables=device.tables[:, :widest].index_select(0, at),
+            lengths=pack.narrow("lengths"),
+            chunk_starts=pack.narrow("chunk starts"),
+            longest_chunk=max((work.count for work in chunks), default=0),
+            samples=pack.wide("samples"),
+            order=pack.narrow("order"),
+        )
+        return batch, pack.wide("sample slots")
+
+    def _pack_grown(self, pack: _Pack, rows: Sized[Ints] = (), tables: Sized[Ints] = ()) -> None:
+        """Pack table entries and their new blocks: those of this step, and these."""
+        columns, grown = self._columns, self._grown
+        pack.put("entries", [one.slot * columns + column for one, column in grown], *rows)
+        pack.put("blocks", [one.blocks[column] for one, column in grown], *tables)
+
+    def _put_blocks(self, pack: _Pack) -> None:
+        self.slots.tables.view(-1).index_copy_(0, pack.wide("entries"), pack.narrow("blocks"))
 
     def _left(self, decodes: tuple[Decode, ...]) -> bool:
         """Remove the rows of sequences that stopped decoding, if they are few and the others unchanged."""
@@ -242,13 +297,20 @@ class Inputs:
         self._find_special(self._needy)
         return True
 
-    def _look_up(self, step: ScheduledStep, decoding: list[Sequence]) -> None:
-        count, starts = len(decoding), [work.start for work in step.decodes]
+    def _look_up(self, step: ScheduledStep) -> None:
+        decoding, starts = [work.sequence for work in step.decodes], [work.start for work in step.decodes]
+        count = len(decoding)
         self._rows[0, :count] = [sequence.slot for sequence in decoding]
         self._rows[1, :count] = starts
         self._rows[2, :count] = _longest_first(self._rows[1, :count])
         self._sent = 0
-        self.renewed = self._unknown(step, decoding, starts)
+        # The table and last token must be sent of all but those that sampled in the last step.
+        sampled_now, back = set(self.sampling_sequences), bool(step.swaps_in)
+        self.renewed = [
+            one
+            for one, start in zip(decoding, starts, strict=True)
+            if one not in sampled_now or (back and start < len(one.tokens))
+        ] + [work.sequence for work in step.chunks]
         self._decoding = decoding
         self.sampling_sequences = decoding + [work.sequence for work in step.chunks if work.samples]
         wishes = ((one, one.sampling) for one in self.renewed)
@@ -257,78 +319,3 @@ class Inputs:
     def _find_special(self, needy: set[Sequence]) -> None:
         self.special = [row for row, one in enumerate(self.sampling_sequences) if one in needy] if needy else []
         self._needy = {self.sampling_sequences[row] for row in self.special}
-
-    def _unknown(self, step: ScheduledStep, decoding: list[Sequence], starts: list[int]) -> list[Sequence]:
-        """Return sequences whose table and last token must be sent: not those that sampled in the last step."""
-        sampled_now, back = set(self.sampling_sequences), bool(step.swaps_in)
-        unknown = [
-            one
-            for one, start in zip(decoding, starts, strict=True)
-            if one not in sampled_now or (back and start < len(one.tokens))
-        ]
-        return unknown + [work.sequence for work in step.chunks]
-
-    def _pack_renewed(self, pack: _Pack, tables: list[Ints]) -> None:
-        """Pack per-slot state and changed table entries: whole rows of the renewed, new blocks of the others."""
-        renewed, columns = self.renewed, self._columns
-        seeds = np.array([mixed_seed(one.sampling.seed or 0, one.sample_index) for one in renewed], dtype=np.int64)
-        # First, since 64-bit values must be aligned.
-        pack.put("seeds", seeds.view(np.int32))
-        heat = [0.0 if one.sampling.greedy else one.sampling.temperature for one in renewed]
-        pack.put("temperatures", np.array(heat, np.float32).view(np.int32))
-        pack.put("renewed", [one.slot for one in renewed])
-        pack.put("last tokens", [one.tokens[-1] for one in renewed])
-        rows = [one.slot * columns + np.arange(len(table)) for one, table in zip(renewed, tables, strict=True)]
-        self._pack_grown(pack, rows, tables)
-
-    def _pack_grown(self, pack: _Pack, rows: Sized[Ints] = (), tables: Sized[Ints] = ()) -> None:
-        """Pack table entries and their new blocks: those of this step, and these."""
-        columns, grown = self._columns, self._grown
-        pack.put("entries", [one.slot * columns + column for one, column in grown], *rows)
-        pack.put("blocks", [one.blocks[column] for one, column in grown], *tables)
-
-    def _pack_rows(self, pack: _Pack, step: ScheduledStep, tables: list[Ints]) -> None:
-        chunks, block = step.chunks, self._block
-        slots, starts, order = self._rows[:, : len(self._decoding)]
-        blocks = [one.blocks[start // block] for one, start in zip(self._decoding, starts.tolist(), strict=True)]
-        spans = [np.arange(work.start, work.start + work.count) for work in chunks]
-        pages = [table[span // block] * block + span % block for table, span in zip(tables, spans, strict=True)]
-        ends = np.cumsum([0] + [work.count for work in chunks])
-        last_rows = [end - 1 + len(slots) for work, end in zip(chunks, ends[1:], strict=True) if work.samples]
-        pack.put("slots", slots, [work.sequence.slot for work in chunks])
-        pack.put("ids", *(work.sequence.tokens[work.start : work.start + work.count] for work in chunks))
-        pack.put("positions", starts, *spans)
-        pack.put("pages", np.array(blocks, dtype=np.int32) * block + starts % block, *pages)
-        pack.put("order", order)
-        pack.put("lengths", starts + 1, [work.start + work.count for work in chunks])
-        pack.put("chunk starts", ends)
-        pack.put("samples", np.arange(len(slots)), last_rows)
-        pack.put("sample slots", [one.slot for one in self.sampling_sequences])
-
-    def _renew(self, pack: _Pack) -> None:
-        slots = self.slots
-        if self.renewed:
-            at = pack.wide("renewed")
-            slots.tables.index_fill_(0, at, 0)
-            slots.seeds.index_copy_(0, at, pack.narrow("seeds").view(torch.int64))
-            slots.temperatures.index_copy_(0, at, pack.narrow("temperatures").view(torch.float32))
-            slots.last_tokens.index_copy_(0, at, pack.wide("last tokens"))
-        self._put_blocks(pack)
-
-    def _put_blocks(self, pack: _Pack) -> None:
-        self.slots.tables.view(-1).index_copy_(0, pack.wide("entries"), pack.narrow("blocks"))
-
-    def _unpack(self, pack: _Pack, step: ScheduledStep, widest: int) -> Batch:
-        count, at = len(self._decoding), pack.wide("slots")
-        return Batch(
-            token_ids=torch.cat([self.slots.last_tokens.index_select(0, at[:count]), pack.wide("ids")]),
-            positions=pack.wide("positions"),
-            slots=pack.wide("pages"),
-            decodes=count,
-            tables=self.slots.tables[:, :widest].index_select(0, at),
-            lengths=pack.narrow("lengths"),
-            chunk_starts=pack.narrow("chunk starts"),
-            longest_chunk=max((work.count for work in step.chunks), default=0),
-            samples=pack.wide("samples"),
-            order=pack.narrow("order"),
-        )

@@ -15,16 +15,21 @@ from tonnage.serve.scheduler.sequence import Decode, ScheduledStep, ScheduledTok
 
 def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
     """Run the largest steps and capture graphs; return the bytes that the graphs took."""
-    device, block = runner.cache.device, runner.cache.shape.block
+
+    def run() -> None:
+        for step in largest_steps(rows, batched_tokens, context, runner.cache.shape.block):
+            runner.launch(step).result()
+        runner.inputs.forget()
+
     # Capturing releases the memory that passes need, so they run again after it.
-    _run(runner, largest_steps(rows, batched_tokens, context, block))
+    run()
     if not graphs:
         return 0
     clear()
-    before_bytes = used_bytes(device)
+    before_bytes = used_bytes(runner.cache.device)
     runner.capture(rows)
-    graph_bytes = used_bytes(device) - before_bytes
-    _run(runner, largest_steps(rows, batched_tokens, context, block))
+    graph_bytes = used_bytes(runner.cache.device) - before_bytes
+    run()
     return graph_bytes
 
 
@@ -32,12 +37,12 @@ def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> I
     """Yield many prompts with the most expensive sampling, their decode step, and one prompt as long as a step."""
     each, longest = min(batched_tokens // rows, context - 1), min(batched_tokens, context - 1)
     many = [_sequence(slot, each, block) for slot in range(rows)]
-    yield ScheduledStep(0, (), tuple(ScheduledTokens(one, 0, each, True) for one in many))
+    yield ScheduledStep(0, (), [ScheduledTokens(one, 0, each, True) for one in many])
     for one in many:
         one.tokens.append(0)
         one.computed = each + 1
-    yield ScheduledStep(1, tuple(map(Decode, many)), ())
-    yield ScheduledStep(2, (), (ScheduledTokens(_sequence(0, longest, block), 0, longest, True),))
+    yield ScheduledStep(1, tuple(map(Decode, many)))
+    yield ScheduledStep(2, (), [ScheduledTokens(_sequence(0, longest, block), 0, longest, True)])
 
 
 def used_bytes(device: torch.device) -> int:
@@ -50,12 +55,6 @@ def clear() -> None:
     """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def _run(runner: Runner, steps: Iterator[ScheduledStep]) -> None:
-    for step in steps:
-        runner.launch(step).result()
-    runner.inputs.forget()
 
 
 def _sequence(slot: int, length: int, block: int) -> Sequence:

@@ -95,7 +95,8 @@ def read_architecture(path_or_preset: str | Path) -> Architecture:
         return architecture_of(read_json(config), eos_ids)
     preset = find_preset(str(path_or_preset))
     if preset is not None and not path.is_dir():
-        _refuse_quantized(preset.dtype if preset.dtype not in ("fp32", "fp16", "bf16") else "")
+        if preset.dtype not in ("fp32", "fp16", "bf16"):
+            _refuse_quantized(preset.dtype)
         return architecture_of(preset_config(preset.name))
     if path.is_dir():
         raise BadModel(f"The folder {path} has no config.json.", hint="Give the folder that the model was saved to.")
@@ -107,31 +108,39 @@ def architecture_of(config: Mapping[str, Any], eos_ids: frozenset[int] = frozens
     family = str(config.get("model_type"))
     if family not in FAMILIES:
         raise BadModel(f"The architecture {family!r} cannot be served.", hint=f"These can: {', '.join(FAMILIES)}.")
-    _refuse_unserved(config, family)
-    if family == "gemma3":
-        family, config = "gemma3_text", {**config, **(config.get("text_config") or {})}
-    row = known_row(family)
-    assert row is not None
-    made = _architecture(family, Fields(ConfigValues(config, row)), config)
-    _check(made, config)
-    return replace(made, eos_ids=eos_ids or made.eos_ids)
-
-
-def _refuse_quantized(kept: str) -> None:
-    if kept:
-        raise BadModel(
-            f"The checkpoint's weights are quantised ({kept}), which cannot be served.",
-            hint='Give the unquantised model, and weights="int8" or "fp8" to quantise it here.',
-        )
-
-
-def _refuse_unserved(config: Mapping[str, Any], family: str) -> None:
     if config.get("quantization_config"):
         _refuse_quantized(stored_format(config) or "a format that is not known")
     named = config.get("architectures") or ["ForCausalLM"]
     endings = ("ForCausalLM", "ForConditionalGeneration") if family == "gemma3" else ("ForCausalLM",)
     if not str(named[0]).endswith(endings):
         raise BadModel(f"{named[0]} is no causal language model.", hint="Give one whose class ends in ForCausalLM.")
+    if family == "gemma3":
+        family, config = "gemma3_text", {**config, **(config.get("text_config") or {})}
+    row = known_row(family)
+    assert row is not None
+    made = _architecture(family, Fields(ConfigValues(config, row)), config)
+    if made.heads % made.kv_heads:
+        raise BadModel(
+            f"{made.heads} query heads cannot share {made.kv_heads} key heads.",
+            hint="Give 'num_key_value_heads' a divisor of 'num_attention_heads'.",
+        )
+    if made.head_dim % 2 or not made.head_dim:
+        raise BadModel(f"A head is {made.head_dim} wide.", hint="Rotary positions need an even 'head_dim'.")
+    if made.experts_per_token > made.experts:
+        raise BadModel(
+            f"Each token goes to {made.experts_per_token} of {made.experts} experts.",
+            hint="Give 'num_experts_per_tok' at most the number of experts.",
+        )
+    if config.get("use_bidirectional_attention"):
+        raise BadModel("The model's attention looks ahead.", hint="Give a causal language model.")
+    return replace(made, eos_ids=eos_ids or made.eos_ids)
+
+
+def _refuse_quantized(kept: str) -> None:
+    raise BadModel(
+        f"The checkpoint's weights are quantised ({kept}), which cannot be served.",
+        hint='Give the unquantised model, and weights="int8" or "fp8" to quantise it here.',
+    )
 
 
 def _architecture(family: str, fields: Fields, config: Mapping[str, Any]) -> Architecture:
@@ -140,6 +149,16 @@ def _architecture(family: str, fields: Fields, config: Mapping[str, Any]) -> Arc
     heads, hidden = fields.need("heads"), fields.need("hidden")
     head_dim = fields.find("head_dim") or hidden // heads
     bias = family not in ("mistral", "mixtral", "qwen2") and fields.flag("attention_bias")
+    # As stated, or as extended by YaRN.
+    positions, written = fields.need("positions"), _rope_written(config)
+    if written.get("rope_type", written.get("type")) == "yarn":
+        rope = read_rope(written, 2, 1e4, positions)
+        positions = max(positions, int(rope.factor * rope.original_positions))
+    name = fields.get("hidden_activation", fields.get("hidden_act"))
+    # The published Gemma says "gelu" but was trained with the tanh approximation.
+    activation = "gelu_tanh" if family == "gemma" and name == "gelu" else _ACTIVATIONS.get(str(name))
+    if activation is None:
+        raise BadModel(f"The activation {name!r} cannot be served.", hint=f"These can: {', '.join(_ACTIVATIONS)}.")
     return Architecture(
         family=family,
         hidden=hidden,
@@ -148,9 +167,9 @@ def _architecture(family: str, fields: Fields, config: Mapping[str, Any]) -> Arc
         head_dim=head_dim,
         intermediate=fields.need("intermediate"),
         vocab=fields.need("vocab"),
-        positions=_positions(fields, config),
+        positions=positions,
         layers=_layers(family, fields, config, head_dim),
-        activation=_activation(family, fields),
+        activation=activation,
         norm_eps=_number(fields, "rms_norm_eps", 1e-6),
         norm_offset=1.0 if gemma else 0.0,
         attention_scale=(_number(fields, "query_pre_attn_scalar", head_dim) if later_gemma else head_dim) ** -0.5,
@@ -170,23 +189,6 @@ def _architecture(family: str, fields: Fields, config: Mapping[str, Any]) -> Arc
         dtype=_DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), "bf16"),
         eos_ids=_ids(config.get("eos_token_id")),
     )
-
-
-def _check(made: Architecture, config: Mapping[str, Any]) -> None:
-    if made.heads % made.kv_heads:
-        raise BadModel(
-            f"{made.heads} query heads cannot share {made.kv_heads} key heads.",
-            hint="Give 'num_key_value_heads' a divisor of 'num_attention_heads'.",
-        )
-    if made.head_dim % 2 or not made.head_dim:
-        raise BadModel(f"A head is {made.head_dim} wide.", hint="Rotary positions need an even 'head_dim'.")
-    if made.experts_per_token > made.experts:
-        raise BadModel(
-            f"Each token goes to {made.experts_per_token} of {made.experts} experts.",
-            hint="Give 'num_experts_per_tok' at most the number of experts.",
-        )
-    if config.get("use_bidirectional_attention"):
-        raise BadModel("The model's attention looks ahead.", hint="Give a causal language model.")
 
 
 def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: int) -> tuple[LayerConfig, ...]:
@@ -225,7 +227,7 @@ def _windowed(family: str, fields: Fields, config: Mapping[str, Any], count: int
 
 def _ropes(family: str, config: Mapping[str, Any], head_dim: int, positions: int) -> dict[bool, Rope]:
     """Return the rotary positions of full-attention layers (False) and windowed layers (True)."""
-    written = _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
+    written = _rope_written(config)
     theta = config.get("rope_theta") or (1e6 if family in ("mixtral", "gemma3_text") else 1e4)
     if family != "gemma3_text":
         rope = read_rope(written, head_dim, theta, positions)
@@ -239,27 +241,12 @@ def _ropes(family: str, config: Mapping[str, Any], head_dim: int, positions: int
     }
 
 
-def _positions(fields: Fields, config: Mapping[str, Any]) -> int:
-    """Return the stated number of positions, or as extended by YaRN."""
-    stated = fields.need("positions")
-    written = _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
-    if written.get("rope_type", written.get("type")) != "yarn":
-        return stated
-    rope = read_rope(written, 2, 1e4, stated)
-    return max(stated, int(rope.factor * rope.original_positions))
+def _rope_written(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _activation(family: str, fields: Fields) -> Activation:
-    name = fields.get("hidden_activation", fields.get("hidden_act"))
-    # The published Gemma says "gelu" but was trained with the tanh approximation.
-    found = "gelu_tanh" if family == "gemma" and name == "gelu" else _ACTIVATIONS.get(str(name))
-    if found is None:
-        raise BadModel(f"The activation {name!r} cannot be served.", hint=f"These can: {', '.join(_ACTIVATIONS)}.")
-    return found
 
 
 def _number(fields: Fields, name: str, default: float) -> float:

@@ -5,6 +5,8 @@ host, so that a pass of fixed shapes can be captured as a CUDA graph.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,16 +23,14 @@ from tonnage.serve.models.weights import Builder
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
+@dataclass(slots=True, eq=False)
 class GatedMlp:
     """Computes down(activation(gate) × up)."""
 
-    __slots__ = ("activate", "down", "gate_up")
-    capturable = True
-
-    def __init__(self, gate_up: Dense | EightBit, down: Dense | EightBit, activate: Callable[[Tensor], Tensor]) -> None:
-        self.gate_up = gate_up
-        self.down = down
-        self.activate = activate
+    gate_up: Dense | EightBit
+    down: Dense | EightBit
+    activate: Callable[[Tensor], Tensor]
+    capturable: ClassVar[bool] = True
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.down(self.activate(self.gate_up(hidden)))
@@ -50,47 +50,37 @@ class LayerWeights:
         build: Builder,
         tables: dict[Rope, tuple[Tensor, Tensor]],
     ) -> None:
-        attention, width = f"{prefix}self_attn.", shape.head_dim
+        attention, mlp, hidden, width = f"{prefix}self_attn.", f"{prefix}mlp.", shape.hidden, shape.head_dim
         rows = [("q_proj", shape.heads * width), ("k_proj", shape.kv_heads * width), ("v_proj", shape.kv_heads * width)]
-        self.qkv = build.matrix(attention, rows, shape.hidden, bias=shape.query_bias)
-        self.output = build.matrix(attention, [("o_proj", shape.hidden)], shape.heads * width, bias=shape.output_bias)
+        self.qkv = build.matrix(attention, rows, hidden, bias=shape.query_bias)
+        self.output = build.matrix(attention, [("o_proj", hidden)], shape.heads * width, bias=shape.output_bias)
         self.query_norm = self.key_norm = None
         if shape.head_norms:
             self.query_norm = build.tensor(f"{attention}q_norm.weight", width)
             self.key_norm = build.tensor(f"{attention}k_norm.weight", width)
-        self.mlp = _experts(shape, f"{prefix}mlp.", build) if layer.sparse else _mlp(shape, f"{prefix}mlp.", build)
+        activate = ACTIVATIONS[shape.activation]
+        self.mlp: GatedMlp | Experts
+        if layer.sparse:
+            count, inner, each = shape.experts, shape.expert_intermediate, f"{mlp}experts."
+            router = build.tensor(f"{mlp}gate.weight", count, hidden)
+            gate_up = build.stack(each, "gate_up_proj", [("gate_proj", inner), ("up_proj", inner)], hidden, count)
+            down = build.stack(each, "down_proj", [("down_proj", hidden)], inner, count)
+            self.mlp = Experts(router, gate_up, down, activate, shape.experts_per_token, shape.normalised_experts)
+        else:
+            inner, bias = shape.intermediate, shape.mlp_bias
+            merged = build.matrix(mlp, [("gate_proj", inner), ("up_proj", inner)], hidden, bias=bias)
+            self.mlp = GatedMlp(merged, build.matrix(mlp, [("down_proj", hidden)], inner, bias=bias), activate)
         self.cos, self.sin = tables[layer.rope]
         self.window = layer.window
-        self._build_norms(shape, prefix, build)
 
-    def _build_norms(self, shape: Architecture, prefix: str, build: Builder) -> None:
         def norm(name: str) -> Tensor:
-            return build.tensor(f"{prefix}{name}_layernorm.weight", shape.hidden)
+            return build.tensor(f"{prefix}{name}_layernorm.weight", hidden)
 
         self.before_attention = norm("input")
         # "post_attention" names the norm before the MLP, unless there is one after attention too.
         self.after_attention = norm("post_attention") if shape.sandwich_norms else None
         self.before_mlp = norm("pre_feedforward" if shape.sandwich_norms else "post_attention")
         self.after_mlp = norm("post_feedforward") if shape.sandwich_norms else None
-
-
-def _mlp(shape: Architecture, prefix: str, build: Builder) -> GatedMlp:
-    width = shape.intermediate
-    gate_up = build.matrix(prefix, [("gate_proj", width), ("up_proj", width)], shape.hidden, bias=shape.mlp_bias)
-    down = build.matrix(prefix, [("down_proj", shape.hidden)], width, bias=shape.mlp_bias)
-    return GatedMlp(gate_up, down, ACTIVATIONS[shape.activation])
-
-
-def _experts(shape: Architecture, prefix: str, build: Builder) -> Experts:
-    experts, width, each = shape.experts, shape.expert_intermediate, f"{prefix}experts."
-    return Experts(
-        build.tensor(f"{prefix}gate.weight", experts, shape.hidden),
-        build.stack(each, "gate_up_proj", [("gate_proj", width), ("up_proj", width)], shape.hidden, experts),
-        build.stack(each, "down_proj", [("down_proj", shape.hidden)], width, experts),
-        ACTIVATIONS[shape.activation],
-        per_token=shape.experts_per_token,
-        normalised=shape.normalised_experts,
-    )
 
 
 class Decoder:
@@ -135,12 +125,7 @@ class Decoder:
         assert residual is not None
         if batch.samples is not None:
             hidden, residual = hidden[batch.samples], residual[batch.samples]
-        return self._logits(hidden, residual)
-
-    def _logits(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        normed, _ = add_norm(
-            hidden, residual, self.norm, self.architecture.norm_eps, offset=self.architecture.norm_offset
-        )
+        normed, _ = add_norm(hidden, residual, self.norm, eps, offset=offset)
         # Accumulated and kept in FP32. On a GPU the product writes FP32 directly, which saves a pass over the
         # vocabulary.
         if normed.is_cuda and normed.dtype != torch.float32:
@@ -173,15 +158,15 @@ class Attention:
             cos=block.cos, sin=block.sin, query_norm=block.query_norm, key_norm=block.key_norm,
             eps=shape.norm_eps, norm_offset=shape.norm_offset,
         )  # fmt: skip
-        return block.output(self._seen(block, query, cache).view(tokens, -1))
-
-    def _seen(self, block: LayerWeights, query: Tensor, cache: LayerCache) -> Tensor:
-        decodes = self.batch.decodes
-        if decodes == query.shape[0]:
-            return self._decode(block, query, cache)
-        if decodes == 0:
-            return self._chunks(block, query, cache)
-        return torch.cat((self._decode(block, query[:decodes], cache), self._chunks(block, query[decodes:], cache)))
+        decodes = batch.decodes
+        if decodes == tokens:
+            seen = self._decode(block, query, cache)
+        elif decodes == 0:
+            seen = self._chunks(block, query, cache)
+        else:
+            parts = self._decode(block, query[:decodes], cache), self._chunks(block, query[decodes:], cache)
+            seen = torch.cat(parts)
+        return block.output(seen.view(tokens, -1))
 
     def _decode(self, block: LayerWeights, query: Tensor, cache: LayerCache) -> Tensor:
         shape = self.shape

@@ -6,6 +6,7 @@ so nothing waits for the host and a captured graph stays valid whatever the toke
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,8 +21,7 @@ class ExpertStack:
     __slots__ = ("grouped", "scales", "weight")
 
     def __init__(self, weight: Tensor, scales: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight = weight
-        self.scales = scales
+        self.weight, self.scales = weight, scales
         # The grouped product takes BF16 on Hopper and later, with matrix rows aligned to 16 bytes.
         aligned = dtype == torch.bfloat16 and not weight.shape[-1] % 8 and not weight.shape[-2] % 8
         cuda = weight.device.type == "cuda"
@@ -33,28 +33,20 @@ class ExpertStack:
         return out if self.scales is None else (out * self.scales[experts]).to(rows.dtype)
 
 
+@dataclass(slots=True, eq=False)
 class Experts:
     """The router and the experts of one layer."""
 
-    __slots__ = ("activate", "down", "gate_up", "normalised", "numbers", "per_token", "router")
+    router: Tensor
+    gate_up: ExpertStack
+    down: ExpertStack
+    activate: Activate
+    per_token: int
+    normalised: bool
+    numbers: Tensor = field(init=False)
 
-    def __init__(
-        self,
-        router: Tensor,
-        gate_up: ExpertStack,
-        down: ExpertStack,
-        activate: Activate,
-        *,
-        per_token: int,
-        normalised: bool,
-    ) -> None:
-        self.router = router
-        self.gate_up = gate_up
-        self.down = down
-        self.activate = activate
-        self.per_token = per_token
-        self.normalised = normalised
-        self.numbers = torch.arange(router.shape[0], device=router.device)
+    def __post_init__(self) -> None:
+        self.numbers = torch.arange(self.router.shape[0], device=self.router.device)
 
     @property
     def capturable(self) -> bool:
@@ -62,7 +54,11 @@ class Experts:
         return self.gate_up.grouped and self.down.grouped
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        weights, chosen = self._route(hidden)
+        probabilities = linear(hidden, self.router).softmax(dim=-1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self.per_token, dim=-1)
+        if self.normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = weights.to(hidden.dtype)
         experts, order = chosen.view(-1).sort(stable=True)
         ends = torch.searchsorted(experts, self.numbers, right=True, out_int32=True)
         rows = hidden[order // self.per_token]
@@ -70,13 +66,6 @@ class Experts:
         unsorted = torch.empty_like(answers)
         unsorted[order] = answers
         return torch.bmm(weights[:, None], unsorted.view(*chosen.shape, -1))[:, 0]
-
-    def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        probabilities = linear(hidden, self.router).softmax(dim=-1, dtype=torch.float32)
-        weights, chosen = probabilities.topk(self.per_token, dim=-1)
-        if self.normalised:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights.to(hidden.dtype), chosen
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ Only weights are quantized: they are read at half the bytes and multiplied in th
 does not know what a matrix is for.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -17,28 +19,24 @@ _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _AT_ONCE = 2**20
 
 
+@dataclass(slots=True, eq=False)
 class Dense:
     """weight [n, k], and an optional bias [n]."""
 
-    __slots__ = ("bias", "weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self.bias = bias
+    weight: Tensor
+    bias: Tensor | None
 
     def __call__(self, rows: Tensor) -> Tensor:
         return linear(rows, self.weight, self.bias)
 
 
+@dataclass(slots=True, eq=False)
 class EightBit:
     """weight [n, k] in INT8 or FP8; each element represents its value times its row's scale."""
 
-    __slots__ = ("bias", "scales", "weight")
-
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self.scales = scales
-        self.bias = bias
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
 
     def __call__(self, rows: Tensor) -> Tensor:
         out = matmul8(rows, self.weight, self.scales)

@@ -17,7 +17,7 @@ from tonnage.models.files import INDEX, read_json
 from tonnage.serve.config import Weights
 from tonnage.serve.models.architecture import Architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.weights import Builder, WeightPiece
+from tonnage.serve.models.weights import Builder
 
 # Tensor names in files, and the names used here.
 _RENAMED = tuple(
@@ -51,9 +51,17 @@ def load_decoder(
     decoder = Decoder(architecture, build, context or architecture.positions)
     headers = {file: read_header(file) for file in files}
     _check((tensor for tensors in headers.values() for tensor in tensors), build, architecture)
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise MissingPart("Reading weights needs safetensors.", hint="pip install safetensors") from None
     pieces = build.pieces | build.fused
     for file in files:
-        _read(file, pieces)
+        with safe_open(file, framework="pt", device="cpu") as shard:
+            for name in shard.keys():  # noqa: SIM118  (a shard is no mapping)
+                piece = pieces.get(weight_name(name))
+                if piece is not None:
+                    piece.fill(shard.get_tensor(name))
     return decoder
 
 
@@ -102,7 +110,17 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
         name = weight_name(tensor.name)
         piece = build.pieces.get(name) or build.fused.get(name)
         if piece is not None:
-            _check_piece(tensor, piece)
+            if tensor.shape != tuple(piece.weight.shape):
+                raise BadModel(
+                    f"{tensor.name} has the shape {list(tensor.shape)} in the checkpoint, and"
+                    f" {list(piece.weight.shape)} by its configuration.",
+                    hint="Give the config.json that was saved with these weights.",
+                )
+            if tensor.dtype not in _READABLE:
+                formats = ", ".join(_READABLE)
+                raise BadModel(
+                    f"{tensor.name} is kept as {tensor.dtype}.", hint=f"Give a checkpoint in one of {formats}."
+                )
             filled.update(piece.holds or (name,))
         elif not (
             tensor.is_buffer or _OTHER_PARTS.match(tensor.name) or (architecture.tied and name == "lm_head.weight")
@@ -116,31 +134,6 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
                 f"The checkpoint {problem} {names[0]}{more}.",
                 hint=f"Give a whole checkpoint of the {architecture.family} that config.json describes.",
             )
-
-
-def _check_piece(tensor: Stored, piece: WeightPiece) -> None:
-    if tensor.shape != tuple(piece.weight.shape):
-        raise BadModel(
-            f"{tensor.name} has the shape {list(tensor.shape)} in the checkpoint, and {list(piece.weight.shape)} by "
-            "its configuration.",
-            hint="Give the config.json that was saved with these weights.",
-        )
-    if tensor.dtype not in _READABLE:
-        raise BadModel(
-            f"{tensor.name} is kept as {tensor.dtype}.", hint=f"Give a checkpoint in one of {', '.join(_READABLE)}."
-        )
-
-
-def _read(file: Path, pieces: dict[str, WeightPiece]) -> None:
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise MissingPart("Reading weights needs safetensors.", hint="pip install safetensors") from None
-    with safe_open(file, framework="pt", device="cpu") as shard:
-        for name in shard.keys():  # noqa: SIM118  (a shard is no mapping)
-            piece = pieces.get(weight_name(name))
-            if piece is not None:
-                piece.fill(shard.get_tensor(name))
 
 
 def weight_name(stored: str) -> str:

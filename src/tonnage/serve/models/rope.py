@@ -67,19 +67,16 @@ def read_rope(written: Mapping[str, Any], dim: int, theta: float, positions: int
         low, high = number("low_freq_factor", None), number("high_freq_factor", None)
         return Rope(dim, base.theta, "llama3", factor, original, low, high)
     if kind == "yarn":
-        amplitude = number("attention_factor", _amplitude(factor, written))
+
+        def grown(by: float) -> float:
+            return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
+
+        scale, scale_all = written.get("mscale"), written.get("mscale_all_dim")
+        amplitude = number("attention_factor", grown(scale) / grown(scale_all) if scale and scale_all else grown(1))
         beta = {"beta_fast": number("beta_fast", 32), "beta_slow": number("beta_slow", 1)}
         truncate = bool(written.get("truncate", True))
         return Rope(dim, base.theta, "yarn", factor, original, **beta, truncate=truncate, amplitude=amplitude)
     return Rope(dim, base.theta, cast(Kind, kind), factor)
-
-
-def _amplitude(factor: float, written: Mapping[str, Any]) -> float:
-    def grown(by: float) -> float:
-        return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
-
-    scale, scale_all = written.get("mscale"), written.get("mscale_all_dim")
-    return grown(scale) / grown(scale_all) if scale and scale_all else grown(1)
 
 
 def make_tables(rope: Rope, positions: int, device: "torch.device") -> "tuple[Tensor, Tensor]":
@@ -99,34 +96,23 @@ def inverse_frequencies(rope: Rope) -> "Tensor":
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":
-        return _llama3(rope, plain)
+        wavelengths = 2 * math.pi / plain
+        slow = wavelengths > rope.original_positions / rope.low_factor
+        fast = wavelengths < rope.original_positions / rope.high_factor
+        blend = (rope.original_positions / wavelengths - rope.low_factor) / (rope.high_factor - rope.low_factor)
+        between = (1 - blend) * plain / rope.factor + blend * plain
+        return torch.where(slow, plain / rope.factor, torch.where(fast, plain, between))
     if rope.kind == "yarn":
-        kept = 1 - _ramp(rope)
+        # A ramp from 0 at the last unscaled pair to 1 at the first fully scaled one.
+        def pair(turns: float) -> float:
+            return rope.dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+        low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rope.dim - 1)
+        high = high + 0.001 if low == high else high
+        ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        kept = 1 - ramp
         return 1.0 / (rope.factor * periods) * (1 - kept) + plain * kept
     return plain
-
-
-def _llama3(rope: Rope, plain: "Tensor") -> "Tensor":
-    import torch
-
-    wavelengths = 2 * math.pi / plain
-    slow = wavelengths > rope.original_positions / rope.low_factor
-    fast = wavelengths < rope.original_positions / rope.high_factor
-    blend = (rope.original_positions / wavelengths - rope.low_factor) / (rope.high_factor - rope.low_factor)
-    between = (1 - blend) * plain / rope.factor + blend * plain
-    return torch.where(slow, plain / rope.factor, torch.where(fast, plain, between))
-
-
-def _ramp(rope: Rope) -> "Tensor":
-    """Return a ramp from 0 at the last unscaled pair to 1 at the first fully scaled one."""
-    import torch
-
-    def pair(turns: float) -> float:
-        return rope.dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-
-    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.dim - 1)
-    high = high + 0.001 if low == high else high
-    return ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

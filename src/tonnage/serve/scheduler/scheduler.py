@@ -21,11 +21,10 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Sized
-from dataclasses import dataclass
 from itertools import compress
 
 from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
-from tonnage.serve.cache.block_tables import ROOM_TO_GROW, BlockTables, StepBuilder
+from tonnage.serve.cache.block_tables import ROOM_TO_GROW, BlockTables
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.sampling import FinishReason
 from tonnage.serve.scheduler.queue import RANK, FinishRate, NeverFits, Queue, QueueFull
@@ -45,15 +44,6 @@ from tonnage.serve.scheduler.sequence import (
 AHEAD = 4
 FINISHED = Status.FINISHED
 RUNNING = Status.RUNNING
-
-
-@dataclass(slots=True)
-class _InFlight:
-    step: ScheduledStep
-    swapped: list[Sequence]
-    ending: list[Sequence]  # decodes that sample their last token
-    tokens: list[int] | None = None  # if they arrived before those of an earlier step
-    plain: bool = True  # none of its sequences has ended since
 
 
 class Scheduler:
@@ -77,7 +67,7 @@ class Scheduler:
         self._ending: list[Sequence] = []  # with their last token in flight
         self._stops: Counter[int] = Counter()  # of all sequences that have run and are not finished
         self._slots = list(range(config.max_seqs - 1, -1, -1))
-        self._flights: dict[int, _InFlight] = {}  # in launch order
+        self._flights: dict[int, ScheduledStep] = {}  # in launch order
         self._finish_rate = FinishRate()
         self._next_rank = 0
         self._next_number = 0
@@ -175,72 +165,52 @@ class Scheduler:
 
     def schedule(self) -> ScheduledStep | None:
         """Return the next step, to be launched at once; None if nothing can run before a step in flight completes."""
-        builder = StepBuilder(self.config.batched_tokens)
-        self._decode(builder)
+        step = ScheduledStep(self._next_number, budget=self.config.batched_tokens)
+        self._decode(step)
         for sequence in self._filling[:]:
-            if builder.budget:
-                self._chunk(sequence, builder)
-        if not builder.preempted:
-            self._admit(builder)
-        if not builder.decodes and not builder.chunks:
+            if step.budget:
+                self._chunk(sequence, step)
+        if not step.preempted:
+            self._admit(step)
+        if not step.decodes and not step.chunks:
             # Nothing needed the room after all, so no step will copy the blocks.
-            for sequence in builder.swapped:
+            for sequence in step.swapped:
                 self.tables.forget_swap(sequence)
             return None
-        step = ScheduledStep(
-            self._next_number,
-            builder.decodes,
-            tuple(builder.chunks),
-            tuple(builder.copies),
-            tuple(builder.swaps_out),
-            tuple(builder.swaps_in),
-            tuple(builder.grown),
-        )
         self._next_number += 1
-        self._flights[step.number] = _InFlight(step, builder.swapped, builder.ending)
+        self._flights[step.number] = step
         return step
 
-    def _decode(self, builder: StepBuilder) -> None:
+    def _decode(self, step: ScheduledStep) -> None:
         """Schedule one more token for each decoding sequence, oldest first; only those that need a block are visited."""
-        held = dict.fromkeys(self._decoding[builder.budget :])
-        due = sorted(self._awaited.pop(self._decode_clock.steps, ()), key=RANK)
-        for sequence in due if not held and self._have_room(due, builder) else self._make_room(due, held, builder):
+        clock = self._decode_clock
+        held = dict.fromkeys(self._decoding[step.budget :])
+        due = sorted(self._awaited.pop(clock.steps, ()), key=RANK)
+        for sequence in due if not held and self._have_room(due, step) else self._make_room(due, held, step):
             if sequence.computed < sequence.end - 2:
                 self._await_next_block(sequence)
             else:
-                builder.ending.append(sequence)
-        if self._decode_clock.steps % AHEAD == 0 and not held:
-            self._look_ahead(builder)
-        self._decode_clock.steps += 1
+                step.ending.append(sequence)
+        if clock.steps % AHEAD == 0 and not held:
+            # Allocate blocks for the next steps at once while there is plenty of room.
+            steps = range(clock.steps + 1, clock.steps + AHEAD)
+            soon = [sequence for number in steps for sequence in self._awaited.get(number, ())]
+            if self.pool.available >= len(soon) + ROOM_TO_GROW * len(self._decoding) and self._have_room(soon, step):
+                for number in steps:
+                    self._awaited.pop(number, None)
+                for sequence in soon:
+                    self._await_next_block(sequence)
+        clock.steps += 1
         for sequence in held:
             self._hold(sequence)
         if self._changed:
             self._decodes, self._changed = tuple(self._works), False
             self._answers = tuple([sequence.tokens for sequence in self._decoding])
-        builder.decodes = tuple(one for one in self._decodes if one.sequence not in held) if held else self._decodes
-        builder.budget -= len(builder.decodes)
-        for sequence in builder.ending:
+        step.decodes = tuple(one for one in self._decodes if one.sequence not in held) if held else self._decodes
+        step.budget -= len(step.decodes)
+        for sequence in step.ending:
             self._stand_still(sequence)
-        self._ending += builder.ending
-
-    def _look_ahead(self, builder: StepBuilder) -> None:
-        """Allocate blocks for the next steps at once while there is plenty of room."""
-        steps = range(self._decode_clock.steps + 1, self._decode_clock.steps + AHEAD)
-        soon = [sequence for number in steps for sequence in self._awaited.get(number, ())]
-        if self.pool.available >= len(soon) + ROOM_TO_GROW * len(self._decoding) and self._have_room(soon, builder):
-            for number in steps:
-                self._awaited.pop(number, None)
-            for sequence in soon:
-                self._await_next_block(sequence)
-
-    def _advance_with_others(self, sequence: Sequence) -> None:
-        """Make a sequence decode from the next step on."""
-        index = bisect_left(self._decoding, sequence.rank, key=RANK)
-        self._decoding.insert(index, sequence)
-        self._works.insert(index, Decode(sequence))
-        self._changed = True
-        sequence.join(self._decode_clock)
-        self._await_next_block(sequence)
+        self._ending += step.ending
 
     def _stand_still(self, sequence: Sequence) -> None:
         """Stop decoding a sequence."""
@@ -267,46 +237,52 @@ class Scheduler:
         if sequence in due:
             due.remove(sequence)
 
-    def _have_room(self, sequences: list[Sequence], builder: StepBuilder) -> bool:
+    def _have_room(self, sequences: list[Sequence], step: ScheduledStep) -> bool:
         """Give each a block if it needs one, if there are enough for all."""
         try:
-            self.tables.grow(sequences, builder)
+            self.tables.grow(sequences, step)
         except OutOfBlocks:
             return False
         return True
 
-    def _make_room(self, due: list[Sequence], held: dict[Sequence, None], builder: StepBuilder) -> Iterator[Sequence]:
+    def _make_room(self, due: list[Sequence], held: dict[Sequence, None], step: ScheduledStep) -> Iterator[Sequence]:
         """Yield sequences that get a block, preempting newer ones if needed; the others are held."""
         for sequence in due:
             if sequence.status is not RUNNING:
                 continue  # an older one took its room
             if sequence not in held:
-                while not self._have_room([sequence], builder):
-                    if not self._preempt_newer(sequence, builder):
+                while not self._have_room([sequence], step):
+                    if not self._preempt_newer(sequence, step):
                         held[sequence] = None
                         break
                 else:
                     yield sequence
 
-    def _chunk(self, sequence: Sequence, builder: StepBuilder) -> None:
+    def _chunk(self, sequence: Sequence, step: ScheduledStep) -> None:
         """Schedule as many of its known tokens as the budget allows; the last one samples."""
         start, known = sequence.computed, len(sequence.tokens)
-        end = min(known, start + builder.budget)
-        builder.chunks.append(ScheduledTokens(sequence, start, end - start, end == known))
-        builder.budget -= end - start
+        end = min(known, start + step.budget)
+        step.chunks.append(ScheduledTokens(sequence, start, end - start, end == known))
+        step.budget -= end - start
         sequence.computed = end
         sequence.busy += 1
         if end == known:
             self._filling.remove(sequence)
             if sequence.end - end == 1:
                 self._ending.append(sequence)
-            else:
-                self._advance_with_others(sequence)
+                return
+            # It decodes from the next step on.
+            index = bisect_left(self._decoding, sequence.rank, key=RANK)
+            self._decoding.insert(index, sequence)
+            self._works.insert(index, Decode(sequence))
+            self._changed = True
+            sequence.join(self._decode_clock)
+            self._await_next_block(sequence)
 
-    def _admit(self, builder: StepBuilder) -> None:
+    def _admit(self, step: ScheduledStep) -> None:
         """Admit sequences in queue order, while there are tokens, slots and blocks for the first."""
         published = False
-        while builder.budget and self._slots:
+        while step.budget and self._slots:
             sequence = self.waiting.first()
             running = len(self._decoding) + len(self._filling)
             if sequence is None or sequence.in_flight or sequence.busy or self.tables.refuse_still(sequence, running):
@@ -316,7 +292,7 @@ class Scheduler:
                 for one in self.running:
                     self.tables.publish(one)
                 published = True
-            if not self.tables.give(sequence, builder, running):
+            if not self.tables.give(sequence, step, running):
                 return
             self.waiting.pop()
             if sequence.rank < 0:
@@ -325,21 +301,21 @@ class Scheduler:
                 self._stops.update(sequence.stops)
             sequence.status, sequence.slot = RUNNING, self._slots.pop()
             insort(self._filling, sequence, key=RANK)
-            self._chunk(sequence, builder)
+            self._chunk(sequence, step)
 
-    def _preempt_newer(self, sequence: Sequence, builder: StepBuilder) -> bool:
+    def _preempt_newer(self, sequence: Sequence, step: ScheduledStep) -> bool:
         """Preempt the newest running sequence; return False if that is the sequence itself."""
         victim = max((group[-1] for group in (self._decoding, self._filling) if group), key=RANK)
         if victim is sequence:
             return False
         self._leave(victim)
         victim.status = Status.WAITING
-        if not self.tables.swap_out(victim, builder):
+        if not self.tables.swap_out(victim, step):
             self.tables.release(victim)
         self.waiting.put_back(victim)
         victim.preemptions += 1
         self.counters.preemptions += 1
-        builder.preempted = True
+        step.preempted = True
         return True
 
     # Completing.
@@ -349,19 +325,17 @@ class Scheduler:
 
         A step that is already complete is ignored; one that arrives before an earlier one waits for it.
         """
-        flight = self._flights.get(step.number)
-        if flight is None or flight.tokens is not None:
+        if step.number not in self._flights or step.sampled is not None:
             return []
         assert len(tokens) == len(step.decodes) + sum(work.samples for work in step.chunks)
-        flight.tokens = tokens
+        step.sampled = tokens
         return self._land()
 
     def fail(self, step: ScheduledStep) -> list[Sequence]:
         """End the sequences of a step that raised with an error; all others continue."""
-        flight = self._flights.pop(step.number, None)
-        if flight is None:
+        if self._flights.pop(step.number, None) is None:
             return []
-        for sequence in flight.swapped:
+        for sequence in step.swapped:
             self.tables.forget_swap(sequence)
         failed = [work.sequence for work in step.works if work.sequence.status is not FINISHED]
         for sequence in failed:
@@ -372,19 +346,19 @@ class Scheduler:
         """Process every step whose tokens have arrived, in launch order."""
         finished: list[Sequence] = []
         while self._flights:
-            number, flight = next(iter(self._flights.items()))
-            if flight.tokens is None:
+            number, step = next(iter(self._flights.items()))
+            if step.sampled is None:
                 break
             del self._flights[number]
-            self._learn_decodes(flight, flight.tokens, finished)
-            self._learn_chunks(flight.step, flight.tokens, finished)
-            for sequence in flight.swapped:
+            self._learn_decodes(step, step.sampled, finished)
+            self._learn_chunks(step, step.sampled, finished)
+            for sequence in step.swapped:
                 sequence.busy -= sequence.status is not FINISHED
         return finished
 
-    def _learn_decodes(self, flight: _InFlight, tokens: list[int], finished: list[Sequence]) -> None:
-        decodes: Sized[Decode] = flight.step.decodes
-        if not flight.plain:
+    def _learn_decodes(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
+        decodes: Sized[Decode] = step.decodes
+        if not step.plain:
             here = [work.sequence.status is not FINISHED for work in decodes]
             decodes, tokens = list(compress(decodes, here)), list(compress(tokens, here))
         answers = self._answers if decodes is self._decodes else [work.sequence.tokens for work in decodes]
@@ -392,13 +366,7 @@ class Scheduler:
         if self._stops and not self._stops.keys().isdisjoint(tokens):
             news = zip(decodes, tokens, strict=False)
             self._end([work.sequence for work, token in news if token in work.sequence.stops], "stop", finished)
-        self._end(flight.ending, "length", finished)
-
-    def _end(self, sequences: list[Sequence], reason: FinishReason, finished: list[Sequence]) -> None:
-        for sequence in sequences:
-            if sequence.status is not FINISHED:
-                self._finish(sequence, reason)
-                finished.append(sequence)
+        self._end(step.ending, "length", finished)
 
     def _learn_chunks(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
         sampled = iter(tokens[len(step.decodes) :])
@@ -412,14 +380,15 @@ class Scheduler:
                 continue
             if len(sequence.tokens) == sequence.prompt_length:
                 sequence.first_token_s = self.clock()
-            self._learn(sequence, token, finished)
+            sequence.tokens.append(token)
+            if token in sequence.stops:
+                self._end([sequence], "stop", finished)
+            elif len(sequence.tokens) >= sequence.end:
+                self._end([sequence], "length", finished)
             self.waiting.call(sequence)
 
-    def _learn(self, sequence: Sequence, token: int, finished: list[Sequence]) -> None:
-        if sequence.status is FINISHED:
-            return
-        sequence.tokens.append(token)
-        stopped = token in sequence.stops
-        if stopped or len(sequence.tokens) >= sequence.end:
-            self._finish(sequence, "stop" if stopped else "length")
-            finished.append(sequence)
+    def _end(self, sequences: list[Sequence], reason: FinishReason, finished: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.status is not FINISHED:
+                self._finish(sequence, reason)
+                finished.append(sequence)

@@ -154,12 +154,20 @@ class ScheduledStep:
     """
 
     number: int
-    decodes: tuple[Decode, ...]
-    chunks: tuple[ScheduledTokens, ...]
-    copies: tuple[tuple[int, int], ...] = ()
-    swaps_out: tuple[tuple[int, int], ...] = ()
-    swaps_in: tuple[tuple[int, int], ...] = ()
-    grown: tuple[tuple[Sequence, int], ...] = ()
+    decodes: tuple[Decode, ...] = ()
+    chunks: list[ScheduledTokens] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    swaps_out: list[tuple[int, int]] = field(default_factory=list)
+    swaps_in: list[tuple[int, int]] = field(default_factory=list)
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)
+
+    # The scheduler's own, while it builds the step and until its tokens arrive.
+    budget: int = 0  # tokens that it may still compute
+    preempted: bool = False  # some sequence made room
+    swapped: list[Sequence] = field(default_factory=list)  # preempted sequences that `swaps_out` belong to
+    ending: list[Sequence] = field(default_factory=list)  # decodes that sample their last token
+    sampled: list[int] | None = None  # its tokens, if they arrived before those of an earlier step
+    plain: bool = True  # none of its sequences has ended since
 
     @property
     def works(self) -> list[Decode | ScheduledTokens]:

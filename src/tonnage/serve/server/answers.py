@@ -8,82 +8,15 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from tonnage.serve.sampling import Sampling, TokenLogprob
-from tonnage.serve.server.worker import Delivery
-from tonnage.serve.text import TextStream, Tokenizer
+from tonnage.serve.sampling import AnswerDelta, TokenLogprob
+from tonnage.serve.text import Answer, Tokenizer
 
 JsonObject = dict[str, Any]
 # ASCII only: some clients end a line at other Unicode separators.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-
-
-@dataclass(slots=True)
-class AnswerDelta:
-    """The new part of one answer."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to send yet."""
-        return not self.text and self.finish_reason is None
-
-
-class Answer:
-    """One answer of a request, as generated so far."""
-
-    def __init__(self, index: int, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
-        self.index, self._sampling = index, sampling
-        self._stream = TextStream(tokenizer, sampling.stop, prompt=prompt) if tokenizer is not None else None
-        self._held = AnswerDelta(index)
-        self._told: list[AnswerDelta] = []
-        self.tokens = 0
-        self.characters = 0  # streamed so far, for the offsets of log probabilities
-        self.finished = False
-
-    def take(self, delivery: Delivery) -> AnswerDelta | None:
-        """Return what can be sent now; None if text is held back, or dropped after a stop string."""
-        if self.finished:
-            return None
-        held = self._held
-        for position, token_id in enumerate(delivery.token_ids):
-            held.token_ids.append(token_id)
-            if delivery.logprobs is not None:
-                held.logprobs.append(delivery.logprobs[position])
-            if self._stream is not None and token_id not in self._sampling.stop_token_ids:
-                held.text += self._stream.push((token_id,))
-                if self._stream.stopped:
-                    held.finish_reason = "stop"
-                    break
-        if delivery.finish_reason is not None and held.finish_reason is None:
-            held.text += self._stream.finish() if self._stream is not None else ""
-            held.finish_reason = delivery.finish_reason
-        if held.empty and (self._stream is not None or not held.token_ids):
-            return None
-        self._held = AnswerDelta(self.index)
-        self._told.append(held)
-        self.tokens += len(held.token_ids)
-        self.finished = held.finish_reason is not None
-        return held
-
-    @property
-    def all(self) -> AnswerDelta:
-        """Everything that was sent."""
-        return AnswerDelta(
-            self.index,
-            "".join(piece.text for piece in self._told),
-            [token_id for piece in self._told for token_id in piece.token_ids],
-            [logprob for piece in self._told for logprob in piece.logprobs],
-            self._told[-1].finish_reason if self._told else None,
-        )
 
 
 class Format:

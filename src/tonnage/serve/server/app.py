@@ -61,7 +61,15 @@ class Service:
         """POST /v1/completions."""
         body = parse(CompletionRequest, await read_body(request, most_body_bytes(self.context)))
         self._check(body)
-        prompts = [await self._encoded(prompt) for prompt in body.prompts]
+        prompts = []
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                check_characters(len(prompt), self.context, "prompt")
+                encode = self._text_tokenizer("prompt").encode
+                prompt = encode(prompt) if len(prompt) <= _SHORT_TEXT else await asyncio.to_thread(encode, prompt)
+            elif max(prompt, default=0) >= self.vocab:
+                raise ApiError(400, f"Token ids of this model are below {self.vocab}.", param="prompt")
+            prompts.append(prompt)
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         return await self._generate(request, body, prompts, max_tokens, Format)
 
@@ -89,15 +97,6 @@ class Service:
             raise ApiError(400, "This model has no tokenizer; send completions with token ids.", param=param)
         return self.tokenizer
 
-    async def _encoded(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, list):
-            if max(prompt, default=0) >= self.vocab:
-                raise ApiError(400, f"Token ids of this model are below {self.vocab}.", param="prompt")
-            return prompt
-        check_characters(len(prompt), self.context, "prompt")
-        encode = self._text_tokenizer("prompt").encode
-        return encode(prompt) if len(prompt) <= _SHORT_TEXT else await asyncio.to_thread(encode, prompt)
-
     async def _generate(
         self,
         request: Request,
@@ -116,12 +115,14 @@ class Service:
         if sampling.stop and self.tokenizer is None:
             raise ApiError(400, "This model has no tokenizer; use stop_token_ids.", param="stop")
         salt = salt_of(request.state.tenant, body.cache_salt, body.user)
-        generation = await Generation.begin(self.worker, self.metrics, prompts, sampling, salt, self.tokenizer)
+        with explained():
+            ticket = await self.worker.submit(prompts, sampling, salt)
+        generation = Generation(self.worker, self.metrics, ticket, self.tokenizer, request)
         format = kind(
             self.model, self.tokenizer, logprobs=sampling.logprobs is not None, token_ids=bool(body.return_token_ids)
         )
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return await respond(request, generation, format, bool(body.stream), usage)
+        return await respond(generation, format, bool(body.stream), usage)
 
     def models(self) -> JsonObject:
         """GET /v1/models."""
@@ -157,6 +158,10 @@ class Service:
             "waiting": state.waiting,
         }
 
+    async def scrape(self) -> Response:
+        """GET /metrics."""
+        return PlainTextResponse(self.metrics.text(await self.state()), media_type="text/plain; version=0.0.4")
+
 
 def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
     """Create the application; the engine's thread lives as long as it does."""
@@ -171,9 +176,8 @@ def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
         title="tonnage", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
     )
     app.add_middleware(AccessMiddleware, keys=Keys(keys))
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _our_fault)
+    for kind in (ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, _failed)
     app.add_api_route("/v1/completions", service.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/models", service.models, response_model=None)
@@ -181,26 +185,16 @@ def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
     app.add_api_route("/health", service.health, response_model=None)
     app.add_api_route("/ledger", service.ledger, response_model=None)
     app.add_api_route("/version", lambda: {"version": __version__}, response_model=None)
-
-    async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(await service.state()), media_type="text/plain; version=0.0.4")
-
-    app.add_api_route("/metrics", metrics, response_model=None)
+    app.add_api_route("/metrics", service.scrape, response_model=None)
     return app
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
+async def _failed(request: Request, error: Exception) -> Response:
+    """Return any failure as an error in OpenAI's format."""
+    if isinstance(error, HTTPException):
+        words: Any = {404: "There is no such route.", 405: "This route does not take that method."}
+        error = ApiError(error.status_code, words.get(error.status_code, error.detail), headers=error.headers)
+    elif not isinstance(error, ApiError):
+        _log.error("A request failed", exc_info=error)
+        error = ApiError(500, "The server failed on this request.", kind="server_error")
     return error.response()
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words: Any = {404: "There is no such route.", 405: "This route does not take that method."}
-    message = words.get(error.status_code, error.detail)
-    return ApiError(error.status_code, message, headers=error.headers).response()
-
-
-async def _our_fault(request: Request, error: Exception) -> Response:
-    _log.error("A request failed", exc_info=error)
-    return ApiError(500, "The server failed on this request.", kind="server_error").response()

@@ -3,7 +3,6 @@
 Whatever is raised while answering becomes one of these; no traceback leaves the server.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,12 +36,6 @@ class ApiError(TonnageError):
     def response(self) -> JSONResponse:
         """Return the HTTP response."""
         return JSONResponse(self.body, self.status, self.headers)
-
-
-def queue_full(message: str, retry_after_s: float) -> ApiError:
-    """Return a 429 error with Retry-After."""
-    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-    return ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
 
 
 def unavailable(message: str, *, retry_after_s: int = 1, code: str = "unavailable") -> ApiError:

@@ -34,12 +34,8 @@ def most_body_bytes(context: int) -> int:
 def check_characters(count: int, context: int, param: str) -> None:
     """Refuse by length alone what cannot fit, since encoding takes time."""
     if count > _CHARACTERS_PER_TOKEN * context:
-        raise ApiError(
-            400,
-            f"{param} has {count:,} characters, far more than the context of {context:,} tokens holds.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        message = f"{param} has {count:,} characters, far more than the context of {context:,} tokens holds."
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 async def read_body(request: Request, most_bytes: int) -> bytes:
@@ -50,25 +46,22 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     packed = request.headers.get("content-encoding", "").strip().lower()
     if packed not in ("", "identity"):
         raise ApiError(415, f"The body's content encoding is {packed[:80]!r}; send it as it is.")
+    too_large = ApiError(413, f"The body is larger than {most_bytes // MIB} MiB.", code="body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most_bytes:
-        raise _too_large(most_bytes)
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > most_bytes:
-                    raise _too_large(most_bytes)
+                    raise too_large
     except TimeoutError:
         raise ApiError(408, f"The body did not arrive within {BODY_S:.0f} seconds.") from None
     except ClientDisconnect:
         raise ApiError(499, "The client has gone.") from None
     return bytes(body)
-
-
-def _too_large(most_bytes: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {most_bytes // MIB} MiB.", code="body_too_large")
 
 
 class Keys:
@@ -101,36 +94,25 @@ class AccessMiddleware:
     """Middleware that checks every request first, including those for unknown routes."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app = app
-        self._keys = keys
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the key and record its tenant."""
+        """Check the headers' size and the key, and record its tenant."""
         if scope["type"] == "http":
-            try:
-                scope.setdefault("state", {})["tenant"] = self._let_in(scope)
-            except ApiError as error:
+            lengths = (len(name) + len(value) for name, value in scope["headers"])
+            authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            error = None
+            # The parser only limits incomplete headers.
+            if sum(lengths) + len(scope["raw_path"]) + len(scope["query_string"]) > HEADER_BYTES:
+                error = ApiError(431, f"The headers are larger than {HEADER_BYTES // KIB} KiB.")
+            elif (tenant := self._keys.tenant(authorization)) is None:
+                error = ApiError(
+                    401, "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
+                    kind="authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+                )  # fmt: skip
+            else:
+                scope.setdefault("state", {})["tenant"] = tenant
+            if error is not None:
                 await error.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    def _let_in(self, scope: Scope) -> str:
-        lengths = (len(name) + len(value) for name, value in scope["headers"])
-        # The parser only limits incomplete headers.
-        if sum(lengths) + len(scope["raw_path"]) + len(scope["query_string"]) > HEADER_BYTES:
-            raise ApiError(431, f"The headers are larger than {HEADER_BYTES // KIB} KiB.")
-        authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        tenant = self._keys.tenant(authorization)
-        if tenant is None:
-            raise _wrong_key()
-        return tenant
-
-
-def _wrong_key() -> ApiError:
-    return ApiError(
-        401,
-        "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
-        kind="authentication_error",
-        code="invalid_api_key",
-        headers={"WWW-Authenticate": "Bearer"},
-    )

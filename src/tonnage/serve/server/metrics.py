@@ -15,7 +15,8 @@ from tonnage.serve.stats import EngineState
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from tonnage.serve.server.worker import Delivery, EngineRequest
+    from tonnage.serve.sampling import AnswerDelta
+    from tonnage.serve.server.worker import EngineRequest
 
 _LABELS = ("model_name",)
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -47,20 +48,20 @@ class Metrics:
     def _histogram(self, name: str, words: str, buckets_s: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}_seconds", words, _LABELS, buckets=buckets_s, registry=self._registry)
 
-    def delivered(self, ticket: "EngineRequest", delivery: "Delivery") -> None:
+    def delivered(self, ticket: "EngineRequest", delta: "AnswerDelta") -> None:
         """Record the tokens of one step for one answer."""
-        count, last_s = len(delivery.token_ids), ticket.last_s.get(delivery.index)
+        count, last_s = len(delta.token_ids), ticket.last_s.get(delta.index)
         if not count:
             return
-        ticket.last_s[delivery.index] = delivery.time_s
+        ticket.last_s[delta.index] = delta.time_s
         if last_s is None:
-            self._first_token.observe(delivery.time_s - ticket.arrival_s)
-            sequence = ticket.sequences[delivery.index]
+            self._first_token.observe(delta.time_s - ticket.arrival_s)
+            sequence = ticket.sequences[delta.index]
             self._queue.observe(max(0.0, sequence.admitted_s - sequence.arrival_s))
             if sequence.sample_index == 0:
                 self._prompt_tokens.inc(sequence.prompt_length)
         else:
-            self._token.observe((delivery.time_s - last_s) / count)
+            self._token.observe((delta.time_s - last_s) / count)
 
     def finished(self, reason: str, latency_s: float | None) -> None:
         """Record that an answer is complete or aborted."""

@@ -1,53 +1,51 @@
-"""The server's life cycle: it listens and serves; on SIGTERM or Ctrl-C it drains and stops.
+"""The server's life cycle: it listens and serves; on SIGTERM or Ctrl-C it drains and stops, a second signal stops at once.
 
-A second signal stops at once.
+Meanwhile the KV cache ledger is shown on a terminal or written as lines, if wanted.
 """
 
 import asyncio
 import signal
 import socket
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from tonnage.errors import MissingPart, RequestError
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-    from tonnage.serve.server.worker import Worker
-
 try:
-    import fastapi  # noqa: F401
+    import fastapi
     import prometheus_client  # noqa: F401
     import uvicorn
 except ImportError as missing:
     raise MissingPart(f"The server needs {missing.name}.", hint="Install it: pip install 'tonnage[serve]'") from None
 
+from tonnage.report.serve import Load, kv_frame, kv_line
+from tonnage.serve.server.app import Service, create_app
+from tonnage.serve.server.errors import ApiError
 from tonnage.serve.server.limits import HEADER_BYTES
+from tonnage.serve.server.worker import Worker
+from tonnage.serve.stats import EngineState
 
-_CLOSING_S = 5
+if TYPE_CHECKING:
+    from tonnage.serve.engine import Engine
+
+Show = Callable[[EngineState, Load], None]
 
 
 class Server(uvicorn.Server):
     """uvicorn with a drain before shutdown, during which new requests are answered with 503."""
 
-    def __init__(self, app: "FastAPI", worker: "Worker", *, drain_s: float) -> None:
+    def __init__(self, app: "fastapi.FastAPI", worker: Worker, *, drain_s: float) -> None:
         # h11 limits the headers; the other parsers do not.
         super().__init__(
             uvicorn.Config(
-                app,
-                http="h11",
-                ws="none",
-                h11_max_incomplete_event_size=HEADER_BYTES,
-                timeout_graceful_shutdown=_CLOSING_S,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
+                app, http="h11", ws="none", h11_max_incomplete_event_size=HEADER_BYTES, timeout_graceful_shutdown=5,
+                log_level="warning", access_log=False, server_header=False,
             )
-        )
-        self._worker = worker
-        self._drain_s = drain_s
+        )  # fmt: skip
+        self._worker, self._drain_s = worker, drain_s
         self._drain: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -65,11 +63,12 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Drain, then stop. May be called from any thread."""
-        self._worker.draining = True
-        self._loop.call_soon_threadsafe(self._begin_drain)
 
-    def _begin_drain(self) -> None:
-        self._drain = self._drain or asyncio.create_task(self._drained())
+        def begin() -> None:
+            self._drain = self._drain or asyncio.create_task(self._drained())
+
+        self._worker.draining = True
+        self._loop.call_soon_threadsafe(begin)
 
     async def _drained(self) -> None:
         with suppress(TimeoutError):
@@ -82,23 +81,82 @@ class Server(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """Bind a socket before the model is loaded, so that a port in use is reported at once."""
-    if not 0 <= port < 2**16:  # the system would take it modulo 2^16
-        raise _cannot_listen(host, port, OverflowError("ports are 0 to 65535"))
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:
-        raise _cannot_listen(host, port, error) from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise _cannot_listen(host, port, error) from None
+    with ExitStack() as undo:
+        try:
+            if not 0 <= port < 2**16:  # the system would take it modulo 2^16
+                raise OverflowError("ports are 0 to 65535")
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            bound = undo.enter_context(socket.socket(family, kind, protocol))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            problem = f"Cannot listen on {host} port {port}: {reason}."
+            raise RequestError(problem, hint="Choose another --port or --host.") from None
+        undo.pop_all()
     bound.setblocking(False)
     return bound
 
 
-def _cannot_listen(host: str, port: int, error: Exception) -> RequestError:
-    reason = getattr(error, "strerror", None) or error
-    return RequestError(f"Cannot listen on {host} port {port}: {reason}.", hint="Choose another --port or --host.")
+async def serve(
+    engine: "Engine",
+    name: str,
+    bound: socket.socket,
+    *,
+    keys: Sequence[str],
+    drain_s: float,
+    watch_s: float | None,
+    stream: TextIO,
+) -> bool:
+    """Serve until a signal comes and requests are drained; return False if a step hangs."""
+    worker = Worker(engine)
+    service = Service(worker, name, engine.context, engine.architecture.vocab, engine.tokenizer)
+    server = Server(create_app(service, keys), worker, drain_s=drain_s)
+    watch = asyncio.create_task(_watched(service, server, watch_s, stream)) if watch_s is not None else None
+    try:
+        await server.serve([bound])
+    finally:
+        if watch is not None:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+    if worker.busy:
+        await worker.stop()  # a server forced to exit does not do this
+    return not worker.busy
+
+
+async def _watched(service: Service, server: Server, interval_s: float, stream: TextIO) -> None:
+    before: tuple[float, int] | None = None
+    with _shown(stream) as show:
+        while True:
+            await asyncio.sleep(interval_s)
+            if not server.started or server.should_exit:
+                continue
+            with suppress(ApiError):  # if the engine hangs, try again next time
+                state, now_s = await service.state(), time.monotonic()
+                show(state, _load(state, now_s, before))
+                before = now_s, state.generated
+
+
+def _load(state: EngineState, now_s: float, before: tuple[float, int] | None) -> Load:
+    then_s, generated = before or (now_s, state.generated)
+    return Load(
+        running=state.running,
+        waiting=state.waiting,
+        tokens_per_s=(state.generated - generated) / max(now_s - then_s, 1e-9),
+        hit_rate=state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
+        preemptions=state.preemptions,
+    )
+
+
+@contextmanager
+def _shown(stream: TextIO) -> Iterator[Show]:
+    """Redraw a frame on a terminal; elsewhere print a line each time."""
+    if not stream.isatty():
+        yield lambda state, load: print(kv_line(state.ledger, load), file=stream, flush=True)
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    with Live(console=Console(file=stream, highlight=False, emoji=False), auto_refresh=False) as live:
+        yield lambda state, load: live.update(Group("", *kv_frame(state.ledger, load)), refresh=True)

@@ -5,7 +5,8 @@ that no client relies on an effect that never comes. No field holds a URL that w
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,22 +21,33 @@ Word = Annotated[str, Field(max_length=1024)]
 
 
 def parse(kind: type[_Model], body: bytes) -> _Model:
-    """Parse a body; raises an ApiError that names the problem in one sentence."""
+    """Parse a body; raises an ApiError that names the first wrong field in one sentence.
+
+    The client's input is not repeated: it may be long, or not even text.
+    """
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _explained(error) from None
-
-
-def _explained(error: ValidationError) -> ApiError:
-    """Describe the first wrong field. The client's input is not repeated: it may be long, or not even text."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+        found = error.errors(include_url=False, include_context=False, include_input=False)
     if found[0]["type"] == "json_invalid":
-        return ApiError(400, f"The body is not JSON: {found[0]['msg']}.")
+        raise ApiError(400, f"The body is not JSON: {found[0]['msg']}.")
     field = str(found[0]["loc"][0]) if found[0]["loc"] else None
     same = [each["msg"] for each in found if each["loc"][:1] == found[0]["loc"][:1]]
     words = "; or ".join(dict.fromkeys(same))[:500]
-    return ApiError(400, f"{field[:80]}: {words}." if field else f"{words}.", param=field and field[:80])
+    raise ApiError(400, f"{field[:80]}: {words}." if field else f"{words}.", param=field and field[:80])
+
+
+class Neutral:
+    """Marks a field that is known but not supported: refused unless left out, or one of these values."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+
+@cache
+def _neutral(kind: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
+    marks = ((name, mark) for name, field in kind.model_fields.items() for mark in field.metadata)
+    return {name: mark.values for name, mark in marks if isinstance(mark, Neutral)}
 
 
 class StreamOptions(BaseModel):
@@ -51,14 +63,6 @@ class GenerationRequest(BaseModel):
     """Fields common to completions and chat completions."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    # Known but not supported: refused unless the value is one of these.
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "frequency_penalty": (None, 0),
-        "presence_penalty": (None, 0),
-        "repetition_penalty": (None, 1),
-        "logit_bias": (None, {}),
-    }
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     max_tokens: int | None = None
@@ -79,10 +83,10 @@ class GenerationRequest(BaseModel):
     cache_salt: Word | None = None
     return_token_ids: bool | None = None
 
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
+    frequency_penalty: Annotated[Any, Neutral(0)] = None
+    presence_penalty: Annotated[Any, Neutral(0)] = None
+    repetition_penalty: Annotated[Any, Neutral(1)] = None
+    logit_bias: Annotated[Any, Neutral({})] = None
 
     # Bookkeeping of OpenAI's service, without effect on the answer.
     metadata: Any = None
@@ -93,8 +97,8 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="after")
     def _served(self) -> Self:
-        for name, values in self.neutral.items():
-            if getattr(self, name) not in values:
+        for name, values in _neutral(type(self)).items():
+            if getattr(self, name) is not None and getattr(self, name) not in values:
                 raise ApiError(400, f"{name} is not served; leave it out.", param=name, code="unsupported_parameter")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream.", param="stream_options")
@@ -115,10 +119,10 @@ class GenerationRequest(BaseModel):
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Sampling(
             max_tokens=max_tokens,
-            temperature=_or(self.temperature, 1.0),
-            top_p=_or(self.top_p, 1.0),
-            top_k=0 if self.top_k == -1 else _or(self.top_k, 0),
-            min_p=_or(self.min_p, 0.0),
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,
+            min_p=self.min_p or 0.0,
             seed=self.seed,
             n=self.answers_per_prompt,
             stop=stops,
@@ -128,21 +132,8 @@ class GenerationRequest(BaseModel):
         )
 
 
-_Number = TypeVar("_Number", int, float)
-
-
-def _or(number: _Number | None, default: _Number) -> _Number:
-    return default if number is None else number
-
-
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions: one or several texts or lists of token ids."""
-
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationRequest.neutral,
-        "echo": (None, False),
-        "suffix": (None, ""),
-    }
 
     prompt: (
         str
@@ -152,8 +143,8 @@ class CompletionRequest(GenerationRequest):
     )
     logprobs: int | None = None
     best_of: int | None = None
-    echo: Any = None
-    suffix: Any = None
+    echo: Annotated[Any, Neutral(False)] = None
+    suffix: Annotated[Any, Neutral("")] = None
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -224,34 +215,21 @@ class ChatMessage(BaseModel):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationRequest.neutral,
-        "tools": (None, []),
-        "tool_choice": (None, "none", "auto"),
-        "functions": (None, []),
-        "function_call": (None, "none", "auto"),
-        "response_format": (None, {"type": "text"}),
-        "modalities": (None, ["text"]),
-        "audio": (None,),
-        "prediction": (None,),
-        "web_search_options": (None,),
-    }
-
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     parallel_tool_calls: Any = None
 
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
+    tools: Annotated[Any, Neutral([])] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
+    functions: Annotated[Any, Neutral([])] = None
+    function_call: Annotated[Any, Neutral("none", "auto")] = None
+    response_format: Annotated[Any, Neutral({"type": "text"})] = None
+    modalities: Annotated[Any, Neutral(["text"])] = None
+    audio: Annotated[Any, Neutral()] = None
+    prediction: Annotated[Any, Neutral()] = None
+    web_search_options: Annotated[Any, Neutral()] = None
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from tonnage.errors import RequestError, TonnageError
-from tonnage.serve.sampling import FinishReason, Sampling, TokenLogprob
+from tonnage.serve.sampling import AnswerDelta, Sampling
 from tonnage.serve.scheduler.queue import SHORTEST_RETRY_S, QueueFull
 from tonnage.serve.scheduler.sequence import Sequence as EngineSequence
 
@@ -40,39 +40,28 @@ class Gone(Exception):
     """The client, or the server itself, no longer waits for the answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What one step produced for one answer of a request."""
-
-    index: int
-    token_ids: list[int]
-    logprobs: list[TokenLogprob] | None
-    finish_reason: FinishReason | None
-    time_s: float
-
-
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """One request in the engine: a sequence per answer, and the queue of deliveries."""
+    """One request in the engine: a sequence per answer, and the queue of what steps produced for them."""
 
     prompts: Sequence[list[int]]
     sampling: Sampling
     salt: str
     arrival_s: float = field(default_factory=time.monotonic)
     sequences: list[EngineSequence] = field(default_factory=list)
-    mail: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)
+    mail: asyncio.Queue[AnswerDelta | None] = field(default_factory=asyncio.Queue)
     last_s: dict[int, float] = field(default_factory=dict)  # time of an answer's latest token
     posted: int = 0  # sequences still on their way to the engine
     closed: bool = False
 
-    async def deliveries(self) -> list[Delivery]:
-        """Wait for and return all new deliveries, at least one."""
+    async def deliveries(self) -> list[AnswerDelta]:
+        """Wait for and return all that is new, at least one."""
         found = [await self.mail.get()]
         while not self.mail.empty():
             found.append(self.mail.get_nowait())
         if self.closed:
             raise Gone
-        return [delivery for delivery in found if delivery is not None]
+        return [delta for delta in found if delta is not None]
 
     @property
     def cached_tokens(self) -> int:
@@ -131,7 +120,7 @@ class Worker:
         with self._counting:
             self._posted += asked
         try:
-            await self._ask(lambda: self._admit(ticket))
+            await self.look(lambda engine: self._admit(ticket))
         except BaseException as error:
             self._retry_after_s = getattr(error, "retry_after_s", self._retry_after_s)
             self._count_out(ticket)
@@ -167,24 +156,17 @@ class Worker:
 
     async def look(self, question: "Callable[[Engine], _Answer]") -> _Answer:
         """Run a query on the engine between two steps."""
-        return await self._ask(lambda: question(self.engine))
-
-    async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         answer: asyncio.Future[_Answer] = self._loop.create_future()
 
-        def resolve(result: _Answer | None, error: Exception | None) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(cast(_Answer, result))
+        def resolve(settle: Callable[..., None], result: object) -> None:
+            if not answer.done():
+                settle(result)
 
         def give() -> None:
             try:
-                self._loop.call_soon_threadsafe(resolve, question(), None)
+                self._loop.call_soon_threadsafe(resolve, answer.set_result, question(self.engine))
             except Exception as error:
-                self._loop.call_soon_threadsafe(resolve, None, error)
+                self._loop.call_soon_threadsafe(resolve, answer.set_exception, error)
 
         self._post(give)
         return await answer
@@ -206,7 +188,11 @@ class Worker:
         with self.engine.at_work():
             while not self._stopped:
                 self._mail.clear()
-                self._read_inbox()
+                while self._inbox:
+                    try:
+                        self._inbox.popleft()()  # no name for it: it would keep the request alive
+                    except Exception:
+                        _log.exception("A request could not be given up")
                 if not self.engine.has_work:
                     if not self._stopped:
                         self._mail.wait()
@@ -217,14 +203,6 @@ class Worker:
                 except Exception as error:
                     failures += 1
                     self._fail(error, failures)
-
-    def _read_inbox(self) -> None:
-        while self._inbox:
-            job = self._inbox.popleft()
-            try:
-                job()
-            except Exception:
-                _log.exception("A request could not be given up")
 
     def _admit(self, ticket: EngineRequest) -> None:
         self._count_out(ticket)
@@ -251,17 +229,17 @@ class Worker:
             owner = self._owners.get(sequence)
             if owner is not None:
                 logprob = output.logprobs[row] if output.logprobs else None
-                logprobs = [logprob] if logprob is not None else None
+                logprobs = [logprob] if logprob is not None else []
                 # None while it continues.
                 reason = sequence.finish_reason
-                arrived.append((owner[0], Delivery(owner[1], [output.tokens[row]], logprobs, reason, now_s)))
+                arrived.append((owner[0], AnswerDelta(owner[1], "", [output.tokens[row]], logprobs, reason, now_s)))
                 if reason is not None:
                     del self._owners[sequence]
         # Those that finished without a token.
         for sequence in output.finished:
             owner = self._owners.pop(sequence, None)
             if owner is not None:
-                arrived.append((owner[0], Delivery(owner[1], [], None, sequence.finish_reason, now_s)))
+                arrived.append((owner[0], AnswerDelta(owner[1], finish_reason=sequence.finish_reason, time_s=now_s)))
         if arrived:
             self._loop.call_soon_threadsafe(_hand_out, arrived)
 
@@ -270,16 +248,16 @@ class Worker:
         _log.error("A step failed", exc_info=error)
         if failures >= _MOST_FAILURES:
             self.broken = f"The engine fails at every step: {type(error).__name__}."
-        now_s, told = time.monotonic(), []
+        told = []
         for sequence, (ticket, index) in list(self._owners.items()):
             if sequence.finish_reason is not None or self.broken:
-                told.append((ticket, Delivery(index, [], None, "error", now_s)))
+                told.append((ticket, AnswerDelta(index, finish_reason="error", time_s=time.monotonic())))
                 self._drop([sequence])
         self._loop.call_soon_threadsafe(_hand_out, told)
         if not self._owners:
             self._mail.wait(_PAUSE_S)
 
 
-def _hand_out(arrived: list[tuple[EngineRequest, Delivery]]) -> None:
-    for ticket, delivery in arrived:
-        ticket.mail.put_nowait(delivery)
+def _hand_out(arrived: list[tuple[EngineRequest, AnswerDelta]]) -> None:
+    for ticket, delta in arrived:
+        ticket.mail.put_nowait(delta)
