@@ -11,7 +11,6 @@ import numpy as np
 
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of, made_bytes
 from tonnage.budget.styles import Style, style_of
 from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, ModelShape
 
@@ -42,7 +41,7 @@ class SavedPerToken:
     def per_token(self, configuration: Configuration, keys: Number) -> Quantity:
         """Return the bytes per token on one GPU, if a token attends to `keys` keys."""
         whole_over = configuration.tp if configuration.sequence_parallel else 1
-        gathered_over = 1 if framework_of(configuration).parallel == "torch" else whole_over
+        gathered_over = 1 if configuration.traits.parallel == "torch" else whole_over
         split = (self.split + self.scores * keys) / configuration.tp
         return split + self.whole / whole_over + self.gathered / gathered_over
 
@@ -137,7 +136,7 @@ def widths_of(layer: LayerShape, hidden: int, configuration: Configuration) -> B
     mixer = layer.attention
     heads = mixer.heads if mixer else 0
     # Adapters read the compute dtype, or in TRL what accelerate's autocast passes on.
-    read_bytes = made_bytes(configuration) if configuration.objective.plain else configuration.compute_bytes
+    read_bytes = configuration.made_bytes if configuration.objective.plain else configuration.compute_bytes
     return BlockWidths(
         hidden=hidden,
         queries=heads * mixer.head_dim if mixer else 0,
@@ -149,7 +148,7 @@ def widths_of(layer: LayerShape, hidden: int, configuration: Configuration) -> B
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
         adapter_bytes=read_bytes if configuration.lora_rank else 0,
-        adapters_cast=made_bytes(configuration) > configuration.compute_bytes,
+        adapters_cast=configuration.made_bytes > configuration.compute_bytes,
         adapted=configuration.lora_targets,
         drops=configuration.lora_dropout,
     )
@@ -218,7 +217,7 @@ def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, configurati
             split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads
         )
     kept += _flash(style, widths)
-    if framework_of(configuration).parallel == "torch":
+    if configuration.traits.parallel == "torch":
         # Ring attention assembles its output by head; reading it by token makes a copy.
         kept += SavedPerToken(split=size * widths.attended * (np.asarray(configuration.cp) > 1))
     if configuration.framework == "megatron" and configuration.attention == "flash-2":
@@ -332,7 +331,7 @@ def _selective(
 
     It saves all but the scores; or the input, attention's output, every other product and reduce-scatter outputs.
     """
-    if framework_of(configuration).selective == "scores":
+    if configuration.traits.selective == "scores":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
         kept = block + _attentions(layer, style, widths, configuration)
         return SavedPerToken(kept.split, kept.whole, kept.gathered), SavedPerToken()

@@ -16,7 +16,6 @@ import numpy as np
 
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP, NF4_BLOCK
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import framework_of
 from tonnage.budget.loss import fused_tokens
 from tonnage.budget.roofline import RATES
 from tonnage.budget.styles import Style, style_of
@@ -161,7 +160,7 @@ class LayerLaunches:
             if self.configuration.tiled_mlp:  # recomputed tile by tile in the backward pass
                 calls.backward += [*calls.products[before[0] :], *calls.others[before[1] :]]
         # Host work where tensor parallelism splits products.
-        forward, backward = framework_of(self.configuration).split_operators
+        forward, backward = self.configuration.traits.split_operators
         for known, operators in ((calls.others, forward), (calls.backward, backward)):
             if operators:
                 known.append(LaunchCost(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
@@ -208,7 +207,7 @@ class LayerLaunches:
                 calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows",
                 names=ATTENTION[3:],
             )  # fmt: skip
-        native = framework_of(self.configuration).written == "native" and not self.configuration.compile
+        native = self.configuration.traits.written == "native" and not self.configuration.compile
         if native:
             self._part(calls, "heads", "all", rows, queries + 2 * keys)
             self._part(calls, "heads", "pair", rows, 2 * keys)
@@ -292,7 +291,7 @@ class LayerLaunches:
         weight = LaunchCost(
             _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
         )
-        cuts = framework_of(configuration).cuts_products
+        cuts = configuration.traits.cuts_products
         calls.products += self._cut(forward) if cuts and spread == "columns" else [forward]
         calls.backward += self._cut(into) if cuts and spread == "rows" else [into]
         if not configuration.lora_rank:
@@ -321,7 +320,7 @@ class LayerLaunches:
         """Say whether PyTorch multiplies expert by expert: autocast leaves grouped products in FP32, without a kernel."""
         configuration = self.configuration
         wide = configuration.autocast or (configuration.compute_bytes == _FP32_BYTES and not configuration.lora_rank)
-        return wide and framework_of(configuration).written == "transformers" and not configuration.compile
+        return wide and configuration.traits.written == "transformers" and not configuration.compile
 
     def _product_by_expert(
         self, calls: PartLaunches, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
@@ -451,7 +450,7 @@ class LayerLaunches:
             inner = _INNER["attention" if way == "forward" else "attention gradient"]
             known.append(LaunchCost(launch, operators=5, inner=inner, times=cp))
             if np.any(np.asarray(cp) > 1):
-                how = "torch" if framework_of(self.configuration).parallel == "torch" else "fused"
+                how = "torch" if self.configuration.traits.parallel == "torch" else "fused"
                 turn = self._calls(
                     _parts()["ring"][how][way], self.tokens, heads * attention.value_head_dim, _ROW_LOOPS
                 )
@@ -551,7 +550,7 @@ class LayerLaunches:
             biased=shape.head_parameters % shape.hidden != 0,
         )  # fmt: skip
         calls.add(one, rows / at_once)
-        written = framework_of(self.configuration).written
+        written = self.configuration.traits.written
         compiled = self.configuration.compile and self.configuration.compile_loss
         loss = "causal" if shape.decoder.causal else "plain"
         if written == "fused" or compiled or self.configuration.fused_loss:
@@ -676,7 +675,7 @@ def _elementwise_form(kernel: _Kernel, reads: list[int], writes: list[int]) -> s
 
 def fused_kernels(configuration: Configuration) -> bool:
     """Say whether element-wise operators are fused."""
-    return configuration.compile or framework_of(configuration).written == "fused"
+    return configuration.compile or configuration.traits.written == "fused"
 
 
 def _is_biased(layer: LayerShape, hidden: int) -> bool:

@@ -64,12 +64,11 @@ class Loading:
 def training_loading(shape: ModelShape, configuration: "Configuration", cluster: "Cluster") -> Loading:
     """Return the loading of one configuration with plain numbers, as its framework loads a checkpoint."""
     from tonnage.budget.overheads import context, nccl
-    from tonnage.budget.sharding import stages
-    from tonnage.budget.states import states
+    from tonnage.budget.states import stages
     from tonnage.budget.terms import total
 
     way = _way(configuration)
-    parts = [total(states(shape, end, configuration).parameters) for end in stages(shape, configuration)]
+    parts = [total(end.kept_parameters) for end in stages(shape, configuration)]
     part = round(float(max(parts)))
     on_card = part if configuration.parameter_place == "gpu" else 0
     if configuration.quantized_base and configuration.framework == "fsdp2":

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import FrameworkName
-from tonnage.budget.frameworks import architectures
+from tonnage.budget.configuration import FrameworkName, architectures
 from tonnage.budget.training import needed_bytes
 from tonnage.clock.ranges import comparison_error
 from tonnage.planner.request import FRAMEWORK_STAGES, NO_OFFLOAD, Offload, TrainingRequest

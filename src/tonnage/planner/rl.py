@@ -14,7 +14,6 @@ from tonnage.budget.configuration import Configuration
 from tonnage.budget.rl import MOVABLE, Algorithm, Cast, Held, Movable, Phase, Reference, phases, valued
 from tonnage.budget.roofline import calibration
 from tonnage.budget.serving import ServingBudget, ServingConfiguration, divides, serving_budget
-from tonnage.budget.states import sharded_parameters
 from tonnage.budget.step_time import StepClock
 from tonnage.errors import BadLayout, RequestError, TonnageError
 from tonnage.hardware import Cluster
@@ -554,7 +553,7 @@ class _Clock:
         weights = shape.parameters * cast.training.compute_bytes
         mine = engine.ledger[Category.PARAMETERS]
         seconds = 2 * mine / self.bench.cluster.gpu.bandwidth_bytes_per_s
-        if sharded_parameters(cast.training) or cast.apart:
+        if cast.training.shards_parameters or cast.apart:
             cards = self.bench.cluster.gpus if cast.apart else self.cluster.gpus
             seconds += weights / (self.bench.cluster.link_bytes_per_s(cards) * shares.link_ceiling)
         host = self.cluster.host_link_bytes_per_s * shares.host_link_ceiling
