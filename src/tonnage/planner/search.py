@@ -24,17 +24,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.lengths import BATCHINGS, Batching, clock_of
 from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, for_checkpoint, for_cluster
 from tonnage.planner.simplicity import burden, comparable, fastest, simplest
-from tonnage.planner.space import (
-    Family,
-    Sharding,
-    family,
-    layouts,
-    offloads,
-    passes,
-    recomputed_share,
-    recomputes_less,
-    shardings,
-)
+from tonnage.planner.space import Family, recomputed_share, recomputes_less, searches
 
 # A configuration that needs this much less is worth showing beside a faster one.
 _AS_SMALL = 0.05
@@ -184,12 +174,10 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock:
     """Search every configuration that the request leaves open. A clock of the same cluster reuses its cached times."""
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
-    rows = layouts(shape, cluster, request)
     clock = clock or clock_of(shape, cluster, request.lengths)
     judged: list[Judged] = []
-    for choices in offloads(request):
-        found = [sharding for offload in choices for sharding in shardings(request, rows, offload)]
-        judged += explore(shape, cluster, clock, request, found)
+    for families in searches(shape, cluster, request):
+        judged += explore(shape, cluster, clock, families)
         if any(one.fits.any() for one in judged) and not _short_of_memory(request, judged):
             break
     if not judged:
@@ -210,9 +198,9 @@ def _short_of_memory(request: TrainingRequest, judged: list[Judged]) -> bool:
 
 
 class _Ends(NamedTuple):
-    """A sharding with the leanest and the fastest of its recomputation options, and those between them."""
+    """A family with the leanest and the fastest of its recomputation options, and those between them."""
 
-    sharding: Sharding  # without layouts that are far too large
+    family: Family  # without layouts that are far too large
     judged: list[Judged]
     between: list[tuple[str, Loss]]
     lightest: tuple[str, Loss]
@@ -227,38 +215,33 @@ class _Ends(NamedTuple):
 
 
 def explore(
-    shape: ModelShape,
-    cluster: Cluster,
-    clock: StepClock,
-    request: TrainingRequest,
-    found: list[Sharding],
-    worth_trying: float = _WORTH_TRYING,
+    shape: ModelShape, cluster: Cluster, clock: StepClock, found: list[Family], worth_trying: float = _WORTH_TRYING
 ) -> list[Judged]:
-    """Evaluate all shardings with all options of recomputation and loss, except those that cannot win.
+    """Evaluate all families with all options of recomputation and loss, except those that cannot win.
 
     A layout is fastest without recomputation and slowest with all of it: options between are skipped if they would be
     far slower than what already fits, and so is recomputation that a layout does not need in order to fit.
     """
-    ends = [_ends(shape, cluster, clock, request, sharding) for sharding in found]
+    ends = [_ends(shape, cluster, clock, family) for family in found]
     top = _top_speed([one for each in ends for one in each.judged])
     judged: list[Judged] = []
     for each in ends:
         lean, *others = each.judged
         ruled_out = lean.ruled_out + len(each.between) * each.most.size
         fitting = {each.lightest: others[0].leaves_headroom} if others else {}
-        near, near_rows = each.sharding, np.ones(each.most.size, dtype=bool)
+        near, near_rows = each.family, np.ones(each.most.size, dtype=bool)
         for way in reversed(each.between):
             # If activations are offloaded, recomputing them may save time, and not recomputing may save memory.
-            crosses = each.sharding.offload.activations != "gpu"
+            crosses = each.family.offload.activations != "gpu"
             fits_already = [fits for other, fits in fitting.items() if recomputes_less(other, way) and not crosses]
             rows = each.quick(way, worth_trying * top) & ~np.logical_or.reduce(fits_already)
             rows = rows & each.roomy if top and not crosses else rows
             if not rows.any():
                 continue
             if (rows != near_rows).any():  # the clock caches traffic by array identity
-                near, near_rows = each.sharding.where(rows), rows
+                near, near_rows = each.family.where(rows), rows
             timed: Timed = "what leaves headroom" if top else "what fits"
-            one = judge(shape, cluster, clock, family(request, near, *way), timed=timed)
+            one = judge(shape, cluster, clock, near.running(*way), timed=timed)
             others.append(one)
             top = max(top, _top_speed([one]))
             ruled_out -= one.family.size
@@ -274,19 +257,19 @@ def _top_speed(judged: list[Judged]) -> float:
     return max(speeds, default=0.0)
 
 
-def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, request: TrainingRequest, sharding: Sharding) -> _Ends:
+def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, family: Family) -> _Ends:
     """Evaluate both ends, dropping layouts that are far too large in the leanest option."""
-    leanest, *between = passes(request, sharding.offload)
-    lean = judge(shape, cluster, clock, family(request, sharding, *leanest))
+    leanest, *between = family.ways
+    lean = judge(shape, cluster, clock, family)
     hopeful = lean.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes
     lean = replace(lean, ruled_out=len(between) * int((~hopeful).sum()))
     if not between or not hopeful.any():
         nothing = np.zeros(0)
-        return _Ends(sharding, [lean], [], leanest, nothing, nothing, nothing.astype(bool))
-    near, lightest = sharding.where(hopeful), between.pop()
-    light = judge(shape, cluster, clock, family(request, near, *lightest), timed="all")
+        return _Ends(family, [lean], [], leanest, nothing, nothing, nothing.astype(bool))
+    near, lightest = family.where(hopeful), between.pop()
+    light = judge(shape, cluster, clock, near.running(*lightest), timed="all")
     least, most = lean.tokens_per_s[hopeful], light.tokens_per_s
-    if sharding.offload.activations != "gpu":
+    if family.offload.activations != "gpu":
         # Recomputed activations are not offloaded: no option is faster than one that offloads nothing.
         here = replace(light.family.configuration, activation_place="gpu")
         most = _full(clock.step(here).tokens_per_s, light.family.size)
