@@ -15,17 +15,22 @@ are on neighbouring GPUs, so replicas of one expert are that many GPUs apart. Ba
 NCCL reaches; every step of a ring costs a hop, every message a start.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.roofline import Calibration
+from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.states import StageShare
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind
 
+# Collectives of a captured step, by how they are sent.
+_REDUCTIONS = ("all_reduce", "barrier")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
+_MESSAGES = ("send", "recv")
 _LARGE_TENSORS = 3  # per layer: before attention, into and out of the MLP
 _LEAST_MESSAGES = 1e-9  # for a stage chunk without layers
 
@@ -250,3 +255,21 @@ def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantit
         whole_s = network.reduce_s(gradients, ring.copies, ring.stride, messages)
         found = [known + more for known, more in zip(found, (gather_s, scatter_s, whole_s), strict=True)]
     return found[0], found[1], found[2]
+
+
+def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float]:
+    """Return a function of operation, total bytes, ranks and stride that gives the seconds of a collective."""
+    network = ClusterLinks(cluster, calibration())
+
+    def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:
+        if operation in _MESSAGES:
+            found = network.send_s(size_bytes, apart + 1)
+        elif operation in _EXCHANGES:
+            found = network.exchange_s(size_bytes, ranks)
+        elif operation in _REDUCTIONS:
+            found = network.reduce_s(size_bytes, ranks, apart)
+        else:  # gathers and scatters; a broadcast goes around the ring as a gather does
+            found = network.gather_s(size_bytes, ranks, apart)
+        return float(found)
+
+    return seconds

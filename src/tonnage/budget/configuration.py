@@ -5,15 +5,14 @@ same formulas then evaluate that many configurations at once, which is how the s
 them.
 """
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget import table
 from tonnage.budget.adapters import ALL_LINEAR, BASE_BITS, Base
 from tonnage.budget.objectives import NEXT_TOKEN, Objective
 
@@ -31,7 +30,6 @@ AttentionKernel = Literal["flash", "flash-2", "eager"]
 Loss = Literal["full", "chunked", "fused"]
 Place = Literal["gpu", "host", "nvme"]
 FrameworkName = Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"]
-_DATA = Path(__file__).parent / "data" / "frameworks.toml"
 # DeepSpeed's default `stage3_max_live_parameters`.
 MAX_LIVE_PARAMETERS = 1_000_000_000
 
@@ -64,9 +62,10 @@ class Framework:
 
 @cache
 def _frameworks() -> dict[str, Framework]:
-    tables = tomllib.loads(_DATA.read_text("utf-8"))
     lists = ("split_operators", "architectures")
-    return {name: Framework(**row | {key: tuple(row[key]) for key in lists}) for name, row in tables.items()}
+    return {
+        name: Framework(**row | {key: tuple(row[key]) for key in lists}) for name, row in table("frameworks").items()
+    }
 
 
 def architectures(name: FrameworkName) -> tuple[str, ...]:

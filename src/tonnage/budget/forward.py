@@ -93,8 +93,3 @@ def graph_sizes(largest: int) -> int:
     fine = len(range(8, min(largest, 255) + 1, 8))
     coarse = len(range(256, largest + 1, 16))
     return sum(size <= largest for size in (1, 2, 4)) + fine + coarse
-
-
-def graph_bytes(graphs: int, layers: int, bytes_per_graph: int, bytes_per_layer: int) -> int:
-    """Return the driver's bytes for `graphs` CUDA graphs of `layers` layers."""
-    return graphs * (bytes_per_graph + layers * bytes_per_layer)

@@ -5,15 +5,14 @@ implemented. Sizes may be NumPy arrays, one entry per configuration. This module
 kernels do.
 """
 
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tonnage.budget import table
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP, NF4_BLOCK
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.loss import fused_tokens
@@ -24,7 +23,6 @@ from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
 from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, ModelShape
 
-_DATA = Path(__file__).parent / "data" / "kernels.toml"
 _FP32_BYTES = 4
 # Nested operators that the host dispatches for each kind of call, counted in captured steps.
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
@@ -93,11 +91,10 @@ class _Kernel(NamedTuple):
 
 @cache
 def _parts() -> dict[str, dict[str, dict[str, list[_Kernel]]]]:
-    def kernels(ways: dict[str, list[str]]) -> dict[str, list[_Kernel]]:
-        return {way: [_kernel(text) for text in lines] for way, lines in ways.items()}
-
-    tables = tomllib.loads(_DATA.read_text("utf-8"))
-    return {part: {how: kernels(ways) for how, ways in table.items()} for part, table in tables.items()}
+    return {
+        part: {how: {way: [_kernel(text) for text in ways[way]] for way in ways} for how, ways in forms.items()}
+        for part, forms in table("kernels").items()
+    }
 
 
 @cache

@@ -1,15 +1,13 @@
 """How a transformer block is implemented: the facts that decide what autograd saves, read from `data/styles.toml`."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from tonnage.budget import table
 from tonnage.budget.configuration import Configuration
 from tonnage.models.shape import LayerShape, ModelShape
 
-_DATA = Path(__file__).parent / "data" / "styles.toml"
 _FP32_BYTES = 4
 
 
@@ -50,7 +48,7 @@ _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fus
 
 def caps_logits(shape: ModelShape) -> bool:
     """Say whether the model caps its logits by a tanh, whose output is saved."""
-    return bool(_rows()["style"].get(shape.architecture, {}).get("softcap"))
+    return bool(table("styles")["style"].get(shape.architecture, {}).get("softcap"))
 
 
 def style_of(shape: ModelShape, layer: LayerShape, configuration: Configuration) -> Style:
@@ -87,12 +85,7 @@ def _scores(layer: LayerShape, written: Style, configuration: Configuration) -> 
 
 @cache
 def _written(architecture: str, part: str, rms_norm: bool) -> Style:
-    rows = _rows()
+    rows = table("styles")
     known = rows["style"].get(part or architecture)
     row = known or rows["default"]["rms" if rms_norm else "native"]
     return Style(**row)
-
-
-@cache
-def _rows() -> dict[str, dict[str, dict[str, Any]]]:
-    return tomllib.loads(_DATA.read_text("utf-8"))

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget import table
 from tonnage.budget.configuration import Configuration, Place, Quantity
 from tonnage.budget.moments import StepMoment, moments
 from tonnage.budget.overheads import context, fragmentation, nccl, other_streams, workspace
@@ -23,6 +24,8 @@ from tonnage.models.shape import ModelShape
 # DeepSpeed's defaults for NVMe offload: this many buffers of this many FP32 elements stay in pinned host memory.
 NVME_BUFFERS = 5
 NVME_BUFFER_BYTES = 4 * 100_000_000
+# Kinds of training with their own error range of a predicted peak, learned from published runs.
+Kind = Literal["whole", "split", "adapters"]
 _OUTSIDE_ALLOCATOR = (Category.CONTEXT, Category.FRAGMENTATION)
 
 
@@ -194,3 +197,16 @@ def _plain(term: Term) -> Term:
 
 def _at(value: object, index: int) -> object:
     return value[index] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def kind_of(configuration: Configuration) -> Kind:
+    """Return the kind of one configuration with plain numbers."""
+    if configuration.lora_rank:
+        return "adapters"
+    return "split" if max(configuration.tp, configuration.pp, configuration.cp) > 1 else "whole"
+
+
+def peak_factors(configuration: Configuration) -> tuple[float, float]:
+    """Return the low and high factors between which nine of ten runs lie."""
+    low, high = table("ranges")[kind_of(configuration)]["peak"]
+    return low, high

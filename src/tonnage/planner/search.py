@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.configuration import Configuration, Loss, Number, Quantity
-from tonnage.budget.ranges import peak_factors
 from tonnage.budget.step_time import StepClock
 from tonnage.budget.terms import Term
-from tonnage.budget.training import TrainingBudget, needed_bytes, training_budget
+from tonnage.budget.training import TrainingBudget, needed_bytes, peak_factors, training_budget
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Ledger
