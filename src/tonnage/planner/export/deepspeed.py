@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
-from tonnage.planner.export.text import to_json
 
 FILE = "deepspeed.json"
 NVME_PATH = "/local_nvme"
@@ -65,11 +64,6 @@ def notes(launch: TrainingRun) -> list[str]:
             f"states are swapped to {NVME_PATH}: name your fastest drive there",
         ),
     )
-
-
-def render(launch: TrainingRun) -> str:
-    """Return the file's text."""
-    return to_json(settings(launch))
 
 
 def settings(launch: TrainingRun) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
-from tonnage.planner.export.text import to_toml
 
 FILE = "torchtitan.toml"
 MODULE = "torchtitan.train"
@@ -79,11 +78,6 @@ def notes(launch: TrainingRun) -> list[str]:
         ),
         (configuration.precision == "fp8", "FP8 needs torchao: pip install torchao"),
     )
-
-
-def render(launch: TrainingRun) -> str:
-    """Return the file's text."""
-    return to_toml(settings(launch))
 
 
 def settings(launch: TrainingRun) -> dict[str, Any]:

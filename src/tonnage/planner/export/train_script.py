@@ -10,25 +10,11 @@ from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, target_words
 from tonnage.models.presets import hub_id
 from tonnage.planner.export import training_arguments
 from tonnage.planner.export.launch import TrainingRun, reasons
+from tonnage.planner.export.text import template
 
 FILE = "train.py"
 DTYPES = {"bf16-mixed": "bfloat16", "fp8": "bfloat16", "bf16": "bfloat16", "fp16-mixed": "float16"}
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
-
-_HEAD = '''"""Train {model} as planned: bash torchrun.sh train.py TOKENS.
-
-TOKENS is a file of torch.save: one tensor of int64, a row a sequence, {seq} tokens each.
-"""
-
-import os
-import sys
-
-import torch
-{imports}
-
-MODEL = os.environ.get("MODEL", {source})  # a folder, or a name on the hub
-
-'''
 
 _LOAD = """
 (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("training_arguments.json")
@@ -40,30 +26,6 @@ blocks = [module for module in model.modules() if isinstance(module, GradientChe
 for number, block in enumerate(blocks, start=1):
     block.gradient_checkpointing = number % {every} == 0
 """
-
-_SELECTIVE_SETUP = '''
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
-ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-}
-
-
-def keep_some():
-    """Attention and every other matrix product are kept; the rest of a block is computed again."""
-    products = {False: 0, True: 0}  # in the forward pass, in the recomputation
-
-    def policy(context, operator, *arguments, **options):
-        kept = operator in ATTENTION
-        if operator in PRODUCTS:
-            products[context.is_recompute] += 1
-            kept = products[context.is_recompute] % 2 == 1
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
-'''
 
 _SELECTIVE = """model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_some})
 """
@@ -105,11 +67,11 @@ def notes(launch: TrainingRun) -> list[str]:
 
 def render(launch: TrainingRun) -> str:
     """Return the script."""
-    head = _HEAD.format(
+    head = template("train_head").format(
         model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports=_imports(launch)
     )
     selective = launch.configuration.checkpoint == "selective"
-    setup = _SELECTIVE_SETUP if selective else ""
+    setup = template("train_selective") if selective else ""
     every = launch.recomputed_every
     recompute = _SELECTIVE if selective else _EVERY.format(every=every) if every > 1 else ""
     load = _LOAD.format(options=", ".join(_options(launch)))

@@ -7,9 +7,8 @@ recomputation of all blocks or none; `train.py` does the rest.
 from types import MappingProxyType
 from typing import Any
 
-from tonnage.planner.export import accelerate_fsdp, deepspeed
+from tonnage.planner.export import accelerate, deepspeed
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
-from tonnage.planner.export.text import to_json
 
 FILE = "training_arguments.json"
 _OPTIMIZERS = MappingProxyType(
@@ -62,7 +61,7 @@ def _engine_obstacles(launch: TrainingRun) -> list[str]:
         return deepspeed.obstacles(launch)
     if launch.engine == "fsdp2":
         hybrid = (launch.sizes.replicas > 1, "hybrid sharding is set in accelerate's file, not in TrainingArguments")
-        return [*accelerate_fsdp.shared_obstacles(launch), *reasons(hybrid)]
+        return [*accelerate.shared_obstacles(launch), *reasons(hybrid)]
     return reasons((launch.offloaded, "Trainer moves states off the GPU only through FSDP2 or DeepSpeed"))
 
 
@@ -84,11 +83,6 @@ def notes(launch: TrainingRun) -> list[str]:
         ),
         (configuration.dropout, "dropout is a field of the model's config.json, by another name in each model"),
     )
-
-
-def render(launch: TrainingRun) -> str:
-    """Return the file's text."""
-    return to_json(settings(launch))
 
 
 def settings(launch: TrainingRun) -> dict[str, Any]:
@@ -139,7 +133,7 @@ def _sharding(launch: TrainingRun) -> dict[str, Any]:
     if launch.engine == "ddp":
         return {}
     # The keys of accelerate's file that TrainingArguments accepts, without their prefix.
-    fsdp = accelerate_fsdp.settings(launch)["fsdp_config"]
+    fsdp = accelerate.settings(launch)["fsdp_config"]
     renamed = {key.removeprefix("fsdp_"): value for key, value in fsdp.items()}
     renamed["cpu_offload"] = renamed.pop("offload_params")
     del renamed["activation_checkpointing_offload"]
