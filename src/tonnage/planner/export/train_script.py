@@ -66,37 +66,21 @@ def notes(launch: TrainingRun) -> list[str]:
 
 
 def render(launch: TrainingRun) -> str:
-    """Return the script."""
-    head = template("train_head").format(
-        model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports=_imports(launch)
-    )
-    selective = launch.configuration.checkpoint == "selective"
-    setup = template("train_selective") if selective else ""
-    every = launch.recomputed_every
-    recompute = _SELECTIVE if selective else _EVERY.format(every=every) if every > 1 else ""
-    load = _LOAD.format(options=", ".join(_options(launch)))
-    return "".join([head.rstrip("\n") + "\n", setup, load, recompute, _adapters(launch), _TRAIN])
-
-
-def _imports(launch: TrainingRun) -> str:
-    configuration = launch.configuration
+    """Return the script. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
+    configuration, every = launch.configuration, launch.recomputed_every
+    selective = configuration.checkpoint == "selective"
     quantized = "BitsAndBytesConfig, " if configuration.quantized_base else ""
-    lines = []
-    if configuration.lora_rank:
-        lines.append("from peft import LoraConfig, get_peft_model")
-    if configuration.checkpoint == "selective":
+    lines = ["from peft import LoraConfig, get_peft_model"] if configuration.lora_rank else []
+    if selective:
         lines.append("from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts")
-    lines.append(
-        f"from transformers import AutoModelForCausalLM, {quantized}HfArgumentParser, Trainer, TrainingArguments"
-    )
-    if launch.recomputed_every > 1:
+    names = f"AutoModelForCausalLM, {quantized}HfArgumentParser, Trainer, TrainingArguments"
+    lines.append(f"from transformers import {names}")
+    if every > 1:
         lines.append("from transformers.modeling_layers import GradientCheckpointingLayer")
-    return "\n".join(lines)
-
-
-def _options(launch: TrainingRun) -> list[str]:
-    """Return the loading options. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
-    configuration = launch.configuration
+    head = template("train_head").format(
+        model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports="\n".join(lines)
+    )
+    # How the model is loaded.
     halved = configuration.precision == "bf16" or configuration.lora_rank > 0
     dtype = DTYPES.get(configuration.precision, "float32") if halved else "float32"
     options = [f"dtype=torch.{dtype}", f'attn_implementation="{_ATTENTION[configuration.attention]}"']
@@ -104,14 +88,13 @@ def _options(launch: TrainingRun) -> list[str]:
         twice = ", bnb_4bit_use_double_quant=True" if configuration.base == "nf4" else ""
         four_bit = f'load_in_4bit=True, bnb_4bit_quant_type="nf4"{twice}, bnb_4bit_compute_dtype=torch.{dtype}'
         options.append(f"quantization_config=BitsAndBytesConfig({four_bit})")
-    return options
-
-
-def _adapters(launch: TrainingRun) -> str:
-    configuration = launch.configuration
-    if not configuration.lora_rank:
-        return ""
-    chosen = configuration.lora_targets
-    targets = target_words(chosen) if chosen == ALL_LINEAR else list(chosen)
-    dropout = ", lora_dropout=0.05" if configuration.lora_dropout else ""
-    return _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(targets), dropout=dropout)
+    setup = template("train_selective") if selective else ""
+    recompute = _SELECTIVE if selective else _EVERY.format(every=every) if every > 1 else ""
+    adapters = ""
+    if configuration.lora_rank:
+        chosen = configuration.lora_targets
+        targets = target_words(chosen) if chosen == ALL_LINEAR else list(chosen)
+        dropout = ", lora_dropout=0.05" if configuration.lora_dropout else ""
+        adapters = _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(targets), dropout=dropout)
+    load = _LOAD.format(options=", ".join(options))
+    return "".join([head.rstrip("\n") + "\n", setup, load, recompute, adapters, _TRAIN])
