@@ -46,7 +46,13 @@ class ClusterLinks:
         """Return the seconds of ring all-gathers (or reduce-scatters) of `size_bytes` in total."""
         steps = np.asarray(ranks) - 1
         piece = size_bytes / ranks / np.maximum(messages, _LEAST_MESSAGES)
-        return messages * steps * self._step_s(piece, ranks, stride) + messages * self.shares.link_start_s * (steps > 0)
+        # One step of the ring. Between hosts, NCCL sends small pieces by a low-latency protocol.
+        hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
+        large_s = hop_s + piece / rate
+        small_s = hop_s - self.shares.network_small_saves_s + piece / self.shares.network_small_bytes_per_s
+        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
+        step_s = np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece / rate)), large_s)
+        return messages * steps * step_s + messages * self.shares.link_start_s * (steps > 0)
 
     def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
         """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts."""
@@ -88,14 +94,6 @@ class ClusterLinks:
         outside = np.minimum(inside, self.cluster.network_bytes_per_s * self._members(stride))
         near = self.cluster.link_bytes_per_s(np.minimum(span, self.cluster.gpus_per_host))
         return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
-
-    def _step_s(self, piece_bytes: Quantity, ranks: Number, stride: Number) -> Quantity:
-        """Return one step of a ring. Between hosts, NCCL sends small pieces by a low-latency protocol."""
-        hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
-        large_s = hop_s + piece_bytes / rate
-        small_s = hop_s - self.shares.network_small_saves_s + piece_bytes / self.shares.network_small_bytes_per_s
-        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
-        return np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece_bytes / rate)), large_s)
 
     def _hop_s(self, ranks: Quantity, stride: Number) -> Quantity:
         """Return the latency of one hop. A ring advances in lockstep, so one hop that leaves the host slows all."""

@@ -147,13 +147,16 @@ class LayerLaunches:
             self._part(sums, "dropout", how, rows, hidden)
         calls.add(sums, branches)
         # Everything between them.
-        biased = _is_biased(layer, hidden)
+        mlp = layer.feed_forward
+        # The products add a bias if the layer has more parameters than its matrices.
+        matrices = (3 if mlp.gated else 2) * hidden * mlp.intermediate if mlp is not None else 0
+        biased = mlp is not None and not mlp.experts and layer.feed_forward_parameters > matrices
         for attention, read in ((layer.attention, 0), (layer.cross_attention, memory_tokens)):
             if attention is not None:
                 self._attention(calls, attention, layer, hidden, style, biased, read)
-        if layer.feed_forward is not None:
+        if mlp is not None:
             before = len(calls.products), len(calls.others)
-            self._feed_forward(calls, layer.feed_forward, hidden, style, biased)
+            self._feed_forward(calls, mlp, hidden, style, biased)
             if self.configuration.tiled_mlp:  # recomputed tile by tile in the backward pass
                 calls.backward += [*calls.products[before[0] :], *calls.others[before[1] :]]
         # Host work where tensor parallelism splits products.
@@ -406,7 +409,8 @@ class LayerLaunches:
     def _joined(self, calls: PartLaunches, rows: Quantity, hidden: Quantity, products: int) -> None:
         """Sum the gradients of an input that several products read, in kernels of their own or in the norm's."""
         if products > 1:
-            added = self._call("fused c" if fused_kernels(self.configuration) else "add r r > r", rows, hidden)
+            fused = self.configuration.compile or self.configuration.traits.written == "fused"
+            added = self._call("fused c" if fused else "add r r > r", rows, hidden)
             calls.backward.append(replace(added, times=products - 1))
 
     # ── attention ──
@@ -668,17 +672,3 @@ def _elementwise_form(kernel: _Kernel, reads: list[int], writes: list[int]) -> s
     if not kernel.strided:
         return "mixed" if mixed else "vector"
     return "strided_mixed" if mixed else "strided_narrow" if min(widths) < _FP32_BYTES else "strided_wide"
-
-
-def fused_kernels(configuration: Configuration) -> bool:
-    """Say whether element-wise operators are fused."""
-    return configuration.compile or configuration.traits.written == "fused"
-
-
-def _is_biased(layer: LayerShape, hidden: int) -> bool:
-    """Say whether the layer's products add a bias, which shows in its parameter count."""
-    mlp = layer.feed_forward
-    if mlp is None or mlp.experts:
-        return False
-    matrices = (3 if mlp.gated else 2) * hidden * mlp.intermediate
-    return layer.feed_forward_parameters > matrices

@@ -217,7 +217,12 @@ class StepClock:
             shape, gpu = self._shape, self._cluster.gpu
             stage = next(stages(shape, configuration))
             sent = traffic(stage, self._network)
-            beside = sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
+            beside = sharding_copies(stage.parameters, configuration, gpu)
+            if operators := configuration.traits.pipeline_operators:
+                # The host receives and sends on a pipeline stage.
+                staged = np.asarray(configuration.pp) > 1
+                once = Busy(host_s=operators * host_costs().forward.operator / 3 * staged)
+                beside = beside + PassTime(once * 2, once)
             self._kept[key] = configuration, _Around(stage, sent, _update(stage, gpu), beside)
         return self._kept[key][1]
 
@@ -369,15 +374,6 @@ def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
 def _slowest(gpus: int, spread: float) -> float:
     """Return how much slower than the median the slowest of `gpus` cards is: the expected maximum of normal deviates."""
     return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
-
-
-def _handing_on(configuration: Configuration) -> PassTime:
-    """Return the host's work to receive and send on a pipeline stage."""
-    operators = configuration.traits.pipeline_operators
-    if not operators:
-        return PassTime()
-    once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(configuration.pp) > 1))
-    return PassTime(once * 2, once, Busy())
 
 
 def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:

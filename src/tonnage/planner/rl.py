@@ -309,7 +309,9 @@ class _Bench:
             cluster = _without(self.cluster, apart) if apart else self.cluster
             assert cluster is not None
             degrees = self._degrees(apart)
-            for sleep in self._sleeps(apart):
+            asleep = 1 if self.request.engine == "tonnage" else 2
+            sleeps = [asleep, 0] if self.request.sleep is None else [self.request.sleep]
+            for sleep in [0] if apart else sleeps:
                 for offload in self._offloads(sleep):
                     ways = [(tp, pool) for tp in degrees for pool in ([1.0] if sleep or apart else _POOLS)]
                     found = [self._plan(cluster, apart, sleep, offload, *way) for way in ways]
@@ -341,13 +343,6 @@ class _Bench:
         if not self.cluster.host_memory_bytes or self.request.share_weights:
             some = tuple(name for name in some if name == "frozen" and self.cluster.host_memory_bytes)
         return [frozenset(some[:count]) for count in range(len(some) + 1)]
-
-    def _sleeps(self, apart: int) -> list[int]:
-        if apart:
-            return [0]
-        if self.request.sleep is not None:
-            return [self.request.sleep]
-        return [1 if self.request.engine == "tonnage" else 2, 0]
 
     def _degrees(self, apart: int) -> list[int]:
         """Return the engine's tensor parallelism: as asked, or the fastest that divides GPUs and heads."""

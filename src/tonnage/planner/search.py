@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import Configuration, Loss, Number, Quantity
+from tonnage.budget.configuration import Configuration, Loss, Quantity
 from tonnage.budget.step_time import StepClock
 from tonnage.budget.terms import Term
 from tonnage.budget.training import TrainingBudget, needed_bytes, peak_factors, training_budget
@@ -336,11 +336,8 @@ def _outdone(item: tuple[Judged, int], other: tuple[Judged, int], cluster: Clust
     (one, index), (than, place) = item, other
     less = than.total_bytes[place] <= (1 + _AS_SMALL) * one.total_bytes[index]
     slower = than.tokens_per_s[place] < (1 - _AS_SMALL / 5) * one.tokens_per_s[index]
-    return bool(less and not slower and _burden(*other, cluster) <= _burden(*item, cluster))
-
-
-def _burden(one: Judged, index: int, cluster: Cluster) -> Number:
-    return burden(one.family.configuration.at(index), cluster)
+    burdens = [burden(each.family.configuration.at(row), cluster) for each, row in (other, item)]
+    return bool(less and not slower and burdens[0] <= burdens[1])
 
 
 def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
@@ -365,6 +362,8 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
     configuration = one.family.configuration.at(index)
     budget = training_budget(shape, configuration, cluster.gpu)
     time = clock.step(configuration)
+    ends: tuple[Literal["first", "last"], ...] = ("first", "last") if configuration.pp > 1 else ()
+    sizes = (_sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for end in ends)
     return TrainingPlan(
         configuration=configuration,
         offload=one.family.offload,
@@ -377,14 +376,9 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         sample_tokens=clock.sample_tokens or float(configuration.seq),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
-        stages=_stages(shape, configuration, cluster) if configuration.pp > 1 else {},
+        stages={f"{end} stage": size for end, size in zip(ends, sizes, strict=True)},
         **_sizes(budget),
     )
-
-
-def _stages(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> dict[str, dict[str, int]]:
-    ends: dict[str, Literal["first", "last"]] = {"first stage": "first", "last stage": "last"}
-    return {name: _sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for name, end in ends.items()}
 
 
 def _sizes(budget: TrainingBudget) -> dict[str, int]:
