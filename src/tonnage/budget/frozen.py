@@ -10,7 +10,7 @@ import numpy as np
 
 from tonnage.budget.activations import FP32
 from tonnage.budget.adapters import largest_matrix
-from tonnage.budget.configuration import MAX_LIVE_PARAMETERS, Configuration
+from tonnage.budget.configuration import MAX_LIVE_PARAMETERS, Configuration, Quantity
 from tonnage.budget.forward import layer_elements
 from tonnage.budget.loss import head_weights
 from tonnage.budget.states import StageShare, base_terms, stages
@@ -41,7 +41,9 @@ def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term
 def frozen_pass(shape: ModelShape, configuration: Configuration) -> tuple[list[Term], Term]:
     """Return what its forward pass takes: weights in another dtype or gathered, and its largest block."""
     objective, name = configuration.objective, configuration.objective.frozen_name
-    stage, read = _stage(shape, configuration), []
+    stage = _stage(shape, configuration)
+    read: list[Term] = []
+    size: Quantity
     if objective.holds_frozen:
         # Autocast's copies, or a dequantized matrix.
         if stage.configuration.quantized_base:

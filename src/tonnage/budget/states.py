@@ -87,8 +87,8 @@ class StageShare:
         runs = [(layer, count) for stack in self.shape.stacks for layer, count in stack.groups() if not layer.frozen]
         dense, experts = _parameters_on(runs, self.configuration)
         outside = (unfrozen.table + unfrozen.head) / self.configuration.tp + unfrozen.other
-        experts = experts / (self.configuration.ep * self.configuration.expert_tp)
-        return replace(self, dense=dense, experts=experts, outside=outside)
+        spread = experts / (self.configuration.ep * self.configuration.expert_tp)
+        return replace(self, dense=dense, experts=spread, outside=outside)
 
     @cached_property
     def updated(self) -> Quantity:

@@ -80,4 +80,5 @@ def _step_s(shape: ModelShape, cluster: Cluster, engine: ServingBudget, request:
     tokens = sum(min(length, group.window or length) for group in layout.groups)
     cache_s = batch * tokens * layout.bytes_per_block / layout.block / bandwidth
     busy_s = max(weights_s, products_s) + cache_s
-    return busy_s / table("rollout")["step_share"] + all_reduces_s(shape, asked, cluster, batch)
+    step_share: float = table("rollout")["step_share"]
+    return busy_s / step_share + all_reduces_s(shape, asked, cluster, batch)
