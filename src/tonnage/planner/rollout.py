@@ -72,13 +72,13 @@ def rollout(
 def _step_s(shape: ModelShape, cluster: Cluster, engine: ServingBudget, request: "RlRequest", batch: int) -> float:
     """Return one decode step of `batch` sequences, at half their growth."""
     asked, layout, gpu = engine.configuration, engine.kv.layout, cluster.gpu
-    bandwidth = gpu.bandwidth_bytes_per_s * table("rollout")["bandwidth_share"]
+    shares: dict[str, float] = table("rollout")
+    bandwidth = gpu.bandwidth_bytes_per_s * shares["bandwidth_share"]
     weights_s = engine.ledger[Category.PARAMETERS] * share_read(shape, batch) / bandwidth
-    rate = peak_rate(gpu, "bf16") * table("rollout")["products_share"]
+    rate = peak_rate(gpu, "bf16") * shares["products_share"]
     products_s = 2 * shape.active_parameters * batch / asked.tp / rate
     length = request.prompt + request.completion // 2
     tokens = sum(min(length, group.window or length) for group in layout.groups)
     cache_s = batch * tokens * layout.bytes_per_block / layout.block / bandwidth
     busy_s = max(weights_s, products_s) + cache_s
-    step_share: float = table("rollout")["step_share"]
-    return busy_s / step_share + all_reduces_s(shape, asked, cluster, batch)
+    return busy_s / shares["step_share"] + all_reduces_s(shape, asked, cluster, batch)
