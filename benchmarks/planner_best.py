@@ -21,7 +21,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, layer_count
 from tonnage.planner.search import Judged, judge, search
 from tonnage.planner.simplicity import fastest
-from tonnage.planner.space import OFFLOADS, family, layouts, passes, shardings
+from tonnage.planner.space import OFFLOADS, layouts, passes, shardings
 
 QUESTIONS = (
     ("gpt2", "t4", TrainingRequest(seq=1024)),
@@ -89,7 +89,7 @@ def everything(
         ways = passes(request, sharding.offload)
         losses = {loss for _, loss in ways}
         for way in dict.fromkeys([*ways, *((checkpoint, loss) for checkpoint in more for loss in losses)]):
-            yield judge(shape, cluster, clock, family(request, sharding, *way), timed="what leaves headroom")
+            yield judge(shape, cluster, clock, sharding.running(*way), timed="what leaves headroom")
 
 
 def best_of(judged: Iterable[Judged]) -> Best:

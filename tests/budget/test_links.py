@@ -2,8 +2,7 @@
 
 import pytest
 
-from tonnage.budget.collectives import ClusterLinks
-from tonnage.budget.links import collective_seconds
+from tonnage.budget.collectives import ClusterLinks, collective_seconds
 from tonnage.budget.roofline import calibration
 from tonnage.hardware.cluster import find_cluster
 

@@ -8,7 +8,7 @@ from budget.decoders import llama
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.moments import moments, recomputed_blocks
-from tonnage.budget.sharding import stages
+from tonnage.budget.states import stages
 from tonnage.models import ModelShape, find_model
 
 HEAD = 128256 * 2048
@@ -18,10 +18,7 @@ def alive(shape: ModelShape, **choices: object) -> dict[str, dict[str, float]]:
     """Bytes by moment and name, on one GPU."""
     configuration = Configuration(**choices)
     (stage,) = stages(shape, configuration)
-    return {
-        moment.name: {term.name: float(term.size_bytes) for term in moment.terms}
-        for moment in moments(shape, stage, configuration)
-    }
+    return {moment.name: {term.name: float(term.size_bytes) for term in moment.terms} for moment in moments(stage)}
 
 
 @pytest.mark.parametrize(
@@ -62,10 +59,7 @@ def test_a_pipeline_keeps_what_fsdp2_would_shard_until_its_last_micro_batch() ->
         choices = {"framework": "fsdp2", "zero": zero, "pp": 2, "data": 4, "shard": 4, "accumulate": 4}
         configuration = Configuration(**choices)  # type: ignore[arg-type]
         first, _ = stages(shape, configuration)
-        found = {
-            moment.name: {term.name: float(term.size_bytes) for term in moment.terms}
-            for moment in moments(shape, first, configuration)
-        }
+        found = {moment.name: {term.name: float(term.size_bytes) for term in moment.terms} for moment in moments(first)}
         held = "gradients until the last micro-batch"
         assert found["forward"][held] == found["embedding"][held] == pytest.approx(4 * first.parameters)
         assert found["forward"]["gradients"] == 0
@@ -81,7 +75,7 @@ def test_an_interleaved_stage_holds_what_it_receives_and_what_it_sends() -> None
     for chunks, buffers in ((1, 8 + 2), (2, 8 * 2 * 3)):  # and what two micro-batches in flight put out
         configuration = Configuration(framework="fsdp2", zero=2, pp=2, pp_chunks=chunks, data=2, shard=2, accumulate=8)
         first, _ = stages(shape, configuration)
-        terms = {term.name: term.size_bytes for term in next(moments(shape, first, configuration)).terms}
+        terms = {term.name: term.size_bytes for term in next(moments(first)).terms}
         assert terms["buffers of the stage"] == buffers * 2 * shape.hidden * 4096
 
 
@@ -93,7 +87,7 @@ def test_one_part_of_a_stage_is_reduced_before_the_next_where_there_is_one_round
             framework="fsdp2", zero=2, pp=4, pp_chunks=2, data=2, shard=2, accumulate=accumulate
         )
         first, _ = stages(shape, configuration)
-        found = {moment.name: moment for moment in moments(shape, first, configuration)}
+        found = {moment.name: moment for moment in moments(first)}
         terms = {term.name: term.size_bytes for term in found["first block"].terms}
         sizes[accumulate] = terms["gradients until the last micro-batch"] / (4 * first.parameters)
     assert sizes == {4: pytest.approx(0.75), 8: pytest.approx(1)}
@@ -118,7 +112,7 @@ def test_no_gradient_is_there_while_a_pipeline_fills() -> None:
     for accumulate, expected in ((4, 0), (5, 1)):
         configuration = Configuration(pp=4, accumulate=accumulate)
         first, last = stages(shape, configuration)
-        forward, of_last = (next(moments(shape, stage, configuration)) for stage in (first, last))
+        forward, of_last = (next(moments(stage)) for stage in (first, last))
         sizes = [{term.name: term.size_bytes for term in moment.terms} for moment in (forward, of_last)]
         assert sizes[0]["gradients"] == expected * 4 * first.parameters
         assert sizes[1]["gradients"] == 4 * last.parameters
@@ -159,7 +153,7 @@ def test_other_micro_batches_wait_while_one_goes_back() -> None:
     kept = {
         stage.name: {
             moment.name: sum(float(term.size_bytes) for term in moment.terms if term.name.startswith("kept by"))
-            for moment in moments(shape, stage, configuration)
+            for moment in moments(stage)
         }
         for stage in (first, last)
     }
@@ -199,7 +193,7 @@ def test_context_parallel_ranks_reduce_gradients_too() -> None:
 def test_stages_of_torch_keep_a_buffer_for_every_micro_batch_and_the_logits() -> None:
     shape, configuration = llama(), Configuration(precision="bf16", pp=4, accumulate=8, seq=1024)
     first, last = (
-        {moment.name: {term.name: term.size_bytes for term in moment.terms} for moment in moments(shape, end, each)}
+        {moment.name: {term.name: term.size_bytes for term in moment.terms} for moment in moments(end)}
         for each in (configuration,)
         for end in stages(shape, each)
     )
@@ -216,12 +210,7 @@ def test_stages_of_torch_keep_a_buffer_for_every_micro_batch_and_the_logits() ->
 
 def alive_at_ends(shape: ModelShape, configuration: Configuration) -> set[str]:
     """Names of everything that any stage holds at any moment."""
-    return {
-        term.name
-        for end in stages(shape, configuration)
-        for moment in moments(shape, end, configuration)
-        for term in moment.terms
-    }
+    return {term.name for end in stages(shape, configuration) for moment in moments(end) for term in moment.terms}
 
 
 def test_adapters_are_as_wide_as_they_are_computed_with() -> None:

@@ -5,8 +5,8 @@ import pytest
 from budget.decoders import llama
 from budget.nanotron_step import GIB, Step
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered
-from tonnage.budget.sharding import stages
+from tonnage.budget.nanotron import NanotronTerms, nanotron_terms
+from tonnage.budget.states import stages
 from tonnage.budget.training import training_budget
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
@@ -22,30 +22,32 @@ def nanotron(**choices: object) -> Configuration:
     return Configuration(framework="nanotron", optimizer_kernel="fused", **choices)  # type: ignore[arg-type]
 
 
+def terms(shape: ModelShape, configuration: Configuration) -> NanotronTerms:
+    return nanotron_terms(next(stages(shape, configuration)))
+
+
 def test_buffers_for_what_is_gathered() -> None:
-    (two,) = gather_buffers(SHAPE, nanotron(tp=2), 4096)
-    (none,) = gather_buffers(SHAPE, nanotron(tp=1), 4096)
+    ((two,), (none,)) = (terms(SHAPE, nanotron(tp=tp)).buffers for tp in (2, 1))
     assert (two.size_bytes, none.size_bytes) == (2 * 2 * 2048 * 4096, 0)
-    assert not gather_buffers(SHAPE, Configuration(tp=2), 4096)
+    assert not terms(SHAPE, Configuration(tp=2)).buffers
 
 
 def test_gradients_wait_in_16_bits_for_the_end_of_the_backward_pass() -> None:
     apart = llama(vocab_size=131072, tie_word_embeddings=False)
     for shape, late in ((SHAPE, 0), (apart, EMBEDDING)):
-        (stage,) = stages(shape, nanotron())
-        before, after = (made_gradients(shape, stage, nanotron(), ended=ended)[0] for ended in (False, True))
+        found = terms(shape, nanotron())
+        (before,), (after,) = found.made, found.made_at_end
         assert after.size_bytes == 2 * shape.parameters
         assert after.size_bytes - before.size_bytes == 2 * late
-    assert not made_gradients(SHAPE, stage, Configuration(framework="megatron"), ended=True)
+    assert not terms(SHAPE, Configuration(framework="megatron")).made_at_end
 
 
 def test_zero_gathers_through_flat_copies() -> None:
-    configuration = nanotron(zero=1, data=8, shard=8)
-    (stage,) = stages(SHAPE, configuration)
-    (cached,), (used,) = (flat_copies(stage, configuration, in_use=in_use) for in_use in (False, True))
+    found = terms(SHAPE, nanotron(zero=1, data=8, shard=8))
+    (cached, _), (used,) = found.held, found.gathering
     assert cached.size_bytes == used.size_bytes == pytest.approx((2 + 1 / 8) * 2 * SHAPE.parameters)
     assert (cached.category, used.category) == (Category.FRAGMENTATION, Category.WORKSPACE)
-    assert not flat_copies(stage, nanotron(data=8), in_use=True)
+    assert not terms(SHAPE, nanotron(data=8)).gathering
 
 
 @pytest.mark.parametrize(
@@ -54,18 +56,15 @@ def test_zero_gathers_through_flat_copies() -> None:
 )
 def test_what_is_scattered_is_lost_until_the_card_has_come_to_it(choices: dict[str, int], tensors: int) -> None:
     """Two of every block in the queue: sixteen forward, or six for each of four micro-batches; then some backward."""
-    configuration = nanotron(**choices)
-    stage = next(iter(stages(SHAPE, configuration)))
-    (held,) = scattered(SHAPE, stage, configuration, 4096)
+    (held,) = terms(SHAPE, nanotron(**choices)).held
     assert held.size_bytes == tensors * 2 * 2048 * 4096
     assert held.category is Category.FRAGMENTATION
-    assert not scattered(SHAPE, stage, Configuration(framework="megatron", tp=2), 4096)
+    assert not terms(SHAPE, Configuration(framework="megatron", tp=2)).held
 
 
 def test_the_host_is_no_further_ahead_than_its_queue_holds() -> None:
     deep = llama(vocab_size=131072, num_hidden_layers=80)
-    (stage,) = stages(deep, nanotron(tp=2))
-    (held,) = scattered(deep, stage, nanotron(tp=2), 1)
+    (held,) = terms(deep, nanotron(tp=2, seq=1)).held
     assert held.size_bytes == 2 * (1024 // 29) * 2 * 2048
 
 

@@ -7,7 +7,7 @@ from tonnage.budget.configuration import Configuration
 from tonnage.budget.loss import LOSS_CHUNKS, head_weights, loss_term
 from tonnage.budget.moments import moments
 from tonnage.budget.overheads import context, fragmentation, nccl, other_streams, workspace
-from tonnage.budget.sharding import stages
+from tonnage.budget.states import stages
 from tonnage.hardware import find_gpu
 from tonnage.models import ModelShape, from_config
 
@@ -26,11 +26,8 @@ def test_transformer_engine_has_a_workspace_of_its_own() -> None:
 
 def test_logits_that_are_shifted_in_fp32_leave_larger_holes() -> None:
     """Of 12 bytes 2; of 16, the same and 4 of a gradient that is a token short."""
-    (stage,) = stages(llama(), Configuration())
-    plain, wide = (
-        fragmentation(llama(), stage, Configuration(precision="bf16", lora_rank=8, wide_logits=way, seq=512)).size_bytes
-        for way in (False, True)
-    )
+    both = (Configuration(precision="bf16", lora_rank=8, wide_logits=way, seq=512) for way in (False, True))
+    plain, wide = (fragmentation(next(stages(llama(), each))).size_bytes for each in both)
     assert (plain, wide) == (pytest.approx(2 * 512 * 128256), pytest.approx(6 * 512 * 128256))
 
 
@@ -61,22 +58,22 @@ def test_a_communicator_of_all_and_one_for_each_smaller_kind(choices: dict[str, 
 def test_fragmentation_grows_with_the_loss_and_the_gradients() -> None:
     shape, configuration = llama(), Configuration(precision="bf16", seq=2048, micro_batch=2)
     (stage,) = stages(shape, configuration)
-    found = fragmentation(shape, stage, configuration)
+    found = fragmentation(stage)
     assert found.size_bytes == pytest.approx(12 * 128256 * 4096 / 6 + 0.38 * 2 * shape.parameters)
 
 
 def test_a_stage_without_the_head_has_no_hole_of_its_logits() -> None:
     shape, configuration = llama(), Configuration(precision="bf16", pp=2, accumulate=2)
     first, _ = stages(shape, configuration)
-    assert fragmentation(shape, first, configuration).size_bytes == pytest.approx(0.38 * 2 * first.parameters)
+    assert fragmentation(first).size_bytes == pytest.approx(0.38 * 2 * first.parameters)
 
 
 def kept_by_streams(shape: ModelShape, **choices: object) -> float:
     """Beyond what is alive at the peak."""
     configuration = Configuration(zero=3, data=2, shard=2, **choices)
     (stage,) = stages(shape, configuration)
-    alive = [moment.terms for moment in moments(shape, stage, configuration)]
-    return sum(float(term.size_bytes) for term in other_streams(shape, stage, configuration, alive))
+    alive = [moment.terms for moment in moments(stage)]
+    return sum(float(term.size_bytes) for term in other_streams(stage, alive))
 
 
 def test_streams_of_fsdp_keep_shards_of_gradients_and_what_was_gathered() -> None:
@@ -103,18 +100,18 @@ def test_streams_of_fsdp_keep_shards_of_gradients_and_what_was_gathered() -> Non
     ],
 )
 def test_bytes_of_a_logit(choices: dict[str, object], forward: int, backward: int) -> None:
-    shape, configuration = llama(), Configuration(**choices)
-    assert loss_term(shape, configuration, 1, "forward").size_bytes == forward * 128256
-    assert loss_term(shape, configuration, 1, "loss").size_bytes == backward * 128256
+    shape, configuration = llama(), Configuration(seq=1, **choices)
+    assert loss_term(shape, configuration, "forward").size_bytes == forward * 128256
+    assert loss_term(shape, configuration, "loss").size_bytes == backward * 128256
 
 
 def test_chunks_and_tensor_parallelism_divide_the_loss() -> None:
-    whole = loss_term(llama(), Configuration(), 8, "loss").size_bytes
-    split = loss_term(llama(), Configuration(loss="chunked", tp=2), 8, "loss").size_bytes
+    whole = loss_term(llama(), Configuration(seq=8), "loss").size_bytes
+    split = loss_term(llama(), Configuration(loss="chunked", tp=2, seq=8), "loss").size_bytes
     # Split logits have a loss in Python, with one more copy of them.
     assert split == whole * 16 / 12 / LOSS_CHUNKS / 2
-    own = loss_term(llama(), Configuration(framework="megatron", tp=2), 8, "loss").size_bytes
-    assert own == loss_term(llama(), Configuration(framework="megatron"), 8, "loss").size_bytes / 2
+    own = loss_term(llama(), Configuration(framework="megatron", tp=2, seq=8), "loss").size_bytes
+    assert own == loss_term(llama(), Configuration(framework="megatron", seq=8), "loss").size_bytes / 2
 
 
 def test_the_head_may_be_narrower_than_the_model() -> None:

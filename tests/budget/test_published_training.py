@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.ranges import peak_factors
-from tonnage.budget.training import training_budget
+from tonnage.budget.training import peak_factors, training_budget
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model, from_config
 

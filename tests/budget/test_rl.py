@@ -95,8 +95,8 @@ def test_what_is_offloaded_is_on_the_card_in_its_own_phase_only() -> None:
 
 
 def test_logits_are_made_of_completions_alone() -> None:
-    whole = loss_term(SHAPE, replace(TRAINING, logit_share=1.0), 5120, "loss").size_bytes
-    assert loss_term(SHAPE, TRAINING, 5120, "loss").size_bytes == pytest.approx(0.8 * float(whole))
+    whole = loss_term(SHAPE, replace(TRAINING, logit_share=1.0), "loss").size_bytes
+    assert loss_term(SHAPE, TRAINING, "loss").size_bytes == pytest.approx(0.8 * float(whole))
     scored = by_name(CAST)["old log-probs"]
     # Logits in 16 bits, in FP32, and their log-softmax, of 0.8 of the tokens; and what the head reads.
     logits = 0.8 * 5120 * SHAPE.vocab * (2 + 4 + 4) + 5120 * SHAPE.hidden * 2

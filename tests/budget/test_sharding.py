@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from budget.decoders import llama
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.sharding import block_parameters, expert_shards, expert_tp, stages
+from tonnage.budget.states import stages
 from tonnage.models import AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
 
 SHAPE = llama(tie_word_embeddings=False, num_hidden_layers=16)
@@ -96,9 +96,9 @@ def test_experts_are_divided_by_expert_parallelism() -> None:
 
 
 def test_an_expert_is_split_as_the_rest_until_its_gpus_are_used_up() -> None:
-    assert expert_tp(Configuration(tp=4, data=2, ep=2)) == 4
-    assert expert_tp(Configuration(tp=4, data=2, ep=8)) == 1
-    assert expert_shards(Configuration(tp=4, data=8, shard=8, ep=8)) == 1
+    assert Configuration(tp=4, data=2, ep=2).expert_tp == 4
+    assert Configuration(tp=4, data=2, ep=8).expert_tp == 1
+    assert Configuration(tp=4, data=8, shard=8, ep=8).expert_shards == 1
 
 
 def test_many_configurations_at_once_are_each_as_alone() -> None:
@@ -117,8 +117,9 @@ def test_no_stage_holds_more_than_the_model(tp: int, pp: int, ep: int) -> None:
 
 
 def test_the_block_that_is_gathered() -> None:
-    assert block_parameters(SHAPE, Configuration()) == SHAPE.decoder.layers[0].parameters
-    assert block_parameters(mixture(), Configuration(data=8, ep=8)) < mixture().decoder.layers[0].parameters / 4
+    assert next(stages(SHAPE, Configuration())).largest_block == SHAPE.decoder.layers[0].parameters
+    spread = next(stages(mixture(), Configuration(data=8, ep=8)))
+    assert spread.largest_block < mixture().decoder.layers[0].parameters / 4
 
 
 def test_nanotron_counts_the_head_as_layers() -> None:

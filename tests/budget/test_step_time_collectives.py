@@ -8,7 +8,7 @@ import pytest
 from tonnage.budget.collectives import ClusterLinks, traffic
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.roofline import calibration
-from tonnage.budget.sharding import stages
+from tonnage.budget.states import stages
 from tonnage.budget.step_time import StepTime, step_time
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
@@ -150,7 +150,7 @@ def test_a_pipeline_gathers_and_reduces_once_a_step_under_fsdp2() -> None:
     choices: dict[str, Any] = {"framework": "fsdp2", "pp": 2, "data": 8, "shard": 8, "accumulate": 8}
     for zero, gathers in ((2, 0), (3, 1)):
         configuration = Configuration(zero=zero, **choices)
-        sent = traffic(shape, next(stages(shape, configuration)), configuration, network)
+        sent = traffic(next(stages(shape, configuration)), network)
         assert sent.forward_s == 0
         assert sent.first_forward_s > 0
         assert sent.step_s == pytest.approx(2 * sent.first_forward_s, rel=0.02)  # FP32 beside BF16
@@ -162,7 +162,7 @@ def test_selective_checkpoints_gather_again_what_tensor_parallelism_splits() -> 
 
     def sent(checkpoint: str, framework: Any) -> float:
         configuration = Configuration(tp=8, framework=framework, checkpoint=checkpoint)
-        return float(traffic(shape, next(stages(shape, configuration)), configuration, network).plain_s)
+        return float(traffic(next(stages(shape, configuration)), network).plain_s)
 
     none, selective, full = (sent(way, "torch") for way in ("none", "selective", "full"))
     assert selective - none == pytest.approx((full - none) / 2)
@@ -176,16 +176,16 @@ def test_copies_of_an_expert_lie_apart_and_share_one_network_card(tp: int, data:
     stage = next(stages(shape, configuration))
     experts_s = network.gather_s(2 * stage.experts, copies, stride=apart, messages=32)
     others_s = network.gather_s(2 * (stage.dense + stage.outside), data, stride=tp, messages=32)
-    assert float(traffic(shape, stage, configuration, network).forward_s) == pytest.approx(float(experts_s + others_s))
+    assert float(traffic(stage, network).forward_s) == pytest.approx(float(experts_s + others_s))
 
 
 def test_many_degrees_of_expert_parallelism_at_once_are_as_each_alone() -> None:
     shape, network = find_model("mixtral-8x7b"), ClusterLinks(find_cluster("8x8xh100"), SHARES)
     for framework, zero in (("torch", 0), ("fsdp2", 3), ("deepspeed", 2)):
         many = Configuration(framework=framework, zero=zero, ep=np.array([1, 4, 8]), data=64, shard=64)  # type: ignore[arg-type]
-        together = traffic(shape, next(stages(shape, many)), many, network)
+        together = traffic(next(stages(shape, many)), network)
         for place in range(3):
             one = many.at(place)
-            alone = traffic(shape, next(stages(shape, one)), one, network)
+            alone = traffic(next(stages(shape, one)), network)
             for some, expected in zip(together, alone, strict=True):
                 assert float(np.broadcast_to(some, 3)[place]) == pytest.approx(float(expected))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from budget.decoders import llama
 from tonnage.budget.adapters import ALL_LINEAR
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.sharding import stages
-from tonnage.budget.states import lora_parameters, model_states_bytes, optimizer_bytes, states
+from tonnage.budget.states import lora_parameters, model_states_bytes, optimizer_bytes, stages
 from tonnage.budget.terms import by_category, total
 from tonnage.ledger import Category
 
@@ -21,8 +20,7 @@ COUNT = SHAPE.parameters
 def bytes_each(**choices: object) -> dict[Category, float]:
     """Bytes a parameter, by category, on one GPU."""
     configuration = Configuration(**choices)
-    (stage,) = stages(SHAPE, configuration)
-    found = states(SHAPE, stage, configuration)
+    (found,) = stages(SHAPE, configuration)
     return {category: float(size) / COUNT for category, size in by_category((*found.kept, found.gradients)).items()}
 
 
@@ -92,16 +90,14 @@ def test_more_shards_never_need_more(zero: int, framework: str) -> None:
     sizes = []
     for shard in (1, 2, 8, 64):
         configuration = Configuration(framework=framework, zero=zero, data=64, shard=shard)
-        (stage,) = stages(SHAPE, configuration)
-        found = states(SHAPE, stage, configuration)
+        (found,) = stages(SHAPE, configuration)
         sizes.append(float(total((*found.kept, found.gradients))))
     assert sizes == sorted(sizes, reverse=True)
 
 
 def test_adapters_alone_are_trained() -> None:
     configuration = Configuration(lora_rank=16)
-    (stage,) = stages(SHAPE, configuration)
-    found = states(SHAPE, stage, configuration)
+    (found,) = stages(SHAPE, configuration)
     adapters, _ = lora_parameters(SHAPE, 16, ALL_LINEAR)
 
     sizes = {term.name: float(term.size_bytes) for term in found.kept}
@@ -115,7 +111,7 @@ def test_adapters_alone_are_trained() -> None:
 def test_blocks_of_the_base_are_kept_in_few_bits_and_the_rest_in_16(base: Any, bits: float) -> None:
     configuration = Configuration(lora_rank=8, base=base)
     (stage,) = stages(SHAPE, configuration)
-    sizes = {term.name: float(term.size_bytes) for term in states(SHAPE, stage, configuration).kept}
+    sizes = {term.name: float(term.size_bytes) for term in stage.kept}
     outside = 2 * 128256 * 2048 + 2048 * (1 + 2 * 16)
 
     assert sizes[f"frozen blocks in {base.upper()}"] == pytest.approx(bits / 8 * (COUNT - outside), rel=1e-4)

@@ -3,7 +3,7 @@
 import pytest
 
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.sharding import stages, trained_stage
+from tonnage.budget.states import stages
 from tonnage.errors import BadLayout
 from tonnage.models import ModelShape, find_model
 from tonnage.models.freezing import freeze
@@ -12,7 +12,7 @@ ONE = Configuration()
 
 
 def trained(shape: ModelShape) -> int:
-    return round(float(trained_stage(shape, next(stages(shape, ONE)), ONE).parameters))
+    return round(float(next(stages(shape, ONE)).trained.parameters))
 
 
 def modes(shape: ModelShape) -> list[set[str]]:

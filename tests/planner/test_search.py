@@ -16,7 +16,7 @@ from tonnage.planner.reasons import rejected
 from tonnage.planner.remedies import remedies
 from tonnage.planner.request import Offload, TrainingRequest
 from tonnage.planner.search import PlanSearch, judge, search
-from tonnage.planner.space import CHECKPOINTS, family, layouts, passes, shardings
+from tonnage.planner.space import CHECKPOINTS, layouts, passes, shardings
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_nothing_in_the_space_is_faster(model: str, gpus: str, asked: dict[str, 
     searched = {one.family.offload for one in found.judged}
     for sharding in (sharding for offload in searched for sharding in shardings(request, rows, offload)):
         for way in passes(request, sharding.offload):
-            one = judge(shape, cluster, found.clock, family(request, sharding, *way), timed="what leaves headroom")
+            one = judge(shape, cluster, found.clock, sharding.running(*way), timed="what leaves headroom")
             looked += one.family.size
             top = max(top, float(np.max(one.tokens_per_s, where=one.leaves_headroom, initial=0.0)))
     assert looked == found.searched
@@ -96,7 +96,7 @@ def test_offload_is_looked_at_where_memory_is_short() -> None:
 def test_what_the_search_compares_is_the_budget(eight: PlanSearch, places: Offload) -> None:
     rows = layouts(eight.shape, eight.cluster, eight.request)
     for sharding in shardings(eight.request, rows, places):
-        asked = family(eight.request, sharding, "selective", "full").configuration
+        asked = sharding.running("selective", "full").configuration
         budget = training_budget(eight.shape, asked, eight.cluster.gpu)
         total_bytes, host_bytes = needed_bytes(eight.shape, asked, eight.cluster.gpu)
         assert np.allclose(total_bytes, budget.total_bytes)

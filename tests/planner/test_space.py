@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest
-from tonnage.planner.space import CHECKPOINTS, family, layouts, offloads, passes, recomputes_less, shardings
+from tonnage.planner.space import CHECKPOINTS, layouts, offloads, passes, recomputes_less, shardings
 
 OPEN = TrainingRequest(seq=4096)
 
@@ -36,7 +36,7 @@ def test_flags_that_were_given_are_kept() -> None:
     )
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("16xh100"), request)
     assert set(rows.tp) == {2} and set(rows.pp) == {2} and set(rows.micro_batch) == {4}
-    assert {one.zero for one in shardings(request, rows, NO_OFFLOAD)} == {3}
+    assert {one.configuration.zero for one in shardings(request, rows, NO_OFFLOAD)} == {3}
     assert passes(request, NO_OFFLOAD) == [("full", "full")]
 
 
@@ -45,7 +45,7 @@ def test_interleaved_stages_take_micro_batches_by_the_round() -> None:
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), request)
     assert set(rows.accumulate) == {48, 24, 16, 12, 8, 4}
     chosen = next(shardings(request, rows, NO_OFFLOAD))
-    assert family(request, chosen, "none", "full").configuration.pp_chunks == 2
+    assert chosen.running("none", "full").configuration.pp_chunks == 2
 
 
 def test_a_micro_batch_alone_makes_a_step_of_one_pass() -> None:
@@ -62,9 +62,9 @@ def test_what_needs_least_comes_first() -> None:
 
 def test_one_gpu_has_nothing_to_shard() -> None:
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("h200"), OPEN)
-    assert {one.zero for one in shardings(OPEN, rows, NO_OFFLOAD)} == {0}
+    assert {one.configuration.zero for one in shardings(OPEN, rows, NO_OFFLOAD)} == {0}
     asked = TrainingRequest(seq=4096, zero=3)
-    assert {one.zero for one in shardings(asked, rows, NO_OFFLOAD)} == {3}
+    assert {one.configuration.zero for one in shardings(asked, rows, NO_OFFLOAD)} == {3}
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_who_trains_and_how_many_share_may_be_said(asked: dict[str, object], fou
     request = TrainingRequest(seq=4096, tp=1, pp=1, cp=1, **asked)
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("32xh100"), request)
     kinds = {
-        (one.zero, one.framework, int(shard))
+        (one.configuration.zero, one.configuration.framework, int(shard))
         for one in shardings(request, rows, NO_OFFLOAD)
-        for shard in set(one.rows.shard)
+        for shard in set(one.configuration.shard)
     }
     assert kinds == found
 
@@ -108,14 +108,17 @@ def test_hybrid_sharding_is_within_hosts() -> None:
 )
 def test_what_leaves_the_gpu_goes_with_the_stage_that_shards_it(offload: Offload, stages: set[int]) -> None:
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), OPEN)
-    assert {one.zero for one in shardings(OPEN, rows, offload)} == stages
+    assert {one.configuration.zero for one in shardings(OPEN, rows, offload)} == stages
 
 
 def test_drives_are_deepspeed_s() -> None:
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), OPEN)
     found = list(shardings(OPEN, rows, Offload(optimizer="nvme", parameters="nvme")))
-    assert {one.framework for one in found} == {"deepspeed"}
-    assert not any(one.rows.splits_model.any() for one in found)
+    assert {one.configuration.framework for one in found} == {"deepspeed"}
+    degrees = [
+        (one.configuration.tp, one.configuration.pp, one.configuration.cp, one.configuration.ep) for one in found
+    ]
+    assert all(np.max(degree) == 1 for each in degrees for degree in each)
 
 
 def test_offload_is_the_last_resort_unless_it_was_asked_for() -> None:
@@ -134,11 +137,11 @@ def test_every_set_of_things_can_go_to_the_host() -> None:
 def test_fsdp2_offloads_parameters_with_their_states_or_neither() -> None:
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), OPEN)
     both, alone = Offload(optimizer="host", parameters="host"), Offload(optimizer="host")
-    assert {one.framework for one in shardings(OPEN, rows, both)} == {"fsdp2", "deepspeed"}
-    assert {one.framework for one in shardings(OPEN, rows, alone)} == {"deepspeed"}
+    assert {one.configuration.framework for one in shardings(OPEN, rows, both)} == {"fsdp2", "deepspeed"}
+    assert {one.configuration.framework for one in shardings(OPEN, rows, alone)} == {"deepspeed"}
     asked = TrainingRequest(seq=4096, offload=alone, tp=2)
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), asked)
-    assert {one.framework for one in shardings(asked, rows, alone)} == {"fsdp2"}
+    assert {one.configuration.framework for one in shardings(asked, rows, alone)} == {"fsdp2"}
 
 
 @pytest.mark.parametrize(
@@ -163,4 +166,4 @@ def test_optimizers_without_a_fused_kernel_run_as_foreach() -> None:
     for optimizer, kernel in (("adamw", "fused"), ("lion", "foreach")):
         request = TrainingRequest(seq=4096, optimizer=optimizer)  # type: ignore[arg-type]
         sharding = next(shardings(request, rows, NO_OFFLOAD))
-        assert family(request, sharding, "none", "full").configuration.optimizer_kernel == kernel
+        assert sharding.running("none", "full").configuration.optimizer_kernel == kernel

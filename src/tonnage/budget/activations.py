@@ -11,7 +11,6 @@ import numpy as np
 
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of, made_bytes
 from tonnage.budget.styles import Style, style_of
 from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, ModelShape
 
@@ -42,7 +41,7 @@ class SavedPerToken:
     def per_token(self, configuration: Configuration, keys: Number) -> Quantity:
         """Return the bytes per token on one GPU, if a token attends to `keys` keys."""
         whole_over = configuration.tp if configuration.sequence_parallel else 1
-        gathered_over = 1 if framework_of(configuration).parallel == "torch" else whole_over
+        gathered_over = 1 if configuration.traits.parallel == "torch" else whole_over
         split = (self.split + self.scores * keys) / configuration.tp
         return split + self.whole / whole_over + self.gathered / gathered_over
 
@@ -137,7 +136,7 @@ def widths_of(layer: LayerShape, hidden: int, configuration: Configuration) -> B
     mixer = layer.attention
     heads = mixer.heads if mixer else 0
     # Adapters read the compute dtype, or in TRL what accelerate's autocast passes on.
-    read_bytes = made_bytes(configuration) if configuration.objective.plain else configuration.compute_bytes
+    read_bytes = configuration.made_bytes if configuration.objective.plain else configuration.compute_bytes
     return BlockWidths(
         hidden=hidden,
         queries=heads * mixer.head_dim if mixer else 0,
@@ -149,7 +148,7 @@ def widths_of(layer: LayerShape, hidden: int, configuration: Configuration) -> B
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
         adapter_bytes=read_bytes if configuration.lora_rank else 0,
-        adapters_cast=made_bytes(configuration) > configuration.compute_bytes,
+        adapters_cast=configuration.made_bytes > configuration.compute_bytes,
         adapted=configuration.lora_targets,
         drops=configuration.lora_dropout,
     )
@@ -199,7 +198,13 @@ def _attentions(layer: LayerShape, style: Style, widths: BlockWidths, configurat
 def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
     """Return queries, keys and values as the kernel reads them, its output, and the tensors between."""
     size = widths.compute_bytes
-    kept = _attention_inputs(style, widths)
+    kept = _read(widths, 1 if style.fused_qkv else 3)
+    if widths.adapter_bytes:
+        readers = sum(name in widths.adapted for name in ATTENTION[:3])
+        own = (widths.drops or widths.adapters_cast) and "o_proj" in widths.adapted
+        cast = (widths.adapter_bytes + widths.drops) * own
+        kept = _adapted(widths, min(readers, 1) if style.fused_qkv else readers)
+        kept += SavedPerToken(split=cast * widths.attended)
     if style.dropout:
         kept += SavedPerToken(whole=widths.hidden)
     if style.qk_norm:
@@ -218,7 +223,7 @@ def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, configurati
             split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads
         )
     kept += _flash(style, widths)
-    if framework_of(configuration).parallel == "torch":
+    if configuration.traits.parallel == "torch":
         # Ring attention assembles its output by head; reading it by token makes a copy.
         kept += SavedPerToken(split=size * widths.attended * (np.asarray(configuration.cp) > 1))
     if configuration.framework == "megatron" and configuration.attention == "flash-2":
@@ -226,17 +231,6 @@ def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, configurati
         # back.
         kept += SavedPerToken(split=size * widths.attended)
     return kept
-
-
-def _attention_inputs(style: Style, widths: BlockWidths) -> SavedPerToken:
-    if not widths.adapter_bytes:
-        return _read(widths, 1 if style.fused_qkv else 3)
-    readers = sum(name in widths.adapted for name in ATTENTION[:3])
-    own = (widths.drops or widths.adapters_cast) and "o_proj" in widths.adapted
-    cast = (widths.adapter_bytes + widths.drops) * own
-    return _adapted(widths, min(readers, 1) if style.fused_qkv else readers) + SavedPerToken(
-        split=cast * widths.attended
-    )
 
 
 def _flash(style: Style, widths: BlockWidths) -> SavedPerToken:
@@ -283,13 +277,6 @@ def _feed_forward(layer: LayerShape, style: Style, widths: BlockWidths, *, tiled
     return kept + SavedPerToken(split=_mlp_bytes(mlp, style, widths) * mlp.intermediate)
 
 
-def mlp_tiles(configuration: Configuration, hidden: int) -> Quantity:
-    """Return how many tiles a tiled MLP uses: like DeepSpeed's `TiledMLP`, about tokens divided by the hidden size."""
-    if not configuration.tiled_mlp:
-        return 1
-    return np.ceil(np.asarray(configuration.seq) / configuration.cp / hidden)[()]
-
-
 def _mlp_inputs(layer: LayerShape, mlp: FeedForward, style: Style, widths: BlockWidths) -> SavedPerToken:
     """Return the output of the MLP's norm, which a parallel block with one norm already saved for attention."""
     # In a mixture only the router reads it; the experts' copies are counted with the experts.
@@ -332,12 +319,15 @@ def _selective(
 
     It saves all but the scores; or the input, attention's output, every other product and reduce-scatter outputs.
     """
-    if framework_of(configuration).selective == "scores":
+    if configuration.traits.selective == "scores":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
         kept = block + _attentions(layer, style, widths, configuration)
         return SavedPerToken(kept.split, kept.whole, kept.gathered), SavedPerToken()
-    # A compiler drops the last product, which no gradient needs.
-    every = _products(layer, style, widths)
+    # The output widths of the matrices in execution order. A compiler drops the last product, which no gradient needs.
+    every = [widths.queries, widths.keys, widths.values]
+    every = [sum(every), widths.hidden] if style.fused_qkv else [*every, widths.hidden]
+    if layer.feed_forward is not None:
+        every += [_between(layer.feed_forward)] * (2 if layer.feed_forward.gated else 1) + [widths.hidden]
     products = every[: -1 if configuration.compile else None : 2]
     keeps_last = len(every) % 2 == 1 and not configuration.compile
     split = sum(width for width in products if width != widths.hidden) + widths.attended
@@ -349,16 +339,6 @@ def _selective(
     scattered = size * widths.hidden * (bool(layer.attention) + bool(layer.feed_forward)) * scatters
     only = SavedPerToken(whole=(widths.residual_bytes + size * keeps_last) * widths.hidden)
     return SavedPerToken(size * split + FP32 * widths.heads, size * whole + entry + scattered), only
-
-
-def _products(layer: LayerShape, style: Style, widths: BlockWidths) -> list[int]:
-    """Return the output widths of a block's matrices, in execution order."""
-    fused = [widths.queries + widths.keys + widths.values]
-    attention = fused if style.fused_qkv else [widths.queries, widths.keys, widths.values]
-    mlp = layer.feed_forward
-    if mlp is None:
-        return [*attention, widths.hidden]
-    return [*attention, widths.hidden, *[_between(mlp)] * (2 if mlp.gated else 1), widths.hidden]
 
 
 def _backward(layer: LayerShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
@@ -377,7 +357,10 @@ def _backward(layer: LayerShape, style: Style, widths: BlockWidths, configuratio
     stream = widths.residual_bytes * widths.hidden
     # With sequence parallelism it is gathered for the last matrix.
     gathered = stream * (np.asarray(configuration.tp) > 1)
-    tiles = mlp_tiles(configuration, widths.hidden)
+    # Tiles of a tiled MLP: like DeepSpeed's `TiledMLP`, about tokens divided by the hidden size.
+    tiles: Quantity = 1
+    if configuration.tiled_mlp:
+        tiles = np.ceil(np.asarray(configuration.seq) / configuration.cp / widths.hidden)[()]
     if not np.any(np.asarray(tiles) > 1):
         return SavedPerToken(split=gradients * _between(mlp), whole=stream, gathered=gathered)
     # So little that attention has more: its input, the gradients of queries, keys and values, and FP32 sums for

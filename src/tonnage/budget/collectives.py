@@ -15,19 +15,22 @@ are on neighbouring GPUs, so replicas of one expert are that many GPUs apart. Ba
 NCCL reaches; every step of a ring costs a hop, every message a start.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
-from tonnage.budget.roofline import Calibration
-from tonnage.budget.sharding import StageParameters, expert_shards, expert_tp, shards, trained_stage
-from tonnage.budget.states import sharded_parameters
+from tonnage.budget.roofline import Calibration, calibration
+from tonnage.budget.states import StageShare
 from tonnage.hardware.cluster import Cluster
-from tonnage.models.shape import AttentionKind, ModelShape
+from tonnage.models.shape import AttentionKind
 
+# Collectives of a captured step, by how they are sent.
+_REDUCTIONS = ("all_reduce", "barrier")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
+_MESSAGES = ("send", "recv")
 _LARGE_TENSORS = 3  # per layer: before attention, into and out of the MLP
 _LEAST_MESSAGES = 1e-9  # for a stage chunk without layers
 
@@ -43,7 +46,13 @@ class ClusterLinks:
         """Return the seconds of ring all-gathers (or reduce-scatters) of `size_bytes` in total."""
         steps = np.asarray(ranks) - 1
         piece = size_bytes / ranks / np.maximum(messages, _LEAST_MESSAGES)
-        return messages * steps * self._step_s(piece, ranks, stride) + messages * self.shares.link_start_s * (steps > 0)
+        # One step of the ring. Between hosts, NCCL sends small pieces by a low-latency protocol.
+        hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
+        large_s = hop_s + piece / rate
+        small_s = hop_s - self.shares.network_small_saves_s + piece / self.shares.network_small_bytes_per_s
+        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
+        step_s = np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece / rate)), large_s)
+        return messages * steps * step_s + messages * self.shares.link_start_s * (steps > 0)
 
     def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
         """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts."""
@@ -86,14 +95,6 @@ class ClusterLinks:
         near = self.cluster.link_bytes_per_s(np.minimum(span, self.cluster.gpus_per_host))
         return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
 
-    def _step_s(self, piece_bytes: Quantity, ranks: Number, stride: Number) -> Quantity:
-        """Return one step of a ring. Between hosts, NCCL sends small pieces by a low-latency protocol."""
-        hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
-        large_s = hop_s + piece_bytes / rate
-        small_s = hop_s - self.shares.network_small_saves_s + piece_bytes / self.shares.network_small_bytes_per_s
-        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
-        return np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece_bytes / rate)), large_s)
-
     def _hop_s(self, ranks: Quantity, stride: Number) -> Quantity:
         """Return the latency of one hop. A ring advances in lockstep, so one hop that leaves the host slows all."""
         beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
@@ -114,30 +115,31 @@ class Traffic(NamedTuple):
     ends: Quantity  # share of a pass's traffic that nothing hides: the embedding's, at either end of it
 
 
-def traffic(shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks) -> Traffic:
+def traffic(stage: StageShare, network: ClusterLinks) -> Traffic:
     """Return the traffic of one configuration or many."""
-    plain_s, products_s = _tensor_s(shape, stage, configuration, network)
+    shape, configuration = stage.shape, stage.configuration
+    plain_s, products_s = _tensor_s(stage, network)
     stages_apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
     in_pipeline = np.asarray(configuration.pp) > 1
     # Pipeline sends to the next stage and back, from each of its chunks.
-    sent_bytes = 2 * (_activation_bytes(shape, configuration) / configuration.tp)
-    next_s = network.send_s(sent_bytes, stages_apart + 1, framework_of(configuration).pipeline_messages)
+    sent_bytes = 2 * (_activation_bytes(stage) / configuration.tp)
+    next_s = network.send_s(sent_bytes, stages_apart + 1, configuration.traits.pipeline_messages)
     pipeline_s = next_s * configuration.chunks * in_pipeline
-    plain_s = plain_s + _expert_s(shape, stage, configuration, network) + pipeline_s
+    plain_s = plain_s + _expert_s(stage, network) + pipeline_s
     # The first and last stages also reduce the gradients of an embedding tied to the head.
-    tied_bytes = shape.embedding_parameters * gradient_bytes(configuration) / configuration.tp
+    tied_bytes = shape.embedding_parameters * configuration.gradient_bytes / configuration.tp
     tied = shape.tied and not configuration.lora_rank
     tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * tied
-    gather_s, scatter_s, reduce_s = _data_s(shape, stage, configuration, network)
+    gather_s, scatter_s, reduce_s = _data_s(stage, network)
     zero, none = configuration.zero, 0.0 * gather_s
     ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
-    ring_s = _ring_s(shape, stage, configuration, network)
+    ring_s = _ring_s(stage, network)
     if zero == 0:
         return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, tied_s, ends)
-    if not sharded_parameters(configuration):
+    if not configuration.shards_parameters:
         each_s, last_s = (scatter_s, none) if zero == 2 else (none, scatter_s)
         return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, none, gather_s + tied_s, ends)
-    again_s, once = gather_s * (zero == 3), reduces_once(configuration)
+    again_s, once = gather_s * (zero == 3), configuration.reduces_once
     # In a pipeline, a forward pass reuses what the backward pass before it has gathered.
     first_s, after_s, each = once * gather_s, once * scatter_s, 1 - once
     return Traffic(
@@ -145,13 +147,9 @@ def traffic(shape: ModelShape, stage: StageParameters, configuration: Configurat
     )
 
 
-def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:
+def _activation_bytes(stage: StageShare) -> Quantity:
     """Return the bytes of one micro-batch between two layers, summed over tensor-parallel ranks."""
-    return configuration.tokens * shape.hidden * configuration.compute_bytes
-
-
-def _layers(shape: ModelShape) -> int:
-    return sum(len(stack.layers) for stack in shape.stacks)
+    return stage.configuration.tokens * stage.shape.hidden * stage.configuration.compute_bytes
 
 
 def _passes(configuration: Configuration) -> int:
@@ -159,31 +157,30 @@ def _passes(configuration: Configuration) -> int:
     return 3 if configuration.checkpoint == "full" else 2
 
 
-def _tensor_s(
-    shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks
-) -> tuple[Quantity, Quantity]:
+def _tensor_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity]:
     """Return exposed seconds, and those hidden behind products of the backward pass.
 
     A layer has two pairs of collectives per pass (an all-reduce counts as a pair), and one pair is outside. Frameworks
     with their own code scatter an input's gradient while computing the weight's, and gather the input again. Selective
     checkpointing of operators saves what was scattered, and gathers again.
     """
-    once_s = network.gather_s(_activation_bytes(shape, configuration), configuration.tp)
-    layers = _layers(shape) * stage.share
+    configuration, layers = stage.configuration, stage.layers
+    once_s = network.gather_s(_activation_bytes(stage), configuration.tp)
     everything = 4 * layers * _passes(configuration) + 4
-    if configuration.checkpoint == "selective" and framework_of(configuration).selective == "operators":
+    if configuration.checkpoint == "selective" and configuration.traits.selective == "operators":
         everything = everything + 2 * layers * configuration.sequence_parallel
-    if framework_of(configuration).parallel == "torch":
+    if configuration.traits.parallel == "torch":
         return once_s * everything, 0.0 * once_s
     hidden = 2 if configuration.sequence_parallel else 4
     return once_s * (everything - hidden * layers), once_s * 4 * layers
 
 
-def _ring_s(shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks) -> Quantity:
+def _ring_s(stage: StageShare, network: ClusterLinks) -> Quantity:
     """Return the seconds of ring attention: keys and values go around once forward, and with their gradients backward."""
+    configuration = stage.configuration
     widths = [
         layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.value_head_dim)
-        for stack in shape.stacks
+        for stack in stage.shape.stacks
         for layer in stack.layers
         if layer.attention is not None and layer.attention.kind is not AttentionKind.RECURRENT
     ]
@@ -193,27 +190,13 @@ def _ring_s(shape: ModelShape, stage: StageParameters, configuration: Configurat
     return once_s * (_passes(configuration) + 1)
 
 
-def _expert_s(
-    shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks
-) -> Quantity:
+def _expert_s(stage: StageShare, network: ClusterLinks) -> Quantity:
     """Return the seconds of sending tokens to their experts and back, in every pass."""
-    chosen = [
-        layer.feed_forward.experts_per_token
-        for stack in shape.stacks
-        for layer in stack.layers
-        if layer.feed_forward is not None and layer.feed_forward.experts
-    ]
-    size = _activation_bytes(shape, configuration) / configuration.tp * sum(chosen) * stage.share
-    return 2 * _passes(configuration) * network.exchange_s(size, configuration.ep, len(chosen) * stage.share)
-
-
-def _messages(parameters: Quantity, layers: Quantity, configuration: Configuration) -> Quantity:
-    """Return the number of messages: one per layer if parameters are sharded, else gradient buckets or large tensors."""
-    bucket = framework_of(configuration).bucket_bytes
-    if sharded_parameters(configuration) or not bucket:
-        return layers
-    buckets = np.clip(parameters * made_bytes(configuration) / bucket, 1, _LARGE_TENSORS * layers + 1)
-    return buckets * (np.asarray(parameters) > 0)
+    mlps = [layer.feed_forward for stack in stage.shape.stacks for layer in stack.layers]
+    chosen = [mlp.experts_per_token for mlp in mlps if mlp is not None and mlp.experts]
+    size = _activation_bytes(stage) / stage.configuration.tp * sum(chosen) * stage.share
+    exchanged_s = network.exchange_s(size, stage.configuration.ep, len(chosen) * stage.share)
+    return 2 * _passes(stage.configuration) * exchanged_s
 
 
 class _Ring(NamedTuple):
@@ -226,41 +209,43 @@ class _Ring(NamedTuple):
     stride: Any  # distance between two of these GPUs
 
 
-def _rings(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> list[_Ring]:
+def _rings(stage: StageShare) -> list[_Ring]:
     """Return one ring for all parameters; experts under expert parallelism have fewer replicas, further apart."""
-    ranks, everyone = shards(configuration), configuration.data * np.asarray(configuration.cp)
-    layers = _layers(shape) * stage.share
+    configuration = stage.configuration
+    ranks, everyone = configuration.shards, configuration.data * np.asarray(configuration.cp)
     spread = np.asarray(configuration.ep) > 1
     if not np.any(spread):
-        return [_Ring(stage.parameters, layers, ranks, everyone, configuration.tp)]
-    apart = configuration.ep * expert_tp(configuration)
+        return [_Ring(stage.parameters, stage.layers, ranks, everyone, configuration.tp)]
+    apart = configuration.ep * configuration.expert_tp
     copies = np.maximum(configuration.tp * everyone // apart, 1)
     experts = stage.experts * spread
-    mixtures = sum(layer.expert_parameters > 0 for stack in shape.stacks for layer in stack.layers)
+    mixtures = sum(layer.expert_parameters > 0 for stack in stage.shape.stacks for layer in stack.layers)
     return [
-        _Ring(stage.parameters - experts, layers, ranks, everyone, configuration.tp),
-        _Ring(experts, mixtures * stage.share * spread, expert_shards(configuration), copies, apart),
+        _Ring(stage.parameters - experts, stage.layers, ranks, everyone, configuration.tp),
+        _Ring(experts, mixtures * stage.share * spread, configuration.expert_shards, copies, apart),
     ]
 
 
-def _data_s(
-    shape: ModelShape, stage: StageParameters, configuration: Configuration, network: ClusterLinks
-) -> tuple[Quantity, Quantity, Quantity]:
+def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity, Quantity]:
     """Return the seconds to gather parameters, to reduce-scatter gradients and to all-reduce them.
 
     Hybrid sharding reduce-scatters within a shard group, then all-reduces between groups.
     """
-    trained = (
-        0.0 if configuration.lora_rank else trained_stage(shape, stage, configuration).parameters / stage.parameters
-    )
-    at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
+    configuration, bucket = stage.configuration, stage.configuration.traits.bucket_bytes
+    trained = 0.0 if configuration.lora_rank else stage.trained.parameters / stage.parameters
     found: list[Quantity] = [0.0, 0.0, 0.0]
-    for place, ring in enumerate(_rings(shape, stage, configuration)):
-        messages = _messages(ring.parameters, ring.layers, configuration)
+    for place, ring in enumerate(_rings(stage)):
+        # Messages: one per layer if parameters are sharded, else gradient buckets or large tensors.
+        messages = ring.layers
+        if bucket and not configuration.shards_parameters:
+            made_bytes = ring.parameters * configuration.made_bytes
+            messages = np.clip(made_bytes / bucket, 1, _LARGE_TENSORS * ring.layers + 1)
+            messages = messages * (np.asarray(ring.parameters) > 0)
+        at_once = configuration.traits.gathers_at_once and not configuration.shards_parameters
         gathers = np.minimum(messages, 1) if at_once else messages
         outside = stage.outside if place == 0 else 0
         parameters = outside * configuration.compute_bytes + (ring.parameters - outside) * configuration.base_bytes
-        gradients = trained * ring.parameters * gradient_bytes(configuration)
+        gradients = trained * ring.parameters * configuration.gradient_bytes
         gather_s = network.gather_s(parameters, ring.shards, ring.stride, gathers)
         scatter_s = network.gather_s(gradients, ring.shards, ring.stride, messages)
         between = ring.copies // ring.shards, ring.stride * ring.shards
@@ -268,3 +253,21 @@ def _data_s(
         whole_s = network.reduce_s(gradients, ring.copies, ring.stride, messages)
         found = [known + more for known, more in zip(found, (gather_s, scatter_s, whole_s), strict=True)]
     return found[0], found[1], found[2]
+
+
+def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float]:
+    """Return a function of operation, total bytes, ranks and stride that gives the seconds of a collective."""
+    network = ClusterLinks(cluster, calibration())
+
+    def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:
+        if operation in _MESSAGES:
+            found = network.send_s(size_bytes, apart + 1)
+        elif operation in _EXCHANGES:
+            found = network.exchange_s(size_bytes, ranks)
+        elif operation in _REDUCTIONS:
+            found = network.reduce_s(size_bytes, ranks, apart)
+        else:  # gathers and scatters; a broadcast goes around the ring as a gather does
+            found = network.gather_s(size_bytes, ranks, apart)
+        return float(found)
+
+    return seconds

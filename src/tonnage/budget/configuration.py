@@ -1,4 +1,4 @@
-"""A training configuration: every choice that changes memory or time.
+"""A training configuration: every choice that changes memory or time, and what its framework does (`data/frameworks.toml`).
 
 Categorical choices are plain values. Numeric ones (`micro_batch`, `tp`, ...) may be NumPy arrays of equal length: the
 same formulas then evaluate that many configurations at once, which is how the search handles a hundred thousand of
@@ -6,11 +6,13 @@ them.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget import table
 from tonnage.budget.adapters import ALL_LINEAR, BASE_BITS, Base
 from tonnage.budget.objectives import NEXT_TOKEN, Objective
 
@@ -28,6 +30,47 @@ AttentionKernel = Literal["flash", "flash-2", "eager"]
 Loss = Literal["full", "chunked", "fused"]
 Place = Literal["gpu", "host", "nvme"]
 FrameworkName = Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"]
+# DeepSpeed's default `stage3_max_live_parameters`.
+MAX_LIVE_PARAMETERS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One row of `data/frameworks.toml`, which explains the fields."""
+
+    working_bytes: int
+    gradient_bytes: int
+    master_bytes: int
+    keeps_gradients: bool
+    parameters_sharded_from: int
+    gradients_sharded_from: int
+    loss_forward_bytes: int
+    loss_backward_bytes: int
+    parallel: Literal["torch", "own"]
+    written: Literal["transformers", "fused", "native"]
+    clips: bool
+    bucket_bytes: float
+    gathers_at_once: bool
+    pipeline_messages: int
+    pipeline_operators: int
+    split_operators: tuple[int, int]
+    selective: Literal["scores", "operators"]
+    fuses_sums: bool
+    cuts_products: bool
+    architectures: tuple[str, ...]
+
+
+@cache
+def _frameworks() -> dict[str, Framework]:
+    lists = ("split_operators", "architectures")
+    return {
+        name: Framework(**row | {key: tuple(row[key]) for key in lists}) for name, row in table("frameworks").items()
+    }
+
+
+def architectures(name: FrameworkName) -> tuple[str, ...]:
+    """Return the architectures a framework implements; empty if it takes any."""
+    return _frameworks()[name].architectures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +184,76 @@ class Configuration:
     def compute_bytes(self) -> int:
         """Bytes per element in the forward pass."""
         return 4 if self.precision in ("fp32", "tf32") else 2
+
+    @property
+    def traits(self) -> Framework:
+        """What its framework does."""
+        return _frameworks()[self.framework]
+
+    @property
+    def working_bytes(self) -> int:
+        """Bytes per trained parameter in the dtype it is computed with or gathered from."""
+        return self.traits.working_bytes if self.mixed else self.parameter_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes per gradient as stored."""
+        if not self.mixed:
+            return self.parameter_bytes
+        return 2 if self.bf16_gradients else self.traits.gradient_bytes
+
+    @property
+    def made_bytes(self) -> int:
+        """Bytes per gradient as the backward pass computes it: the dtype of the parameter it computed with."""
+        return self.compute_bytes if self.framework == "fsdp2" else self.working_bytes
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of the FP32 master per 16-bit parameter, or of the part it lacks; 0 if there is none."""
+        kept = self.traits.master_bytes if self.mixed else 0
+        return kept // 2 if self.bf16_moments else kept
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per element of an optimizer state."""
+        return 2 if self.precision == "bf16" or self.bf16_moments else 4
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is offloaded to the host or a drive."""
+        return self.paged or {self.optimizer_place, self.parameter_place, self.activation_place} != {"gpu"}
+
+    @property
+    def compiled_whole(self) -> bool:
+        """Whether a transformers model is compiled with its head and loss; FSDP2 compiles block by block."""
+        return self.compile and self.traits.written == "transformers" and self.framework != "fsdp2"
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether parameters are sharded and gathered for use."""
+        return self.zero >= self.traits.parameters_sharded_from
+
+    @property
+    def reduces_once(self) -> Quantity:
+        """1 if a pipeline schedule defers FSDP2's reductions and resharding to the last micro-batch, else 0."""
+        return (np.asarray(self.pp) > 1) * float(self.framework == "fsdp2" and self.zero > 0)
+
+    @property
+    def shards(self) -> Number:
+        """GPUs that share one copy of what ZeRO shards, including context-parallel ranks."""
+        return self.shard * self.cp
+
+    @property
+    def expert_tp(self) -> Quantity:
+        """Tensor-parallel degree of an expert: that of the model, unless expert parallelism uses up its GPUs."""
+        if np.ndim(self.ep) == 0 and self.ep == 1:
+            return self.tp
+        return np.minimum(self.tp, np.maximum(self.tp * self.cp * self.data // self.ep, 1))
+
+    @property
+    def expert_shards(self) -> Quantity:
+        """GPUs that share one copy of an expert, of which expert parallelism leaves fewer."""
+        return np.maximum(self.tp * self.shards // (self.ep * self.expert_tp), 1)
 
     def at(self, index: int) -> "Configuration":
         """Return one of many configurations, as plain numbers."""

@@ -24,28 +24,20 @@ class ForwardPass:
 
 def layer_elements(layer: LayerShape, hidden: int, tp: int, *, held: int) -> int:
     """Return elements per token at the widest point of a layer: `held` hidden-size vectors and its own tensors."""
-    return held * hidden + max(_attention_elements(layer, tp), _mlp_elements(layer, tp))
-
-
-def _mlp_elements(layer: LayerShape, tp: int) -> int:
-    """Return the MLP's elements: gate and up in one matrix, then their product. Experts have buffers of their own."""
-    mlp = layer.feed_forward
-    if mlp is None:
-        return 0
-    width = mlp.shared_intermediate if mlp.experts else mlp.intermediate
-    return (3 if mlp.gated else 2) * -(-width // tp)
-
-
-def _attention_elements(layer: LayerShape, tp: int) -> int:
-    """Return attention's elements: projected queries, keys and values, its inputs and its output."""
-    mixer = layer.attention
-    if mixer is None or mixer.kind is AttentionKind.RECURRENT:
-        return 0
-    heads, kv_heads = -(-mixer.heads // tp), max(1, -(-mixer.kv_heads // tp))
-    query, output = heads * mixer.head_dim, heads * mixer.value_head_dim
-    if mixer.kind is AttentionKind.LATENT:
-        return 2 * query + heads * (mixer.head_dim - mixer.rope_dim + mixer.value_head_dim) + output
-    return query + kv_heads * (mixer.head_dim + mixer.value_head_dim) + output
+    # The MLP: gate and up in one matrix, then their product. Experts have buffers of their own.
+    mlp, mixer = layer.feed_forward, layer.attention
+    wide = attended = 0
+    if mlp is not None:
+        width = mlp.shared_intermediate if mlp.experts else mlp.intermediate
+        wide = (3 if mlp.gated else 2) * -(-width // tp)
+    # Attention: projected queries, keys and values, its inputs and its output.
+    if mixer is not None and mixer.kind is not AttentionKind.RECURRENT:
+        heads, kv_heads = -(-mixer.heads // tp), max(1, -(-mixer.kv_heads // tp))
+        query, output = heads * mixer.head_dim, heads * mixer.value_head_dim
+        attended = query + kv_heads * (mixer.head_dim + mixer.value_head_dim) + output
+        if mixer.kind is AttentionKind.LATENT:
+            attended = 2 * query + heads * (mixer.head_dim - mixer.rope_dim + mixer.value_head_dim) + output
+    return held * hidden + max(attended, wide)
 
 
 def expert_elements(layer: LayerShape, hidden: int, tp: int) -> int:
@@ -93,8 +85,3 @@ def graph_sizes(largest: int) -> int:
     fine = len(range(8, min(largest, 255) + 1, 8))
     coarse = len(range(256, largest + 1, 16))
     return sum(size <= largest for size in (1, 2, 4)) + fine + coarse
-
-
-def graph_bytes(graphs: int, layers: int, bytes_per_graph: int, bytes_per_layer: int) -> int:
-    """Return the driver's bytes for `graphs` CUDA graphs of `layers` layers."""
-    return graphs * (bytes_per_graph + layers * bytes_per_layer)

@@ -4,28 +4,19 @@
 weight depend on the model. The recipes are data (`data/gguf.toml`). Custom mixes (Unsloth's "UD") are not known.
 """
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
 
+from tonnage.budget import table
 from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 
-_DATA = Path(__file__).parent / "data" / "gguf.toml"
 # Architectures with fused QKV and fused gate and up matrices in their files.
 _FUSED = ("phi3", "phimoe", "falcon", "gpt2", "gpt_neox", "bloom", "mpt", "chatglm")
 _70B_LAYERS = 80
 
 
-@cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads(_DATA.read_text("utf-8"))
-
-
 def file_types() -> tuple[str, ...]:
     """Return the names of the file types."""
-    return tuple(_data()["files"])
+    return tuple(table("gguf")["files"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +33,9 @@ class LayerBytes:
 
 def row_bytes(kind: str, row: int) -> int:
     """Return the bytes of a row of a matrix or cache, in the fallback type if the row does not divide into blocks."""
-    numbers, size = _data()["blocks"][kind]
-    if row % numbers and kind in _data()["fallback"]:
-        return row_bytes(_data()["fallback"][kind], row)
+    numbers, size = table("gguf")["blocks"][kind]
+    if row % numbers and kind in table("gguf")["fallback"]:
+        return row_bytes(table("gguf")["fallback"][kind], row)
     return int(-(-row // numbers) * size)
 
 
@@ -56,7 +47,7 @@ class GgufRecipe:
     """How a file of one type stores a model."""
 
     def __init__(self, shape: ModelShape, name: str) -> None:
-        self._shape, self._rules = shape, _data()["files"][name]
+        self._shape, self._rules = shape, table("gguf")["files"][name]
         self._layers = len(shape.decoder.layers)
         mixers = [layer.attention for layer in shape.decoder.layers if layer.attention]
         self._grouped = max((mixer.heads // max(mixer.kv_heads, 1) for mixer in mixers), default=1)

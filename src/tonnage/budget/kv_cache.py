@@ -157,8 +157,13 @@ def kv_layout(
         size = token_bytes(layer.attention, form, tp)
         sizes[size + extra_bytes if size else 0] += count
         states = max(states, state_bytes(layer.attention, tp))
+    if states and not max(sizes):
+        return KvLayout(block, states * sum(groups.values()), tuple(groups))
     if states:
-        return _with_states(groups, max(sizes), states, block)
+        # Grow the block until its page holds a recurrent state: a page is either.
+        tokens = -(-states // max(sizes))
+        grown = max(block, -(-tokens // _BLOCK_STEP) * _BLOCK_STEP)
+        return _grouped(groups, grown * max(sizes), grown)
     if len(groups) > 1 and grouped and len(sizes) == 1:
         return _grouped(groups, max(sizes) * block, block)
     only = next(iter(groups)) if len(groups) == 1 and grouped else LayerGroup(AttentionKind.FULL)
@@ -171,15 +176,6 @@ def _grouped(kinds: Counter[LayerGroup], page_bytes: int, block: int) -> KvLayou
     size = most if most < least * 1.5 else least
     groups = [group for group, count in kinds.items() for _ in range(-(-count // size))]
     return KvLayout(block, page_bytes * size, tuple(groups))
-
-
-def _with_states(kinds: Counter[LayerGroup], size_bytes: int, states: int, block: int) -> KvLayout:
-    """Grow the block until its page holds a recurrent state: a page is either."""
-    if not size_bytes:
-        return KvLayout(block, states * sum(kinds.values()), tuple(kinds))
-    tokens = -(-states // size_bytes)
-    grown = max(block, -(-tokens // _BLOCK_STEP) * _BLOCK_STEP)
-    return _grouped(kinds, grown * size_bytes, grown)
 
 
 @dataclass(frozen=True, slots=True)

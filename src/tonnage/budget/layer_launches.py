@@ -5,18 +5,16 @@ implemented. Sizes may be NumPy arrays, one entry per configuration. This module
 kernels do.
 """
 
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tonnage.budget import table
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP, NF4_BLOCK
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import framework_of
 from tonnage.budget.loss import fused_tokens
 from tonnage.budget.roofline import RATES
 from tonnage.budget.styles import Style, style_of
@@ -25,7 +23,6 @@ from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
 from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, ModelShape
 
-_DATA = Path(__file__).parent / "data" / "kernels.toml"
 _FP32_BYTES = 4
 # Nested operators that the host dispatches for each kind of call, counted in captured steps.
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
@@ -94,11 +91,10 @@ class _Kernel(NamedTuple):
 
 @cache
 def _parts() -> dict[str, dict[str, dict[str, list[_Kernel]]]]:
-    def kernels(ways: dict[str, list[str]]) -> dict[str, list[_Kernel]]:
-        return {way: [_kernel(text) for text in lines] for way, lines in ways.items()}
-
-    tables = tomllib.loads(_DATA.read_text("utf-8"))
-    return {part: {how: kernels(ways) for how, ways in table.items()} for part, table in tables.items()}
+    return {
+        part: {how: {way: [_kernel(text) for text in ways[way]] for way in ways} for how, ways in forms.items()}
+        for part, forms in table("kernels").items()
+    }
 
 
 @cache
@@ -151,17 +147,20 @@ class LayerLaunches:
             self._part(sums, "dropout", how, rows, hidden)
         calls.add(sums, branches)
         # Everything between them.
-        biased = _is_biased(layer, hidden)
+        mlp = layer.feed_forward
+        # The products add a bias if the layer has more parameters than its matrices.
+        matrices = (3 if mlp.gated else 2) * hidden * mlp.intermediate if mlp is not None else 0
+        biased = mlp is not None and not mlp.experts and layer.feed_forward_parameters > matrices
         for attention, read in ((layer.attention, 0), (layer.cross_attention, memory_tokens)):
             if attention is not None:
                 self._attention(calls, attention, layer, hidden, style, biased, read)
-        if layer.feed_forward is not None:
+        if mlp is not None:
             before = len(calls.products), len(calls.others)
-            self._feed_forward(calls, layer.feed_forward, hidden, style, biased)
+            self._feed_forward(calls, mlp, hidden, style, biased)
             if self.configuration.tiled_mlp:  # recomputed tile by tile in the backward pass
                 calls.backward += [*calls.products[before[0] :], *calls.others[before[1] :]]
         # Host work where tensor parallelism splits products.
-        forward, backward = framework_of(self.configuration).split_operators
+        forward, backward = self.configuration.traits.split_operators
         for known, operators in ((calls.others, forward), (calls.backward, backward)):
             if operators:
                 known.append(LaunchCost(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
@@ -208,7 +207,7 @@ class LayerLaunches:
                 calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows",
                 names=ATTENTION[3:],
             )  # fmt: skip
-        native = framework_of(self.configuration).written == "native" and not self.configuration.compile
+        native = self.configuration.traits.written == "native" and not self.configuration.compile
         if native:
             self._part(calls, "heads", "all", rows, queries + 2 * keys)
             self._part(calls, "heads", "pair", rows, 2 * keys)
@@ -292,7 +291,7 @@ class LayerLaunches:
         weight = LaunchCost(
             _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
         )
-        cuts = framework_of(configuration).cuts_products
+        cuts = configuration.traits.cuts_products
         calls.products += self._cut(forward) if cuts and spread == "columns" else [forward]
         calls.backward += self._cut(into) if cuts and spread == "rows" else [into]
         if not configuration.lora_rank:
@@ -321,7 +320,7 @@ class LayerLaunches:
         """Say whether PyTorch multiplies expert by expert: autocast leaves grouped products in FP32, without a kernel."""
         configuration = self.configuration
         wide = configuration.autocast or (configuration.compute_bytes == _FP32_BYTES and not configuration.lora_rank)
-        return wide and framework_of(configuration).written == "transformers" and not configuration.compile
+        return wide and configuration.traits.written == "transformers" and not configuration.compile
 
     def _product_by_expert(
         self, calls: PartLaunches, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
@@ -410,7 +409,8 @@ class LayerLaunches:
     def _joined(self, calls: PartLaunches, rows: Quantity, hidden: Quantity, products: int) -> None:
         """Sum the gradients of an input that several products read, in kernels of their own or in the norm's."""
         if products > 1:
-            added = self._call("fused c" if fused_kernels(self.configuration) else "add r r > r", rows, hidden)
+            fused = self.configuration.compile or self.configuration.traits.written == "fused"
+            added = self._call("fused c" if fused else "add r r > r", rows, hidden)
             calls.backward.append(replace(added, times=products - 1))
 
     # ── attention ──
@@ -451,7 +451,7 @@ class LayerLaunches:
             inner = _INNER["attention" if way == "forward" else "attention gradient"]
             known.append(LaunchCost(launch, operators=5, inner=inner, times=cp))
             if np.any(np.asarray(cp) > 1):
-                how = "torch" if framework_of(self.configuration).parallel == "torch" else "fused"
+                how = "torch" if self.configuration.traits.parallel == "torch" else "fused"
                 turn = self._calls(
                     _parts()["ring"][how][way], self.tokens, heads * attention.value_head_dim, _ROW_LOOPS
                 )
@@ -551,7 +551,7 @@ class LayerLaunches:
             biased=shape.head_parameters % shape.hidden != 0,
         )  # fmt: skip
         calls.add(one, rows / at_once)
-        written = framework_of(self.configuration).written
+        written = self.configuration.traits.written
         compiled = self.configuration.compile and self.configuration.compile_loss
         loss = "causal" if shape.decoder.causal else "plain"
         if written == "fused" or compiled or self.configuration.fused_loss:
@@ -672,17 +672,3 @@ def _elementwise_form(kernel: _Kernel, reads: list[int], writes: list[int]) -> s
     if not kernel.strided:
         return "mixed" if mixed else "vector"
     return "strided_mixed" if mixed else "strided_narrow" if min(widths) < _FP32_BYTES else "strided_wide"
-
-
-def fused_kernels(configuration: Configuration) -> bool:
-    """Say whether element-wise operators are fused."""
-    return configuration.compile or framework_of(configuration).written == "fused"
-
-
-def _is_biased(layer: LayerShape, hidden: int) -> bool:
-    """Say whether the layer's products add a bias, which shows in its parameter count."""
-    mlp = layer.feed_forward
-    if mlp is None or mlp.experts:
-        return False
-    matrices = (3 if mlp.gated else 2) * hidden * mlp.intermediate
-    return layer.feed_forward_parameters > matrices

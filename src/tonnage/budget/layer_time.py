@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import framework_of
 from tonnage.budget.layer_launches import LaunchCost, PartLaunches
 from tonnage.clock import kernels
 from tonnage.clock.host import PhaseCosts, host_costs
@@ -159,7 +158,7 @@ def busy(calls: Sequence[LaunchCost], configuration: Configuration, gpu: Gpu, ph
 
 def _packing(calls: PartLaunches, configuration: Configuration) -> Busy:
     """Return the Python overhead of PyTorch's checkpoint hooks, which pack and unpack every saved tensor."""
-    if configuration.compile or framework_of(configuration).written != "transformers":
+    if configuration.compile or configuration.traits.written != "transformers":
         return Busy()
     saved: Quantity = 0
     for way, each in ((calls.products, 2), (calls.attention, _SAVED_BY_ATTENTION), (calls.others, _SAVED_BY_OTHERS)):
@@ -239,7 +238,7 @@ def layer_pass(work: LayerWork, configuration: Configuration) -> PassTime:
     """Return the layer's pass, with what checkpointing recomputes."""
     if configuration.checkpoint == "selective":
         # Either the scores, or every other product and cheap operators.
-        scores = framework_of(configuration).selective == "scores"
+        scores = configuration.traits.selective == "scores"
         again = work.attention if scores else work.second + work.others
     else:
         # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.

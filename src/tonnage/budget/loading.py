@@ -64,24 +64,29 @@ class Loading:
 def training_loading(shape: ModelShape, configuration: "Configuration", cluster: "Cluster") -> Loading:
     """Return the loading of one configuration with plain numbers, as its framework loads a checkpoint."""
     from tonnage.budget.overheads import context, nccl
-    from tonnage.budget.sharding import stages
-    from tonnage.budget.states import states
+    from tonnage.budget.states import stages
     from tonnage.budget.terms import total
 
     way = _way(configuration)
-    parts = [total(states(shape, end, configuration).parameters) for end in stages(shape, configuration)]
+    parts = [total(end.kept_parameters) for end in stages(shape, configuration)]
     part = round(float(max(parts)))
     on_card = part if configuration.parameter_place == "gpu" else 0
     if configuration.quantized_base and configuration.framework == "fsdp2":
         # bitsandbytes weights cannot be moved back to the meta device, so they are whole before they are sharded.
         on_card = round(shape.parameters * configuration.base_bytes)
     outside = float(context(cluster.gpu).size_bytes) + float(nccl(configuration).size_bytes)
-    by_rank = _host_by_rank(shape, configuration, way, part, cluster.gpus_per_host)
+    # Bytes per weight as loaded: FP32 for mixed-precision training, 16 bits if frozen.
+    width = configuration.compute_bytes if configuration.lora_rank else configuration.parameter_bytes
+    by_rank = _host_by_rank(shape, configuration, way, part, width, cluster.gpus_per_host)
+    # What is briefly on the GPU: a tensor before it is sharded or quantized.
+    passing = width * largest_tensor(shape) if way in ("first rank", "split") else 0
+    if configuration.quantized_base:
+        passing = _HALF_BYTES * largest_matrix(shape)
     return Loading(
         way=way if any(by_rank) else "mapped",
         host_bytes_by_rank=by_rank,
         checkpoint_bytes=checkpoint_bytes(shape),
-        card_bytes=on_card + _passing_bytes(shape, configuration, way) + round(outside),
+        card_bytes=on_card + passing + round(outside),
     )
 
 
@@ -99,10 +104,9 @@ def _way(configuration: "Configuration") -> Way:
 
 
 def _host_by_rank(
-    shape: ModelShape, configuration: "Configuration", way: Way, part: int, ranks: int
+    shape: ModelShape, configuration: "Configuration", way: Way, part: int, width: int, ranks: int
 ) -> tuple[int, ...]:
     """Return each rank's host bytes: the whole model if it builds it, or its part if parameters stay on the host."""
-    width = _loaded_bytes(configuration)
     whole = shape.parameters * width if width != stored_bytes(shape) else 0
     stays = part if configuration.parameter_place == "host" else 0
     if way == "every rank":
@@ -118,20 +122,6 @@ def _host_by_rank(
     if way == "first rank":
         return (whole + stays, *(whole + shape.parameters * width + stays,) * (ranks - 1))
     return (stays,) * ranks
-
-
-def _loaded_bytes(configuration: "Configuration") -> int:
-    """Return the bytes per weight as loaded: FP32 for mixed-precision training, 16 bits if frozen."""
-    return configuration.compute_bytes if configuration.lora_rank else configuration.parameter_bytes
-
-
-def _passing_bytes(shape: ModelShape, configuration: "Configuration", way: Way) -> int:
-    """Return what is briefly on the GPU: a tensor before it is sharded or quantized."""
-    if configuration.quantized_base:
-        return _HALF_BYTES * largest_matrix(shape)
-    if way in ("first rank", "split"):
-        return _loaded_bytes(configuration) * largest_tensor(shape)
-    return 0
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:

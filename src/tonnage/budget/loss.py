@@ -11,8 +11,7 @@ import numpy as np
 
 from tonnage.budget.activations import FP32
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import framework_of
-from tonnage.budget.styles import caps_logits, compiled_whole
+from tonnage.budget.styles import caps_logits
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -27,9 +26,9 @@ _SPLIT_FORWARD_BYTES, _SPLIT_BACKWARD_BYTES = 3 * FP32, 4 * FP32
 LossMoment = Literal["forward", "kept", "frozen", "loss", "head"]
 
 
-def loss_term(shape: ModelShape, configuration: Configuration, tokens: Quantity, moment: LossMoment) -> Term:
+def loss_term(shape: ModelShape, configuration: Configuration, moment: LossMoment) -> Term:
     """Return logits and copies of their size, on a GPU that holds the head."""
-    tokens = tokens * configuration.logit_share
+    tokens = configuration.tokens * configuration.logit_share
     if configuration.objective.plain or moment == "head":
         size = _next_token_bytes(configuration, moment) if shape.logits else 0
     else:
@@ -65,7 +64,7 @@ def head_weights(shape: ModelShape) -> int:
 
 
 def _next_token_bytes(configuration: Configuration, moment: LossMoment) -> Quantity:
-    compute_bytes, framework = configuration.compute_bytes, framework_of(configuration)
+    compute_bytes, framework = configuration.compute_bytes, configuration.traits
     if moment == "head":
         return compute_bytes  # the gradient of the logits
     compiled = configuration.compile and configuration.compile_loss
@@ -79,7 +78,7 @@ def _next_token_bytes(configuration: Configuration, moment: LossMoment) -> Quant
         return copied if compute_bytes < FP32 else copied - FP32
     if compiled:
         # A transformers model returns its logits beside its loss, so their unused gradient is filled with zeros.
-        return (3 if compiled_whole(configuration) else 2) * compute_bytes
+        return (3 if configuration.compiled_whole else 2) * compute_bytes
     # Eager: the log-probabilities, the gradient of the picked ones and that of the logits, all FP32, beside FP32
     # logits.
     whole = framework.loss_backward_bytes or FP32 + compute_bytes
@@ -88,7 +87,7 @@ def _next_token_bytes(configuration: Configuration, moment: LossMoment) -> Quant
 
 def _or_split(configuration: Configuration, whole: int, split: int) -> Quantity:
     """Return `split` if PyTorch itself splits the logits by tensor parallelism, else `whole`."""
-    if framework_of(configuration).parallel != "torch":
+    if configuration.traits.parallel != "torch":
         return whole
     return np.where(np.asarray(configuration.tp) > 1, split, whole)[()]
 

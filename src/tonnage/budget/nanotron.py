@@ -11,17 +11,17 @@
 | the output of a row-parallel matrix is whole until it is scattered   | `tensor_parallel/functional.py`;   |
 | on NCCL's stream, and the allocator cannot reuse it before that      | `ProcessGroupNCCL`, `recordStream` |
 
-How blocks are divided over a pipeline is up to `sharding`, and when a moment occurs is up to `moments`.
+How blocks are divided over a pipeline is up to `states`, and when a moment occurs is up to `moments`.
 """
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import made_bytes, working_bytes
-from tonnage.budget.sharding import StageParameters, shards
-from tonnage.budget.terms import Term
+from tonnage.budget.states import StageShare
+from tonnage.budget.terms import Term, model_term
 from tonnage.ledger import Category
-from tonnage.models.shape import ModelShape
 
 _GATHER_BUFFERS = 2
 # Tensors per block: outputs of its row-parallel matrices; backward, gradients of the others' inputs.
@@ -31,65 +31,55 @@ _SCATTERED = 2
 _LAUNCHES_AHEAD, _BLOCK_LAUNCHES, _BLOCK_LAUNCHES_BACKWARD = 1024, 29, 37
 
 
-def trains_with_nanotron(configuration: Configuration) -> bool:
-    """Say whether nanotron trains the full model, not adapters."""
-    return configuration.framework == "nanotron" and not configuration.lora_rank
+class NanotronTerms(NamedTuple):
+    """What nanotron keeps beside what every framework does; nothing for others, and for adapters."""
+
+    buffers: tuple[Term, ...] = ()  # for gathered inputs of column-parallel and gradients of row-parallel matrices
+    held: tuple[Term, ...] = ()  # by streams and allocator, during a step's passes
+    gathering: tuple[Term, ...] = ()  # in the optimizer's step
+    made: tuple[Term, ...] = ()  # a micro-batch's gradients before accumulation, without the embedding's
+    made_at_end: tuple[Term, ...] = ()  # with it, when the backward pass has ended
 
 
-def gather_buffers(shape: ModelShape, configuration: Configuration, tokens: Quantity) -> list[Term]:
-    """Return the shared buffers for gathered inputs of column-parallel and gradients of row-parallel matrices."""
-    if not trains_with_nanotron(configuration):
-        return []
-    buffers = _GATHER_BUFFERS * (np.asarray(configuration.tp) > 1)
+def nanotron_terms(stage: StageShare) -> NanotronTerms:
+    """Return them for a stage."""
+    shape, configuration = stage.shape, stage.configuration
+    if configuration.framework != "nanotron" or configuration.lora_rank:
+        return NanotronTerms()
+    tokens, splits = configuration.tokens, np.asarray(configuration.tp) > 1
+    sizes = {"bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
+    buffers = _GATHER_BUFFERS * splits
     size = buffers * configuration.compute_bytes * shape.hidden * tokens
-    numbers = {"buffers": buffers, "bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
     formula = "buffers × bytes × hidden × tokens"
-    return [Term(Category.WORKSPACE, "gather buffers", size, formula, numbers, "model")]
-
-
-def made_gradients(
-    shape: ModelShape, stage: StageParameters, configuration: Configuration, *, ended: bool
-) -> list[Term]:
-    """Return a micro-batch's gradients before accumulation; without the embedding's until backward has `ended`."""
-    if not trains_with_nanotron(configuration):
-        return []
-    shared = stage.heads if shape.tied else 0.0
-    missing = 0.0 if ended else stage.embeds * (1 - shared) * shape.embedding_parameters / configuration.tp
-    count = stage.parameters - missing
-    numbers = {"parameters": count, "bytes": made_bytes(configuration)}
-    size = made_bytes(configuration) * count
-    return [Term(Category.GRADIENTS, "gradients not yet added", size, "parameters × bytes", numbers, "model")]
-
-
-def scattered(shape: ModelShape, stage: StageParameters, configuration: Configuration, tokens: Quantity) -> list[Term]:
-    """Return the inputs of reduce-scatters that cannot be freed yet, as the host runs ahead of the GPU.
-
-    They are those of forward passes in flight, and as much of a backward pass as CUDA's queue holds.
-    """
-    if not trains_with_nanotron(configuration):
-        return []
-    layers = sum(len(stack.layers) for stack in shape.stacks) * stage.share
-    ahead = np.minimum(layers * stage.in_flight, _LAUNCHES_AHEAD // _BLOCK_LAUNCHES)
-    behind = np.minimum((_LAUNCHES_AHEAD - ahead * _BLOCK_LAUNCHES) // _BLOCK_LAUNCHES_BACKWARD, layers)
-    tensors = _SCATTERED * (ahead + behind) * (np.asarray(configuration.tp) > 1)
+    shared = model_term(Category.WORKSPACE, "gather buffers", size, formula, buffers=buffers, **sizes)
+    # Inputs of reduce-scatters that cannot be freed yet, as the host runs ahead of the GPU: those of forward passes in
+    # flight, and as much of a backward pass as CUDA's queue holds.
+    ahead = np.minimum(stage.layers * stage.in_flight, _LAUNCHES_AHEAD // _BLOCK_LAUNCHES)
+    behind = np.minimum((_LAUNCHES_AHEAD - ahead * _BLOCK_LAUNCHES) // _BLOCK_LAUNCHES_BACKWARD, stage.layers)
+    tensors = _SCATTERED * (ahead + behind) * splits
     size = tensors * configuration.compute_bytes * shape.hidden * tokens
-    numbers = {"tensors": tensors, "bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
-    words = "tensors × bytes × hidden × tokens"
-    return [Term(Category.FRAGMENTATION, "held for NCCL's stream", size, words, numbers, "model")]
-
-
-def flat_copies(stage: StageParameters, configuration: Configuration, *, in_use: bool) -> list[Term]:
-    """Return the flat copies through which ZeRO-1 gathers.
-
-    Most are larger than any block that activations free, so the allocator keeps them even while unused. This is an
-    upper bound: logits of a small model may leave room for them. The peak is that of reserved memory; if the gather
-    itself is the allocated peak (a large model, few tokens), the allocated figure is too low.
-    """
-    ranks = shards(configuration)
-    if not trains_with_nanotron(configuration) or configuration.zero == 0:
-        return []
-    copies = (2 + 1 / ranks) * (np.asarray(ranks) > 1)
-    size = copies * working_bytes(configuration) * stage.parameters
-    numbers = {"copies": copies, "bytes": working_bytes(configuration), "parameters": stage.parameters}
-    category = Category.WORKSPACE if in_use else Category.FRAGMENTATION
-    return [Term(category, "flat copies of parameters", size, "copies × bytes × parameters", numbers, "model")]
+    formula = "tensors × bytes × hidden × tokens"
+    scattered = model_term(Category.FRAGMENTATION, "held for NCCL's stream", size, formula, tensors=tensors, **sizes)
+    # Flat copies through which ZeRO-1 gathers. Most are larger than any block that activations free, so the allocator
+    # keeps them even while unused. This is an upper bound: logits of a small model may leave room for them. The peak is
+    # that of reserved memory; if the gather itself is the allocated peak (a large model, few tokens), the allocated
+    # figure is too low.
+    flat: list[Term] = []
+    if configuration.zero:
+        copies = (2 + 1 / configuration.shards) * (np.asarray(configuration.shards) > 1)
+        size = copies * configuration.working_bytes * stage.parameters
+        numbers = {"copies": copies, "bytes": configuration.working_bytes, "parameters": stage.parameters}
+        formula = "copies × bytes × parameters"
+        flat = [model_term(Category.WORKSPACE, "flat copies of parameters", size, formula, **numbers)]
+    kept = (*(replace(term, category=Category.FRAGMENTATION) for term in flat), scattered)
+    # Gradients of this micro-batch.
+    tied = stage.heads if shape.tied else 0.0
+    missing = stage.embeds * (1 - tied) * shape.embedding_parameters / configuration.tp
+    made = (
+        model_term(
+            Category.GRADIENTS, "gradients not yet added", configuration.made_bytes * count, "parameters × bytes",
+            parameters=count, bytes=configuration.made_bytes,
+        )
+        for count in (stage.parameters - missing, stage.parameters)
+    )  # fmt: skip
+    return NanotronTerms((shared,), kept, tuple(flat), (next(made),), (next(made),))

@@ -3,16 +3,12 @@
 The rows are data (`data/objectives.toml`). `moments` knows when the bytes are alive, `step_time` what the passes cost.
 """
 
-import tomllib
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
+from tonnage.budget import table
 from tonnage.budget.adapters import Base
 from tonnage.models.shape import ModelShape
-
-_DATA = Path(__file__).parent / "data" / "objectives.toml"
 
 # How the reference log-probabilities are obtained: from a copy of the model, from the model with adapters off, or
 # precomputed.
@@ -95,19 +91,14 @@ class Objective:
         return self.teacher or shape
 
 
-@cache
-def _rows() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(_DATA.read_text("utf-8"))
-
-
 def objective_names() -> tuple[str, ...]:
     """Return the names of all objectives."""
-    return tuple(_rows())
+    return tuple(table("objectives"))
 
 
 def objective_of(name: str, **asked: Any) -> Objective:
     """Return the objective of that name."""
-    return Objective(name=name, **_rows()[name] | asked)
+    return Objective(name=name, **table("objectives")[name] | asked)
 
 
 NEXT_TOKEN = objective_of("next-token")

@@ -7,24 +7,20 @@
 | optimizer   | gradients out; the host updates; parameters back, if they were there | backward; nothing; nothing|
 
 Only trained parameters are updated; a frozen base moves with the parameters. On drives the states are also read and written, at
-the drives' speed, while the host updates. `tonnage.budget.offload` computes the host memory needed.
+the drives' speed, while the host updates. `tonnage.budget.training` computes the host memory needed.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from tonnage.budget.activations import block_of
-from tonnage.budget.configuration import Configuration, Place, Quantity
-from tonnage.budget.frameworks import gradient_bytes
+from tonnage.budget.configuration import Place, Quantity
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.optimizer_time import step_bytes
 from tonnage.budget.roofline import Calibration
-from tonnage.budget.sharding import StageParameters
-from tonnage.budget.states import optimizer_bytes, states, trained_parameters
+from tonnage.budget.states import StageShare, optimizer_bytes
 from tonnage.budget.terms import total
 from tonnage.hardware.cluster import Cluster
-from tonnage.models.shape import ModelShape
 
 _MASTER_BYTES = 4
 
@@ -38,49 +34,40 @@ class Crossing(NamedTuple):
     step_s: Quantity
 
 
-def crossing(
-    shape: ModelShape, stage: StageParameters, configuration: Configuration, cluster: Cluster, shares: Calibration
-) -> Crossing:
+def crossing(stage: StageShare, cluster: Cluster, shares: Calibration) -> Crossing:
     """Return the transfers of one configuration or many; zero if nothing is offloaded."""
+    configuration = stage.configuration
     pace = {place: bytes_per_s(place, cluster, shares) for place in ("host", "nvme")}
     none = 0.0 * np.asarray(stage.parameters)
     pass_s = none
     if configuration.activation_place != "gpu":
-        pass_s = pass_s + kept_bytes(shape, stage, configuration) / pace[configuration.activation_place]
+        pass_s = pass_s + kept_bytes(stage) / pace[configuration.activation_place]
     if configuration.parameter_place != "gpu":
         # FSDP2 copies its FP32 shards and casts them on the GPU.
-        held = total(states(shape, stage, configuration).parameters)
-        pass_s = pass_s + held / pace[configuration.parameter_place]
+        pass_s = pass_s + total(stage.kept_parameters) / pace[configuration.parameter_place]
     if configuration.optimizer_place == "gpu":
         return Crossing(pass_s, pass_s, none, none)
-    count = trained_parameters(shape, stage, configuration)
-    out_s = count * gradient_bytes(configuration) / pace["host"]
+    count = stage.updated
+    out_s = count * configuration.gradient_bytes / pace["host"]
     back_s = count * configuration.compute_bytes / pace["host"] * (configuration.parameter_place == "gpu")
-    return Crossing(pass_s, pass_s, out_s, _update_s(configuration, count, cluster, shares) + back_s)
-
-
-def kept_bytes(shape: ModelShape, stage: StageParameters, configuration: Configuration) -> Quantity:
-    """Return the bytes that one micro-batch saves for the backward pass on this stage."""
-    kept: Quantity = 0.0
-    for stack in shape.stacks:
-        for layer, places in stack.kinds():
-            block = block_of(shape, layer, stack.hidden, configuration)
-            again = recomputed_blocks(configuration.checkpoint, places)
-            entry = block.selective if configuration.checkpoint == "selective" else block.entry
-            both = block.kept * (len(places) - again) + entry * again
-            kept = kept + both.per_token(configuration, configuration.seq)
-    tokens = configuration.tokens
-    return kept * tokens * stage.share
-
-
-def _update_s(configuration: Configuration, count: Quantity, cluster: Cluster, shares: Calibration) -> Quantity:
-    """Return the update's seconds on the host's CPUs, which its GPUs share, including states read from drives."""
+    # The update on the host's CPUs, which its GPUs share, including states read from drives.
     update_s = count * step_bytes(configuration) * cluster.gpus_per_host / shares.host_optimizer_bytes_per_s
-    if configuration.optimizer_place == "host":
-        return update_s
-    size = optimizer_bytes(configuration.optimizer) if configuration.optimizer not in ("adafactor", "muon") else 4
-    swapped_s = 2 * count * (size + _MASTER_BYTES) / bytes_per_s("nvme", cluster, shares)
-    return np.maximum(update_s, swapped_s)
+    if configuration.optimizer_place == "nvme":
+        size = optimizer_bytes(configuration.optimizer) if configuration.optimizer not in ("adafactor", "muon") else 4
+        update_s = np.maximum(update_s, 2 * count * (size + _MASTER_BYTES) / pace["nvme"])
+    return Crossing(pass_s, pass_s, out_s, update_s + back_s)
+
+
+def kept_bytes(stage: StageShare) -> Quantity:
+    """Return the bytes that one micro-batch saves for the backward pass on this stage."""
+    configuration = stage.configuration
+    kept: Quantity = 0.0
+    for _, block, places in stage.blocks:
+        again = recomputed_blocks(configuration.checkpoint, places)
+        entry = block.selective if configuration.checkpoint == "selective" else block.entry
+        both = block.kept * (len(places) - again) + entry * again
+        kept = kept + both.per_token(configuration, configuration.seq)
+    return kept * configuration.tokens * stage.share
 
 
 def bytes_per_s(place: Place, cluster: Cluster, shares: Calibration) -> float:

@@ -12,19 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import (
-    framework_of,
-    gradient_bytes,
-    made_bytes,
-    master_bytes,
-    reduces_once,
-    state_bytes,
-    working_bytes,
-)
 from tonnage.budget.layer_launches import LaunchCost
 from tonnage.budget.layer_time import Busy, PassTime, busy
-from tonnage.budget.sharding import shards
-from tonnage.budget.states import sharded_parameters
 from tonnage.clock.host import host_costs
 from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
@@ -69,30 +58,30 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
     kernel = configuration.optimizer_kernel
     operations = _PASSES[configuration.optimizer]
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
-    narrow = "narrow" if state_bytes(configuration) < 4 else "wide"
+    narrow = "narrow" if configuration.state_bytes < 4 else "wide"
     if configuration.step_in_backward and (kernel == "fused" or len(operations) == 1):
         calls = [LaunchCost(_lists(parameters / tensors, step_bytes(configuration), f"fused_{narrow}"), times=tensors)]
     elif kernel == "fused" or len(operations) == 1:
         calls = [LaunchCost(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
     elif kernel == "foreach":
         calls = [
-            LaunchCost(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}"))
+            LaunchCost(_lists(parameters, numbers * configuration.state_bytes, f"{form}_{narrow}"))
             for numbers, form in operations
         ]
     else:
         # One kernel per tensor and operation, timed by the tensor's share of the bytes.
         calls = [
-            replace(LaunchCost(_each(parameters / tensors, numbers * state_bytes(configuration))), times=tensors)
+            replace(LaunchCost(_each(parameters / tensors, numbers * configuration.state_bytes)), times=tensors)
             for numbers, _ in operations
         ]
-    if framework_of(configuration).clips and not configuration.step_in_backward:
+    if configuration.traits.clips and not configuration.step_in_backward:
         # The norm reads gradients once, scaling them reads and writes.
         calls += [
-            LaunchCost(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)
+            LaunchCost(_lists(parameters, passes * configuration.gradient_bytes, "foreach_wide")) for passes in (1, 2)
         ]
     if configuration.precision == "fp16-mixed":
         calls.append(
-            LaunchCost(_lists(parameters, 2 * gradient_bytes(configuration), "foreach_wide"))
+            LaunchCost(_lists(parameters, 2 * configuration.gradient_bytes, "foreach_wide"))
         )  # the gradient scaler's inf check
     if configuration.optimizer == "muon":
         sides = parameters / (2 * shape.hidden**2)
@@ -108,11 +97,11 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
 
 def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
     """Return the copies around nanotron's gather of parameters: three flat ones, then one per tensor and rank."""
-    if not framework_of(configuration).gathers_at_once or configuration.zero != 1:
+    if not configuration.traits.gathers_at_once or configuration.zero != 1:
         return Busy()
-    ranks = shards(configuration)
+    ranks = configuration.shards
     tensors = _NANOTRON_TENSORS * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
-    size = working_bytes(configuration)
+    size = configuration.working_bytes
     calls = [
         replace(LaunchCost(_each(parameters, 2 * size, "joined", 2)), times=3),
         LaunchCost(
@@ -125,7 +114,7 @@ def gathered(shape: ModelShape, configuration: Configuration, parameters: Quanti
 def accumulated(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
     """Return the work of accumulating a micro-batch's gradients, tensor by tensor."""
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
-    kept, made = gradient_bytes(configuration), made_bytes(configuration)
+    kept, made = configuration.gradient_bytes, configuration.made_bytes
     form = "mixed" if kept != made else "vector"
     added = LaunchCost(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
     return busy([added], configuration, gpu, "backward")
@@ -139,10 +128,10 @@ def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu
     if configuration.framework not in ("fsdp2", "deepspeed") or configuration.zero < 2:
         return PassTime()
     gathered = [LaunchCost(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
-    share = np.where(reduces_once(configuration), 1 / configuration.accumulate, 1.0)
-    if not sharded_parameters(configuration):
+    share = np.where(configuration.reduces_once, 1 / configuration.accumulate, 1.0)
+    if not configuration.shards_parameters:
         gathered = []
-    scattered = LaunchCost(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
+    scattered = LaunchCost(_each(parameters, configuration.made_bytes + configuration.gradient_bytes, "joined", 2))
     again = gathered if configuration.zero == 3 else []
     forward, backward = busy(gathered, configuration, gpu), busy([scattered], configuration, gpu, "backward")
     return PassTime(forward * share, backward * share + busy(again, configuration, gpu, "backward"))
@@ -170,8 +159,8 @@ def step_bytes(configuration: Configuration) -> float:
     fused = configuration.optimizer_kernel == "fused"
     passed = sum(numbers for numbers, _ in _PASSES[configuration.optimizer])
     numbers = _FUSED_NUMBERS[configuration.optimizer] if fused else passed
-    moved = numbers * state_bytes(configuration)
+    moved = numbers * configuration.state_bytes
     if configuration.optimizer == "adamw-8bit":
         moved += _EIGHT_BIT_BYTES
     # A 16-bit copy is written for the next forward pass.
-    return moved + (2 if master_bytes(configuration) else 0)
+    return moved + (2 if configuration.master_bytes else 0)

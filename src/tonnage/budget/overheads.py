@@ -1,19 +1,16 @@
 """Memory beside tensors: workspaces, the CUDA context, NCCL's buffers, and the allocator's fragmentation."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, FrameworkName, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.loss import loss_term
-from tonnage.budget.sharding import StageParameters, block_parameters, expert_shards, sharded, shards, trained_stage
-from tonnage.budget.states import states
+from tonnage.budget.states import StageShare
 from tonnage.budget.terms import Term, total
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.models.shape import ModelShape
 from tonnage.units import KIB, MIB
 
 # PyTorch allocates a cuBLAS workspace per thread that uses it: one for the forward pass, one for the backward pass.
@@ -55,7 +52,12 @@ def nccl(configuration: Configuration) -> Term:
     Hybrid sharding has two kinds: ranks that share a copy, and ranks that hold the same shard. Replicas of experts
     under expert parallelism have a kind of their own.
     """
-    kinds = (configuration.tp, configuration.pp, configuration.cp, configuration.ep, *_sharding_groups(configuration))
+    replicas = configuration.data * configuration.cp
+    groups: tuple[Quantity, ...] = (replicas,)
+    if configuration.zero:
+        experts = np.where(np.asarray(configuration.ep) > 1, configuration.expert_shards, 1)
+        groups = configuration.shards, replicas // configuration.shards, experts
+    kinds = (configuration.tp, configuration.pp, configuration.cp, configuration.ep, *groups)
     smaller = ((np.asarray(ranks) > 1) & (ranks < configuration.gpus) for ranks in kinds)
     communicators: Quantity = (np.asarray(configuration.gpus) > 1) + sum(kind.astype(float) for kind in smaller)
     size = communicators * NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS
@@ -63,16 +65,7 @@ def nccl(configuration: Configuration) -> Term:
     return Term(Category.CONTEXT, "NCCL buffers", size, "communicators × connections × bytes", numbers, "model")
 
 
-def _sharding_groups(configuration: Configuration) -> tuple[Quantity, ...]:
-    """Return the ranks in each kind of group that shards or replicates the same parameters."""
-    replicas = configuration.data * configuration.cp
-    if configuration.zero == 0:
-        return (replicas,)
-    experts = np.where(np.asarray(configuration.ep) > 1, expert_shards(configuration), 1)
-    return shards(configuration), replicas // shards(configuration), experts
-
-
-def fragmentation(shape: ModelShape, end: StageParameters, configuration: Configuration) -> Term:
+def fragmentation(stage: StageShare) -> Term:
     """Return what the caching allocator reserves at its peak beyond what is allocated.
 
     The 16-bit logits leave a hole that nothing else fits into: 2 of the 12 bytes of a loss. If FP32 logits are shifted,
@@ -80,22 +73,18 @@ def fragmentation(shape: ModelShape, end: StageParameters, configuration: Config
     are later allocated elsewhere. Over 59 runs on the virtual GPU, none measured on a real one, the two explain
     reserved memory to 4 % in the median and 10 % in nine of ten. Buffers of other streams are added.
     """
-    tokens = configuration.tokens
-    loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
-    end = trained_stage(shape, end, configuration)
-    made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
-    made = np.where(reduces_once(configuration), end.parameters, made)[()]
+    configuration, trained = stage.configuration, stage.trained
+    loss = loss_term(stage.shape, configuration, "loss").size_bytes * stage.heads
+    made = np.where(configuration.reduces_once, trained.parameters, trained.gradients_kept)[()]
     stay = configuration.lora_rank == 0 and not configuration.step_in_backward
-    gradients = made_bytes(configuration) * made * stay
+    gradients = configuration.made_bytes * made * stay
     holes = _WIDE_LOSS_LOST if configuration.wide_logits else _LOSS_LOST
     size = holes * loss + _GRADIENTS_LOST * gradients
     numbers = {"loss": loss, "holes": holes, "gradients": gradients, "share": _GRADIENTS_LOST}
     return Term(Category.FRAGMENTATION, "fragmentation", size, "holes × loss + share × gradients", numbers, "model")
 
 
-def other_streams(
-    shape: ModelShape, end: StageParameters, configuration: Configuration, moments: Sequence[Sequence[Term]]
-) -> list[Term]:
+def other_streams(stage: StageShare, moments: Sequence[Sequence[Term]]) -> list[Term]:
     """Return what FSDP2's gather and reduce streams hold: memory freed on a stream stays with that stream.
 
     The gather stream holds the next block while parameters outside blocks are gathered, and a 16-bit copy of its shard;
@@ -103,23 +92,20 @@ def other_streams(
     the sums of what is outside blocks (two blocks) if larger. Reserved memory peaks where live memory plus what these
     streams hold beyond it is largest.
     """
+    configuration = stage.configuration
     if configuration.framework != "fsdp2" or configuration.zero == 0:
         return []
-    block, over = block_parameters(shape, configuration), shards(configuration)
-    gathered = configuration.compute_bytes * (end.outside + block / over + (0 if configuration.zero == 3 else block))
-    outside = trained_stage(shape, end, configuration).outside
-    largest = block_parameters(shape, configuration, trained=True)
-    summed = np.maximum(outside, 2 * largest) * gradient_bytes(configuration) * (configuration.lora_rank == 0)
-    gradients = states(shape, end, configuration).gradients.size_bytes
+    block, over = stage.largest_block, configuration.shards
+    gathered = configuration.compute_bytes * (stage.outside + block / over + (0 if configuration.zero == 3 else block))
+    summed = np.maximum(stage.trained.outside, 2 * stage.largest_trained_block)
+    summed = summed * configuration.gradient_bytes * (configuration.lora_rank == 0)
     alive = [total(terms) for terms in moments]
     live = [total(term for term in terms if term.name == "gradients") for terms in moments]
-    absent = [gradients - there for there in live]
-    most = _most(here + np.maximum(missing, summed) for here, missing in zip(alive, absent, strict=True))
-    reduced = most - _most(alive)
+    absent = [stage.gradients.size_bytes - there for there in live]
+    most = functools.reduce(
+        np.maximum, (here + np.maximum(each, summed) for here, each in zip(alive, absent, strict=True))
+    )
+    reduced = most - functools.reduce(np.maximum, alive)
     numbers = {"gathered": gathered, "reduced": reduced}
     size, words = gathered + reduced, "gathered + reduced, beyond what is alive at the peak"
     return [Term(Category.FRAGMENTATION, "kept by other streams", size, words, numbers, "model")]
-
-
-def _most(sizes: Iterable[Quantity]) -> Quantity:
-    return functools.reduce(np.maximum, sizes)

@@ -23,11 +23,9 @@ from typing import Literal
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.forward import layer_elements
-from tonnage.budget.frameworks import framework_of
 from tonnage.budget.loss import head_weights, loss_term
 from tonnage.budget.own_engine import GRAPHS, ROUNDING
 from tonnage.budget.serving import ServingBudget
-from tonnage.budget.states import sharded_parameters
 from tonnage.budget.terms import Term
 from tonnage.budget.training import training_budget
 from tonnage.hardware import Gpu
@@ -168,7 +166,7 @@ class _Trained:
 
     def resting(self, cast: Cast, busy: bool) -> Iterator[Held]:
         """Yield what persists between steps; if `busy`, including offloaded weights."""
-        keeps = framework_of(cast.training).keeps_gradients
+        keeps = cast.training.traits.keeps_gradients
         for one in self.training:
             category, name = one.term.category, one.term.name
             weights = category is Category.PARAMETERS and name != "gathered parameters"
@@ -223,7 +221,7 @@ def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
     width = 4 if configuration.autocast else configuration.compute_bytes
     widest = max(layer_elements(layer, shape.hidden, 1, held=2) for layer in shape.decoder.layers)
     layers = tokens * widest * configuration.compute_bytes
-    logits = loss_term(shape, configuration, tokens, "forward").size_bytes + tokens * shape.hidden * width
+    logits = loss_term(shape, configuration, "forward").size_bytes + tokens * shape.hidden * width
     numbers = {"layers": layers, "logits": logits, "tokens": tokens}
     size = float(max(layers, logits if shape.logits else 0.0))
     yield Held(owner, Term(Category.ACTIVATIONS, "forward pass", size, "max(layers, logits)", numbers, "model"))
@@ -231,7 +229,7 @@ def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
         casts = 2.0 * (sum(layer.parameters for layer in shape.decoder.layers) + head_weights(shape))
         formula, counted = "2 B × weights", {"weights": casts / 2}
         yield Held(owner, Term(Category.WORKSPACE, "autocast copies of weights", casts, formula, counted, "model"))
-    if sharded_parameters(configuration):
+    if configuration.shards_parameters:
         budget = training_budget(shape, configuration, cast.gpu)
         yield from (Held(owner, term) for term in budget.terms_at(0) if term.name == "gathered parameters")
 
@@ -272,9 +270,9 @@ def _gathered(cast: Cast) -> Iterator[Held]:
     size = 0.0
     if configuration.lora_rank:
         size = float(configuration.compute_bytes * largest_matrix(shape))
-        if sharded_parameters(configuration) and configuration.framework == "deepspeed":
+        if configuration.shards_parameters and configuration.framework == "deepspeed":
             size += float(configuration.base_bytes * shape.parameters)
-    elif sharded_parameters(configuration):
+    elif configuration.shards_parameters:
         largest = max(head_weights(shape), largest_matrix(shape))
         size = float(largest * (configuration.parameter_bytes + configuration.compute_bytes))
     if size:

@@ -3,15 +3,13 @@
 The shares are data (`data/calibration.toml`). Kernel times are up to `tonnage.clock`.
 """
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
+from tonnage.budget import table
 from tonnage.budget.configuration import Precision
 from tonnage.hardware import Gpu
 
-_DATA = Path(__file__).parent / "data" / "calibration.toml"
 # The dtype in which matrix products are computed.
 RATES = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed": "bf16", "bf16": "bf16", "fp8": "fp8"}
 # What a GPU uses instead of a dtype it lacks.
@@ -39,8 +37,9 @@ class Calibration:
 @cache
 def calibration() -> Calibration:
     """Return the calibration that ships with the package."""
-    tables = tomllib.loads(_DATA.read_text("utf-8"))
-    return Calibration(**{f"{table}_{name}": value for table, rows in tables.items() for name, value in rows.items()})
+    return Calibration(
+        **{f"{part}_{name}": value for part, rows in table("calibration").items() for name, value in rows.items()}
+    )
 
 
 def peak_rate(gpu: Gpu, precision: Precision) -> float:

@@ -423,8 +423,8 @@ def _vllm_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfigurati
     """Return vLLM's parts: its share is of the whole card, and the CUDA context lies outside it."""
     release = vllm.find_release(asked.engine_version)
     held = _weights(shape, stage, asked, gpu)
-    graphs = vllm.graph_term(shape, stage, asked, asked.compute_bytes)
-    inside = list(vllm.profiling_terms(shape, stage, asked, gpu, asked.compute_bytes))
+    graphs = vllm.graphs_term(shape, stage, asked)
+    inside = list(vllm.profiling_terms(shape, stage, asked, gpu))
     outside = [own_engine.context_term(gpu)]
     (inside if release.graphs_subtracted else outside).append(graphs)
     return Parts(held, inside, outside, own_engine.share_bytes(gpu.memory_bytes, asked.utilization))

@@ -8,19 +8,16 @@ not depend on them; this module counts whether they fit. A page is one token. Th
 data-parallel attention, speculative decoding, LoRA adapters and vision towers are not modelled.
 """
 
-import re
-import tomllib
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.budget.forward import ForwardPass, cublas_workspace_bytes, forward_bytes, graph_bytes, sampler_bytes
+from tonnage.budget import table
+from tonnage.budget.forward import ForwardPass, cublas_workspace_bytes, forward_bytes, sampler_bytes
 from tonnage.budget.own_engine import context_term
 from tonnage.budget.terms import Term
-from tonnage.budget.vllm import GRAPHS, graph_costs
+from tonnage.budget.vllm import graph_term, rules_of
 from tonnage.budget.weights import StageLayers
-from tonnage.errors import RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
@@ -29,43 +26,25 @@ from tonnage.units import GIB
 if TYPE_CHECKING:
     from tonnage.budget.serving import ServingConfiguration
 
-_DATA = Path(__file__).parent / "data" / "sglang.toml"
 # Default limit of running requests: 512 per full context that the KV cache holds, and at least this many.
 LEAST_RUNNING = 2048
 # Memory of a card, as SGLang reports it, from which it leaves at least 10 GiB.
 _LARGE_GIB, _LARGE_LEFT_GIB = 60, 10
 _LATENT_PREFILL_GIB = 1.5
+_PREFILL_STEPS = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256))
 # Bytes per vocabulary entry and sequence: logits, their FP32 copy, probabilities and sampling temporaries.
 _SAMPLER_BYTES = 14
 
 
-@cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads(_DATA.read_text("utf-8"))
-
-
 def latest_version() -> str:
     """Return the newest release whose rules are known."""
-    return str(_data()["latest"])
+    return str(table("sglang")["latest"])
 
 
 @cache
 def find_release(version: str) -> dict[str, Any]:
-    """Return the rules of a version; suffixes such as ".post2" are ignored."""
-    asked = _numbers(version)
-    entries = [entry for entry in _data()["release"] if asked and _numbers(entry["since"]) <= asked]
-    if not entries:
-        oldest = _data()["release"][0]["since"]
-        raise RequestError(
-            f"{version!r} is not a version of SGLang whose rules are known.",
-            hint=f"Write it like --engine-version {latest_version()}; the oldest is {oldest}.",
-        )
-    return {name: value for entry in entries for name, value in entry.items()}
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version.strip())
-    return tuple(int(part or 0) for part in match.groups()) if match else ()
+    """Return the rules of a version."""
+    return rules_of("SGLang", table("sglang"), version)
 
 
 def card_row(version: str, gpu: Gpu) -> dict[str, float]:
@@ -94,15 +73,14 @@ def default_fraction(shape: ModelShape, asked: "ServingConfiguration", gpu: Gpu)
         if release["prefill_graphs"] and not asked.eager:
             mixers = (layer.attention for layer in shape.decoder.layers)
             latent = any(mixer and mixer.kind is AttentionKind.LATENT for mixer in mixers)
-            left += _LATENT_PREFILL_GIB if latent else 8 * _prefill_sizes(asked.batched_tokens) / 1024
+            # Prompt lengths with a CUDA graph.
+            sizes = [
+                size for steps in (*_PREFILL_STEPS, (4608, asked.batched_tokens + 1, 512)) for size in range(*steps)
+            ]
+            prompts = sum(size <= asked.batched_tokens for size in sizes)
+            left += _LATENT_PREFILL_GIB if latent else 8 * prompts / 1024
         left = max(left, _LARGE_LEFT_GIB) if total > _LARGE_GIB else left
     return max(round((total - left) / total, 3), 0.01)
-
-
-def _prefill_sizes(largest: int) -> int:
-    """Return how many prompt lengths have a CUDA graph."""
-    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
-    return sum(size <= largest for first, last, step in steps for size in range(first, last, step))
 
 
 def decode_sizes(largest: int) -> int:
@@ -113,7 +91,7 @@ def decode_sizes(largest: int) -> int:
 
 def window_ratio(shape: ModelShape) -> float:
     """Return tokens of sliding-window layers per token of the others; 1 if one pool holds every layer's tokens."""
-    return float(_data()["swa_ratio"]) if shape.architecture in _data()["swa_architectures"] else 1.0
+    return float(table("sglang")["swa_ratio"]) if shape.architecture in table("sglang")["swa_architectures"] else 1.0
 
 
 def reserve_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
@@ -133,16 +111,7 @@ def reserve_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfigur
         Category.WORKSPACE, "tokens of requests", table, "running requests × (context + 4) × 4 bytes",
         {"running_requests": asked.max_seqs, "context": asked.context},
     )  # fmt: skip
-    return [peak, requests, _graphs(shape, stage, asked, rows)]
-
-
-def _graphs(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", largest: int) -> Term:
-    costs, graphs = graph_costs(), decode_sizes(largest)
-    pool = forward_bytes(shape, stage, ForwardPass(largest, 0, asked.tp, asked.compute_bytes), held=4)
-    size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
-    numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
-    formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"
-    return Term(Category.WORKSPACE, GRAPHS, 0 if asked.eager else size, formula, numbers, "rough model")
+    return [peak, requests, graph_term(shape, stage, asked, decode_sizes(rows), rows)]
 
 
 def context_terms(gpu: Gpu) -> tuple[Term, Term]:
@@ -155,5 +124,5 @@ def context_terms(gpu: Gpu) -> tuple[Term, Term]:
 
 def linked_term(tp: int, gpu: Gpu) -> Term:
     """Return NCCL's and the all-reduce's buffers, allocated before the model loads if there are several GPUs."""
-    size = _data()["nccl"]["linked" if gpu.nvlink_bytes_per_s else "plain"] if tp > 1 else 0
+    size = table("sglang")["nccl"]["linked" if gpu.nvlink_bytes_per_s else "plain"] if tp > 1 else 0
     return Term(Category.WORKSPACE, "NCCL", size, "as SGLang logged it", {"tp": tp}, "published logs")

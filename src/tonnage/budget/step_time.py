@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tonnage.budget.activations import configuration_of
 from tonnage.budget.collectives import ClusterLinks, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.frozen import frozen_weights
 from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.layer_time import FIGURES, Busy, LayerWork, PassTime, layer_pass, work_of
@@ -24,8 +23,7 @@ from tonnage.budget.objectives import NEXT_TOKEN
 from tonnage.budget.offload_time import Crossing, bytes_per_s, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
-from tonnage.budget.sharding import StageParameters, sharded, stages, trained_stage
-from tonnage.budget.states import states, trained_parameters
+from tonnage.budget.states import StageShare, stages
 from tonnage.budget.terms import total
 from tonnage.budget.training import needed_bytes
 from tonnage.clock.host import host_costs
@@ -100,17 +98,23 @@ class StepClock:
         shape, gpu = self._shape, self._cluster.gpu
         stage, sent, update, beside = self._around(configuration)
         passes, attention = self._passes(configuration)
-        passes = _on_slowest_stage(passes, stage, configuration)
+        passes = _on_slowest_stage(passes, stage)
         layers = passes.layers + beside
         if configuration.step_in_backward:
             layers, update = layers + PassTime(backward=update), Busy()
         passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
         update = update.slowed(self._slowest)
         frozen = self._no_grad(passes, sent, configuration)
-        moved = crossing(shape, stage, configuration, self._cluster, self.shares)
+        # The cached stage may recompute and offload other activations.
+        moved = crossing(replace(stage, configuration=configuration), self._cluster, self.shares)
         if configuration.paged:
-            moved = moved._replace(step_s=moved.step_s + self._paged_s(stage, configuration))
-        framework = framework_of(configuration)
+            # Paged optimizer states cross the host link for their update.
+            size = total(term for term in stage.kept if term.category is Category.OPTIMIZER_STATES)
+            needed, _ = needed_bytes(shape, configuration, gpu)
+            away = np.clip(size + needed - gpu.memory_bytes, 0.0, size)
+            link = self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling
+            moved = moved._replace(step_s=moved.step_s + 2 * away / link)
+        framework = configuration.traits
         # Decoders of transformers check for packed sequences in every forward pass, which synchronizes host and GPU.
         together = framework.written == "transformers" and not configuration.compile and shape.decoder.causal
         # The host also waits between the passes of a stage.
@@ -142,14 +146,6 @@ class StepClock:
         passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
-
-    def _paged_s(self, stage: StageParameters, configuration: Configuration) -> Quantity:
-        """Return the seconds in which paged optimizer states cross the host link for their update."""
-        kept = states(self._shape, stage, configuration).kept
-        size = total(term for term in kept if term.category is Category.OPTIMIZER_STATES)
-        needed, _ = needed_bytes(self._shape, configuration, self._cluster.gpu)
-        away = np.clip(size + needed - self._cluster.gpu.memory_bytes, 0.0, size)
-        return 2 * away / (self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling)
 
     def _no_grad(self, passes: "_Passes", sent: Traffic, configuration: Configuration) -> "_NoGrad":
         """Return a micro-batch's passes without gradients: a teacher's, a reference's, or the model's own."""
@@ -220,9 +216,14 @@ class StepClock:
         if key not in self._kept:
             shape, gpu = self._shape, self._cluster.gpu
             stage = next(stages(shape, configuration))
-            sent = traffic(shape, stage, configuration, self._network)
-            beside = sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
-            self._kept[key] = configuration, _Around(stage, sent, _update(shape, stage, configuration, gpu), beside)
+            sent = traffic(stage, self._network)
+            beside = sharding_copies(stage.parameters, configuration, gpu)
+            if operators := configuration.traits.pipeline_operators:
+                # The host receives and sends on a pipeline stage.
+                staged = np.asarray(configuration.pp) > 1
+                once = Busy(host_s=operators * host_costs().forward.operator / 3 * staged)
+                beside = beside + PassTime(once * 2, once)
+            self._kept[key] = configuration, _Around(stage, sent, _update(stage, gpu), beside)
         return self._kept[key][1]
 
     def _work(self, configuration: Configuration) -> "_Works":
@@ -265,7 +266,7 @@ class StepClock:
 class _Around(NamedTuple):
     """Parts of a step outside its layers."""
 
-    stage: StageParameters
+    stage: StageShare
     sent: Traffic
     update: Busy
     beside: PassTime  # copies that sharding adds to each pass, and the host's pipeline sends and receives
@@ -360,10 +361,10 @@ def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes,
     return _Passes(embedding, layers, head), attention
 
 
-def _on_slowest_stage(passes: _Passes, stage: StageParameters, configuration: Configuration) -> _Passes:
+def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
     """Return the passes of the stage with the most layers, or of the last one with the head, whichever is slower."""
     embedding, layers, head = passes
-    full, last = stage.share, 1 - stage.share * (configuration.pp - 1)
+    full, last = stage.share, 1 - stage.share * (stage.configuration.pp - 1)
     layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
     slower_last = layers_s * last + ends_s > layers_s * full
     share = np.where(slower_last, np.maximum(last, 0.0), full)
@@ -373,15 +374,6 @@ def _on_slowest_stage(passes: _Passes, stage: StageParameters, configuration: Co
 def _slowest(gpus: int, spread: float) -> float:
     """Return how much slower than the median the slowest of `gpus` cards is: the expected maximum of normal deviates."""
     return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
-
-
-def _handing_on(configuration: Configuration) -> PassTime:
-    """Return the host's work to receive and send on a pipeline stage."""
-    operators = framework_of(configuration).pipeline_operators
-    if not operators:
-        return PassTime()
-    once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(configuration.pp) > 1))
-    return PassTime(once * 2, once, Busy())
 
 
 def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
@@ -416,17 +408,15 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     return _Seconds(*found.values())
 
 
-def _update(shape: ModelShape, stage: StageParameters, configuration: Configuration, gpu: Gpu) -> Busy:
+def _update(stage: StageShare, gpu: Gpu) -> Busy:
     """Return the optimizer's step and the accumulation of gradients over micro-batches."""
-    count = trained_parameters(shape, stage, configuration)
-    whole = reduces_once(configuration)
-    trained = trained_stage(shape, stage, configuration)
-    sums = np.where(whole, trained.parameters, sharded(trained, configuration, 2))[()]
+    shape, configuration, count = stage.shape, stage.configuration, stage.updated
+    sums = np.where(configuration.reduces_once, stage.trained.parameters, stage.trained.sharded(2))[()]
     held = count if configuration.lora_rank else sums
-    if framework_of(configuration).fuses_sums and not configuration.lora_rank:
+    if configuration.traits.fuses_sums and not configuration.lora_rank:
         held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     # If gradients are accumulated in another dtype than computed, those of the first micro-batch are added too.
-    first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
+    first = 1 if configuration.gradient_bytes == configuration.made_bytes else 0
     summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
     if configuration.optimizer_place != "gpu":
         return summed

@@ -1,16 +1,13 @@
 """How a transformer block is implemented: the facts that decide what autograd saves, read from `data/styles.toml`."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from tonnage.budget import table
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.frameworks import framework_of
 from tonnage.models.shape import LayerShape, ModelShape
 
-_DATA = Path(__file__).parent / "data" / "styles.toml"
 _FP32_BYTES = 4
 
 
@@ -51,20 +48,20 @@ _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fus
 
 def caps_logits(shape: ModelShape) -> bool:
     """Say whether the model caps its logits by a tanh, whose output is saved."""
-    return bool(_rows()["style"].get(shape.architecture, {}).get("softcap"))
+    return bool(table("styles")["style"].get(shape.architecture, {}).get("softcap"))
 
 
 def style_of(shape: ModelShape, layer: LayerShape, configuration: Configuration) -> Style:
     """Return the style in which the framework runs this block: transformers' eager code, or fused elsewhere."""
     written = _written(shape.architecture, layer.written, layer.rms_norm)
     written = replace(written, dropout=True) if configuration.dropout else written
-    form = framework_of(configuration).written
+    form = configuration.traits.written
     scores = _scores(layer, written, configuration)
     if configuration.compile:
         dropped = scores == "apart" and written.attention_dropout
         style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout, qk_norm=written.qk_norm)
         # Traced transformers models have a mask, and masked attention repeats KV heads.
-        return replace(style, scores=scores, attention_dropout=dropped, repeated=compiled_whole(configuration))
+        return replace(style, scores=scores, attention_dropout=dropped, repeated=configuration.compiled_whole)
     if form == "transformers":
         written = replace(written, scores=scores)
         return replace(written, norm="native", activation="native", liger=True) if configuration.liger else written
@@ -73,18 +70,12 @@ def style_of(shape: ModelShape, layer: LayerShape, configuration: Configuration)
     return replace(style, dropout=written.dropout, attention_dropout=written.attention_dropout)
 
 
-def compiled_whole(configuration: Configuration) -> bool:
-    """Say whether a transformers model is compiled with its head and loss; FSDP2 compiles block by block."""
-    whole = framework_of(configuration).written == "transformers" and configuration.framework != "fsdp2"
-    return configuration.compile and whole
-
-
 def _scores(layer: LayerShape, written: Style, configuration: Configuration) -> Literal["", "eager", "math", "apart"]:
     attention = layer.attention
     if attention is None or configuration.attention == "eager":
         return "eager" if configuration.attention == "eager" else ""
     # Compiled encoders of transformers get a full mask, for which PyTorch has no fused kernel.
-    plain = framework_of(configuration).written == "transformers" and configuration.attention == "flash"
+    plain = configuration.traits.written == "transformers" and configuration.attention == "flash"
     if configuration.compile and plain and not attention.causal:
         return "apart"
     # Nor is there one for FP32 with fewer KV heads than query heads, nor for a trained bias.
@@ -94,12 +85,7 @@ def _scores(layer: LayerShape, written: Style, configuration: Configuration) -> 
 
 @cache
 def _written(architecture: str, part: str, rms_norm: bool) -> Style:
-    rows = _rows()
+    rows = table("styles")
     known = rows["style"].get(part or architecture)
     row = known or rows["default"]["rms" if rms_norm else "native"]
     return Style(**row)
-
-
-@cache
-def _rows() -> dict[str, dict[str, dict[str, Any]]]:
-    return tomllib.loads(_DATA.read_text("utf-8"))

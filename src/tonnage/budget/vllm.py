@@ -10,19 +10,17 @@ data (`data/vllm.toml`); speculative decoding, LoRA adapters, vision towers and 
 """
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.budget import table
 from tonnage.budget.forward import (
     ForwardPass,
     cublas_workspace_bytes,
     expert_bytes,
     forward_bytes,
-    graph_bytes,
     graph_sizes,
     sampler_bytes,
 )
@@ -37,7 +35,6 @@ from tonnage.units import GIB
 if TYPE_CHECKING:
     from tonnage.budget.serving import ServingConfiguration
 
-_DATA = Path(__file__).parent / "data" / "vllm.toml"
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 # DeepSeek-V3.2's indexer keeps a 128-wide FP8 key and its FP32 scale per token.
 _INDEX_BYTES = {"deepseek_v32": 132}
@@ -68,34 +65,30 @@ class VllmRelease:
 
 def latest_version() -> str:
     """Return the newest release whose rules are known."""
-    return str(_data()["latest"])
+    return str(table("vllm")["latest"])
 
 
 @cache
 def find_release(version: str) -> VllmRelease:
     """Return the rules of a version; vendor builds ("0.11.2+vendor5") count as the release they are based on."""
+    return VllmRelease(**rules_of("vLLM", table("vllm"), version))
+
+
+def rules_of(engine: str, data: dict[str, Any], version: str) -> dict[str, Any]:
+    """Return the rules of an engine's version, each as the last release before it changed it; suffixes are ignored."""
     asked = _numbers(version)
-    entries = [entry for entry in _data()["release"] if asked and _numbers(entry["since"]) <= asked]
+    entries = [entry for entry in data["release"] if asked and _numbers(entry["since"]) <= asked]
     if not entries:
         raise RequestError(
-            f"{version!r} is not a version of vLLM whose rules are known.",
-            hint=f"Write it like --engine-version {latest_version()}; the oldest is {_data()['release'][0]['since']}.",
+            f"{version!r} is not a version of {engine} whose rules are known.",
+            hint=f"Write it like --engine-version {data['latest']}; the oldest is {data['release'][0]['since']}.",
         )
-    merged: dict[str, Any] = {}
-    for entry in entries:
-        merged |= entry
-    del merged["since"]
-    return VllmRelease(**merged)
+    return {name: value for entry in entries for name, value in entry.items() if name != "since"}
 
 
-@cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads(_DATA.read_text("utf-8"))
-
-
-def _numbers(version: str) -> tuple[int, int, int]:
+def _numbers(version: str) -> tuple[int, ...]:
     match = _VERSION.match(version.strip())
-    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
+    return tuple(int(part or 0) for part in match.groups()) if match else ()
 
 
 def card_class(release: VllmRelease, gpu: Gpu) -> str:
@@ -109,7 +102,7 @@ def card_class(release: VllmRelease, gpu: Gpu) -> str:
 @cache
 def expert_kernel(gpu: Gpu) -> ExpertKernel:
     """Return the kernel that multiplies MXFP4 experts on this GPU."""
-    rows = [row for row in _data()["mxfp4"] if gpu.maker == "NVIDIA" or row["name"] == "Triton"]
+    rows = [row for row in table("vllm")["mxfp4"] if gpu.maker == "NVIDIA" or row["name"] == "Triton"]
     fitting = [row for row in rows if gpu.maker != "NVIDIA" or tuple(row["since"]) <= gpu.compute_capability]
     chosen = dict((fitting or rows)[-1])
     del chosen["since"]
@@ -135,73 +128,59 @@ def index_bytes(shape: ModelShape) -> int:
     return _INDEX_BYTES.get(shape.architecture, 0)
 
 
-def profiling_terms(
-    shape: ModelShape, stage: StageLayers, configuration: "ServingConfiguration", gpu: Gpu, compute_bytes: int
-) -> Iterator[Term]:
+def profiling_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> Iterator[Term]:
     """Yield what vLLM finds in its profiling run beside the weights."""
-    release = find_release(configuration.engine_version)
-    tokens, sequences = configuration.batched_tokens, min(configuration.max_seqs, configuration.batched_tokens)
-    at = ForwardPass(tokens, sequences, configuration.tp, compute_bytes)
-    yield _rotary(shape, stage, compute_bytes)
-    yield _peak(shape, stage, at, release, gpu)
-    yield non_torch_term(configuration.tp, gpu)
-
-
-def _peak(shape: ModelShape, stage: StageLayers, at: ForwardPass, release: VllmRelease, gpu: Gpu) -> Term:
-    """Return the larger of the forward pass and the sampler."""
+    release = find_release(asked.engine_version)
+    at = ForwardPass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, asked.compute_bytes)
+    # The sines and cosines of every position, one table for all layers.
+    mixers = [layer.attention for layer, _ in stage.kinds if layer.attention is not None]
+    rotary = max((m.rope_dim if m.kind is AttentionKind.LATENT else m.head_dim for m in mixers), default=0)
+    numbers: dict[str, object] = {"positions": shape.max_positions, "rotary_dim": rotary}
+    size = shape.max_positions * rotary * asked.compute_bytes
+    yield Term(Category.PARAMETERS, "rotary table", size, "positions × rotary dim × bytes", numbers, "model")
+    # The larger of the forward pass and the sampler. V0 runs layer by layer; V1's compiled pieces also hold attention's
+    # output.
     kept = expert_bytes(shape, stage, at) if release.moe_workspace_kept else 0
-    # V0 runs layer by layer; V1's compiled pieces also hold attention's output.
     forward = forward_bytes(shape, stage, at, held=3 if release.generation == "V0" else 4, experts=not kept)
-    per_word = _data()["sampler_bytes"][release.sampler]
+    per_word = table("vllm")["sampler_bytes"][release.sampler]
     rows = min(at.sequences, gpu.sm_count) if release.sampler == "triton" else 0
     sampler = sampler_bytes(shape, at, per_word, rows) if stage.last else 0
-    size = max(forward, sampler) + kept + cublas_workspace_bytes(gpu)
-    numbers: dict[str, object] = {
+    numbers = {
         "forward_bytes": forward, "sampler_bytes": sampler, "tokens": at.tokens, "sequences": at.sequences,
         "vocabulary": shape.vocab, "bytes_per_word": per_word, "expert_buffers_bytes": kept,
         "cublas_bytes": cublas_workspace_bytes(gpu),
     }  # fmt: skip
-    return Term(
-        Category.ACTIVATIONS, "profiling peak", size,
+    yield Term(
+        Category.ACTIVATIONS, "profiling peak", max(forward, sampler) + kept + cublas_workspace_bytes(gpu),
         "max(forward, sampler = sequences × vocabulary × bytes per word + …) + expert buffers + cuBLAS", numbers, "model",
     )  # fmt: skip
-
-
-def _rotary(shape: ModelShape, stage: StageLayers, compute_bytes: int) -> Term:
-    """Return the sines and cosines of every position, one table for all layers."""
-    mixers = [layer.attention for layer, _ in stage.kinds if layer.attention is not None]
-    rotary = [m.rope_dim if m.kind is AttentionKind.LATENT else m.head_dim for m in mixers]
-    size = shape.max_positions * max(rotary, default=0) * compute_bytes
-    numbers: dict[str, object] = {"positions": shape.max_positions, "rotary_dim": max(rotary, default=0)}
-    return Term(Category.PARAMETERS, "rotary table", size, "positions × rotary dim × bytes", numbers, "model")
+    yield non_torch_term(asked.tp, gpu)
 
 
 def non_torch_term(tp: int, gpu: Gpu) -> Term:
     """Return the memory outside torch that vLLM finds after profiling."""
     linked = tp > 1 and gpu.nvlink_bytes_per_s > 0
-    size = _data()["non_torch"]["linked" if linked else "one"]
+    size = table("vllm")["non_torch"]["linked" if linked else "one"]
     return Term(
         Category.WORKSPACE, "outside of torch", size, "as vLLM 0.19 logged on H100", {"tp": tp}, "published logs"
     )
 
 
-def graph_costs() -> dict[str, int]:
-    """Return the driver's bytes per CUDA graph and per layer in it."""
-    return dict(_data()["graphs"])
-
-
-def graph_term(
-    shape: ModelShape, stage: StageLayers, configuration: "ServingConfiguration", compute_bytes: int
-) -> Term:
-    """Return the CUDA graphs: those of decode, and from 0.11 on both kinds."""
-    release = find_release(configuration.engine_version)
-    largest = min(2 * configuration.max_seqs, release.largest_graph, configuration.batched_tokens)
+def graphs_term(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration") -> Term:
+    """Return vLLM's CUDA graphs: those of decode, and from 0.11 on both kinds."""
+    release = find_release(asked.engine_version)
+    largest = min(2 * asked.max_seqs, release.largest_graph, asked.batched_tokens)
     graphs = graph_sizes(largest)
     if release.full_graphs:
-        graphs += graph_sizes(min(largest, configuration.max_seqs))
-    costs = graph_costs()
-    pool = forward_bytes(shape, stage, ForwardPass(largest, 0, configuration.tp, compute_bytes), held=4)
-    size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
-    numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
+        graphs += graph_sizes(min(largest, asked.max_seqs))
+    return graph_term(shape, stage, asked, graphs, largest)
+
+
+def graph_term(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", graphs: int, largest: int) -> Term:
+    """Return an engine's CUDA graphs, of batches up to `largest`, which share a pool, and the driver's memory for each."""
+    costs, layers = table("vllm")["graphs"], len(stage.layers)
+    pool = forward_bytes(shape, stage, ForwardPass(largest, 0, asked.tp, asked.compute_bytes), held=4)
+    size = pool + graphs * (costs["bytes_per_graph"] + layers * costs["bytes_per_layer"])
+    numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": layers, **costs}
     formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"
-    return Term(Category.WORKSPACE, GRAPHS, 0 if configuration.eager else size, formula, numbers, "rough model")
+    return Term(Category.WORKSPACE, GRAPHS, 0 if asked.eager else size, formula, numbers, "rough model")

@@ -6,13 +6,12 @@ parallelism splits matrices, embeddings and the head, keeps norms, routers and t
 attention whole, and replicates KV heads if there are more ranks than heads.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 
+from tonnage.budget import table
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
@@ -61,8 +60,7 @@ class WeightFormat:
         return groups * self.scale_bytes + -(-groups * self.zero_bits // 8)
 
 
-_DATA = Path(__file__).parent / "data" / "weight_formats.toml"
-WEIGHT_FORMATS = {name: WeightFormat(name, **row) for name, row in tomllib.loads(_DATA.read_text()).items()}
+WEIGHT_FORMATS = {name: WeightFormat(name, **row) for name, row in table("weight_formats").items()}
 
 
 @dataclass(frozen=True, slots=True)

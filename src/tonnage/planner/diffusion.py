@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, get_args
 
+from tonnage.budget.collectives import collective_seconds
 from tonnage.budget.diffusion import DiffusionPass, all_weights, passes, text_size
 from tonnage.budget.diffusion_time import Seconds, crossing_s, pass_seconds, streamed_s
-from tonnage.budget.links import collective_seconds
 from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace
 from tonnage.budget.states import optimizer_bytes
 from tonnage.budget.terms import Term, total

@@ -3,8 +3,9 @@
 A GPU that holds a training only with offload is marked; more GPUs are tried before that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -45,26 +46,23 @@ def training_holders(shape: ModelShape, request: TrainingRequest) -> list[Holder
     """Return the holders for a training, sorted by memory."""
     asked = for_checkpoint(request, shape)
     places = [NO_OFFLOAD, None] if asked.offload is None else [asked.offload]
-    rows = []
-    for clusters in _common_clusters():
-        tries = (_trained(shape, each, replace(asked, offload=place)) for place in places for each in clusters)
-        rows.append(next((found for found in tries if found is not None), Holder(cluster=clusters[-1])))
-    return sorted(rows, key=lambda holder: holder.memory_bytes)
+    tries = [partial(_trained, shape, request=replace(asked, offload=place)) for place in places]
+    return _holders(tries)
 
 
 def serving_holders(shape: ModelShape, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0) -> list[Holder]:
     """Return the holders for serving, sorted by memory. `tp` and `pp` 0 are searched."""
+    return _holders([partial(_served, shape, asked=asked, tp=tp, pp=pp)])
+
+
+def _holders(tries: Sequence[Callable[[Cluster], Holder | None]]) -> list[Holder]:
+    """Return, for each common GPU, the first of its clusters with which the first of these works."""
     rows = []
-    for clusters in _common_clusters():
-        tries = (_served(shape, each, asked, tp, pp) for each in clusters)
-        rows.append(next((found for found in tries if found is not None), Holder(cluster=clusters[-1])))
-    return sorted(rows, key=lambda holder: holder.memory_bytes)
-
-
-def _common_clusters() -> Iterator[list[Cluster]]:
-    """Yield the clusters to try, per GPU."""
     for card, counts in common_cards():
-        yield [find_cluster(f"{count}x{card}") for count in counts]
+        clusters = [find_cluster(f"{count}x{card}") for count in counts]
+        found = (tried(cluster) for tried in tries for cluster in clusters)
+        rows.append(next((each for each in found if each is not None), Holder(cluster=clusters[-1])))
+    return sorted(rows, key=lambda holder: holder.memory_bytes)
 
 
 def _trained(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Holder | None:

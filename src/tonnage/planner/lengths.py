@@ -197,7 +197,7 @@ def _each(numbers: Number, value: Callable[[int], Any]) -> Any:
 @lru_cache(maxsize=64)
 def _sums(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
     """Return the tokens of micro-batches of a few epochs, sampled with a fixed seed."""
-    batches = int(np.clip(lengths.samples // micro_batch, 1, _MOST_BATCHES))
+    batches = int(min(max(lengths.samples // micro_batch, 1), _MOST_BATCHES))
     drawn = np.random.default_rng(0).choice(lengths.values, (_EPOCHS * batches, micro_batch), p=lengths.shares)
     sums: NDArray[Any] = drawn.sum(axis=1)
     return sums.reshape(_EPOCHS, batches)
@@ -213,7 +213,7 @@ def _slowest(lengths: Lengths, micro_batch: int, ranks: int, rounds: int) -> flo
         shares = np.full(sizes.size, 1 / sizes.size)
     else:
         sizes, shares = lengths.padded(micro_batch)
-    rounds = int(np.clip(rounds, 1, max(_MOST_DRAWN // ranks, 1)))
+    rounds = min(max(rounds, 1), max(_MOST_DRAWN // ranks, 1))
     trials = max(_MOST_DRAWN // (ranks * rounds), 1)
     drawn = np.random.default_rng(0).choice(sizes, (trials, rounds, ranks), p=shares / shares.sum())
     return max(float(drawn.mean(axis=1).max(axis=1).mean()) / float(sizes @ shares), 1.0)

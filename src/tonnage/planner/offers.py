@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import FrameworkName
-from tonnage.budget.frameworks import architectures
+from tonnage.budget.configuration import FrameworkName, architectures
 from tonnage.budget.training import needed_bytes
 from tonnage.clock.ranges import comparison_error
 from tonnage.planner.request import FRAMEWORK_STAGES, NO_OFFLOAD, Offload, TrainingRequest
 from tonnage.planner.search import HEADROOM, Judged, PlanSearch, TrainingPlan, explore, plan_of
 from tonnage.planner.simplicity import fastest, simplest
-from tonnage.planner.space import RUNNERS, Layouts, Sharding, family, layouts, passes, shardings
+from tonnage.planner.space import RUNNERS, Layouts, layouts, shardings
 
 # Layouts of one sharding that are evaluated again: fewer if a change favours all alike.
 _LAYOUTS, _LIKELY_LAYOUTS = 96, 12
@@ -129,21 +128,18 @@ def _looked_at_again(
     order = np.argsort(-rated.speeds, kind="stable")[:_CONSIDERED]
     rows = rated.rows.where(order)
     for offload in places:
-        left = [sharding for sharding in shardings(asked, rows, offload) if sharding.framework == framework]
-        left = [_first_that_fit(findings, asked, sharding, count) for sharding in left]
-        left = [sharding for sharding in left if sharding.rows.tp.size]
-        judged = explore(shape, cluster, findings.clock, asked, left, worth_trying=1.0)
+        left = []
+        for family in shardings(asked, rows, offload):
+            if family.configuration.framework == framework:
+                needed, host = needed_bytes(shape, family.configuration, cluster.gpu)
+                fits = needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes
+                fits = fits & (host <= cluster.host_memory_per_gpu_bytes)
+                left.append(family.where(np.flatnonzero(np.broadcast_to(fits, family.size))[:count]))
+        left = [family for family in left if family.size]
+        judged = explore(shape, cluster, findings.clock, left, worth_trying=1.0)
         if any(one.leaves_headroom.any() for one in judged):
             return judged
     return []
-
-
-def _first_that_fit(findings: PlanSearch, asked: TrainingRequest, sharding: Sharding, count: int) -> Sharding:
-    cluster = findings.cluster
-    leanest = family(asked, sharding, *passes(asked, sharding.offload)[0])
-    needed, host = needed_bytes(findings.shape, leanest.configuration, cluster.gpu)
-    fits = (needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes) & (host <= cluster.host_memory_per_gpu_bytes)
-    return sharding.where(np.flatnonzero(np.broadcast_to(fits, leanest.size))[:count])
 
 
 def _speeds(findings: PlanSearch, rows: Layouts) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from tonnage.hardware.cluster import Cluster, common_clusters
 from tonnage.models.shape import ModelShape
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, check, for_cluster
 from tonnage.planner.search import PlanSearch
-from tonnage.planner.space import family, layouts, offloads, passes, shardings
+from tonnage.planner.space import searches
 
 _SHORTEST_SEQ = 256
 _MOST_DOUBLINGS = 8
@@ -71,11 +71,7 @@ def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tu
         check(lean, shape, cluster)
     except BadLayout:
         return None
-    rows = layouts(shape, cluster, lean)
-    for sharding in (
-        one for choices in offloads(lean) for offload in choices for one in shardings(lean, rows, offload)
-    ):
-        asked = family(lean, sharding, *passes(lean, sharding.offload)[0])
+    for asked in chain.from_iterable(searches(shape, cluster, lean)):
         needed, host_bytes = needed_bytes(shape, asked.configuration, cluster.gpu)
         total = np.broadcast_to(np.asarray(needed), (asked.size,))
         fits = (total <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)

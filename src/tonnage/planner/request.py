@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, Base, lora_parameters
 from tonnage.budget.configuration import (
@@ -24,7 +25,6 @@ from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
 from tonnage.planner.lengths import Lengths
-from tonnage.planner.objectives import check_objective
 
 # Tokens per step if no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
@@ -44,6 +44,10 @@ FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
 }
 # Frameworks with interleaved schedules: Megatron's virtual stages, PyTorch's `ScheduleInterleaved1F1B`.
 INTERLEAVED: tuple[FrameworkName, ...] = ("megatron", "fsdp2")
+# Frameworks that train on other objectives than the next token.
+_TRAINERS = ("torch", "fsdp2", "deepspeed")
+# Vocabularies of one tokenizer are padded to different lengths, by less than this share.
+_PADDING = 0.01
 _CHECKPOINT = re.compile(r"none|selective|full|every-[1-9][0-9]{0,3}")
 
 
@@ -169,120 +173,78 @@ def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
 
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:
     """Raise RequestError for an impossible request."""
-    _check_numbers(request)
-    if request.checkpoint is not None and not _CHECKPOINT.fullmatch(request.checkpoint):
-        hint = "Write none, selective, full or every-2 (each second block)."
-        raise BadLayout(f"--checkpoint {request.checkpoint} is not a way to recompute.", hint=hint)
-    if request.precision in ("bf16", "bf16-mixed") and not cluster.gpu.has_bf16:
-        raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint="Use --precision fp16-mixed, or leave it out.")
-    if request.paged and request.offload is not None and request.offload.optimizer != "gpu":
-        raise BadLayout("Paged states leave the GPU by themselves.", hint="Leave optimizer out of --offload.")
-    if request.step_in_backward:
-        _check_step_in_backward(request, cluster)
-    if request.offload is not None and request.offload.on_drives and not request.drives:
-        raise BadLayout(
-            f"--offload {request.offload.words}, and --drive none.", hint="Leave :nvme out, or give --drive 7g/s."
-        )
-    if not request.objective.plain:
-        check_objective(request, shape)
-    for problem, hint in _misfits(request, shape, cluster):
+    for problem, hint in chain(
+        _misfits_of_flags(request, cluster),
+        () if request.objective.plain else _misfits_of_objective(request, shape),
+        _misfits_of_model(request, shape),
+        _misfits_of_framework(request, shape),
+        _misfits_of_gpus(request, cluster.gpus),
+    ):
         raise BadLayout(problem, hint=hint)
 
 
-def _check_step_in_backward(request: TrainingRequest, cluster: Cluster) -> None:
-    """Raise RequestError unless each backward pass yields whole gradients of a whole step."""
-    for problem, hint in (
-        (request.lora_rank and "adapters have few gradients", "Leave one of the two out."),
-        ((request.pp or 1) > 1 and "a pipeline adds up those of its micro-batches", "Leave --pp out."),
-        (
-            cluster.gpus > 1 and request.framework != "fsdp2" and "only FSDP2 hands them over one by one",
-            "Add --framework fsdp2.",
-        ),
-    ):
-        if problem:
-            raise BadLayout(f"--step-in-backward frees gradients as they come: {problem}.", hint=hint)
-
-
-def _check_numbers(request: TrainingRequest) -> None:
+def _misfits_of_flags(request: TrainingRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield problem and hint for flags that are wrong by themselves or on these GPUs."""
     for name in ("seq", "micro_batch", "global_batch", *_DEGREES):
         number, flag = getattr(request, name), f"--{name.replace('_', '-')}"
         if number is not None and number < 1:
-            raise BadLayout(f"{flag} {number}: there must be at least one.", hint=f"Write {flag} 1, or leave it out.")
+            yield f"{flag} {number}: there must be at least one.", f"Write {flag} 1, or leave it out."
         if number is not None and number > _LARGEST[name]:
-            hint = f"Write at most {_LARGEST[name]:,}."
-            raise BadLayout(f"{flag} {number} is beyond anything that is trained.", hint=hint)
+            yield f"{flag} {number} is beyond anything that is trained.", f"Write at most {_LARGEST[name]:,}."
     if request.base != "16-bit" and not request.lora_rank:
-        raise BadLayout(f"--base {request.base} freezes all weights, and nothing is trained.", hint="Add --lora 16.")
+        yield f"--base {request.base} freezes all weights, and nothing is trained.", "Add --lora 16."
+    if request.checkpoint is not None and not _CHECKPOINT.fullmatch(request.checkpoint):
+        hint = "Write none, selective, full or every-2 (each second block)."
+        yield f"--checkpoint {request.checkpoint} is not a way to recompute.", hint
+    if request.precision in ("bf16", "bf16-mixed") and not cluster.gpu.has_bf16:
+        yield f"{cluster.gpu.name} has no BF16.", "Use --precision fp16-mixed, or leave it out."
+    if request.paged and request.offload is not None and request.offload.optimizer != "gpu":
+        yield "Paged states leave the GPU by themselves.", "Leave optimizer out of --offload."
+    if request.step_in_backward:
+        # Each backward pass must yield whole gradients of a whole step.
+        early = "--step-in-backward frees gradients as they come:"
+        if request.lora_rank:
+            yield f"{early} adapters have few gradients.", "Leave one of the two out."
+        if (request.pp or 1) > 1:
+            yield f"{early} a pipeline adds up those of its micro-batches.", "Leave --pp out."
+        if cluster.gpus > 1 and request.framework != "fsdp2":
+            yield f"{early} only FSDP2 hands them over one by one.", "Add --framework fsdp2."
+    if request.offload is not None and request.offload.on_drives and not request.drives:
+        yield f"--offload {request.offload.words}, and --drive none.", "Leave :nvme out, or give --drive 7g/s."
 
 
-def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield problem and hint for everything that does not divide or combine."""
-    yield from _misfits_of_model(request, shape)
-    yield from _misfits_of_chunks(request, shape)
-    yield from _misfits_of_halves(request)
-    if not request.compile_loss and not request.compile:
-        yield "--eager-loss goes with a compiled model.", "Add --compile, or leave --eager-loss out."
-    if request.lora_dropout and not request.lora_rank:
-        yield "--lora-dropout: no adapters are trained.", "Add --lora 16, or leave --lora-dropout out."
-    gpus = cluster.gpus
-    product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
-    if gpus % product:
-        asked = " × ".join(f"{name} {getattr(request, name)}" for name in ("tp", "pp", "cp") if getattr(request, name))
-        near = [str(number) for number in divisors(gpus)][-6:]
-        yield f"{asked} = {product} does not divide {gpus} GPUs.", f"Choose a product of {', '.join(near)}."
-    if request.ep and gpus // (request.pp or 1) % request.ep:
-        yield f"--ep {request.ep} does not divide the {gpus // (request.pp or 1)} GPUs of a stage.", "Choose a divisor."
-    yield from _misfits_of_sharding(request, gpus // product)
-    yield from _misfits_of_batch(request, gpus // product, gpus)
-
-
-def _misfits_of_sharding(request: TrainingRequest, most_ranks: int) -> Iterator[tuple[str, str]]:
-    """Yield ZeRO stages that the framework lacks, and shard sizes that leave ranks over."""
-    if request.framework and request.zero is not None and request.zero not in FRAMEWORK_STAGES[request.framework]:
-        stages = ", ".join(map(str, FRAMEWORK_STAGES[request.framework]))
-        yield f"--framework {request.framework} does not run ZeRO {request.zero}.", f"It runs --zero {stages}."
-    if request.shard and most_ranks % request.shard:
-        near = ", ".join(str(number) for number in divisors(most_ranks))
-        problem = f"--shard {request.shard} does not divide the {most_ranks} ranks that keep the same."
-        yield problem, f"Choose {near}."
-
-
-def _misfits_of_chunks(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
-    """Yield interleaved stages that no framework runs or that do not divide the layers."""
-    chunks, layers = request.pp_chunks, layer_count(shape)
-    if chunks == 1:
-        return
-    if request.framework not in INTERLEAVED:
-        yield "--pp-chunks takes a framework that interleaves stages.", f"Add --framework {' or '.join(INTERLEAVED)}."
-    if request.pp is None or request.pp == 1:
-        yield "--pp-chunks divides the stages of a pipeline.", "Add --pp 4, say."
-    elif request.pp * chunks > layers:
-        problem = f"--pp {request.pp} --pp-chunks {chunks}: {shape.name} has {layers} layers."
-        yield problem, f"Choose at most {layers // request.pp} chunks."
-
-
-def _misfits_of_halves(request: TrainingRequest) -> Iterator[tuple[str, str]]:
-    """Yield misuse of 16-bit gradients and moments beside an FP32 master, which need Megatron's optimizer."""
-    flag = "--bf16-moments" if request.bf16_moments else "--bf16-gradients"
-    if not (request.bf16_moments or request.bf16_gradients):
-        return
-    if request.framework != "megatron":
-        yield f"{flag} is Megatron's: others keep them as they are made.", "Add --framework megatron, or leave it out."
-    if request.precision != "bf16-mixed" or request.lora_rank:
-        yield f"{flag} needs an FP32 master beside BF16 parameters.", "Train all of it with --precision bf16-mixed."
-    if request.bf16_moments and (request.zero != 1 or request.optimizer not in ("adam", "adamw")):
-        yield "--bf16-moments is a sharded Adam's in Megatron.", "Add --zero 1 --optimizer adamw."
+def _misfits_of_objective(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    """Yield layouts and models that do not support an objective other than next-token prediction."""
+    objective, name = request.objective, request.objective.name
+    split = next((flag for flag in ("tp", "pp", "cp", "ep") if (getattr(request, flag) or 1) > 1), None)
+    if split is not None:
+        problem = f"--{split} with --objective {name}: trainers for it shard the model, and do not split it."
+        yield problem, "Leave it out, or write --zero 3."
+    if request.framework not in (None, *_TRAINERS):
+        hint = f"Choose {', '.join(_TRAINERS)}, or leave it out."
+        yield f"--framework {request.framework} trains on next tokens, not by {name}.", hint
+    writes = shape.decoder.causal or objective.teacher is not None
+    if objective.has_logits and not (shape.logits and shape.vocab and writes):
+        problem = f"--objective {name} takes a model that writes, and {shape.name} does not."
+        yield problem, "Choose classify or contrastive, or leave it out."
+    if not objective.has_logits and request.loss != "full":
+        yield f"--loss {request.loss}: {name} has no scores over a vocabulary to make in parts.", "Leave --loss out."
+    teacher = objective.teacher
+    if teacher is not None and abs(teacher.vocab - shape.vocab) > _PADDING * shape.vocab:
+        words = f"{shape.name} has {shape.vocab:,} words, {teacher.name} {teacher.vocab:,}"
+        yield f"{words}: their scores cannot be compared.", "Choose a teacher with the same tokenizer."
+    if objective.sees_whole_batch and request.micro_batch and request.global_batch:
+        hint = "Leave one of them out, or add --grad-cache."
+        yield "--micro-batch with --global-batch: the pairs of a batch go through in one pass.", hint
 
 
 def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
-    heads, layers, experts = head_counts(shape), layer_count(shape), expert_count(shape)
-    for count in heads:
+    """Yield what the model does not allow."""
+    layers, experts = layer_count(shape), expert_count(shape)
+    for count in head_counts(shape):
         if request.tp and count % request.tp:
-            fitting = ", ".join(str(number) for number in divisors(count))
-            yield (
-                f"--tp {request.tp} does not divide the {count} attention heads of {shape.name}.",
-                f"Choose {fitting}.",
-            )
+            problem = f"--tp {request.tp} does not divide the {count} attention heads of {shape.name}."
+            yield problem, f"Choose {', '.join(map(str, divisors(count)))}."
     if shape.fixed_tokens and request.seq != shape.fixed_tokens:
         yield f"--seq {request.seq}: {shape.name} sees {shape.fixed_tokens} tokens of every image.", "Leave --seq out."
     if shape.learned_positions and request.seq > shape.max_positions:
@@ -295,7 +257,13 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
     if request.lora_rank > shape.hidden:
         yield f"--lora {request.lora_rank} is wider than {shape.name} itself, {shape.hidden}.", "Write --lora 16, say."
     if shape.unfrozen is not None:
-        yield from _misfits_of_frozen(request, shape)
+        if (request.pp or 1) > 1:
+            yield "--freeze: frozen parts are planned without a pipeline.", "Leave --pp out."
+        if request.framework in ("megatron", "nanotron"):
+            yield f"--freeze: {request.framework} is planned to train all of a model.", "Leave --framework out."
+        if request.lora_rank and not sum(lora_parameters(shape, request.lora_rank, request.lora_targets)):
+            problem = "--lora with --freeze: every layer is frozen, and adapters stand beside those of layers."
+            yield problem, "Freeze fewer parts, or leave --lora out."
     if request.lora_rank and EXPERTS in request.lora_targets and not experts:
         yield f"--lora-targets experts: {shape.name} has no experts.", "Leave experts out."
     if request.pp and request.pp > layers:
@@ -305,34 +273,61 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
     if request.ep and request.ep > 1 and not experts:
         yield f"--ep {request.ep}: {shape.name} has no experts.", "Leave --ep out."
     if request.ep and experts and experts % request.ep:
-        fitting = ", ".join(str(number) for number in divisors(experts))
-        yield f"--ep {request.ep} does not divide the {experts} experts of {shape.name}.", f"Choose {fitting}."
+        problem = f"--ep {request.ep} does not divide the {experts} experts of {shape.name}."
+        yield problem, f"Choose {', '.join(map(str, divisors(experts)))}."
 
 
-def _misfits_of_frozen(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
-    """Yield unsupported combinations with frozen parts, and adapters that have nothing left to adapt."""
-    if (request.pp or 1) > 1:
-        yield "--freeze: frozen parts are planned without a pipeline.", "Leave --pp out."
-    if request.framework in ("megatron", "nanotron"):
-        yield f"--freeze: {request.framework} is planned to train all of a model.", "Leave --framework out."
-    if request.lora_rank and not sum(lora_parameters(shape, request.lora_rank, request.lora_targets)):
-        problem = "--lora with --freeze: every layer is frozen, and adapters stand beside those of layers."
-        yield problem, "Freeze fewer parts, or leave --lora out."
+def _misfits_of_framework(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    """Yield what the framework does not run, and flags that need another one."""
+    chunks, layers = request.pp_chunks, layer_count(shape)
+    if chunks > 1 and request.framework not in INTERLEAVED:
+        yield "--pp-chunks takes a framework that interleaves stages.", f"Add --framework {' or '.join(INTERLEAVED)}."
+    if chunks > 1 and (request.pp is None or request.pp == 1):
+        yield "--pp-chunks divides the stages of a pipeline.", "Add --pp 4, say."
+    elif chunks > 1 and request.pp and request.pp * chunks > layers:
+        problem = f"--pp {request.pp} --pp-chunks {chunks}: {shape.name} has {layers} layers."
+        yield problem, f"Choose at most {layers // request.pp} chunks."
+    if request.bf16_moments or request.bf16_gradients:
+        # 16-bit gradients and moments beside an FP32 master are Megatron's optimizer.
+        flag = "--bf16-moments" if request.bf16_moments else "--bf16-gradients"
+        if request.framework != "megatron":
+            hint = "Add --framework megatron, or leave it out."
+            yield f"{flag} is Megatron's: others keep them as they are made.", hint
+        if request.precision != "bf16-mixed" or request.lora_rank:
+            yield f"{flag} needs an FP32 master beside BF16 parameters.", "Train all of it with --precision bf16-mixed."
+        if request.bf16_moments and (request.zero != 1 or request.optimizer not in ("adam", "adamw")):
+            yield "--bf16-moments is a sharded Adam's in Megatron.", "Add --zero 1 --optimizer adamw."
+    if not request.compile_loss and not request.compile:
+        yield "--eager-loss goes with a compiled model.", "Add --compile, or leave --eager-loss out."
+    if request.lora_dropout and not request.lora_rank:
+        yield "--lora-dropout: no adapters are trained.", "Add --lora 16, or leave --lora-dropout out."
 
 
-def _misfits_of_batch(request: TrainingRequest, most_ranks: int, gpus: int) -> Iterator[tuple[str, str]]:
-    """Yield batches that no number of data-parallel ranks can share evenly."""
+def _misfits_of_gpus(request: TrainingRequest, gpus: int) -> Iterator[tuple[str, str]]:
+    """Yield degrees that do not divide the GPUs, shards that leave ranks over, and batches that ranks cannot share."""
+    product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
+    ranks = gpus // product  # at most
+    if gpus % product:
+        asked = " × ".join(f"{name} {getattr(request, name)}" for name in ("tp", "pp", "cp") if getattr(request, name))
+        near = [str(number) for number in divisors(gpus)][-6:]
+        yield f"{asked} = {product} does not divide {gpus} GPUs.", f"Choose a product of {', '.join(near)}."
+    if request.ep and gpus // (request.pp or 1) % request.ep:
+        yield f"--ep {request.ep} does not divide the {gpus // (request.pp or 1)} GPUs of a stage.", "Choose a divisor."
+    if request.framework and request.zero is not None and request.zero not in FRAMEWORK_STAGES[request.framework]:
+        stages = ", ".join(map(str, FRAMEWORK_STAGES[request.framework]))
+        yield f"--framework {request.framework} does not run ZeRO {request.zero}.", f"It runs --zero {stages}."
+    if request.shard and ranks % request.shard:
+        problem = f"--shard {request.shard} does not divide the {ranks} ranks that keep the same."
+        yield problem, f"Choose {', '.join(map(str, divisors(ranks)))}."
     batch, micro = request.global_batch, request.micro_batch or 1
-    if batch is None:
-        return
     free = [name for name in ("tp", "pp", "cp") if getattr(request, name) is None]
-    ranks = [most_ranks] if not free else divisors(most_ranks)
-    if not any(batch % (number * micro) == 0 for number in ranks):
-        unit = ranks[0] * micro if free else most_ranks * micro
-        near = max(unit, round(batch / unit) * unit)
-        share = f"{most_ranks} data-parallel ranks" if not free else f"the data-parallel ranks of {gpus} GPUs"
+    shared = divisors(ranks) if free else [ranks]
+    if batch is not None and not any(batch % (number * micro) == 0 for number in shared):
+        unit = shared[0] * micro
+        near_batch = max(unit, round(batch / unit) * unit)
+        share = f"the data-parallel ranks of {gpus} GPUs" if free else f"{ranks} data-parallel ranks"
         problem = f"--global-batch {batch} cannot be shared by {share} in micro-batches of {micro}."
-        yield problem, f"Choose a multiple of {unit}: {near}, say."
+        yield problem, f"Choose a multiple of {unit}: {near_batch}, say."
 
 
 def head_counts(shape: ModelShape) -> set[int]:

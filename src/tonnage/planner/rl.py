@@ -14,7 +14,6 @@ from tonnage.budget.configuration import Configuration
 from tonnage.budget.rl import MOVABLE, Algorithm, Cast, Held, Movable, Phase, Reference, phases, valued
 from tonnage.budget.roofline import calibration
 from tonnage.budget.serving import ServingBudget, ServingConfiguration, divides, serving_budget
-from tonnage.budget.states import sharded_parameters
 from tonnage.budget.step_time import StepClock
 from tonnage.errors import BadLayout, RequestError, TonnageError
 from tonnage.hardware import Cluster
@@ -310,7 +309,9 @@ class _Bench:
             cluster = _without(self.cluster, apart) if apart else self.cluster
             assert cluster is not None
             degrees = self._degrees(apart)
-            for sleep in self._sleeps(apart):
+            asleep = 1 if self.request.engine == "tonnage" else 2
+            sleeps = [asleep, 0] if self.request.sleep is None else [self.request.sleep]
+            for sleep in [0] if apart else sleeps:
                 for offload in self._offloads(sleep):
                     ways = [(tp, pool) for tp in degrees for pool in ([1.0] if sleep or apart else _POOLS)]
                     found = [self._plan(cluster, apart, sleep, offload, *way) for way in ways]
@@ -342,13 +343,6 @@ class _Bench:
         if not self.cluster.host_memory_bytes or self.request.share_weights:
             some = tuple(name for name in some if name == "frozen" and self.cluster.host_memory_bytes)
         return [frozenset(some[:count]) for count in range(len(some) + 1)]
-
-    def _sleeps(self, apart: int) -> list[int]:
-        if apart:
-            return [0]
-        if self.request.sleep is not None:
-            return [self.request.sleep]
-        return [1 if self.request.engine == "tonnage" else 2, 0]
 
     def _degrees(self, apart: int) -> list[int]:
         """Return the engine's tensor parallelism: as asked, or the fastest that divides GPUs and heads."""
@@ -554,7 +548,7 @@ class _Clock:
         weights = shape.parameters * cast.training.compute_bytes
         mine = engine.ledger[Category.PARAMETERS]
         seconds = 2 * mine / self.bench.cluster.gpu.bandwidth_bytes_per_s
-        if sharded_parameters(cast.training) or cast.apart:
+        if cast.training.shards_parameters or cast.apart:
             cards = self.bench.cluster.gpus if cast.apart else self.cluster.gpus
             seconds += weights / (self.bench.cluster.link_bytes_per_s(cards) * shares.link_ceiling)
         host = self.cluster.host_link_bytes_per_s * shares.host_link_ceiling

@@ -5,13 +5,10 @@ the weights, whichever takes longer, and reads the cache at half its growth; pro
 attained shares of the GPU's peaks are measured (`budget/data/rollout.toml`).
 """
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tonnage.budget
+from tonnage.budget import table
 from tonnage.budget.roofline import peak_rate
 from tonnage.budget.serving import ServingBudget
 from tonnage.hardware import Cluster
@@ -21,8 +18,6 @@ from tonnage.planner.serving import all_reduces_s, share_read
 
 if TYPE_CHECKING:
     from tonnage.planner.rl import RlRequest
-
-_DATA = Path(tonnage.budget.__file__).parent / "data" / "rollout.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +46,6 @@ class Rollout:
         return own + shared / request.group
 
 
-@cache
-def _shares() -> dict[str, float]:
-    return tomllib.loads(_DATA.read_text("utf-8"))
-
-
 def rollout(
     shape: ModelShape, cluster: Cluster, engine: ServingBudget, request: "RlRequest", apart: int
 ) -> Rollout | None:
@@ -71,7 +61,7 @@ def rollout(
     if rest:
         decode_s += request.completion * _step_s(shape, cluster, engine, request, rest)
     prompts = -(-request.prompts // copies) * request.prompt
-    rate = peak_rate(cluster.gpu, "bf16") * _shares()["products_share"] * _shares()["step_share"]
+    rate = peak_rate(cluster.gpu, "bf16") * table("rollout")["products_share"] * table("rollout")["step_share"]
     return Rollout(
         copies=copies, samples=samples, batch=batch, waves=full + bool(rest),
         prefill_s=2 * shape.active_parameters * prompts / asked.tp / rate, decode_s=decode_s,
@@ -82,12 +72,13 @@ def rollout(
 def _step_s(shape: ModelShape, cluster: Cluster, engine: ServingBudget, request: "RlRequest", batch: int) -> float:
     """Return one decode step of `batch` sequences, at half their growth."""
     asked, layout, gpu = engine.configuration, engine.kv.layout, cluster.gpu
-    bandwidth = gpu.bandwidth_bytes_per_s * _shares()["bandwidth_share"]
+    shares: dict[str, float] = table("rollout")
+    bandwidth = gpu.bandwidth_bytes_per_s * shares["bandwidth_share"]
     weights_s = engine.ledger[Category.PARAMETERS] * share_read(shape, batch) / bandwidth
-    rate = peak_rate(gpu, "bf16") * _shares()["products_share"]
+    rate = peak_rate(gpu, "bf16") * shares["products_share"]
     products_s = 2 * shape.active_parameters * batch / asked.tp / rate
     length = request.prompt + request.completion // 2
     tokens = sum(min(length, group.window or length) for group in layout.groups)
     cache_s = batch * tokens * layout.bytes_per_block / layout.block / bandwidth
     busy_s = max(weights_s, products_s) + cache_s
-    return busy_s / _shares()["step_share"] + all_reduces_s(shape, asked, cluster, batch)
+    return busy_s / shares["step_share"] + all_reduces_s(shape, asked, cluster, batch)

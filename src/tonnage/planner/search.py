@@ -12,11 +12,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import Configuration, Loss, Number, Quantity
-from tonnage.budget.ranges import peak_factors
+from tonnage.budget.configuration import Configuration, Loss, Quantity
 from tonnage.budget.step_time import StepClock
 from tonnage.budget.terms import Term
-from tonnage.budget.training import TrainingBudget, needed_bytes, training_budget
+from tonnage.budget.training import TrainingBudget, needed_bytes, peak_factors, training_budget
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Ledger
@@ -24,17 +23,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.lengths import BATCHINGS, Batching, clock_of
 from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, for_checkpoint, for_cluster
 from tonnage.planner.simplicity import burden, comparable, fastest, simplest
-from tonnage.planner.space import (
-    Family,
-    Sharding,
-    family,
-    layouts,
-    offloads,
-    passes,
-    recomputed_share,
-    recomputes_less,
-    shardings,
-)
+from tonnage.planner.space import Family, recomputed_share, recomputes_less, searches
 
 # A configuration that needs this much less is worth showing beside a faster one.
 _AS_SMALL = 0.05
@@ -184,12 +173,10 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock:
     """Search every configuration that the request leaves open. A clock of the same cluster reuses its cached times."""
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
-    rows = layouts(shape, cluster, request)
     clock = clock or clock_of(shape, cluster, request.lengths)
     judged: list[Judged] = []
-    for choices in offloads(request):
-        found = [sharding for offload in choices for sharding in shardings(request, rows, offload)]
-        judged += explore(shape, cluster, clock, request, found)
+    for families in searches(shape, cluster, request):
+        judged += explore(shape, cluster, clock, families)
         if any(one.fits.any() for one in judged) and not _short_of_memory(request, judged):
             break
     if not judged:
@@ -210,9 +197,9 @@ def _short_of_memory(request: TrainingRequest, judged: list[Judged]) -> bool:
 
 
 class _Ends(NamedTuple):
-    """A sharding with the leanest and the fastest of its recomputation options, and those between them."""
+    """A family with the leanest and the fastest of its recomputation options, and those between them."""
 
-    sharding: Sharding  # without layouts that are far too large
+    family: Family  # without layouts that are far too large
     judged: list[Judged]
     between: list[tuple[str, Loss]]
     lightest: tuple[str, Loss]
@@ -227,38 +214,33 @@ class _Ends(NamedTuple):
 
 
 def explore(
-    shape: ModelShape,
-    cluster: Cluster,
-    clock: StepClock,
-    request: TrainingRequest,
-    found: list[Sharding],
-    worth_trying: float = _WORTH_TRYING,
+    shape: ModelShape, cluster: Cluster, clock: StepClock, found: list[Family], worth_trying: float = _WORTH_TRYING
 ) -> list[Judged]:
-    """Evaluate all shardings with all options of recomputation and loss, except those that cannot win.
+    """Evaluate all families with all options of recomputation and loss, except those that cannot win.
 
     A layout is fastest without recomputation and slowest with all of it: options between are skipped if they would be
     far slower than what already fits, and so is recomputation that a layout does not need in order to fit.
     """
-    ends = [_ends(shape, cluster, clock, request, sharding) for sharding in found]
+    ends = [_ends(shape, cluster, clock, family) for family in found]
     top = _top_speed([one for each in ends for one in each.judged])
     judged: list[Judged] = []
     for each in ends:
         lean, *others = each.judged
         ruled_out = lean.ruled_out + len(each.between) * each.most.size
         fitting = {each.lightest: others[0].leaves_headroom} if others else {}
-        near, near_rows = each.sharding, np.ones(each.most.size, dtype=bool)
+        near, near_rows = each.family, np.ones(each.most.size, dtype=bool)
         for way in reversed(each.between):
             # If activations are offloaded, recomputing them may save time, and not recomputing may save memory.
-            crosses = each.sharding.offload.activations != "gpu"
+            crosses = each.family.offload.activations != "gpu"
             fits_already = [fits for other, fits in fitting.items() if recomputes_less(other, way) and not crosses]
             rows = each.quick(way, worth_trying * top) & ~np.logical_or.reduce(fits_already)
             rows = rows & each.roomy if top and not crosses else rows
             if not rows.any():
                 continue
             if (rows != near_rows).any():  # the clock caches traffic by array identity
-                near, near_rows = each.sharding.where(rows), rows
+                near, near_rows = each.family.where(rows), rows
             timed: Timed = "what leaves headroom" if top else "what fits"
-            one = judge(shape, cluster, clock, family(request, near, *way), timed=timed)
+            one = judge(shape, cluster, clock, near.running(*way), timed=timed)
             others.append(one)
             top = max(top, _top_speed([one]))
             ruled_out -= one.family.size
@@ -274,19 +256,19 @@ def _top_speed(judged: list[Judged]) -> float:
     return max(speeds, default=0.0)
 
 
-def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, request: TrainingRequest, sharding: Sharding) -> _Ends:
+def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, family: Family) -> _Ends:
     """Evaluate both ends, dropping layouts that are far too large in the leanest option."""
-    leanest, *between = passes(request, sharding.offload)
-    lean = judge(shape, cluster, clock, family(request, sharding, *leanest))
+    leanest, *between = family.ways
+    lean = judge(shape, cluster, clock, family)
     hopeful = lean.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes
     lean = replace(lean, ruled_out=len(between) * int((~hopeful).sum()))
     if not between or not hopeful.any():
         nothing = np.zeros(0)
-        return _Ends(sharding, [lean], [], leanest, nothing, nothing, nothing.astype(bool))
-    near, lightest = sharding.where(hopeful), between.pop()
-    light = judge(shape, cluster, clock, family(request, near, *lightest), timed="all")
+        return _Ends(family, [lean], [], leanest, nothing, nothing, nothing.astype(bool))
+    near, lightest = family.where(hopeful), between.pop()
+    light = judge(shape, cluster, clock, near.running(*lightest), timed="all")
     least, most = lean.tokens_per_s[hopeful], light.tokens_per_s
-    if sharding.offload.activations != "gpu":
+    if family.offload.activations != "gpu":
         # Recomputed activations are not offloaded: no option is faster than one that offloads nothing.
         here = replace(light.family.configuration, activation_place="gpu")
         most = _full(clock.step(here).tokens_per_s, light.family.size)
@@ -354,11 +336,8 @@ def _outdone(item: tuple[Judged, int], other: tuple[Judged, int], cluster: Clust
     (one, index), (than, place) = item, other
     less = than.total_bytes[place] <= (1 + _AS_SMALL) * one.total_bytes[index]
     slower = than.tokens_per_s[place] < (1 - _AS_SMALL / 5) * one.tokens_per_s[index]
-    return bool(less and not slower and _burden(*other, cluster) <= _burden(*item, cluster))
-
-
-def _burden(one: Judged, index: int, cluster: Cluster) -> Number:
-    return burden(one.family.configuration.at(index), cluster)
+    burdens = [burden(each.family.configuration.at(row), cluster) for each, row in (other, item)]
+    return bool(less and not slower and burdens[0] <= burdens[1])
 
 
 def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
@@ -383,6 +362,8 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
     configuration = one.family.configuration.at(index)
     budget = training_budget(shape, configuration, cluster.gpu)
     time = clock.step(configuration)
+    ends: tuple[Literal["first", "last"], ...] = ("first", "last") if configuration.pp > 1 else ()
+    sizes = (_sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for end in ends)
     return TrainingPlan(
         configuration=configuration,
         offload=one.family.offload,
@@ -395,14 +376,9 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         sample_tokens=clock.sample_tokens or float(configuration.seq),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
-        stages=_stages(shape, configuration, cluster) if configuration.pp > 1 else {},
+        stages={f"{end} stage": size for end, size in zip(ends, sizes, strict=True)},
         **_sizes(budget),
     )
-
-
-def _stages(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> dict[str, dict[str, int]]:
-    ends: dict[str, Literal["first", "last"]] = {"first stage": "first", "last stage": "last"}
-    return {name: _sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for name, end in ends.items()}
 
 
 def _sizes(budget: TrainingBudget) -> dict[str, int]:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.configuration import Configuration, Number
-from tonnage.budget.offload import offloads
 from tonnage.clock.ranges import comparison_error, factors
 from tonnage.hardware.cluster import Cluster
 
@@ -39,7 +38,7 @@ def _changes(plan: Configuration, cluster: Cluster) -> Number:
 BURDENS: tuple[tuple[str, Callable[[Configuration, Cluster], Number]], ...] = (
     ("kinds of parallelism beside data parallelism", lambda plan, _: sum(degree > 1 for degree in _degrees(plan))),
     ("those of them that cross hosts, but for a pipeline", _crossing),
-    ("offload", lambda plan, _: int(offloads(plan))),
+    ("offload", lambda plan, _: int(plan.offloads)),
     ("recomputation", lambda plan, _: int(plan.checkpoint != "none")),
     ("a library beside PyTorch", lambda plan, _: int(plan.framework not in ("torch", "fsdp2"))),
     ("ZeRO, hybrid sharding, a chunked loss", _changes),
@@ -74,7 +73,7 @@ def comparable(judged: Iterable["Judged"], cluster: Cluster) -> list["Judged"]:
     than the GPU's range.
     """
     judged = [one for one in judged if one.fits.any()]
-    stay = [one for one in judged if not offloads(one.family.configuration)]
+    stay = [one for one in judged if not one.family.configuration.offloads]
     _, (card, _) = factors(cluster.gpu)
     return stay if stay and _speed(fastest(judged)) <= card * _speed(fastest(stay)) else judged
 

@@ -15,14 +15,14 @@ This module computes neither memory nor time.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import Configuration, FrameworkName, Loss, OptimizerKernel, Place
+from tonnage.budget.configuration import NUMBERS, Configuration, FrameworkName, Loss, Place
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
 from tonnage.planner.request import (
@@ -170,73 +170,26 @@ def _batches(pp: int, data: int, gpus: int, request: TrainingRequest, most: int)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Configurations of one kind; their numbers are arrays."""
+    """Configurations of one kind, whose numbers are arrays, and the ways to recompute and take the loss to try."""
 
     configuration: Configuration
     offload: Offload
+    ways: list[tuple[str, Loss]]  # the leanest, which the configuration has first, to the fastest
 
     @property
     def size(self) -> int:
         """Number of configurations."""
         return int(np.size(self.configuration.tp))
 
+    def where(self, chosen: NDArray[Any]) -> "Family":
+        """Return a subset of its configurations."""
+        numbers = {name: getattr(self.configuration, name) for name in NUMBERS}
+        some = {name: value[chosen] for name, value in numbers.items() if isinstance(value, np.ndarray)}
+        return replace(self, configuration=replace(self.configuration, **some))
 
-@dataclass(frozen=True, slots=True)
-class Sharding:
-    """A ZeRO stage, its framework, its offload and layouts, before recomputation and loss are chosen."""
-
-    zero: int
-    framework: FrameworkName
-    offload: Offload
-    rows: Layouts
-
-    def where(self, chosen: NDArray[Any]) -> "Sharding":
-        """Return it with a subset of layouts."""
-        return replace(self, rows=self.rows.where(chosen))
-
-
-def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: Loss) -> Family:
-    """Return the family of one kind with all layouts of the sharding."""
-    numbers = {name: getattr(sharding.rows, name) for name in Layouts.__slots__}
-    configuration = Configuration(
-        precision=request.precision,
-        optimizer=request.optimizer,
-        optimizer_kernel=kernel(request),
-        checkpoint=checkpoint,
-        attention=request.attention,
-        loss=loss,
-        zero=sharding.zero,
-        framework=sharding.framework,
-        sequence_parallel=request.sequence_parallel,
-        optimizer_place=sharding.offload.optimizer,
-        parameter_place=sharding.offload.parameters,
-        activation_place=sharding.offload.activations,
-        lora_rank=request.lora_rank,
-        lora_targets=request.lora_targets,
-        base=request.base,
-        compile=request.compile,
-        liger=request.liger,
-        paged=request.paged,
-        step_in_backward=request.step_in_backward,
-        bf16_gradients=request.bf16_gradients,
-        bf16_moments=request.bf16_moments,
-        compile_loss=request.compile_loss,
-        wide_logits=request.wide_logits,
-        tiled_mlp=request.tiled_mlp,
-        dropout=request.dropout,
-        lora_dropout=request.lora_dropout,
-        pp_chunks=request.pp_chunks,
-        logit_share=request.logit_share,
-        objective=request.objective,
-        seq=request.lengths.worst(sharding.rows.micro_batch) if request.lengths else request.seq,
-        **numbers,
-    )
-    return Family(configuration, sharding.offload)
-
-
-def kernel(request: TrainingRequest) -> OptimizerKernel:
-    """Return the optimizer kernel asked for, or the fastest it has."""
-    return request.optimizer_kernel or ("fused" if request.optimizer in _FUSED else "foreach")
+    def running(self, checkpoint: str, loss: Loss) -> "Family":
+        """Return the same configurations with another recomputation and loss."""
+        return replace(self, configuration=replace(self.configuration, checkpoint=checkpoint, loss=loss))
 
 
 def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
@@ -272,10 +225,28 @@ def recomputes_less(way: tuple[str, Loss], other: tuple[str, Loss]) -> bool:
     return "selective" not in (checkpoint, than) and recomputed_share(checkpoint) <= recomputed_share(than)
 
 
-def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iterator[Sharding]:
-    """Yield ZeRO stages with their frameworks and layouts, except pointless ones."""
-    stages = (0, 1, 2, 3) if request.zero is None else (request.zero,)
-    for zero in stages:
+def searches(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[list[Family]]:
+    """Yield the families to try first, if memory is short, and if nothing fits."""
+    rows = layouts(shape, cluster, request)
+    for choices in offloads(request):
+        yield [family for offload in choices for family in shardings(request, rows, offload)]
+
+
+def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iterator[Family]:
+    """Yield ZeRO stages with their frameworks and layouts, except pointless ones, in their leanest form."""
+    ways = passes(request, offload)
+    given = {field.name for field in fields(request)} & {field.name for field in fields(Configuration)}
+    given -= {"seq", "checkpoint", "loss", "zero", "framework", "optimizer_kernel", *Layouts.__slots__}
+    plain = Configuration(
+        **{name: getattr(request, name) for name in given},
+        optimizer_kernel=request.optimizer_kernel or ("fused" if request.optimizer in _FUSED else "foreach"),
+        checkpoint=ways[0][0],
+        loss=ways[0][1],
+        optimizer_place=offload.optimizer,
+        parameter_place=offload.parameters,
+        activation_place=offload.activations,
+    )
+    for zero in (0, 1, 2, 3) if request.zero is None else (request.zero,):
         # Offloaded states are sharded ones; parameters can be offloaded only if they are sharded.
         least = 3 if offload.parameters != "gpu" else 2 if offload.optimizer != "gpu" else 0
         if request.zero is None and zero < least:
@@ -286,19 +257,19 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
         # Hybrid sharding applies to everything or nothing, unless it was asked for.
         useful = useful if zero == 3 or request.shard else useful.where(useful.shard == useful.data)
         useful = useful if zero else replace(useful, shard=np.ones_like(useful.shard))
-        for framework in _runners(request, zero):
+        runners = RUNNERS[zero]
+        if request.framework is not None:
+            runners = (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
+        elif request.objective.plain and request.zero == 1:
+            # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
+            runners = (*runners, "megatron")
+        for framework in runners:
             chosen = useful if request.framework else useful.where(_runs(framework, zero, request, offload, useful))
             if chosen.tp.size:
-                yield Sharding(zero, framework, offload, chosen)
-
-
-def _runners(request: TrainingRequest, zero: int) -> tuple[FrameworkName, ...]:
-    if request.framework is not None:
-        return (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
-    if not request.objective.plain:
-        return RUNNERS[zero]
-    # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
-    return (*RUNNERS[zero], "megatron") if request.zero == 1 else RUNNERS[zero]
+                seq = request.lengths.worst(chosen.micro_batch) if request.lengths else request.seq
+                numbers = {name: getattr(chosen, name) for name in Layouts.__slots__}
+                known = replace(plain, zero=zero, framework=framework, seq=seq, **numbers)
+                yield Family(known, offload, ways)
 
 
 def _runs(

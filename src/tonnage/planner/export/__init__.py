@@ -1,20 +1,19 @@
-"""Export a plan as files that launch it: one module per target, each with `FILE`, `obstacles`, `notes` and `render`.
+"""Export a plan as files that launch it: `launch.sh` starts what was exported, README.txt lists it.
 
 A target that cannot express the plan is left out, and README.txt says why; nothing is exported that would silently
 train differently. Files are not overwritten unless asked, and all are rendered before any is written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
 
 from tonnage.errors import OutputExists, RequestError
 from tonnage.planner.export import (
-    accelerate_deepspeed,
-    accelerate_fsdp,
+    accelerate,
     deepspeed,
-    environment,
     llama_cpp,
-    overview,
     sglang,
     tensorrt_llm,
     torchrun,
@@ -22,55 +21,93 @@ from tonnage.planner.export import (
     train_script,
     training_arguments,
     vllm,
-    vllm_check,
     vllm_ray,
+    vllm_readme,
 )
 from tonnage.planner.export.launch import ServingLaunch, TrainingRun
+from tonnage.planner.export.text import to_json, to_toml, to_yaml
 
 __all__ = ["ServingLaunch", "TrainingRun", "export_serving", "export_training", "left_out"]
 
+LAUNCH = "launch.sh"
+README = "README.txt"
 # Engines started by a single script; vLLM's also has Ray and a check.
 SERVERS = {"sglang": sglang, "tensorrt-llm": tensorrt_llm, "llama.cpp": llama_cpp}
+
+
+class Target(NamedTuple):
+    """A file that launches a training: what it is for, its text, what it cannot express, and how it differs."""
+
+    file: str
+    purpose: str
+    render: Callable[[TrainingRun], str]
+    obstacles: Callable[[TrainingRun], list[str]] = lambda _: []
+    notes: Callable[[TrainingRun], list[str]] = lambda _: []
+
+
 _TARGETS = (
-    training_arguments,
-    train_script,
-    deepspeed,
-    accelerate_fsdp,
-    accelerate_deepspeed,
-    torchtitan,
-    torchrun,
-    environment,
-)
+    Target(
+        training_arguments.FILE, "Hugging Face TrainingArguments", lambda run: to_json(training_arguments.settings(run)),
+        training_arguments.obstacles, training_arguments.notes,
+    ),
+    Target(
+        train_script.FILE, "a script that reads them", train_script.render, train_script.obstacles, train_script.notes
+    ),
+    Target(
+        deepspeed.FILE, "DeepSpeed's configuration", lambda run: to_json(deepspeed.settings(run)), deepspeed.obstacles,
+        deepspeed.notes,
+    ),
+    Target(
+        accelerate.FSDP_FILE, "accelerate launch --config_file, with FSDP2", lambda run: to_yaml(accelerate.settings(run)),
+        accelerate.obstacles, accelerate.notes,
+    ),
+    Target(
+        accelerate.DEEPSPEED_FILE, "accelerate launch --config_file, with DeepSpeed",
+        lambda run: to_yaml(accelerate.deepspeed_settings(run)), deepspeed.obstacles,
+    ),
+    Target(
+        torchtitan.FILE, "torchtitan 0.2.2: --job.config_file", lambda run: to_toml(torchtitan.settings(run)),
+        torchtitan.obstacles, torchtitan.notes,
+    ),
+    Target(torchrun.FILE, "torchrun with this many hosts and processes", torchrun.render),
+    Target(
+        torchrun.ENVIRONMENT, "variables to set first, PYTORCH_ALLOC_CONF among them", torchrun.environment
+    ),
+)  # fmt: skip
+_PURPOSES = {target.file: target.purpose for target in _TARGETS} | {
+    vllm.FILE: "vllm serve with its flags",
+    vllm_ray.HEAD: "Ray's head, then vllm.sh when all hosts are there",
+    vllm_ray.WORKER: "joins the head, on every other host",
+    vllm_ray.COPIES: "vllm.sh for every copy of a host",
+    sglang.FILE: "sglang.launch_server with its flags",
+    tensorrt_llm.FILE: "trtllm-serve with its flags",
+    tensorrt_llm.OPTIONS: "options that have no flag: --extra_llm_api_options",
+    llama_cpp.FILE: "llama-server with its flags",
+    vllm_ray.CHECK: "waits for hosts and server, says who is missing",
+}
 
 
 def export_training(plan: TrainingRun, directory: Path, *, force: bool = False) -> list[Path]:
     """Write every file that can express the plan. Returns their paths, `launch.sh` and `README.txt` last."""
     omitted = left_out(plan)
-    chosen = [target for target in _TARGETS if target.FILE not in omitted]
-    texts = {target.FILE: target.render(plan) for target in chosen}
-    notes = {target.FILE: target.notes(plan) for target in chosen}
-    texts[overview.LAUNCH] = overview.launch_script(plan, list(texts))
-    texts[overview.README] = overview.read_me(plan, list(texts), notes, omitted)
+    chosen = [target for target in _TARGETS if target.file not in omitted]
+    texts = {target.file: target.render(plan) for target in chosen}
+    notes = {target.file: target.notes(plan) for target in chosen}
+    texts[LAUNCH] = _launch_script(plan, list(texts))
+    texts[README] = _read_me(plan, list(texts), notes, omitted)
     return _write(texts, directory, force=force)
 
 
 def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False) -> list[Path]:
     """Write the scripts that serve and check. Returns their paths, the server's first and `README.txt` last."""
-    omitted = left_out(plan)
-    if plan.engine in SERVERS:
-        server = SERVERS[plan.engine]
-        texts = {} if omitted else {server.FILE: server.render(plan)}
-        if server is tensorrt_llm and not omitted:
-            texts[tensorrt_llm.OPTIONS] = tensorrt_llm.options(plan)
-        texts[overview.README] = overview.read_me(plan, list(texts), {server.FILE: server.notes(plan)}, omitted)
-        return _write(texts, directory, force=force)
-    texts = (
-        {}
-        if omitted
-        else {vllm.FILE: vllm.render(plan), **vllm_ray.render(plan), vllm_check.FILE: vllm_check.render(plan)}
-    )
-    notes = {} if omitted else {vllm.FILE: vllm.notes(plan)}
-    texts[overview.README] = overview.read_me(plan, list(texts), notes, omitted)
+    omitted, server = left_out(plan), SERVERS.get(plan.engine, vllm)
+    texts = {} if omitted else {server.FILE: server.render(plan)}
+    if server is tensorrt_llm and not omitted:
+        texts[tensorrt_llm.OPTIONS] = tensorrt_llm.options(plan)
+    if server is vllm and not omitted:
+        texts |= vllm_ray.render(plan)
+    notes = {} if server is vllm and omitted else {server.FILE: server.notes(plan)}
+    texts[README] = _read_me(plan, list(texts), notes, omitted)
     return _write(texts, directory, force=force)
 
 
@@ -80,13 +117,92 @@ def left_out(plan: TrainingRun | ServingLaunch) -> dict[str, list[str]]:
         server = SERVERS.get(plan.engine, vllm)
         found = {server.FILE: server.obstacles(plan)}
     else:
-        found = {target.FILE: target.obstacles(plan) for target in _TARGETS}
+        found = {target.file: target.obstacles(plan) for target in _TARGETS}
     return {name: list(dict.fromkeys(reasons)) for name, reasons in found.items() if reasons}
+
+
+def _launch_script(launch: TrainingRun, exported: Sequence[str]) -> str:
+    """Return a script that starts the first of these that exists: train.py, torchtitan, a script of the user's."""
+    usage, given, start = _start(launch, exported)
+    return f"""#!/usr/bin/env bash
+# {usage}
+set -euo pipefail
+{given}cd "$(dirname "$0")"
+# shellcheck source=/dev/null
+source ./{torchrun.ENVIRONMENT}
+{start}
+"""
+
+
+def _start(launch: TrainingRun, exported: Sequence[str]) -> tuple[str, str, str]:
+    """Return its usage, the arguments it reads before changing folders, and the command."""
+    if train_script.FILE in exported:
+        given = 'tokens=$(realpath "${1:?give a file of tokens}")\n'
+        return "bash launch.sh TOKENS: train.py.", given, f'exec bash {torchrun.FILE} {train_script.FILE} "$tokens"'
+    if torchtitan.FILE in exported:
+        module = f"-m {torchtitan.MODULE} --job.config_file {torchtitan.FILE}"
+        usage = "bash launch.sh [OPTION]...: torchtitan, with the tokenizer in ./assets."
+        return usage, "", f'exec bash {torchrun.FILE} {module} "$@"'
+    given = 'script=$(realpath "${1:?give a script}")\nshift\n'
+    config = {"fsdp2": accelerate.FSDP_FILE, "deepspeed": accelerate.DEEPSPEED_FILE}.get(launch.engine, "")
+    start = f'exec bash {torchrun.FILE} "$script" "$@"'
+    if config in exported:
+        start = f'exec accelerate launch --config_file {config} "$script" "$@"'
+    if config in exported and launch.cluster.hosts > 1:
+        rank = '"${RANK:?set RANK to the number of this host, from 0}"'
+        start = f""": "${{HEAD:?set HEAD to the address of the first host}}" {rank}
+exec accelerate launch --config_file {config} \\
+  --machine_rank "$RANK" --main_process_ip "$HEAD" --main_process_port {torchrun.PORT} "$script" "$@\""""
+    return "bash launch.sh SCRIPT [ARG]...: a script of yours.", given, start
+
+
+def _read_me(
+    launch: TrainingRun | ServingLaunch,
+    exported: Sequence[str],
+    notes: Mapping[str, Sequence[str]],
+    omitted: Mapping[str, Sequence[str]],
+) -> str:
+    """Return what was exported, what differs from the plan, and what was left out and why."""
+    parts = [_wrapped(_headline(launch))]
+    parts.append("\n".join(f"{name:<27}{_PURPOSES[name]}" for name in exported if name in _PURPOSES))
+    if isinstance(launch, ServingLaunch) and not omitted:
+        parts += vllm_readme.parts(launch)
+    differs = [_wrapped(f"{name}: {note}.") for name, said in notes.items() for note in said]
+    if differs:
+        parts.append("\n".join(["To know", "-------", *differs]))
+    missing = [_wrapped(f"{name}: {'; '.join(said)}.") for name, said in omitted.items()]
+    if missing:
+        parts.append("\n".join(["Left out", "--------", *missing]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _headline(launch: TrainingRun | ServingLaunch) -> str:
+    if isinstance(launch, ServingLaunch):
+        return vllm_readme.headline(launch)
+    configuration, sizes = launch.configuration, launch.sizes
+    layout = f"tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, ep {sizes.ep}, data {sizes.data} in shards of {sizes.shard}"
+    batch = f"{sizes.micro_batch} × {sizes.accumulate} × {sizes.data} sequences of {sizes.seq} tokens a step"
+    return (
+        f"{launch.model} on {sizes.gpus} × {launch.cluster.gpu.name}: {layout}; {configuration.precision}, "
+        f"{configuration.optimizer}, ZeRO {configuration.zero} ({configuration.framework}), "
+        f"recomputation {configuration.checkpoint}; {batch}."
+    )
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, width=80, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _write(texts: Mapping[str, str], directory: Path, *, force: bool) -> list[Path]:
     paths = [directory / name for name in texts]
-    _check(paths, directory, force=force)
+    if directory.exists() and not directory.is_dir():
+        raise RequestError(f"{directory} is a file, not a folder.", hint="Name a folder for the files to launch with.")
+    there = [path.name for path in paths if path.exists()]
+    if there and not force:
+        found = ", ".join(there)
+        raise OutputExists(
+            f"{directory} holds {found} already.", hint="Choose another folder, or pass --force to replace them."
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts.values(), strict=True):
@@ -98,14 +214,3 @@ def _write(texts: Mapping[str, str], directory: Path, *, force: bool) -> list[Pa
             f"Cannot write {error.filename}: {error.strerror}.", hint="Name a folder that you can write to."
         ) from None
     return paths
-
-
-def _check(paths: Sequence[Path], directory: Path, *, force: bool) -> None:
-    if directory.exists() and not directory.is_dir():
-        raise RequestError(f"{directory} is a file, not a folder.", hint="Name a folder for the files to launch with.")
-    there = [path.name for path in paths if path.exists()]
-    if there and not force:
-        found = ", ".join(there)
-        raise OutputExists(
-            f"{directory} holds {found} already.", hint="Choose another folder, or pass --force to replace them."
-        )

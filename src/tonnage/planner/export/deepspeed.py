@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
-from tonnage.planner.export.text import to_json
 
 FILE = "deepspeed.json"
 NVME_PATH = "/local_nvme"
@@ -23,25 +22,16 @@ _OWN = ("adam", "adamw", "lion", "muon")
 def obstacles(launch: TrainingRun) -> list[str]:
     """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
-    return [
-        *reasons(
-            (sizes.pp > 1, "DeepSpeed's pipeline is built in the model's code, not set in a file"),
-            (sizes.tp > 1, "DeepSpeed splits layers by rules of its own, without sequence parallelism"),
-            (sizes.cp > 1, "DeepSpeed has no context parallelism, only heads exchanged between ranks"),
-            (sizes.ep > 1, "DeepSpeed's experts are built in the model's code, not set in a file"),
-            (configuration.precision == "fp8", "DeepSpeed trains in FP8 only through a model that does so itself"),
-            (configuration.precision == "bf16" and configuration.zero == 0, "DeepSpeed keeps FP32 copies at stage 0"),
-            (sizes.shard < sizes.data and configuration.zero > 0, "DeepSpeed shards over all ranks, never over some"),
-            (configuration.quantized_base and configuration.zero == 3, "4-bit weights are not sharded by ZeRO-3"),
-        ),
-        *_offload_obstacles(launch),
-    ]
-
-
-def _offload_obstacles(launch: TrainingRun) -> list[str]:
-    configuration = launch.configuration
     optimizer, place = configuration.optimizer, configuration.optimizer_place
     return reasons(
+        (sizes.pp > 1, "DeepSpeed's pipeline is built in the model's code, not set in a file"),
+        (sizes.tp > 1, "DeepSpeed splits layers by rules of its own, without sequence parallelism"),
+        (sizes.cp > 1, "DeepSpeed has no context parallelism, only heads exchanged between ranks"),
+        (sizes.ep > 1, "DeepSpeed's experts are built in the model's code, not set in a file"),
+        (configuration.precision == "fp8", "DeepSpeed trains in FP8 only through a model that does so itself"),
+        (configuration.precision == "bf16" and configuration.zero == 0, "DeepSpeed keeps FP32 copies at stage 0"),
+        (sizes.shard < sizes.data and configuration.zero > 0, "DeepSpeed shards over all ranks, never over some"),
+        (configuration.quantized_base and configuration.zero == 3, "4-bit weights are not sharded by ZeRO-3"),
         (optimizer == "adafactor", "DeepSpeed flattens parameters, and Adafactor has no rows and columns left"),
         (configuration.activation_place != "gpu", "only models that call DeepSpeed's checkpointing move activations"),
         (configuration.parameter_place != "gpu" and configuration.zero < 3, "parameters leave the GPU in stage 3 only"),
@@ -67,60 +57,15 @@ def notes(launch: TrainingRun) -> list[str]:
     )
 
 
-def render(launch: TrainingRun) -> str:
-    """Return the file's text."""
-    return to_json(settings(launch))
-
-
 def settings(launch: TrainingRun) -> dict[str, Any]:
     """Return the file's settings. Batch sizes are per GPU: their product with the ranks is the global batch."""
     configuration, sizes = launch.configuration, launch.sizes
-    return {
-        "train_micro_batch_size_per_gpu": sizes.micro_batch,
-        "gradient_accumulation_steps": sizes.accumulate,
-        "gradient_clipping": CLIP_NORM,
-        **_precision(configuration.precision),
-        **_optimizer(launch),
-        "zero_optimization": _zero(launch),
-    }
-
-
-def _precision(precision: str) -> dict[str, Any]:
-    if precision == "fp16-mixed":
-        return {"fp16": {"enabled": True}}
-    if precision == "bf16-mixed":
-        return {"bf16": {"enabled": True}}
-    if precision == "bf16":
-        return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
-    return {}
-
-
-def _optimizer(launch: TrainingRun) -> dict[str, Any]:
-    """Return the section for DeepSpeed's and torch's optimizers; one built by the script is only allowed."""
-    configuration = launch.configuration
-    if configuration.optimizer not in _NAMES:
-        return {"zero_allow_untested_optimizer": True}
-    section = {"type": _NAMES[configuration.optimizer], "params": _parameters(launch)}
-    tested = {} if configuration.optimizer in _OWN else {"zero_allow_untested_optimizer": True}
-    return {"optimizer": section, **tested}
-
-
-def _parameters(launch: TrainingRun) -> dict[str, Any]:
-    configuration = launch.configuration
-    basic: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.0}
-    if configuration.optimizer == "momentum":
-        return {**basic, "momentum": 0.9}
-    if configuration.optimizer not in ("adam", "adamw"):
-        return basic
-    adam = {**basic, "betas": [0.9, 0.999], "eps": 1e-8, "adam_w_mode": configuration.optimizer == "adamw"}
-    # Its own kernel is the fused one; torch's are asked for by name.
-    if configuration.optimizer_place == "gpu" and configuration.optimizer_kernel != "fused":
-        adam |= {"torch_adam": True, "foreach": configuration.optimizer_kernel == "foreach"}
-    return adam
-
-
-def _zero(launch: TrainingRun) -> dict[str, Any]:
-    configuration = launch.configuration
+    precision: dict[str, Any] = {}
+    if configuration.precision in ("fp16-mixed", "bf16-mixed"):
+        precision = {configuration.precision.removesuffix("-mixed"): {"enabled": True}}
+    if configuration.precision == "bf16":
+        whole = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+        precision = {"bf16": {"enabled": True, **whole}}
     zero: dict[str, Any] = {"stage": configuration.zero}
     if configuration.zero:
         zero |= {"overlap_comm": True, "contiguous_gradients": True}
@@ -130,7 +75,32 @@ def _zero(launch: TrainingRun) -> dict[str, Any]:
         zero["offload_param"] = _offload(configuration.parameter_place)
     if configuration.zero == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    return zero
+    return {
+        "train_micro_batch_size_per_gpu": sizes.micro_batch,
+        "gradient_accumulation_steps": sizes.accumulate,
+        "gradient_clipping": CLIP_NORM,
+        **precision,
+        **_optimizer(launch),
+        "zero_optimization": zero,
+    }
+
+
+def _optimizer(launch: TrainingRun) -> dict[str, Any]:
+    """Return the section for DeepSpeed's and torch's optimizers; one built by the script is only allowed."""
+    configuration = launch.configuration
+    if configuration.optimizer not in _NAMES:
+        return {"zero_allow_untested_optimizer": True}
+    parameters: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.0}
+    if configuration.optimizer == "momentum":
+        parameters["momentum"] = 0.9
+    if configuration.optimizer in ("adam", "adamw"):
+        parameters |= {"betas": [0.9, 0.999], "eps": 1e-8, "adam_w_mode": configuration.optimizer == "adamw"}
+        # Its own kernel is the fused one; torch's are asked for by name.
+        if configuration.optimizer_place == "gpu" and configuration.optimizer_kernel != "fused":
+            parameters |= {"torch_adam": True, "foreach": configuration.optimizer_kernel == "foreach"}
+    section = {"type": _NAMES[configuration.optimizer], "params": parameters}
+    tested = {} if configuration.optimizer in _OWN else {"zero_allow_untested_optimizer": True}
+    return {"optimizer": section, **tested}
 
 
 def _offload(place: str) -> Mapping[str, Any]:

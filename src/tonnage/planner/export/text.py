@@ -6,6 +6,7 @@ JSON, which both formats read.
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -51,3 +52,8 @@ def _number(value: Any) -> str:
         return ""
     text = f"{value:.12f}".rstrip("0")
     return text + "0" if text.endswith(".") else text
+
+
+def template(name: str) -> str:
+    """Return the text of a script that is shipped as data, with fields to fill in."""
+    return (Path(__file__).parent / "data" / f"{name}.txt").read_text("utf-8")

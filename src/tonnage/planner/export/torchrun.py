@@ -1,22 +1,16 @@
-"""A script around torchrun: standalone on one host, with a rendezvous address on several.
+"""A script around torchrun, standalone on one host, with a rendezvous address on several; and variables that a plan needs.
 
 The script runs what follows it: `bash torchrun.sh train.py tokens.pt`, or `bash torchrun.sh -m torchtitan.train ...`.
+PyTorch before 2.9 reads the allocator's settings from PYTORCH_CUDA_ALLOC_CONF, so both names are set.
 """
 
 from tonnage.planner.export.launch import TrainingRun
 
 FILE = "torchrun.sh"
+ENVIRONMENT = "environment.sh"
 PORT = 29500
-
-
-def obstacles(launch: TrainingRun) -> list[str]:
-    """Return nothing: every plan can be expressed."""
-    return []
-
-
-def notes(launch: TrainingRun) -> list[str]:
-    """Return nothing: nothing differs."""
-    return []
+# Segments that grow in place, which reduces fragmentation.
+ALLOCATOR = "expandable_segments:True"
 
 
 def render(launch: TrainingRun) -> str:
@@ -37,3 +31,15 @@ def words(launch: TrainingRun) -> list[str]:
         return ["--standalone", *processes]
     meeting = ["--rdzv-backend=c10d", f'--rdzv-endpoint="$HEAD:{PORT}"', "--rdzv-id=tonnage"]
     return [f"--nnodes={hosts}", *processes, *meeting]
+
+
+def environment(launch: TrainingRun) -> str:
+    """Return lines for a shell to source."""
+    chosen = {"PYTORCH_ALLOC_CONF": ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR}
+    if launch.configuration.optimizer_place != "gpu":
+        # torchrun gives a process one thread, which is too slow for an optimizer on the host.
+        chosen["OMP_NUM_THREADS"] = f'"$(($(nproc) / {launch.cluster.gpus_per_host}))"'
+    if launch.configuration.precision == "tf32":
+        chosen["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] = "1"
+    lines = [f"export {name}={value}" for name, value in chosen.items()]
+    return "\n".join(["# shellcheck shell=bash disable=SC2155", *lines]) + "\n"

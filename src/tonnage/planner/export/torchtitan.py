@@ -4,12 +4,10 @@ Written for torchtitan 0.2.2, the last version that reads TOML; later ones are c
 """
 
 import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
-from tonnage.planner.export.text import to_toml
 
 FILE = "torchtitan.toml"
 MODULE = "torchtitan.train"
@@ -21,35 +19,26 @@ _KERNELS = {"foreach": "foreach", "fused": "fused", "loop": "for-loop"}
 def obstacles(launch: TrainingRun) -> list[str]:
     """Return what the file cannot express."""
     configuration, sizes = launch.configuration, launch.sizes
-    return [
-        *reasons(
-            (flavor_of(launch) is None, f"torchtitan does not carry {launch.shape.name or launch.model}"),
-            (configuration.optimizer not in _OPTIMIZERS, f"torchtitan has no {configuration.optimizer}"),
-            (configuration.precision == "fp16-mixed", "torchtitan has no loss scaling for FP16"),
-            (configuration.attention == "eager", "torchtitan's attention is fused"),
-            (configuration.loss != "full", "torchtitan 0.2 computes the loss whole"),
-            (configuration.paged, "torchtitan has no paged states"),
-            (
-                configuration.step_in_backward and launch.engine != "fsdp2",
-                "torchtitan steps in the backward pass with FSDP2 alone",
-            ),
-            (configuration.liger, "torchtitan has no kernels of Liger's"),
-            (configuration.tiled_mlp, "torchtitan has no tiled MLPs"),
-            (configuration.dropout, "torchtitan's models have no dropout"),
-            (configuration.lora_rank > 0, "torchtitan 0.2 has no adapters"),
-            (configuration.activation_place != "gpu", "torchtitan keeps activations on the GPU"),
-            (sizes.tp > 1 and not configuration.sequence_parallel, "torchtitan's norms are always split with tp"),
-        ),
-        *_sharding_obstacles(launch),
-    ]
-
-
-def _sharding_obstacles(launch: TrainingRun) -> list[str]:
-    configuration, sizes = launch.configuration, launch.sizes
     split = sizes.tp > 1 or sizes.pp > 1
     unsharded = configuration.zero == 0 or sizes.shard * sizes.cp == 1
     stage_1 = configuration.zero == 1 and configuration.framework != "fsdp2"
     return reasons(
+        (flavor_of(launch) is None, f"torchtitan does not carry {launch.shape.name or launch.model}"),
+        (configuration.optimizer not in _OPTIMIZERS, f"torchtitan has no {configuration.optimizer}"),
+        (configuration.precision == "fp16-mixed", "torchtitan has no loss scaling for FP16"),
+        (configuration.attention == "eager", "torchtitan's attention is fused"),
+        (configuration.loss != "full", "torchtitan 0.2 computes the loss whole"),
+        (configuration.paged, "torchtitan has no paged states"),
+        (
+            configuration.step_in_backward and launch.engine != "fsdp2",
+            "torchtitan steps in the backward pass with FSDP2 alone",
+        ),
+        (configuration.liger, "torchtitan has no kernels of Liger's"),
+        (configuration.tiled_mlp, "torchtitan has no tiled MLPs"),
+        (configuration.dropout, "torchtitan's models have no dropout"),
+        (configuration.lora_rank > 0, "torchtitan 0.2 has no adapters"),
+        (configuration.activation_place != "gpu", "torchtitan keeps activations on the GPU"),
+        (sizes.tp > 1 and not configuration.sequence_parallel, "torchtitan's norms are always split with tp"),
         (stage_1, "torchtitan does not shard optimizer states alone"),
         (unsharded and split and configuration.mixed, "without sharding, torchtitan computes split models in FP32"),
         (
@@ -79,11 +68,6 @@ def notes(launch: TrainingRun) -> list[str]:
         ),
         (configuration.precision == "fp8", "FP8 needs torchao: pip install torchao"),
     )
-
-
-def render(launch: TrainingRun) -> str:
-    """Return the file's text."""
-    return to_toml(settings(launch))
 
 
 def settings(launch: TrainingRun) -> dict[str, Any]:
@@ -116,17 +100,10 @@ def settings(launch: TrainingRun) -> dict[str, Any]:
 
 def flavor_of(launch: TrainingRun) -> tuple[str, str] | None:
     """Return torchtitan's name and flavor of this model; None if it has none."""
-    return _flavors().get((launch.shape.architecture, launch.shape.parameters))
-
-
-@cache
-def _flavors() -> dict[tuple[str, int], tuple[str, str]]:
-    rows = tomllib.loads(_DATA.read_text("utf-8"))["model"]
-    return {
-        (row["architecture"], int(count)): (row["name"], flavor)
-        for row in rows
-        for count, flavor in row["flavors"].items()
-    }
+    for row in tomllib.loads(_DATA.read_text("utf-8"))["model"]:
+        if row["architecture"] == launch.shape.architecture and str(launch.shape.parameters) in row["flavors"]:
+            return row["name"], row["flavors"][str(launch.shape.parameters)]
+    return None
 
 
 def _training(launch: TrainingRun) -> dict[str, Any]:

@@ -10,25 +10,11 @@ from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, target_words
 from tonnage.models.presets import hub_id
 from tonnage.planner.export import training_arguments
 from tonnage.planner.export.launch import TrainingRun, reasons
+from tonnage.planner.export.text import template
 
 FILE = "train.py"
 DTYPES = {"bf16-mixed": "bfloat16", "fp8": "bfloat16", "bf16": "bfloat16", "fp16-mixed": "float16"}
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
-
-_HEAD = '''"""Train {model} as planned: bash torchrun.sh train.py TOKENS.
-
-TOKENS is a file of torch.save: one tensor of int64, a row a sequence, {seq} tokens each.
-"""
-
-import os
-import sys
-
-import torch
-{imports}
-
-MODEL = os.environ.get("MODEL", {source})  # a folder, or a name on the hub
-
-'''
 
 _LOAD = """
 (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("training_arguments.json")
@@ -40,30 +26,6 @@ blocks = [module for module in model.modules() if isinstance(module, GradientChe
 for number, block in enumerate(blocks, start=1):
     block.gradient_checkpointing = number % {every} == 0
 """
-
-_SELECTIVE_SETUP = '''
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
-ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-}
-
-
-def keep_some():
-    """Attention and every other matrix product are kept; the rest of a block is computed again."""
-    products = {False: 0, True: 0}  # in the forward pass, in the recomputation
-
-    def policy(context, operator, *arguments, **options):
-        kept = operator in ATTENTION
-        if operator in PRODUCTS:
-            products[context.is_recompute] += 1
-            kept = products[context.is_recompute] % 2 == 1
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
-'''
 
 _SELECTIVE = """model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_some})
 """
@@ -104,37 +66,21 @@ def notes(launch: TrainingRun) -> list[str]:
 
 
 def render(launch: TrainingRun) -> str:
-    """Return the script."""
-    head = _HEAD.format(
-        model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports=_imports(launch)
-    )
-    selective = launch.configuration.checkpoint == "selective"
-    setup = _SELECTIVE_SETUP if selective else ""
-    every = launch.recomputed_every
-    recompute = _SELECTIVE if selective else _EVERY.format(every=every) if every > 1 else ""
-    load = _LOAD.format(options=", ".join(_options(launch)))
-    return "".join([head.rstrip("\n") + "\n", setup, load, recompute, _adapters(launch), _TRAIN])
-
-
-def _imports(launch: TrainingRun) -> str:
-    configuration = launch.configuration
+    """Return the script. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
+    configuration, every = launch.configuration, launch.recomputed_every
+    selective = configuration.checkpoint == "selective"
     quantized = "BitsAndBytesConfig, " if configuration.quantized_base else ""
-    lines = []
-    if configuration.lora_rank:
-        lines.append("from peft import LoraConfig, get_peft_model")
-    if configuration.checkpoint == "selective":
+    lines = ["from peft import LoraConfig, get_peft_model"] if configuration.lora_rank else []
+    if selective:
         lines.append("from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts")
-    lines.append(
-        f"from transformers import AutoModelForCausalLM, {quantized}HfArgumentParser, Trainer, TrainingArguments"
-    )
-    if launch.recomputed_every > 1:
+    names = f"AutoModelForCausalLM, {quantized}HfArgumentParser, Trainer, TrainingArguments"
+    lines.append(f"from transformers import {names}")
+    if every > 1:
         lines.append("from transformers.modeling_layers import GradientCheckpointingLayer")
-    return "\n".join(lines)
-
-
-def _options(launch: TrainingRun) -> list[str]:
-    """Return the loading options. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
-    configuration = launch.configuration
+    head = template("train_head").format(
+        model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports="\n".join(lines)
+    )
+    # How the model is loaded.
     halved = configuration.precision == "bf16" or configuration.lora_rank > 0
     dtype = DTYPES.get(configuration.precision, "float32") if halved else "float32"
     options = [f"dtype=torch.{dtype}", f'attn_implementation="{_ATTENTION[configuration.attention]}"']
@@ -142,14 +88,13 @@ def _options(launch: TrainingRun) -> list[str]:
         twice = ", bnb_4bit_use_double_quant=True" if configuration.base == "nf4" else ""
         four_bit = f'load_in_4bit=True, bnb_4bit_quant_type="nf4"{twice}, bnb_4bit_compute_dtype=torch.{dtype}'
         options.append(f"quantization_config=BitsAndBytesConfig({four_bit})")
-    return options
-
-
-def _adapters(launch: TrainingRun) -> str:
-    configuration = launch.configuration
-    if not configuration.lora_rank:
-        return ""
-    chosen = configuration.lora_targets
-    targets = target_words(chosen) if chosen == ALL_LINEAR else list(chosen)
-    dropout = ", lora_dropout=0.05" if configuration.lora_dropout else ""
-    return _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(targets), dropout=dropout)
+    setup = template("train_selective") if selective else ""
+    recompute = _SELECTIVE if selective else _EVERY.format(every=every) if every > 1 else ""
+    adapters = ""
+    if configuration.lora_rank:
+        chosen = configuration.lora_targets
+        targets = target_words(chosen) if chosen == ALL_LINEAR else list(chosen)
+        dropout = ", lora_dropout=0.05" if configuration.lora_dropout else ""
+        adapters = _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(targets), dropout=dropout)
+    load = _LOAD.format(options=", ".join(options))
+    return "".join([head.rstrip("\n") + "\n", setup, load, recompute, adapters, _TRAIN])

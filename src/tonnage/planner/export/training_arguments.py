@@ -7,9 +7,8 @@ recomputation of all blocks or none; `train.py` does the rest.
 from types import MappingProxyType
 from typing import Any
 
-from tonnage.planner.export import accelerate_fsdp, deepspeed
+from tonnage.planner.export import accelerate, deepspeed
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
-from tonnage.planner.export.text import to_json
 
 FILE = "training_arguments.json"
 _OPTIMIZERS = MappingProxyType(
@@ -37,33 +36,28 @@ def obstacles(launch: TrainingRun) -> list[str]:
     configuration, sizes = launch.configuration, launch.sizes
     by_trainer = launch.engine != "deepspeed"
     kernel = configuration.optimizer_kernel
-    return [
-        *reasons(
-            (sizes.tp > 1, "tensor parallelism is set where the model is loaded, not in TrainingArguments"),
-            (sizes.cp > 1, "context parallelism is set in accelerate's file, not in TrainingArguments"),
-            (sizes.pp > 1, "Trainer has no pipeline"),
-            (sizes.ep > 1, "Trainer does not split experts"),
-            (configuration.precision == "fp8", "TrainingArguments knows no FP8"),
-            (configuration.activation_place != "gpu", "Trainer keeps activations on the GPU"),
-            (by_trainer and configuration.optimizer not in _OPTIMIZERS, f"Trainer has no {configuration.optimizer}"),
-            (configuration.step_in_backward, "Trainer updates when the backward pass is done"),
-            (
-                configuration.paged and configuration.optimizer not in _PAGED,
-                f"Trainer has no paged {configuration.optimizer}",
-            ),
-            (by_trainer and kernel == "loop", "Trainer's optimizers always run over many tensors at once"),
+    found = reasons(
+        (sizes.tp > 1, "tensor parallelism is set where the model is loaded, not in TrainingArguments"),
+        (sizes.cp > 1, "context parallelism is set in accelerate's file, not in TrainingArguments"),
+        (sizes.pp > 1, "Trainer has no pipeline"),
+        (sizes.ep > 1, "Trainer does not split experts"),
+        (configuration.precision == "fp8", "TrainingArguments knows no FP8"),
+        (configuration.activation_place != "gpu", "Trainer keeps activations on the GPU"),
+        (by_trainer and configuration.optimizer not in _OPTIMIZERS, f"Trainer has no {configuration.optimizer}"),
+        (configuration.step_in_backward, "Trainer updates when the backward pass is done"),
+        (
+            configuration.paged and configuration.optimizer not in _PAGED,
+            f"Trainer has no paged {configuration.optimizer}",
         ),
-        *_engine_obstacles(launch),
-    ]
-
-
-def _engine_obstacles(launch: TrainingRun) -> list[str]:
+        (by_trainer and kernel == "loop", "Trainer's optimizers always run over many tensors at once"),
+    )
     if launch.engine == "deepspeed":
-        return deepspeed.obstacles(launch)
+        return found + deepspeed.obstacles(launch)
     if launch.engine == "fsdp2":
         hybrid = (launch.sizes.replicas > 1, "hybrid sharding is set in accelerate's file, not in TrainingArguments")
-        return [*accelerate_fsdp.shared_obstacles(launch), *reasons(hybrid)]
-    return reasons((launch.offloaded, "Trainer moves states off the GPU only through FSDP2 or DeepSpeed"))
+        return [*found, *accelerate.shared_obstacles(launch), *reasons(hybrid)]
+    moved = (launch.offloaded, "Trainer moves states off the GPU only through FSDP2 or DeepSpeed")
+    return found + reasons(moved)
 
 
 def notes(launch: TrainingRun) -> list[str]:
@@ -86,14 +80,26 @@ def notes(launch: TrainingRun) -> list[str]:
     )
 
 
-def render(launch: TrainingRun) -> str:
-    """Return the file's text."""
-    return to_json(settings(launch))
-
-
 def settings(launch: TrainingRun) -> dict[str, Any]:
-    """Return the file's settings."""
+    """Return the file's settings. An optimizer in DeepSpeed's file takes precedence."""
     configuration, sizes = launch.configuration, launch.sizes
+    optimizer = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
+    if configuration.paged:
+        optimizer = _PAGED[configuration.optimizer]
+    elif optimizer == "adamw_torch" and configuration.optimizer_kernel == "fused":
+        optimizer = "adamw_torch_fused"
+    # No precision is set if parameters have the compute dtype, in which `train.py` loads them.
+    precision = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "tf32": "tf32"}.get(configuration.precision, "")
+    if configuration.precision == "bf16" and launch.engine == "deepspeed":
+        precision = "bf16"
+    sharding: dict[str, Any] = {"deepspeed": deepspeed.FILE} if launch.engine == "deepspeed" else {}
+    if launch.engine == "fsdp2":
+        # The keys of accelerate's file that TrainingArguments accepts, without their prefix.
+        fsdp = accelerate.settings(launch)["fsdp_config"]
+        renamed = {key.removeprefix("fsdp_"): value for key, value in fsdp.items()}
+        renamed["cpu_offload"] = renamed.pop("offload_params")
+        del renamed["activation_checkpointing_offload"]
+        sharding = {"fsdp": True, "fsdp_config": renamed}
     return {
         "output_dir": "output",
         "per_device_train_batch_size": sizes.micro_batch,
@@ -101,49 +107,16 @@ def settings(launch: TrainingRun) -> dict[str, Any]:
         "learning_rate": LEARNING_RATE,
         "weight_decay": 0.0,
         "max_grad_norm": CLIP_NORM,
-        **_optimizer(launch),
-        **_precision(launch),
+        "optim": optimizer,
+        **({precision: True} if precision else {}),
         **(_RECOMPUTE if configuration.checkpoint == "full" and launch.engine != "fsdp2" else {}),
-        **_sharding(launch),
+        **sharding,
         **({"torch_compile": True} if configuration.compile else {}),
         **({} if _liger(launch) is None else {"use_liger_kernel": True, "liger_kernel_config": _liger(launch)}),
         "ddp_find_unused_parameters": False,
         "logging_steps": 1,
         "report_to": "none",
     }
-
-
-def _optimizer(launch: TrainingRun) -> dict[str, Any]:
-    """Return the optimizer settings. An optimizer in DeepSpeed's file takes precedence."""
-    configuration = launch.configuration
-    name = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
-    if configuration.paged:
-        return {"optim": _PAGED[configuration.optimizer]}
-    fused = name == "adamw_torch" and configuration.optimizer_kernel == "fused"
-    return {"optim": f"{name}_fused" if fused else name}
-
-
-def _precision(launch: TrainingRun) -> dict[str, Any]:
-    """Return the precision settings; none if parameters have the compute dtype, in which `train.py` loads them."""
-    precision = launch.configuration.precision
-    if precision == "bf16-mixed" or (precision == "bf16" and launch.engine == "deepspeed"):
-        return {"bf16": True}
-    if precision == "fp16-mixed":
-        return {"fp16": True}
-    return {"tf32": True} if precision == "tf32" else {}
-
-
-def _sharding(launch: TrainingRun) -> dict[str, Any]:
-    if launch.engine == "deepspeed":
-        return {"deepspeed": deepspeed.FILE}
-    if launch.engine == "ddp":
-        return {}
-    # The keys of accelerate's file that TrainingArguments accepts, without their prefix.
-    fsdp = accelerate_fsdp.settings(launch)["fsdp_config"]
-    renamed = {key.removeprefix("fsdp_"): value for key, value in fsdp.items()}
-    renamed["cpu_offload"] = renamed.pop("offload_params")
-    del renamed["activation_checkpointing_offload"]
-    return {"fsdp": True, "fsdp_config": renamed}
 
 
 def _liger(launch: TrainingRun) -> dict[str, bool] | None:

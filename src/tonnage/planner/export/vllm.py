@@ -10,6 +10,7 @@ from pathlib import Path
 from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.models.presets import hub_id
 from tonnage.planner.export.launch import ServingLaunch, reasons
+from tonnage.planner.export.launch import served_model as named_model
 
 FILE = "vllm.sh"
 PORT = 8000
@@ -54,46 +55,34 @@ def notes(launch: ServingLaunch) -> list[str]:
 
 def render(launch: ServingLaunch) -> str:
     """Return the script."""
-    lines = lines_of(launch) + ([f'--port "$(({PORT} + copy))"'] if launch.copies_on_a_host > 1 else [])
-    command = " \\\n  ".join(["exec vllm serve", shlex.quote(served_model(launch)), *lines, '"$@"'])
-    return f"#!/usr/bin/env bash\n{_usage(launch)}set -euo pipefail\n{_environment(launch)}{command}\n"
-
-
-def _usage(launch: ServingLaunch) -> str:
-    if launch.copies_on_a_host > 1:
-        last = launch.copies_on_a_host - 1
-        return f"# COPY=0 bash vllm.sh [FLAG]...: one copy on {launch.gpus} of this host's GPUs. COPY is 0 to {last}.\n"
-    if launch.hosts > 1:
-        return "# HEAD=ADDRESS bash vllm.sh [FLAG]...: on the head, when Ray has all hosts. start-head.sh runs it.\n"
-    return "# bash vllm.sh [FLAG]...\n"
-
-
-def _environment(launch: ServingLaunch) -> str:
+    usage, copies = "bash vllm.sh [FLAG]...", launch.copies_on_a_host
     lines = [f"export {pair}" for pair in environment(launch)]
     if launch.hosts > 1:
+        usage = "HEAD=ADDRESS bash vllm.sh [FLAG]...: on the head, when Ray has all hosts. start-head.sh runs it."
         lines += [
             ': "${HEAD:?set HEAD to the address of the head}"',
             'VLLM_HOST_IP=${VLLM_HOST_IP:-$(python3 "$(dirname "$0")/check.py" address)}',
             f'export HEAD VLLM_HOST_IP RAY_ADDRESS="$HEAD:{RAY_PORT}"',
         ]
-    if launch.copies_on_a_host > 1:
+    if copies > 1:
+        where = f"one copy on {launch.gpus} of this host's GPUs. COPY is 0 to {copies - 1}."
+        usage = f"COPY=0 bash vllm.sh [FLAG]...: {where}"
         first = "copy" if launch.gpus == 1 else f"copy * {launch.gpus}"
         lines += [
             "copy=${COPY:-0}",
             f"CUDA_VISIBLE_DEVICES=$(seq -s, $(({first})) $(({first} + {launch.gpus - 1})))",
             "export CUDA_VISIBLE_DEVICES",
         ]
-    return "".join(f"{line}\n" for line in lines)
+    chosen = lines_of(launch) + ([f'--port "$(({PORT} + copy))"'] if copies > 1 else [])
+    command = " \\\n  ".join(["exec vllm serve", shlex.quote(served_model(launch)), *chosen, '"$@"'])
+    return "\n".join(["#!/usr/bin/env bash", f"# {usage}", "set -euo pipefail", *lines, command, ""])
 
 
 def served_model(launch: ServingLaunch) -> str:
-    """Return a name on the hub, or a folder's absolute path, as the scripts change folders."""
-    path = Path(launch.model)
-    if WEIGHT_FORMATS[launch.weights].container == "gguf" and path.suffix != ".gguf":
+    """Return the model's name or path, or a GGUF file's name on the hub."""
+    if WEIGHT_FORMATS[launch.weights].container == "gguf" and Path(launch.model).suffix != ".gguf":
         return launch.model if ":" in launch.model else f"{launch.model}:{launch.weights.upper()}"
-    if not path.exists():
-        return hub_id(launch.model)
-    return str((path.parent if path.is_file() else path).resolve())
+    return named_model(launch)
 
 
 def environment(launch: ServingLaunch) -> list[str]:

@@ -1,67 +1,62 @@
 """The scripts around `vllm.sh`: Ray's head and workers for a replica on several hosts, or all replicas of one host.
 
 `start-head.sh` starts Ray, waits for every host and then serves; `start-worker.sh` waits for the head, joins it and
-stays. The flags are those of Ray 2.60. Neither script stops Ray: a retry or other work may need it.
+stays. The flags are those of Ray 2.60. Neither script stops Ray: a retry or other work may need it. `check.py` waits for
+the hosts of a copy and for its server, and says who is missing; it runs beside vLLM, so it takes nothing but the standard
+library and, on several hosts, Ray itself.
 """
 
 from tonnage.planner.export.launch import ServingLaunch
+from tonnage.planner.export.text import template
 from tonnage.planner.export.vllm import PORT, RAY_PORT
 
 HEAD = "start-head.sh"
 WORKER = "start-worker.sh"
 COPIES = "start-copies.sh"
-
-_ADDRESS = """VLLM_HOST_IP=${VLLM_HOST_IP:-$(python3 check.py address)}
-export HEAD VLLM_HOST_IP
+CHECK = "check.py"
+_USAGE = {
+    "server": "python3 check.py server [SECONDS]    waits until vLLM answers",
+    "cluster": "python3 check.py cluster [SECONDS]   waits until Ray has every host; says who is missing",
+    "head": "python3 check.py head [SECONDS]      waits until the head answers, on another host",
+    "address": "python3 check.py address             this host's address on the way to HEAD",
+}
+_ADDRESS = """    if words == ["address"]:
+        print(address())
+        return 0
 """
 
 
 def render(launch: ServingLaunch) -> dict[str, str]:
     """Return each script that this launch needs, by name."""
     if launch.hosts > 1:
-        return {HEAD: _head(launch), WORKER: _worker(launch)}
-    return {COPIES: _copies(launch)} if launch.copies_on_a_host > 1 else {}
+        known = {"port": RAY_PORT, "gpus": launch.host_gpus}
+        scripts = {HEAD: template("start-head").format(**known), WORKER: template("start-worker").format(**known)}
+    elif launch.copies_on_a_host > 1:
+        last = launch.copies_on_a_host - 1
+        scripts = {COPIES: template("start-copies").format(port=PORT, last=last, end=PORT + last)}
+    else:
+        scripts = {}
+    return scripts | {CHECK: _check(launch)}
 
 
-def _head(launch: ServingLaunch) -> str:
-    return f"""#!/usr/bin/env bash
-# HEAD=ADDRESS [HOSTS="ADDRESS ADDRESS ..."] bash start-head.sh [FLAG]...: Ray's head, and vLLM when all hosts are there.
-# HEAD is this host as the others reach it; HOSTS are all of them, so that those that are missing can be named.
-set -euo pipefail
-cd "$(dirname "$0")"
-: "${{HEAD:?set HEAD to the address of this host, as the others reach it}}"
-{_ADDRESS}if ! ray status --address="$HEAD:{RAY_PORT}" >/dev/null 2>&1; then
-  ray start --head --node-ip-address="$VLLM_HOST_IP" --port={RAY_PORT} --num-gpus={launch.host_gpus} \\
-    --include-dashboard=false --disable-usage-stats
-fi
-python3 check.py cluster
-exec bash vllm.sh "$@"
-"""
-
-
-def _worker(launch: ServingLaunch) -> str:
-    return f"""#!/usr/bin/env bash
-# HEAD=ADDRESS bash start-worker.sh: joins Ray's head and stays, on every host but the head.
-set -euo pipefail
-cd "$(dirname "$0")"
-: "${{HEAD:?set HEAD to the address of the head, the same on every host}}"
-{_ADDRESS}python3 check.py head
-exec ray start --address="$HEAD:{RAY_PORT}" --node-ip-address="$VLLM_HOST_IP" --num-gpus={launch.host_gpus} \\
-  --disable-usage-stats --block
-"""
-
-
-def _copies(launch: ServingLaunch) -> str:
-    last = launch.copies_on_a_host - 1
-    return f"""#!/usr/bin/env bash
-# bash start-copies.sh [FLAG]...: every copy of this host, on ports {PORT} to {PORT + last}. When one ends, so do all.
-set -euo pipefail
-cd "$(dirname "$0")"
-started=()
-trap 'kill "${{started[@]}}" 2>/dev/null || true' EXIT
-for copy in $(seq 0 {last}); do
-  COPY=$copy bash vllm.sh "$@" &
-  started+=($!)
-done
-wait -n
-"""
+def _check(launch: ServingLaunch) -> str:
+    many = launch.hosts > 1
+    hosts = f"{launch.hosts} hosts with {launch.host_gpus} GPUs each" if many else "one host"
+    known = tuple(_USAGE) if many else ("server",)
+    settings = (
+        "HEAD is the address of the head; HOSTS, where set, names all hosts; SERVER is vLLM's address where it is another.\n"
+        if many
+        else "SERVER is vLLM's address where it is not on this host; COPY is which copy of several.\n"
+    )
+    start = template("check_start").format(
+        words=f"Whether all is there: {hosts}, as planned.",
+        usage="\n".join(f"    {_USAGE[name]}" for name in known),
+        settings=settings.rstrip(),
+        sockets="import socket\n" if many else "",
+        planned=f"PLANNED_HOSTS, GPUS_PER_HOST = {launch.hosts}, {launch.host_gpus}\nRAY_PORT = {RAY_PORT}\n"
+        if many
+        else "",
+        port=PORT,
+    )
+    middle = template("check_many" if many else "check_one")
+    return start + middle + template("check_end").replace("{address}", _ADDRESS if many else "")

@@ -55,20 +55,14 @@ def _numbers(launch: ServingLaunch) -> Iterator[str]:
 
 def _steps(launch: ServingLaunch) -> Iterator[str]:
     if launch.engine != "vllm":
-        yield from _one_script(launch)
+        name, hosts = f"{launch.engine.replace('-', '_').replace('.', '_')}.sh", launch.hosts
+        many = f"On each of {hosts} hosts, with RANK from 0 on: {_HEAD} RANK=0 bash {name}"
+        yield many if hosts > 1 else f"On the host: bash {name}"
         return
     steps = _many_hosts(launch) if launch.hosts > 1 else _one_host(launch)
     for number, lines in enumerate(steps, start=1):
         yield f"{number}. {lines[0]}"
         yield from (f"   {line}" for line in lines[1:])
-
-
-def _one_script(launch: ServingLaunch) -> Iterator[str]:
-    name = f"{launch.engine.replace('-', '_').replace('.', '_')}.sh"
-    if launch.hosts > 1:
-        yield f"On each of {launch.hosts} hosts, with RANK from 0 on: HEAD=10.0.0.1 RANK=0 bash {name}"
-    else:
-        yield f"On the host: bash {name}"
 
 
 def _one_host(launch: ServingLaunch) -> Iterator[list[str]]:

@@ -1,11 +1,15 @@
-"""accelerate's YAML for FSDP2, with tensor and context parallelism beside it. Written for accelerate 1.15."""
+"""accelerate's YAML, written for accelerate 1.15: for FSDP2, with tensor and context parallelism beside it; for DeepSpeed.
+
+The latter has processes and hosts, and names DeepSpeed's own file for the rest.
+"""
 
 from typing import Any
 
+from tonnage.planner.export import deepspeed
 from tonnage.planner.export.launch import TrainingRun, reasons
-from tonnage.planner.export.text import to_yaml
 
-FILE = "accelerate_fsdp2.yaml"
+FSDP_FILE = "accelerate_fsdp2.yaml"
+DEEPSPEED_FILE = "accelerate_deepspeed.yaml"
 MIXED = {"fp16-mixed": "fp16", "bf16-mixed": "bf16", "fp8": "fp8"}
 
 
@@ -62,19 +66,34 @@ def notes(launch: TrainingRun) -> list[str]:
     )
 
 
-def render(launch: TrainingRun) -> str:
-    """Return the file's text."""
-    return to_yaml(settings(launch))
-
-
 def settings(launch: TrainingRun) -> dict[str, Any]:
-    """Return the file's settings."""
+    """Return the settings of FSDP2's file."""
+    configuration, sizes = launch.configuration, launch.sizes
+    degrees = {"dp_replicate": sizes.replicas, "dp_shard": sizes.shard, "tp": sizes.tp, "cp": sizes.cp}
+    parallelism = {f"parallelism_config_{name}_size": size for name, size in degrees.items()}
     return {
         **cluster_settings(launch),
         "distributed_type": "FSDP",
-        "fsdp_config": _fsdp(launch),
-        **_parallelism(launch),
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": configuration.zero == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_offload_params": launch.offloaded,
+            "fsdp_activation_checkpointing": configuration.checkpoint == "full",
+            "fsdp_activation_checkpointing_offload": configuration.activation_place == "host",
+        },
+        **({} if sizes.tp == sizes.cp == sizes.replicas == 1 else {"parallelism_config": parallelism}),
     }
+
+
+def deepspeed_settings(launch: TrainingRun) -> dict[str, Any]:
+    """Return the settings of DeepSpeed's file. Precision is in DeepSpeed's own: accelerate refuses it in both."""
+    machines = {key: value for key, value in cluster_settings(launch).items() if key != "mixed_precision"}
+    named = {"deepspeed_config_file": deepspeed.FILE, "zero3_init_flag": launch.configuration.zero == 3}
+    named |= {"deepspeed_multinode_launcher": "standard"} if launch.cluster.hosts > 1 else {}
+    return {**machines, "distributed_type": "DEEPSPEED", "deepspeed_config": named}
 
 
 def cluster_settings(launch: TrainingRun) -> dict[str, Any]:
@@ -93,26 +112,3 @@ def cluster_settings(launch: TrainingRun) -> dict[str, Any]:
         **fp8,
         **compiled,
     }
-
-
-def _fsdp(launch: TrainingRun) -> dict[str, Any]:
-    configuration = launch.configuration
-    return {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": configuration.zero == 3,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_cpu_ram_efficient_loading": True,
-        "fsdp_offload_params": launch.offloaded,
-        "fsdp_activation_checkpointing": configuration.checkpoint == "full",
-        "fsdp_activation_checkpointing_offload": configuration.activation_place == "host",
-    }
-
-
-def _parallelism(launch: TrainingRun) -> dict[str, Any]:
-    sizes = launch.sizes
-    if sizes.tp == sizes.cp == sizes.replicas == 1:
-        return {}
-    degrees = {"dp_replicate": sizes.replicas, "dp_shard": sizes.shard, "tp": sizes.tp, "cp": sizes.cp}
-    named = {f"parallelism_config_{name}_size": size for name, size in degrees.items()}
-    return {"parallelism_config": named}
