@@ -6,10 +6,7 @@ forward; those that handle parameters or their steps themselves are refused.
 """
 
 import gc
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -48,8 +45,7 @@ _WHOLE_STEPS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard(Technique):
+class Shard(Technique, name="shard"):
     """Shards a training over the ranks of a mesh with FSDP2.
 
     | setting     | means                                                                                           |
@@ -61,13 +57,6 @@ class Shard(Technique):
     | `gradients` | micro-batches: "once" reduces whole sums at the end; "each" adds to shards and uses less memory |
     | `weighting` | the weight of a rank's loss: as for micro-batches, or "ranks" (all the same)                    |
     """
-
-    name: ClassVar[str] = "shard"
-    title: ClassVar[str] = "sharded over ranks"
-    order: ClassVar[int] = 0
-    conflicts: ClassVar[Mapping[str, str]] = _CONFLICTS
-    refusal: ClassVar[str] = "The training cannot be sharded: {reason}."
-    hint: ClassVar[str] = "Change that, shard= or the mesh."
 
     stage: int = 3
     blocks: tuple[str, ...] = ()

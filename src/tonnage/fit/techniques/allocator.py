@@ -7,8 +7,6 @@ PYTORCH_ALLOC_CONF=expandable_segments:True. It does not know what is allocated.
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -17,14 +15,8 @@ from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class SetAllocator(Technique):
+class SetAllocator(Technique, name="allocator"):
     """Sets the allocator; PyTorch raises beyond `limit_bytes` reserved bytes (None: the whole card)."""
-
-    name: ClassVar[str] = "allocator"
-    title: ClassVar[str] = "allocator settings"
-    order: ClassVar[int] = 95
-    hint: ClassVar[str] = "Leave the allocator's settings as they are."
 
     expandable_segments: bool = True
     limit_bytes: int | None = None

@@ -6,14 +6,12 @@ needed. Nothing is lost if each weight is used once per pass.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
-from tonnage.fit.technique import Changes, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -48,14 +46,7 @@ class ScaledStepper(Stepper):
         self._before.clear()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Autocast(Technique):
-    name: ClassVar[str] = "autocast"
-    title: ClassVar[str] = "mixed precision"
-    changes: ClassVar[Changes] = Changes.ROUNDING
-    order: ClassVar[int] = 60
-    refusal: ClassVar[str] = "Autocast to {technique.dtype} cannot be used: {reason}."
-
+class Autocast(Technique, name="autocast"):
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:

@@ -5,8 +5,7 @@ does not know which loss that is.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,8 @@ from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkedLoss(Technique):
+class ChunkedLoss(Technique, name="chunked-loss"):
     """Computes logits in chunks; `head` names the linear layer over the vocabulary (empty: detected)."""
-
-    name: ClassVar[str] = "chunked-loss"
-    title: ClassVar[str] = "loss in chunks"
-    order: ClassVar[int] = 25
-    hint: ClassVar[str] = "Name the layer over the vocabulary with head=, or leave chunked-loss out."
 
     chunk_bytes: int = 512 << 20  # of logits, in the dtype of the head's output
     head: str = ""

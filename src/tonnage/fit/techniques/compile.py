@@ -10,15 +10,14 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from tonnage.fit.modules import active_dropout, find_blocks, replace_forward, without_cache
 from tonnage.fit.survey.undisturbed import is_cache_idle
-from tonnage.fit.technique import Changes, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -27,15 +26,8 @@ MODES = ("default", "max-autotune-no-cudagraphs")
 VARIANTS_OF_A_BLOCK = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compile(Technique):
+class Compile(Technique, name="compile"):
     """Compiles the named `blocks`, or every repeated block if None."""
-
-    name: ClassVar[str] = "compile"
-    title: ClassVar[str] = "torch.compile of blocks"
-    changes: ClassVar[Changes] = Changes.ROUNDING
-    order: ClassVar[int] = 30
-    hint: ClassVar[str] = "Leave compile out; every other technique works without it."
 
     blocks: tuple[str, ...] | None = None
     mode: str = "default"

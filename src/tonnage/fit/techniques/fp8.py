@@ -5,30 +5,20 @@ Parameters stay as they are.
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import MethodType
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.fit.layers.fp8_matmul import MULTIPLE, fp8_linear
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.technique import Changes, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 
 _CAPABILITY = (8, 9)  # Ada; Hopper and Blackwell after it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fp8Linear(Technique):
-    name: ClassVar[str] = "fp8"
-    title: ClassVar[str] = "FP8 linear layers"
-    changes: ClassVar[Changes] = Changes.NUMERICS
-    order: ClassVar[int] = 15
-    refusal: ClassVar[str] = "FP8 linear layers cannot be used: {reason}."
-    hint: ClassVar[str] = "Leave them in BF16."
-
+class Fp8Linear(Technique, name="fp8"):
     minimum_width: int = 1024  # of both sides of a layer: below it, quantization costs more than the product saves
 
     def why_not(self, training: Training) -> str | None:

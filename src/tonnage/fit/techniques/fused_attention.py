@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -42,15 +42,8 @@ class AttentionWeightsNotMade(TonnageError, AttributeError):
     """Raised if attention weights are read, which fused attention does not compute."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FusedAttention(Technique):
+class FusedAttention(Technique, name="fused-attention"):
     """Fuses attention; `backend` is the kernel to try first, `dropout="resampled"` accepts other random numbers."""
-
-    name: ClassVar[str] = "fused-attention"
-    title: ClassVar[str] = "fused attention"
-    order: ClassVar[int] = 10
-    conflicts: ClassVar[dict[str, str]] = {"tiled-attention": "both replace the same attention"}
-    hint: ClassVar[str] = "Leave fused-attention out; tiled-attention takes some that it cannot."
 
     backend: str = "default"
     dropout: str = "same"

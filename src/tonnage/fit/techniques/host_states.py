@@ -4,10 +4,7 @@ The first `gpu_bytes` of states stay. The others are stepped on the device throu
 thread during backward; gradients are stepped as backward produces them unless they are clipped.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,16 +82,7 @@ class HostGradientStepper(BackwardStepper):
         return [piece for parameter in trained_parameters(self.optimizer) for piece in self._pieces(parameter)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostStates(Technique):
-    name: ClassVar[str] = "host-states"
-    title: ClassVar[str] = "optimizer states on the host"
-    order: ClassVar[int] = 80
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "host-states": "states that lie on the host already cannot be sent there again"
-    }
-    refusal: ClassVar[str] = "Optimizer states cannot be kept on the host: {reason}."
-
+class HostStates(Technique, name="host-states"):
     gpu_bytes: int = 0  # of states that stay on the GPU
     how: str = "host"  # where host states are stepped: "host" or "device"
     gradients: str = "device"  # where micro-batches are accumulated: "device" or "host"

@@ -5,12 +5,10 @@ parameter. State dicts of model and optimizer are those of the FP32 model.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any
 from weakref import ref
 
 import torch
@@ -32,7 +30,7 @@ from tonnage.fit.stepping.parameter_step import (
     why_not_one_by_one,
 )
 from tonnage.fit.stepping.stepper import trained_parameters
-from tonnage.fit.technique import Changes, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 
 MASTER = "master"  # its key in a parameter's states
@@ -183,18 +181,7 @@ def first_state(optimizer: Optimizer, tensor: Tensor, group: Group) -> State:
     return one.state[tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MasterWeights(Technique):
-    name: ClassVar[str] = "master-weights"
-    title: ClassVar[str] = "BF16 with FP32 masters"
-    changes: ClassVar[Changes] = Changes.ROUNDING
-    order: ClassVar[int] = 70
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "stochastic-bf16": "that one keeps no FP32 copy of a parameter, this one does",
-        "weight-streaming": "weights that are streamed lie on the host in the type that they had",
-    }
-    refusal: ClassVar[str] = "BF16 parameters with FP32 masters cannot be used: {reason}."
-
+class MasterWeights(Technique, name="master-weights"):
     def why_not(self, training: Training) -> str | None:
         if not set(wide_parameters(training.model)).intersection(trained_parameters(training.optimizer)):
             return "no trained parameter is FP32, so there is nothing to narrow"

@@ -6,8 +6,7 @@ or stepped, or how a part's weight is found.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,20 +18,11 @@ from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatches(Technique):
+class MicroBatches(Technique, name="micro-batches"):
     """Divides a batch into `count` parts; `dropout="resampled"` lets each part sample its own masks.
 
     `weighting` is one of `batches.WEIGHTINGS`, a function, or "auto".
     """
-
-    name: ClassVar[str] = "micro-batches"
-    title: ClassVar[str] = "micro-batches"
-    order: ClassVar[int] = 90
-    conflicts: ClassVar[dict[str, str]] = {
-        "step-in-backward": "it steps and drops a gradient in each backward, so gradients of micro-batches never add up"
-    }
-    hint: ClassVar[str] = "Use a smaller count=, or leave micro-batches out."
 
     count: int
     weighting: Weighting = "auto"

@@ -6,9 +6,8 @@ The modes are chosen elsewhere: by `choose.frontier` within a block, by the solv
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,8 +26,7 @@ Mode = str | Sequence[int | str]
 _STREAMING = ("weight-streaming", "nvme")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recompute(Technique):
+class Recompute(Technique, name="recompute"):
     """Recomputes blocks in backward, by a mode per block name; other blocks stay as they are:
 
     "keep"         as it is
@@ -44,12 +42,6 @@ class Recompute(Technique):
     its arguments and outputs, the graph of its first run is kept too. If a second run still gives other values, the
     block cannot be recomputed; see `recomputable`.
     """
-
-    name: ClassVar[str] = "recompute"
-    title: ClassVar[str] = "recompute in backward"
-    order: ClassVar[int] = 40
-    refusal: ClassVar[str] = "Blocks cannot be recomputed: {reason}."
-    hint: ClassVar[str] = "Change the modes, or leave it out."
 
     modes: Mapping[str, Mode]
     slices: int = 1

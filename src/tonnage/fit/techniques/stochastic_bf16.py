@@ -3,10 +3,8 @@
 No FP32 copy exists beyond a few values in registers. State dicts keep the dtypes that the model had.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.stepping.stochastic import stochastic_step
-from tonnage.fit.technique import Changes, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 
 _NOT_KNOWN = ("amsgrad", "differentiable")
@@ -34,18 +32,7 @@ class StochasticStep:
         step(parameter, gradient, state, group)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StochasticBf16(Technique):
-    name: ClassVar[str] = "stochastic-bf16"
-    title: ClassVar[str] = "BF16 with stochastic rounding"
-    changes: ClassVar[Changes] = Changes.NUMERICS
-    order: ClassVar[int] = 70
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "master-weights": "that one keeps an FP32 copy of each parameter, this one none",
-    }
-    refusal: ClassVar[str] = "BF16 with stochastic rounding cannot be used: {reason}."
-    hint: ClassVar[str] = "Use AdamW, or master-weights."
-
+class StochasticBf16(Technique, name="stochastic-bf16"):
     def why_not(self, training: Training) -> str | None:
         optimizer = training.optimizer
         if not isinstance(optimizer, Adam | SGD):

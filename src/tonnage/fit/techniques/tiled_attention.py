@@ -8,9 +8,8 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +37,8 @@ class WindowMissing(TonnageError, RuntimeError):
     """Raised if a mask has a sliding window but the layer does not say how wide it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiledAttention(Technique):
+class TiledAttention(Technique, name="tiled-attention"):
     """Computes `tile_rows` query rows at a time; `dropout="resampled"` accepts other random numbers."""
-
-    name: ClassVar[str] = "tiled-attention"
-    title: ClassVar[str] = "tiled attention"
-    order: ClassVar[int] = 10
-    conflicts: ClassVar[dict[str, str]] = {"fused-attention": "both replace the same attention"}
-    hint: ClassVar[str] = "Leave tiled-attention out, or use fused-attention."
 
     tile_rows: int = 256
     dropout: str = "same"
