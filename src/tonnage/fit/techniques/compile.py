@@ -18,7 +18,7 @@ from torch import nn
 from tonnage.fit.modules import active_dropout, find_blocks, replace_forward, without_cache
 from tonnage.fit.survey.undisturbed import is_cache_idle
 from tonnage.fit.technique import Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
 
 MODES = ("default", "max-autotune-no-cudagraphs")
@@ -37,7 +37,15 @@ class Compile(Technique, name="compile"):
             return f"mode={self.mode!r} is not one of {', '.join(MODES)}: CUDA graphs hold memory outside the budget."
         if on_virtual_gpu(training.device) and importlib.util.find_spec("triton") is None:
             return "The virtual GPU compiles only where Triton is installed (pip install triton)."
-        return _why_not_blocks(self._chosen(training.model)) or compiler_problem(training.device.type)
+        blocks = self._chosen(training.model)
+        if not blocks:
+            return "The model has no repeated blocks, and compiling it whole would take minutes for each input size."
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        for name, block in blocks.items():
+            for child, module in block.named_modules():
+                if child and any(getattr(module, kind) for kind in kinds):
+                    return f"{name}.{child} carries hooks, which break a compiled graph in pieces."
+        return compiler_problem(training.device.type)
 
     def place(self, training: Training, stack: ExitStack) -> None:
         blocks = self._chosen(training.model)
@@ -45,7 +53,12 @@ class Compile(Technique, name="compile"):
         compiler = _Compiler(_options(self.mode, same_draws=same_draws))
         if is_cache_idle(training):
             stack.callback(without_cache(training.model))
-        stack.callback(_room_for(len(blocks)))
+        # Dynamo's recompile limits must be what the blocks may need: beyond them it silently runs eagerly.
+        import torch._dynamo
+
+        config, needed = torch._dynamo.config, len(blocks) * VARIANTS_OF_A_BLOCK
+        limits = {name: getattr(config, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
+        stack.callback(set_attributes(config, **{name: max(limit, needed) for name, limit in limits.items()}))
         for block in blocks.values():
             stack.callback(replace_forward(block, compiler.compiled(block.forward)))
 
@@ -54,17 +67,6 @@ class Compile(Technique, name="compile"):
         if self.blocks is None:
             return found
         return {name: found[name] if name in found else model.get_submodule(name) for name in self.blocks}
-
-
-def _why_not_blocks(blocks: dict[str, nn.Module]) -> str | None:
-    if not blocks:
-        return "The model has no repeated blocks, and compiling it whole would take minutes for each input size."
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    for name, block in blocks.items():
-        for child, module in block.named_modules():
-            if child and any(getattr(module, kind) for kind in kinds):
-                return f"{name}.{child} carries hooks, which break a compiled graph in pieces."
-    return None
 
 
 @functools.cache
@@ -93,22 +95,6 @@ def _options(mode: str, *, same_draws: bool) -> dict[str, Any]:
     return {**list_mode_options(mode), **({"fallback_random": True} if same_draws else {})}
 
 
-def _room_for(blocks: int) -> Undo:
-    """Raise Dynamo's recompile limits to what the blocks may need: beyond them it silently runs eagerly."""
-    import torch._dynamo
-
-    config = torch._dynamo.config
-    before = config.recompile_limit, config.accumulated_recompile_limit
-    needed = blocks * VARIANTS_OF_A_BLOCK
-    config.recompile_limit = max(before[0], needed)
-    config.accumulated_recompile_limit = max(before[1], needed)
-
-    def undo() -> None:
-        config.recompile_limit, config.accumulated_recompile_limit = before
-
-    return undo
-
-
 class _Compiler:
     """Compiles forwards; after the first failure all of them run eagerly."""
 
@@ -128,15 +114,12 @@ class _Compiler:
             try:
                 return compiled(*arguments, **keywords)
             except TorchDynamoException as problem:
-                self._give_up(problem)
+                self._failed = True
+                warnings.warn(
+                    f"Blocks run eagerly, for compiling one failed: {_first_line(problem)}. Memory and time will be "
+                    "those of the model without compile.",
+                    stacklevel=2,
+                )
             return eager(*arguments, **keywords)
 
         return forward
-
-    def _give_up(self, problem: Exception) -> None:
-        self._failed = True
-        warnings.warn(
-            f"Blocks run eagerly, for compiling one failed: {_first_line(problem)}. Memory and time will be those of "
-            "the model without compile.",
-            stacklevel=3,
-        )

@@ -22,9 +22,13 @@ class Fp8Linear(Technique, name="fp8"):
     minimum_width: int = 1024  # of both sides of a layer: below it, quantization costs more than the product saves
 
     def why_not(self, training: Training) -> str | None:
-        card = _why_not_on(training.device)
-        if card is not None:
-            return card
+        device = training.device
+        if device.type != "cuda":
+            return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _CAPABILITY:
+            name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+            return f"{name} has no FP8 tensor cores (compute capability {has}; they came with 8.9)"
         if not any(True for _ in self._layers(training.model)):
             return (
                 f"no linear layer of its blocks is {self.minimum_width} wide on both sides with both widths "
@@ -37,14 +41,10 @@ class Fp8Linear(Technique, name="fp8"):
             stack.callback(run_in_fp8(layer))
 
     def _layers(self, model: nn.Module) -> Iterator[nn.Linear]:
-        seen: set[nn.Module] = set()
-        for block in find_blocks(model).values():
-            for module in block.modules():
-                if module in seen or type(module) is not nn.Linear:
-                    continue
+        for module in dict.fromkeys(child for block in find_blocks(model).values() for child in block.modules()):
+            if type(module) is nn.Linear:
                 widths = (module.in_features, module.out_features)
                 if min(widths) >= self.minimum_width and not any(width % MULTIPLE for width in widths):
-                    seen.add(module)
                     yield module
 
 
@@ -59,13 +59,3 @@ def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 _forward.__name__ = "forward"  # so that a pickled module gets its plain forward back
-
-
-def _why_not_on(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _CAPABILITY:
-        name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
-        return f"{name} has no FP8 tensor cores (compute capability {has}; they came with 8.9)"
-    return None
