@@ -8,7 +8,7 @@ fastest. It does not know how FSDP2 wraps a model or how a choice is made.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,22 @@ def fit_on_mesh(
         with agreement.together(settled=True):
             training = _training(model, optimizer, loss, sample, mesh, agreement, clip_norm)
             plan = read_plan(plan) if isinstance(plan, str | Path) else plan
-            asked = _Asked(shard, plan, budget, host, allowed_names(exact, allow, without), measure, verbose)
-            _check_alike(asked, agreement)
-            fitted = _fit(training, asked)
+            allowed = allowed_names(exact, allow, without)
+            _check_alike([repr(shard), plan and plan.to_json(), sorted(allowed), measure], agreement)
+            if plan is None and (training.device.type == "cuda" or budget is not None):
+                meter = AgreedMeter(training.device, agreement)
+                gpu_bytes = budget_bytes(budget, meter.free_bytes())
+                host_bytes = budget_bytes(host, free_host_bytes() // ranks_here(), name="host", least_bytes=0)
+                gpu_bytes, host_bytes = (int(size) for size in agreement.smallest(gpu_bytes, host_bytes))
+                request = Request(
+                    budget_bytes=gpu_bytes,
+                    host_bytes=host_bytes,
+                    allowed=allowed - set(Shard.conflicts),
+                    say=print if verbose and agreement.first else lambda _: None,
+                )
+                fitted = _choose(training, meter, request, (shard,) if shard else _CHOICES, measure=measure)
+            else:
+                fitted = apply_plan(training, _sharding_plan(plan, shard, training.device))
             reshard(model)  # the last trial may have been a forward alone
     except BaseException:
         agreement.close()
@@ -84,37 +97,19 @@ def fit_on_mesh(
     return fitted
 
 
-@dataclass(frozen=True)
-class _Asked:
-    shard: Shard | None
-    plan: FitPlan | None
-    budget: str | int | None
-    host: str | int | None
-    allowed: frozenset[str]
-    measure: bool
-    verbose: bool
-
-
-def _check_alike(asked: _Asked, agreement: Agreement) -> None:
+def _check_alike(asked: Sequence[Any], agreement: Agreement) -> None:
     """Check that ranks apply the same plan, sharding and techniques; only budgets may differ."""
-    plan = asked.plan.to_json() if asked.plan is not None else None
 
     def jsonable(value: Any) -> Any:
         return dict(value) if isinstance(value, Mapping) else getattr(value, "__qualname__", repr(value))
 
-    told = json.dumps([repr(asked.shard), plan, sorted(asked.allowed), asked.measure], default=jsonable)
-    found = agreement.gather(told)
+    found = agreement.gather(json.dumps(asked, default=jsonable))
     other = next((place for place, words in enumerate(found) if words != found[0]), None)
     if other is not None:
-        ranks = agreement.members[0], agreement.members[other]
         raise RequestError(
-            f"Ranks {ranks[0]} and {ranks[1]} ask for different plans, shardings or techniques.",
+            f"Ranks {agreement.members[0]} and {agreement.members[other]} ask for different plans, shardings or techniques.",
             hint="Call fit with the same arguments on every rank; only the sample and the budgets may differ.",
         )
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else getattr(value, "__qualname__", repr(value))
 
 
 def check_mesh(mesh: Any) -> None:
@@ -154,12 +149,11 @@ def _training(
         optimizer=optimizer,
         loss=loss,
         sample=sample,
-        device=torch.device(mesh.device_type),
+        device=mesh_device(mesh),
         stepper=Stepper(optimizer, clip_norm=clip_norm),
         mesh=mesh,
         agreement=agreement,
     )
-    training.device = mesh_device(training)
     device, found = training.device, next(model.parameters()).device
     if found.type not in (device.type, "cpu"):
         raise RequestError(
@@ -176,20 +170,16 @@ def _training(
     return training
 
 
-def _fit(training: Training, asked: _Asked) -> Fitted:
-    plan, shard = asked.plan, asked.shard
-    if plan is None and (training.device.type == "cuda" or asked.budget is not None):
-        return _choose(training, asked)
+def _sharding_plan(plan: FitPlan | None, shard: Shard | None, device: torch.device) -> FitPlan:
+    """Return the plan with its sharding: one made for one GPU is sharded as requested, one that shards stays."""
     if plan is not None:
-        # A plan made for one GPU is sharded as requested; one that shards already stays as it is.
         planned = [technique for technique in plan.techniques if isinstance(technique, Shard)]
         if planned and shard is not None and planned[0] != shard:
             raise RequestError("The plan shards in another way than shard= says.", hint="Leave shard= out.")
-        sharded = plan if planned else replace(plan, techniques=(shard or Shard(), *plan.techniques))
-        return apply_plan(training, sharded)
-    alone = FitPlan(  # sharding alone, nothing measured
+        return plan if planned else replace(plan, techniques=(shard or Shard(), *plan.techniques))
+    return FitPlan(  # sharding alone, nothing measured
         techniques=(shard or Shard(),),
-        device=training.device.type,
+        device=device.type,
         torch=torch.__version__,
         batch_rows=0,
         budget_bytes=0,
@@ -199,29 +189,17 @@ def _fit(training: Training, asked: _Asked) -> Fitted:
         plain_peak_bytes=0,
         plain_step_s=0.0,
     )
-    return apply_plan(training, alone)
 
 
-def _choose(training: Training, asked: _Asked) -> Fitted:
-    agreement = training.agreement
-    assert agreement is not None
-    meter = AgreedMeter(training.device, agreement)
-    gpu_bytes = budget_bytes(asked.budget, meter.free_bytes())
-    host_bytes = budget_bytes(asked.host, free_host_bytes() // ranks_here(), name="host", least_bytes=0)
-    gpu_bytes, host_bytes = (int(size) for size in agreement.smallest(gpu_bytes, host_bytes))
-    request = Request(
-        budget_bytes=gpu_bytes,
-        host_bytes=host_bytes,
-        allowed=asked.allowed - set(Shard.conflicts),
-        say=print if asked.verbose and agreement.first else lambda _: None,
-    )
-    choices = _CHOICES if asked.shard is None else (asked.shard,)
+def _choose(
+    training: Training, meter: AgreedMeter, request: Request, choices: Sequence[Shard], *, measure: bool
+) -> Fitted:
     for shard in choices[:-1]:
         try:
-            return ShardedFitting(training, meter, request, shard, measure=asked.measure).run()
+            return ShardedFitting(training, meter, request, shard, measure=measure).run()
         except DoesNotFit:
             continue
-    return ShardedFitting(training, meter, request, choices[-1], measure=asked.measure).run()
+    return ShardedFitting(training, meter, request, choices[-1], measure=measure).run()
 
 
 def ranks_here() -> int:
