@@ -139,7 +139,7 @@ class Recompute(Technique, name="recompute"):
                 return MethodType(_checkpointed_function(forward.__func__), module)
             return _checkpointed(forward)
         if finding.beside is not None:
-            return GraphRerun(module, forward, finding.slots)
+            return GraphRerun(module, forward, None, finding.slots)
         # Operators are kept by index, with the profiled name if given; those of a compiled forward cannot be observed.
         entries = () if isinstance(mode, str) else (str(entry).partition(":") for entry in mode)
         replayer = None if compiled else Replayer({int(index): name or None for index, _, name in entries})
