@@ -49,8 +49,12 @@ class Compile(Technique, name="compile"):
 
     def place(self, training: Training, stack: ExitStack) -> None:
         blocks = self._chosen(training.model)
-        same_draws = active_dropout(training.model) is not None
-        compiler = _Compiler(_options(self.mode, same_draws=same_draws))
+        from torch._inductor import list_mode_options
+
+        # torch.compile takes a mode or options, so a mode as options. Compiled code has its own random numbers unless it
+        # falls back to PyTorch's operators.
+        same_draws = {"fallback_random": True} if active_dropout(training.model) is not None else {}
+        compiler = _Compiler({**list_mode_options(self.mode), **same_draws})
         if is_cache_idle(training):
             stack.callback(without_cache(training.model))
         # Dynamo's recompile limits must be what the blocks may need: beyond them it silently runs eagerly.
@@ -85,14 +89,6 @@ def _first_line(problem: Exception) -> str:
     inner = getattr(problem, "inner_exception", problem)
     line = next((line.strip() for line in str(inner).splitlines() if line.strip()), "no reason given")
     return f"{type(inner).__name__}: {line.rstrip('.')}"
-
-
-def _options(mode: str, *, same_draws: bool) -> dict[str, Any]:
-    """Return a mode as options: torch.compile takes only one of the two."""
-    from torch._inductor import list_mode_options
-
-    # Compiled code has its own random numbers unless it falls back to PyTorch's operators.
-    return {**list_mode_options(mode), **({"fallback_random": True} if same_draws else {})}
 
 
 class _Compiler:

@@ -71,10 +71,31 @@ class Recompute(Technique, name="recompute"):
             return f"slices={self.slices} is no number of slices"
         if getattr(training.model, "is_gradient_checkpointing", False):
             return "the model recomputes its blocks already (gradient_checkpointing_disable() turns that off)"
-        wrong = (_why_not_mode(training, name, mode) for name, mode in self.modes.items())
-        reason = next(filter(None, wrong), None)
-        if reason is not None:
-            return reason
+        modules = dict(training.model.named_modules())
+        streaming = next((other for other in _STREAMING if other in training.applied), None)
+        for name, mode in self.modes.items():
+            if name not in modules:
+                return f"the model has no block {name!r}"
+            if mode in ("keep", "block"):
+                continue
+            block = modules[name]
+            if isinstance(mode, str):
+                part = mode.removeprefix("part:")
+                if part == mode:
+                    return (
+                        f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
+                    )
+                if part not in dict(block.named_modules()):
+                    parts = ", ".join(child for child, _ in block.named_children())
+                    return f"{name} has no part {part!r}, its parts are {parts}"
+                continue
+            if _is_compiled(training, block):
+                return f"{name} is compiled, and the operators inside cannot be told apart: use block or part:NAME"
+            if streaming:
+                return f"the copies of {streaming} come between the operators of {name}: use block or part:NAME"
+            wrong = [entry for entry in mode if not str(entry).partition(":")[0].isdecimal()]
+            if wrong:
+                return f"{name} is to keep operator {wrong[0]!r}, which is no index"
         for name in (name for name, mode in self.modes.items() if mode == "block" and self.slices > 1):
             block = training.model.get_submodule(name)
             dropping = active_dropout(block)
@@ -176,26 +197,3 @@ def _is_compiled(training: Training, block: nn.Module) -> bool:
     cells = getattr(forward, "__closure__", None) or ()
     around = (block.forward, forward, *(cell.cell_contents for cell in cells))
     return "compile" in training.applied or any(hasattr(part, "_torchdynamo_orig_callable") for part in around)
-
-
-def _why_not_mode(training: Training, name: str, mode: Mode) -> str | None:
-    modules = dict(training.model.named_modules())
-    if name not in modules:
-        return f"the model has no block {name!r}"
-    if mode in ("keep", "block"):
-        return None
-    block = modules[name]
-    if isinstance(mode, str):
-        if not mode.startswith("part:"):
-            return f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
-        part = mode.removeprefix("part:")
-        if part in dict(block.named_modules()):
-            return None
-        return f"{name} has no part {part!r}, its parts are {', '.join(child for child, _ in block.named_children())}"
-    if _is_compiled(training, block):
-        return f"{name} is compiled, and the operators inside cannot be told apart: use block or part:NAME"
-    streaming = next((other for other in _STREAMING if other in training.applied), None)
-    if streaming:
-        return f"the copies of {streaming} come between the operators of {name}: use block or part:NAME"
-    wrong = [entry for entry in mode if not str(entry).partition(":")[0].isdecimal()]
-    return f"{name} is to keep operator {wrong[0]!r}, which is no index" if wrong else None

@@ -50,7 +50,7 @@ class TiledAttention(Technique, name="tiled-attention"):
         if not models:
             return "No model of transformers with eager attention was found."
         reasons = (_why_not_model(model) or why_not_dropout(dropout_of(model), self.dropout) for model in models)
-        return next((reason for reason in reasons if reason), None)
+        return next(filter(None, reasons), None)
 
     def place(self, training: Training, stack: ExitStack) -> None:
         name = _register(self.tile_rows)
