@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -56,7 +55,6 @@ MODELS: dict[str, Callable[[], Case]] = {"bert": bert, "vit": vit, "opt": opt}
 Plant = Callable[[Training], Undo]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Planted(Technique):
     name: ClassVar[str] = "planted"
     title: ClassVar[str] = "planted"

@@ -11,9 +11,8 @@ from integrations.fit_runs import a_plan
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Applied, Fitted
 from tonnage.fit.prove.rehearsal import Rehearsed
-from tonnage.fit.stepping.batches import MicroBatch
 from tonnage.fit.techniques.step_in_backward import StepInBackward
-from tonnage.integrations.fit_options import FitOptions, _add_waiting, shared_out
+from tonnage.integrations.fit_options import FitOptions, StepParts, add_waiting, plan_for_loop
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -22,8 +21,8 @@ def test_a_plan_with_what_the_loop_rules_out_is_refused_with_the_reason(tmp_path
     plan.save(tmp_path / "plan.json")
     options = FitOptions(plan=str(tmp_path / "plan.json") if saved else plan)
     with pytest.raises(RequestError, match=r"holds step-in-backward, .*: it must not"):
-        options._plan({"step-in-backward": "it must not"})
-    assert options._plan({"fp8": "another"}) == plan
+        plan_for_loop(options, {"step-in-backward": "it must not"})
+    assert plan_for_loop(options, {"fp8": "another"}) == plan
 
 
 def test_gradients_that_wait_are_in_the_account() -> None:
@@ -31,12 +30,18 @@ def test_gradients_that_wait_are_in_the_account() -> None:
     plan = replace(a_plan(), budget_bytes=60, peak_bytes=50, plain_peak_bytes=90)
     measured = Rehearsed(peak_allocated_bytes=40, peak_reserved_bytes=55, stepped=True)
     fitted = Fitted(training, Applied(training), plan, measured)
-    _add_waiting(fitted, 100)
+    add_waiting(fitted, 100)
     assert (fitted.plan.budget_bytes, fitted.plan.peak_bytes, fitted.plan.plain_peak_bytes) == (160, 150, 190)
     assert fitted.measured == Rehearsed(peak_allocated_bytes=140, peak_reserved_bytes=155, stepped=True)
     fitted.undo()
 
 
 def test_a_batch_s_share_is_its_parts_share() -> None:
-    shared = shared_out([MicroBatch({}, 0.5), MicroBatch({}, torch.tensor(0.25))], 1 / 4)
-    assert [float(part.weight) for part in shared] == [0.125, 0.0625]
+    training = build_training(llama)
+    training.sample, training.micro_batches = {"x": torch.zeros(4, 1)}, 2
+    rows = StepParts(training).of({"x": torch.zeros(4, 1)}, share=1 / 4)
+    assert [float(part.weight) for part in rows] == [0.125, 0.125]
+    training.weighting = "tokens"
+    labels = torch.tensor([[1, 1], [1, 1], [1, -100], [-100, -100]])
+    tokens = StepParts(training).of({"labels": labels}, share=1 / 4)
+    assert [float(part.weight) for part in tokens] == [0.2, 0.05]

@@ -5,19 +5,27 @@
     ...
     undo()
 
-A technique is a frozen dataclass: its fields are its settings, plain data for JSON. It does not know the solver, or
-other techniques beyond those in `conflicts`.
+A technique is a frozen dataclass: its fields are its settings, plain data for JSON. What is said about it, such as its
+title and its conflicts, stands in techniques/techniques.toml. It does not know the solver, or other techniques beyond
+those in `conflicts`.
 """
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, dataclass_transform
 
 from tonnage.errors import TonnageError
 from tonnage.fit.training import Training, Undo
+
+# By name; a name with a setting ("nvme weights") has what that setting changes.
+FACTS: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "techniques" / "techniques.toml").read_text("utf-8")
+)
 
 
 class Changes(Enum):
@@ -32,6 +40,7 @@ class NotApplicable(TonnageError, ValueError):
     """This model, optimizer or machine cannot use a technique; the message says why."""
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Technique(ABC):
     name: ClassVar[str]  # "chunked-loss": what users type
@@ -43,6 +52,14 @@ class Technique(ABC):
     conflicts: ClassVar[Mapping[str, str]] = {}
     refusal: ClassVar[str] = "{reason}"  # error message; may name settings: "{technique.dtype}"
     hint: ClassVar[str] = "Leave it out."
+
+    def __init_subclass__(cls, *, name: str | None = None) -> None:
+        """Make it a frozen dataclass, with the facts of this name."""
+        if name is not None:
+            cls.name = name
+            for key, value in FACTS[name].items():
+                setattr(cls, key, Changes(value) if key == "changes" else value)
+        dataclass(frozen=True, kw_only=True)(cls)
 
     @abstractmethod
     def why_not(self, training: Training) -> str | None:

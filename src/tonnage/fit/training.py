@@ -56,10 +56,21 @@ class Training:
             yield
 
     def replace_stepper(self, stepper: Stepper) -> Undo:
-        before, self.stepper = self.stepper, stepper
-        return partial(setattr, self, "stepper", before)
+        return set_attributes(self, stepper=stepper)
 
     def around_forward(self, context: Callable[[], AbstractContextManager[Any]]) -> Undo:
         """Enter a context around each forward pass, inside existing ones."""
         self.forward_contexts.append(context)
         return lambda: self.forward_contexts.remove(context)
+
+
+def set_attributes(target: Any, **values: Any) -> Undo:
+    """Set attributes, and return what sets them back."""
+
+    def put(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(target, name, value)
+
+    before = {name: getattr(target, name) for name in values}
+    put(values)
+    return partial(put, before)

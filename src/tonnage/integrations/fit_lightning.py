@@ -8,11 +8,11 @@ schedulers and checkpoints; fit takes over forward, backward and the optimizer s
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +20,9 @@ from torch import Tensor, nn
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.plan import FitPlan
-from tonnage.fit.stepping.batches import Weighting, batch_rows, split
 from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Batch, Training, Undo
-from tonnage.integrations.fit_options import FitOptions, shared_out
+from tonnage.integrations.fit_options import FitOptions, StepParts, fit_in_loop
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch.callbacks import Callback
@@ -37,40 +35,15 @@ else:
 _HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 
 
-class FitCallback(Callback):
+@dataclass(kw_only=True, eq=False, repr=False)
+class FitCallback(FitOptions, Callback):
     """Makes a Lightning training fit a byte budget. The arguments are those of `tonnage.fit`.
 
     `fitted` is the result of fit, from the first batch on.
     """
 
-    def __init__(
-        self,
-        *,
-        budget: str | int | None = None,
-        host: str | int | None = None,
-        exact: bool = True,
-        allow: Sequence[str] = (),
-        without: Sequence[str] = (),
-        weighting: Weighting = "auto",
-        dropout: str = "same",
-        plan: FitPlan | str | Path | None = None,
-        measure: bool = True,
-        verbose: bool = False,
-    ) -> None:
-        self._options = FitOptions(
-            budget=budget,
-            host=host,
-            exact=exact,
-            allow=allow,
-            without=without,
-            weighting=weighting,
-            dropout=dropout,
-            plan=plan,
-            measure=measure,
-            verbose=verbose,
-        )
-        self._active = False
-        self.fitted: Fitted | None = None
+    fitted: Fitted | None = field(init=False, default=None)
+    _active: bool = field(init=False, default=False)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise RequestError before training if it cannot be fitted."""
@@ -80,21 +53,18 @@ class FitCallback(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Fit with the first batch as the sample."""
         if not self._active:
-            self.fitted = _fit(trainer, pl_module, self._options, batch, batch_idx)
+            self.fitted = _fit(trainer, pl_module, self, batch, batch_idx)
             self._active = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Restore the module and its optimizer, with what they have learned."""
-        self._undo()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Restore them also if training fails."""
-        self._undo()
-
-    def _undo(self) -> None:
         if self._active and self.fitted is not None:
             self._active = False
             self.fitted.undo()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Restore them also if training fails."""
+        self.on_train_end(trainer, pl_module)
 
 
 def _problems(trainer: Any, module: Any) -> Iterator[tuple[str, str]]:
@@ -124,8 +94,11 @@ def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx
     if trainer.accumulate_grad_batches > 1:
         why = "a step has several backward passes (accumulate_grad_batches), whose gradients add up"
         refused["step-in-backward"] = why
-    with _silent(module):
-        fitted = options.fit(
+    with ExitStack() as silent:
+        for name in ("log", "log_dict"):  # of steps that only measure
+            silent.callback(_replace(module, name, lambda *_, **__: None))
+        fitted = fit_in_loop(
+            options,
             module,
             trainer.optimizers[0],
             loss=plain_step,
@@ -137,18 +110,9 @@ def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx
     steps = Steps(trainer, fitted.training, plain_step)
     with ExitStack() as stack:
         for name in ("training_step", *_HOOKS):
-            stack.callback(_replace(module, name, _instead_of(getattr(module, name), getattr(steps, name))))
+            stack.callback(_replace(module, name, getattr(steps, name)))
         fitted.afterwards(stack.pop_all().close)
     return fitted
-
-
-@contextmanager
-def _silent(module: Any) -> Iterator[None]:
-    """Disable logging in steps that only measure."""
-    with ExitStack() as stack:
-        for name in ("log", "log_dict"):
-            stack.callback(_replace(module, name, lambda *_, **__: None))
-        yield
 
 
 class LightningStep:
@@ -176,14 +140,14 @@ class Steps:
 
     def __init__(self, trainer: Any, training: Training, plain_step: LightningStep) -> None:
         self._trainer, self._training, self._plain_step = trainer, training, plain_step
-        self._rows = -(-batch_rows(training.sample) // training.micro_batches)
+        self._parts = StepParts(training)
         self._begun = False
 
     def training_step(self, batch: Batch, *rest: Any) -> Any:
         """Run forward and backward of a batch in micro-batches. Extra outputs are passed on if there is only one."""
         batches, training = self._trainer.accumulate_grad_batches, self._training
         self._plain_step.rest = rest
-        parts = split(batch, -(-batch_rows(batch) // self._rows), training.weighting)
+        parts = self._parts.of(batch, share=1 / batches)
         if not self._begun:
             training.stepper.begin(len(parts) * batches)
             self._begun = True
@@ -191,7 +155,7 @@ class Steps:
             # Lightning's autocast is on here, and backward must not run under it.
             with torch.autocast(training.device.type, enabled=False):
                 closes = not self._trainer.fit_loop._should_accumulate()
-                loss = accumulate(training, shared_out(parts, 1 / batches), closes=closes) * batches
+                loss = accumulate(training, parts, closes=closes) * batches
         except BaseException:
             self._begun = False
             raise
@@ -213,19 +177,15 @@ class Steps:
         self._training.stepper.finish()
 
 
-def _instead_of(plain: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with the signature of another: Lightning reads it to know what to pass."""
+def _replace(module: Any, name: str, function: Callable[..., Any]) -> Undo:
+    """Replace a method by a function with its signature, which Lightning reads to know what to pass."""
+    before = module.__dict__.get(name)
 
-    @wraps(plain)
+    @wraps(getattr(module, name))
     def called(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return called
-
-
-def _replace(module: Any, name: str, function: Callable[..., Any]) -> Undo:
-    before = module.__dict__.get(name)
-    module.__dict__[name] = function
+    module.__dict__[name] = called
 
     def undo() -> None:
         if before is None:

@@ -1,7 +1,7 @@
 """The options of `fit` where a Trainer runs the loop."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from torch import nn
@@ -11,15 +11,15 @@ from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import fit
 from tonnage.fit.plan import FitPlan, read_plan
-from tonnage.fit.stepping.batches import MicroBatch, Weighting
+from tonnage.fit.stepping.batches import MicroBatch, Weighting, batch_rows, split
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.training import Batch, Loss
+from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import budget_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class FitOptions:
     """The arguments of `tonnage.fit` that do not follow from the Trainer."""
 
@@ -34,79 +34,70 @@ class FitOptions:
     measure: bool = True
     verbose: bool = False
 
-    def fit(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        loss: Loss,
-        sample: Batch,
-        clip_norm: float | None,
-        refused: Mapping[str, str],
-        gradients_wait: bool,
-    ) -> Fitted:
-        """Call `tonnage.fit`. `refused` are techniques that this loop rules out, each with the reason.
 
-        `gradients_wait` means that the sample is one of several batches of a step, so gradients of earlier ones exist
-        from the start. Their bytes are set aside.
-        """
-        plan = self._plan(refused)
-        waiting_bytes = parameter_bytes(trained_parameters(optimizer)) if gradients_wait and plan is None else 0
-        budget = self.budget
-        if waiting_bytes:
-            device = next(model.parameters()).device
-            budget = budget_bytes(budget, GpuMeter(device).free_bytes()) - waiting_bytes
-        fitted = fit(
-            model,
-            optimizer,
-            loss=loss,
-            sample=sample,
-            budget=budget,
-            host=self.host,
-            exact=self.exact,
-            allow=self.allow,
-            without=(*self.without, *refused),
-            clip_norm=clip_norm,
-            weighting=self.weighting,
-            dropout=self.dropout,
-            plan=plan,
-            measure=self.measure,
-            verbose=self.verbose,
-        )
-        _add_waiting(fitted, waiting_bytes)
-        return fitted
+def fit_in_loop(
+    options: FitOptions,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    loss: Loss,
+    sample: Batch,
+    clip_norm: float | None,
+    refused: Mapping[str, str],
+    gradients_wait: bool,
+) -> Fitted:
+    """Call `tonnage.fit`. `refused` are techniques that this loop rules out, each with the reason.
 
-    def _plan(self, refused: Mapping[str, str]) -> FitPlan | None:
-        plan = read_plan(self.plan) if isinstance(self.plan, str | Path) else self.plan
-        for technique in plan.techniques if plan else ():
-            if technique.name in refused:
-                raise RequestError(
-                    f"The plan holds {technique.name}, which cannot be used in this training loop: "
-                    f"{refused[technique.name]}.",
-                    hint="Make the plan again with this Trainer.",
-                )
-        return plan
+    `gradients_wait` means that the sample is one of several batches of a step, so gradients of earlier ones exist
+    from the start. Their bytes are set aside.
+    """
+    given = {field.name: getattr(options, field.name) for field in fields(FitOptions)}
+    given |= {"plan": plan_for_loop(options, refused), "without": (*options.without, *refused)}
+    waiting_bytes = 0
+    if gradients_wait and given["plan"] is None:
+        waiting_bytes = parameter_bytes(trained_parameters(optimizer))
+        free_bytes = GpuMeter(next(model.parameters()).device).free_bytes()
+        given["budget"] = budget_bytes(options.budget, free_bytes) - waiting_bytes
+    fitted = fit(model, optimizer, loss=loss, sample=sample, clip_norm=clip_norm, **given)
+    if waiting_bytes:
+        add_waiting(fitted, waiting_bytes)
+    return fitted
 
 
-def _add_waiting(fitted: Fitted, waiting_bytes: int) -> None:
+def plan_for_loop(options: FitOptions, refused: Mapping[str, str]) -> FitPlan | None:
+    """Return the plan, which must not hold a refused technique."""
+    plan = read_plan(options.plan) if isinstance(options.plan, str | Path) else options.plan
+    for technique in plan.techniques if plan else ():
+        if technique.name in refused:
+            raise RequestError(
+                f"The plan holds {technique.name}, which cannot be used in this training loop: "
+                f"{refused[technique.name]}.",
+                hint="Make the plan again with this Trainer.",
+            )
+    return plan
+
+
+def add_waiting(fitted: Fitted, waiting_bytes: int) -> None:
     """Add the set-aside bytes, so that the summary shows the requested budget and the whole peak."""
-    if not waiting_bytes:
-        return
     plan, measured = fitted.plan, fitted.measured
-    fitted.plan = replace(
-        plan,
-        budget_bytes=plan.budget_bytes + waiting_bytes,
-        peak_bytes=plan.peak_bytes + waiting_bytes,
-        plain_peak_bytes=plan.plain_peak_bytes + waiting_bytes,
+    of_plan, of_measured = (
+        ("budget_bytes", "peak_bytes", "plain_peak_bytes"),
+        ("peak_allocated_bytes", "peak_reserved_bytes"),
     )
+    fitted.plan = replace(plan, **{name: getattr(plan, name) + waiting_bytes for name in of_plan})
     if measured is not None:
-        fitted.measured = replace(
-            measured,
-            peak_allocated_bytes=measured.peak_allocated_bytes + waiting_bytes,
-            peak_reserved_bytes=measured.peak_reserved_bytes + waiting_bytes,
-        )
+        added = {name: getattr(measured, name) + waiting_bytes for name in of_measured}
+        fitted.measured = replace(measured, **added)
 
 
-def shared_out(parts: Iterable[MicroBatch], share: float) -> list[MicroBatch]:
-    """Scale the weights of parts of a batch that is this share of a step."""
-    return [MicroBatch(part.batch, part.weight * share) for part in parts]
+class StepParts:
+    """Divides the batches of a Trainer's loop into micro-batches as large as those planned."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._rows = -(-batch_rows(training.sample) // training.micro_batches)
+
+    def of(self, batch: Batch, share: float) -> list[MicroBatch]:
+        """Divide a batch that is this share of a step."""
+        parts = split(batch, -(-batch_rows(batch) // self._rows), self._training.weighting)
+        return [MicroBatch(part.batch, part.weight * share) for part in parts]

@@ -8,14 +8,12 @@ its batches (`per_device_train_batch_size`, `gradient_accumulation_steps` of the
 arrives, in micro-batches as planned, and `optimizer.step()` is the stepper's.
 """
 
-import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import AutocastKwargs
@@ -26,15 +24,20 @@ from transformers import Trainer
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.plan import FitPlan
-from tonnage.fit.stepping.batches import Weighting, tensors
+from tonnage.fit.recomputing.generators import Generators
+from tonnage.fit.stepping.backward_stepper import BackwardStepper
+from tonnage.fit.stepping.batches import Weighting, batch_rows, tensors
+from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.autocast import Autocast, ScaledStepper
 from tonnage.fit.techniques.micro_batches import MicroBatches
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.weighting import find_weighting
-from tonnage.integrations.fit_options import FitOptions
-from tonnage.integrations.trainer_step import ITEMS, Inputs, TrainerStep, join, with_items
+from tonnage.integrations.fit_options import FitOptions, StepParts, fit_in_loop
+
+Inputs = Mapping[str, Any]
+ITEMS = "num_items_in_batch"  # what the Trainer divides a sum of losses by
 
 
 def fit_trainer(
@@ -69,21 +72,6 @@ def fit_trainer(
         measure=measure,
         verbose=verbose,
     )
-    _check(trainer)
-    with ExitStack() as stack:
-        stack.callback(_without_checkpointing(trainer))
-        _prepare_model(trainer)
-        with _made_optimizer(trainer) as optimizer:
-            fitted, step = _fit(trainer, optimizer, options, sample)
-        stack.callback(_drive(trainer, fitted, step))
-        fitted.afterwards(stack.pop_all().close)
-    return fitted
-
-
-# What a Trainer may ask for -------------------------------------------------------------------------------------------
-
-
-def _check(trainer: Any) -> None:
     if not isinstance(trainer, Trainer):
         raise RequestError(
             f"fit_trainer wants a transformers.Trainer, and got {type(trainer).__name__}.",
@@ -91,6 +79,38 @@ def _check(trainer: Any) -> None:
         )
     for problem, hint in _problems(trainer):
         raise RequestError(f"This Trainer cannot be fitted: {problem}.", hint=hint)
+    accelerator, made_before = trainer.accelerator, trainer.optimizer
+    with ExitStack() as stack:
+        # Gradient checkpointing is off: fit chooses what is recomputed.
+        checkpointing = [
+            module for module in trainer.model.modules() if getattr(module, "gradient_checkpointing", False)
+        ]
+        if trainer.args.gradient_checkpointing or checkpointing:
+            warnings.warn(
+                "gradient_checkpointing is turned off: fit chooses which blocks are recomputed.", stacklevel=2
+            )
+        for holder in (trainer.args, *checkpointing):
+            stack.callback(set_attributes(holder, gradient_checkpointing=False))
+        # Prepare the model as the Trainer does when training begins, so that fit sees it under autocast.
+        if _mixed(trainer) and accelerator.autocast_handler is None:
+            # The cache would keep a half-precision copy of every weight, and reuse copies made without gradients.
+            accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
+        accelerator.prepare(trainer.model)
+        trainer.model.train()
+        # The same for its optimizer, which is not kept if fit fails.
+        optimizer = trainer.create_optimizer()
+        try:
+            plain = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+            fitted, step = _fit(trainer, plain, options, sample)
+        except BaseException:
+            trainer.optimizer = made_before
+            raise
+        _drive(trainer, fitted, step, stack)
+        fitted.afterwards(stack.pop_all().close)
+    return fitted
+
+
+# What a Trainer may ask for -------------------------------------------------------------------------------------------
 
 
 def _problems(trainer: Any) -> Iterator[tuple[str, str]]:
@@ -106,56 +126,14 @@ def _problems(trainer: Any) -> Iterator[tuple[str, str]]:
     if args.torch_compile:
         yield "torch_compile wraps the whole model", "Leave it out: fit compiles block by block where it pays."
     if args.use_liger_kernel:
-        yield (
-            "use_liger_kernel changes the model again when training begins",
-            "Leave it out: fit computes the loss in chunks.",
-        )
+        hint = "Leave it out: fit computes the loss in chunks."
+        yield "use_liger_kernel changes the model again when training begins", hint
     if "lomo" in optim or "layerwise" in optim:
         yield f"optim={optim!r} takes its steps by itself in backward", "Use adamw_torch."
 
 
-def _without_checkpointing(trainer: Any) -> Undo:
-    """Turn gradient checkpointing off: fit chooses what is recomputed."""
-    args, on = trainer.args, trainer.args.gradient_checkpointing
-    modules = [module for module in trainer.model.modules() if getattr(module, "gradient_checkpointing", False)]
-    if on or modules:
-        warnings.warn("gradient_checkpointing is turned off: fit chooses which blocks are recomputed.", stacklevel=3)
-    args.gradient_checkpointing = False
-    for module in modules:
-        module.gradient_checkpointing = False
-
-    def undo() -> None:
-        args.gradient_checkpointing = on
-        for module in modules:
-            module.gradient_checkpointing = True
-
-    return undo
-
-
-def _prepare_model(trainer: Any) -> None:
-    """Prepare the model as the Trainer does when training begins, so that fit sees it under autocast."""
-    accelerator = trainer.accelerator
-    if _mixed(trainer) and accelerator.autocast_handler is None:
-        # The cache would keep a half-precision copy of every weight, and reuse copies made without gradients.
-        accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
-    accelerator.prepare(trainer.model)
-    trainer.model.train()
-
-
 def _mixed(trainer: Any) -> bool:
     return trainer.accelerator.mixed_precision in ("bf16", "fp16")
-
-
-@contextmanager
-def _made_optimizer(trainer: Any) -> Iterator[Optimizer]:
-    """Create the Trainer's optimizer, which it normally does when training begins; undo that if fit fails."""
-    before = trainer.optimizer
-    optimizer = trainer.create_optimizer()
-    try:
-        yield optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-    except BaseException:
-        trainer.optimizer = before
-        raise
 
 
 # One step's batches ---------------------------------------------------------------------------------------------------
@@ -168,7 +146,13 @@ def _fit(
     largest = max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch)))
     alike = join(batches) is not None
     step_sample = with_items(join([largest] * len(batches)) or largest, items)
-    loss = _loss_of(trainer)
+
+    def loss(model: nn.Module, batch: Inputs) -> Tensor:
+        inputs = dict(batch)
+        items = inputs.pop(ITEMS, None)
+        with trainer.compute_loss_context_manager():
+            return trainer.compute_loss(model, inputs, num_items_in_batch=items)
+
     training = Training(
         model=trainer.model,
         optimizer=optimizer,
@@ -177,30 +161,33 @@ def _fit(
         device=trainer.args.device,
         stepper=Stepper(optimizer),
     )
-    joins = len(batches) > 1 and _losses_add_up(training)
+    # Batches of a step may be computed as one if rows are independent, and losses add up.
+    joins = len(batches) > 1 and MicroBatches(count=2).why_not(training) is None
+    if joins:
+        try:
+            joins = find_weighting(training) == "sum"
+        except NotApplicable:
+            joins = False
     several = len(batches) > 1 and not joins
-    fitted = options.fit(
+    refused = {}
+    if _mixed(trainer):
+        refused["autocast"] = f"the Trainer's own {trainer.accelerator.mixed_precision} does the same"
+    if trainer.accelerator.scaler is not None:
+        refused |= Autocast(dtype="float16").conflicts
+    if several or not alike:
+        why = "a step has several backward passes (gradient_accumulation_steps), whose gradients add up"
+        refused["step-in-backward"] = why
+    fitted = fit_in_loop(
+        options,
         trainer.model,
         optimizer,
         loss=loss,
         sample=with_items(largest, items) if several else step_sample,
         clip_norm=trainer.args.max_grad_norm or None,
-        refused=dict(_refused(trainer, one_backward=not several and alike)),
+        refused=refused,
         gradients_wait=several,
     )
     return fitted, TrainerStep(trainer, fitted.training, joins=joins)
-
-
-def _refused(trainer: Any, *, one_backward: bool) -> Iterator[tuple[str, str]]:
-    if _mixed(trainer):
-        yield "autocast", f"the Trainer's own {trainer.accelerator.mixed_precision} does the same"
-    if trainer.accelerator.scaler is not None:
-        yield from Autocast(dtype="float16").conflicts.items()
-    if not one_backward:
-        yield (
-            "step-in-backward",
-            "a step has several backward passes (gradient_accumulation_steps), whose gradients add up",
-        )
 
 
 def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], Tensor | int | None]:
@@ -211,9 +198,13 @@ def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], T
         return [trainer._prepare_inputs(batch) for batch in batches], items
     if trainer.train_dataset is None:
         raise RequestError("The Trainer has no train_dataset.", hint="Give it one, or a batch as sample=.")
-    with _same_randomness(trainer.args.device):
+    generators = Generators(trainer.args.device)
+    states = generators.states()
+    try:
         loader = trainer.get_train_dataloader()
         batches, items = trainer.get_batch_samples(iter(loader), count, trainer.args.device)
+    finally:
+        generators.set(states)
     if loader in trainer.accelerator._dataloaders:  # not if a subclass creates its own
         trainer.accelerator._dataloaders.remove(loader)
         loader.end()
@@ -222,33 +213,79 @@ def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], T
     return [trainer._prepare_inputs(batch) for batch in batches], items
 
 
-@contextmanager
-def _same_randomness(device: torch.device) -> Iterator[None]:
-    python, of_numpy = random.getstate(), numpy.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(of_numpy)
+class TrainerStep:
+    """Collects the batches of an optimizer step until the last one arrives, then computes all of them."""
+
+    def __init__(self, trainer: Any, training: Training, *, joins: bool) -> None:
+        self._trainer, self._training, self._joins = trainer, training, joins
+        self._parts_of = StepParts(training)
+        self._waiting: list[Inputs] = []
+        self._computed = False
+        # The Trainer takes the norm before the step and reads it afterwards, so it is filled in between.
+        self.gradient_norm = torch.zeros((), device=trainer.args.device)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return not isinstance(self._training.stepper, BackwardStepper)
+
+    def take(self, inputs: Inputs, items: Tensor | int | None) -> Tensor:
+        """Add a batch; return the step's loss with the last batch, zero before."""
+        self._waiting.append(inputs)
+        if not self._trainer.accelerator.sync_gradients:
+            return torch.zeros((), device=self._trainer.args.device)
+        # Batches of an interrupted step do not count.
+        batches = self._waiting[-self._trainer.current_gradient_accumulation_steps :]
+        self._waiting = []
+        joined = join(batches) if self._joins else None
+        # One batch's share of the step's loss, as in the Trainer: a loss that got the item count is already scaled.
+        told = self._trainer.model_accepts_loss_kwargs and items is not None
+        share = 1.0 if told or self._trainer.compute_loss_func is not None else 1 / len(batches)
+        groups = batches if joined is None else [joined]
+        parts = [part for group in groups for part in self._parts_of.of(with_items(group, items), share)]
+        if len(parts) > 1 and not self._training.stepper.accumulates:
+            raise RequestError(
+                f"This step needs {len(parts)} backward passes (its batches are longer or of other shapes than the sample), "
+                "and step-in-backward can take one.",
+                hint='Pad all batches to one length, or fit_trainer(..., without=("step-in-backward",)).',
+            )
+        self._training.stepper.begin(len(parts))
+        loss = accumulate(self._training, parts)
+        self._computed = True
+        return loss
+
+    def finish(self) -> None:
+        if not self._computed:
+            raise RequestError(
+                f"{type(self._trainer).__name__} has a training_step of its own that does not call "
+                "super().training_step, so that fit saw no batch of this step.",
+                hint="Call super().training_step there, or use tonnage.fit in a loop of your own.",
+            )
+        self._computed = False
+        self._training.stepper.finish()
+        norm = self._training.stepper.gradient_norm
+        if norm is not None:
+            self.gradient_norm.copy_(norm)
 
 
-def _losses_add_up(training: Training) -> bool:
-    """Whether the batches of a step may be computed as one: rows are independent, and losses add up."""
-    try:
-        return MicroBatches(count=2).why_not(training) is None and find_weighting(training) == "sum"
-    except NotApplicable:
-        return False
+def join(batches: Sequence[Inputs]) -> dict[str, Any] | None:
+    """Concatenate batches, or return None if they differ in more than their number of rows."""
+    if any(set(batch) != set(batches[0]) for batch in batches):
+        return None
+    columns = {name: [batch[name] for batch in batches] for name in batches[0]}
+    rows = [batch_rows(batch) for batch in batches]
+    for values in columns.values():
+        if all(isinstance(value, Tensor) for value in values):
+            whole = all(value.ndim and len(value) == count for value, count in zip(values, rows, strict=True))
+            joinable = whole and len({value.shape[1:] for value in values}) == 1
+        else:
+            joinable = not any(isinstance(value, Tensor) or value != values[0] for value in values)
+        if not joinable:
+            return None
+    return {name: torch.cat(values) if isinstance(values[0], Tensor) else values[0] for name, values in columns.items()}
 
 
-def _loss_of(trainer: Any) -> Callable[[nn.Module, Inputs], Tensor]:
-    def loss(model: nn.Module, batch: Inputs) -> Tensor:
-        inputs = dict(batch)
-        items = inputs.pop(ITEMS, None)
-        with trainer.compute_loss_context_manager():
-            return trainer.compute_loss(model, inputs, num_items_in_batch=items)
-
-    return loss
+def with_items(batch: Inputs, items: Tensor | int | None) -> dict[str, Any]:
+    return dict(batch) if items is None else {**batch, ITEMS: items}
 
 
 # The Trainer's loop ---------------------------------------------------------------------------------------------------
@@ -261,15 +298,12 @@ class FittedOptimizer(AcceleratedOptimizer):
         super().__init__(optimizer, device_placement=False)
         self._is_accelerate_prepared = True
         self._finish = finish
-        self._handle = optimizer.register_step_post_hook(self._was_taken)
+        self._handle = optimizer.register_step_post_hook(lambda *_: setattr(self, "_is_overflow", False))
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         if self.gradient_state.sync_gradients:
             self._is_overflow = True  # until the step is taken: a scaler skips steps whose gradients overflow
             self._finish()
-
-    def _was_taken(self, *_: Any) -> None:
-        self._is_overflow = False
 
     def let_go(self) -> Optimizer:
         self._handle.remove()
@@ -303,23 +337,21 @@ class FittedSteps(Trainer):
         return super()._get_grad_norm(model, grad_norm)
 
 
-def _drive(trainer: Any, fitted: Fitted, step: TrainerStep) -> Undo:
-    plain_class = type(trainer)
+def _drive(trainer: Any, fitted: Fitted, step: TrainerStep, stack: ExitStack) -> None:
+    """Let the Trainer's loop take fitted steps; the undo of each change goes on the stack."""
+    plain_class, training = type(trainer), fitted.training
     bases = (FittedSteps,) if plain_class is Trainer else (plain_class, FittedSteps)
-    with ExitStack() as stack:
-        if trainer.accelerator.scaler is not None:
-            training = fitted.training
-            stepper = ScaledStepper(training.optimizer, training.device, clip_norm=training.stepper.clip_norm)
-            stepper.scaler = trainer.accelerator.scaler
-            stack.callback(fitted.training.replace_stepper(stepper))
-        if _mixed(trainer):
-            fitted.training.applied.insert(0, "autocast")  # the Trainer's own: a proof allows for its rounding
-            stack.callback(fitted.training.applied.remove, "autocast")
-        trainer.fitted_step = step
-        stack.callback(trainer.__dict__.pop, "fitted_step")
-        trainer.__class__ = type(plain_class.__name__, bases, {})
-        stack.callback(setattr, trainer, "__class__", plain_class)
-        optimizer = FittedOptimizer(fitted.optimizer, step.finish)
-        trainer.optimizer = optimizer
-        stack.callback(lambda: setattr(trainer, "optimizer", optimizer.let_go()))
-        return stack.pop_all().close
+    if trainer.accelerator.scaler is not None:
+        stepper = ScaledStepper(training.optimizer, training.device, clip_norm=training.stepper.clip_norm)
+        stepper.scaler = trainer.accelerator.scaler
+        stack.callback(training.replace_stepper(stepper))
+    if _mixed(trainer):
+        training.applied.insert(0, "autocast")  # the Trainer's own: a proof allows for its rounding
+        stack.callback(training.applied.remove, "autocast")
+    trainer.fitted_step = step
+    stack.callback(trainer.__dict__.pop, "fitted_step")
+    trainer.__class__ = type(plain_class.__name__, bases, {})
+    stack.callback(setattr, trainer, "__class__", plain_class)
+    optimizer = FittedOptimizer(fitted.optimizer, step.finish)
+    trainer.optimizer = optimizer
+    stack.callback(lambda: setattr(trainer, "optimizer", optimizer.let_go()))

@@ -2,6 +2,7 @@
 
 import linecache
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.explain import advise
@@ -12,39 +13,19 @@ from tonnage.report.terminal import largest, ledger
 from tonnage.units import GIB, MIB, format_bytes
 
 
+@dataclass(frozen=True)
 class MemoryGate:
-    """Opened before a test's fixtures, checked after the test, closed after its fixtures."""
+    """A test's meter, opened before its fixtures and closed after them, and its limit, checked in between."""
 
-    def __init__(self, meter: Meter, limit_bytes: int, script: Path) -> None:
-        self._meter = meter
-        self.limit_bytes = limit_bytes
-        self._script = script
-        meter.open()
-
-    def close(self) -> None:
-        """Stop measuring."""
-        self._meter.close()
-
-    @property
-    def needed_bytes(self) -> int:
-        """The most bytes that the test allocated."""
-        return self._meter.peak_bytes()
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether the test stayed within its limit."""
-        return self.needed_bytes <= self.limit_bytes
+    meter: Meter
+    limit_bytes: int
+    script: Path
 
     def words(self, error: BaseException | None = None) -> str:
         """Return the report: needed bytes, limit, the largest terms, the line, and one change."""
-        recording = self._meter.recording(error)
-        recording.header.script = str(self._script)
-        return "\n".join(_words(recording, self.needed_bytes, self.limit_bytes))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Check by name, because a test without torch should not import it."""
-    return type(error).__name__ == "OutOfMemoryError"
+        recording = self.meter.recording(error)
+        recording.header.script = str(self.script)
+        return "\n".join(_words(recording, self.meter.peak_bytes(), self.limit_bytes))
 
 
 def _words(recording: Recording, needed_bytes: int, limit_bytes: int) -> Iterator[str]:

@@ -37,11 +37,8 @@ class MemoryCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Finish measuring a step."""
         self.latest = self._meter.end(pl_module, trainer.optimizers)
-        if self.latest is None:
-            return
-        self._meter.warn_of_leak(self.latest)
         every = trainer.log_every_n_steps
-        if every and (batch_idx + 1) % every == 0:
-            metrics = self._meter.take_highest().metrics()
+        if self.latest is not None and every and (batch_idx + 1) % every == 0:
+            metrics = self._meter.take_metrics()
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=trainer.global_step)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.recording import Recording
@@ -18,23 +17,7 @@ from tonnage.recording import Recording
 _EVENTS_KEPT = 1_000_000
 
 
-class Meter(Protocol):
-    """Measures from `open` to `close`."""
-
-    def open(self) -> None:
-        """Start measuring."""
-
-    def close(self) -> None:
-        """Stop measuring."""
-
-    def peak_bytes(self) -> int:
-        """Return the most bytes allocated, beyond what was allocated before."""
-
-    def recording(self, error: BaseException | None = None) -> Recording:
-        """Return the recording so far; `error` is what ended the code, if anything."""
-
-
-def meter(card: str) -> Meter:
+def meter(card: str) -> "Meter":
     """Return a meter of the real GPU if there is one, else of a virtual card."""
     gpu = find_cuda_gpu(card)
     return CudaMeter() if gpu_is_there() else VirtualMeter(gpu)
@@ -81,11 +64,11 @@ class VirtualMeter:
         self._session = new_session(gpu)
 
     def open(self) -> None:
-        """Make `cuda` the virtual card."""
+        """Make `cuda` the virtual card, and start measuring."""
         self._session.open()
 
     def close(self) -> None:
-        """Remove the virtual card."""
+        """Stop measuring, and remove the virtual card."""
         self._session.close()
 
     def peak_bytes(self) -> int:
@@ -95,7 +78,7 @@ class VirtualMeter:
         return max(peak, *asked) if asked else peak
 
     def recording(self, error: BaseException | None = None) -> Recording:
-        """Return the recording of the card."""
+        """Return the recording of the card; `error` is what ended the code, if anything."""
         session = self._session
         session.device.attribution.finish()
         ran_out = isinstance(error, session.torch.OutOfMemoryError)
@@ -116,7 +99,7 @@ class CudaMeter:
         self._before_bytes: list[int] = []
 
     def open(self) -> None:
-        """Reset peaks and history."""
+        """Reset peaks and history, and start measuring."""
         gc.collect()
         cuda = self._torch.cuda
         cuda.init()  # counters of an unused card cannot be reset
@@ -126,11 +109,11 @@ class CudaMeter:
         cuda.memory._record_memory_history("all", max_entries=_EVENTS_KEPT, clear_history=True)
 
     def close(self) -> None:
-        """Stop recording history."""
+        """Stop measuring."""
         self._torch.cuda.memory._record_memory_history(None)
 
     def peak_bytes(self) -> int:
-        """Return the peak of the GPU whose memory grew most."""
+        """Return the most bytes allocated, beyond those before, on the GPU whose memory grew most."""
         return self._grown_bytes(self._busiest())
 
     def _grown_bytes(self, index: int) -> int:
@@ -153,3 +136,6 @@ class CudaMeter:
         header.gpu_name, header.capacity_bytes, header.source = card.name, card.total_memory, "cuda"
         header.torch_modelled = header.torch_installed = self._torch.__version__
         return recording
+
+
+Meter = VirtualMeter | CudaMeter

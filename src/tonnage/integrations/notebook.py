@@ -65,12 +65,29 @@ class TonnageMagics(Magics):
         try:
             if options.output and options.output.exists() and not options.force:
                 raise OutputExists(f"{options.output} exists already.", hint="Choose another name, or pass --force.")
-            recording = _recorded(self.shell, code, options.gpu)
+            recording = self._recorded(code, options.gpu)
             if options.output:
                 write_recording(options.output, recording, force=options.force)
         except TonnageError as error:
             raise UsageError(f"%tonnage: {error.words}") from None
         return Report(recording)
+
+    def _recorded(self, code: str, card: str) -> Recording:
+        """Run the cell as usual: the shell itself shows its output, last value and error."""
+        from tonnage.hardware import find_cuda_gpu
+        from tonnage.integrations.meter import VirtualMeter
+
+        shell, meter = self.shell, VirtualMeter(find_cuda_gpu(card))
+        name = f"In[{shell.execution_count}]"
+        # A name that tells the cell of a line; the shell's own ("<ipython-input-…>") does not.
+        named, shell.compile.get_code_name = shell.compile.get_code_name, lambda *_: name
+        meter.open()
+        try:
+            result = shell.run_cell(code, store_history=False)
+            return meter.recording(result.error_before_exec or result.error_in_exec)
+        finally:
+            meter.close()
+            shell.compile.get_code_name = named
 
 
 def _split(line: str, cell: str | None) -> tuple[Any, str]:
@@ -82,25 +99,6 @@ def _split(line: str, cell: str | None) -> tuple[Any, str]:
     while taken < len(words) and (words[taken].startswith("-") or not words[taken]):
         taken += 1 if words[taken] in ("", "--force") or "=" in words[taken] else 2
     return _parser().parse_args([word for word in words[:taken] if word]), " ".join(words[taken:])
-
-
-def _recorded(shell: InteractiveShell, code: str, card: str) -> Recording:
-    """Run the cell as usual: the shell itself shows its output, last value and error."""
-    from tonnage.hardware import find_cuda_gpu
-    from tonnage.integrations.meter import VirtualMeter
-
-    meter = VirtualMeter(find_cuda_gpu(card))
-    name = f"In[{shell.execution_count}]"
-    named = shell.compile.get_code_name
-    # A name that tells the cell of a line; the shell's own ("<ipython-input-…>") does not.
-    shell.compile.get_code_name = lambda *_: name
-    meter.open()
-    try:
-        result = shell.run_cell(code, store_history=False)
-        return meter.recording(result.error_before_exec or result.error_in_exec)
-    finally:
-        meter.close()
-        shell.compile.get_code_name = named
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -15,8 +15,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,7 @@ _TIMEOUT_S = 30
 _MOST_PAGES = 30  # of a hundred comments each
 _LONGEST_COMMENT = 60_000  # characters; GitHub's limit is 65,536
 # Hidden from scripts: files that later steps read, and the token.
-_KEPT_FROM_SCRIPTS = (
-    "GITHUB_ENV",
-    "GITHUB_PATH",
-    "GITHUB_OUTPUT",
-    "GITHUB_STATE",
-    "GITHUB_STEP_SUMMARY",
-    "GITHUB_TOKEN",
-)
+_KEPT_FROM_SCRIPTS = "GITHUB_ENV GITHUB_PATH GITHUB_OUTPUT GITHUB_STATE GITHUB_STEP_SUMMARY GITHUB_TOKEN".split()
 
 
 def main() -> int:
@@ -59,8 +51,12 @@ def measure(given: Mapping[str, str]) -> int:
     runs: dict[str, dict[str, Any] | None] = {}
     for name, commit in (("base", base), ("head", "HEAD")):
         print(f"::group::{name}: {commit[:12]}", flush=True)
-        with _worktree(folder / f"tree-{name}", commit) as tree:
+        tree = folder / f"tree-{name}"
+        _git("worktree", "add", "--quiet", "--detach", "--force", str(tree), commit)
+        try:
             runs[name] = _run(given, tree, folder / f"{name}.tonnage")
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
         print("::endgroup::", flush=True)
     head = runs["head"]
     if head is None:
@@ -73,7 +69,12 @@ def measure(given: Mapping[str, str]) -> int:
         )
     failed = False
     if runs["base"] and runs["base"]["outcome"] != "error":
-        failed = _compare(given, folder)
+        limit = [f"--fail-above={_limit(given)}"] if _limit(given) else []
+        words = ["diff", "base.tonnage", "head.tonnage", "--markdown", "diff.md", *limit]
+        done = subprocess.run([sys.executable, "-m", "tonnage", *words], cwd=folder, check=False)
+        if done.returncode not in (0, 1):
+            raise RequestError(f"tonnage diff ended with status {done.returncode}.", hint="What it said is above.")
+        failed = done.returncode == 1  # a peak grew beyond the limit
     else:
         why = "fails at the base" if runs["base"] else "is new"
         peak, capacity = format_bytes(head["peak_process_bytes"]), format_bytes(head["capacity_bytes"])
@@ -132,16 +133,6 @@ def _run(given: Mapping[str, str], tree: Path, recording: Path) -> dict[str, Any
     return read
 
 
-def _compare(given: Mapping[str, str], folder: Path) -> bool:
-    """Write the difference as Markdown; return whether a peak grew beyond the limit."""
-    limit = [f"--fail-above={_limit(given)}"] if _limit(given) else []
-    words = ["diff", "base.tonnage", "head.tonnage", "--markdown", "diff.md", *limit]
-    done = subprocess.run([sys.executable, "-m", "tonnage", *words], cwd=folder, check=False)
-    if done.returncode not in (0, 1):
-        raise RequestError(f"tonnage diff ended with status {done.returncode}.", hint="What it said is above.")
-    return done.returncode == 1
-
-
 def _limit(given: Mapping[str, str]) -> str:
     return given.get("THRESHOLD", "") or ("0%" if _is_true(given, "FAIL_ON_INCREASE") else "")
 
@@ -156,26 +147,13 @@ def _commit(ref: str) -> str:
     for place in (ref, f"origin/{ref}", "FETCH_HEAD"):
         if place == "FETCH_HEAD":
             _git("fetch", "--quiet", "--no-tags", "--depth=1", "origin", ref)
-        found = subprocess.run(
-            ["git", "rev-parse", "--verify", "--quiet", f"{place}^{{commit}}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ["git", "rev-parse", "--verify", "--quiet", f"{place}^{{commit}}"]
+        found = subprocess.run(words, capture_output=True, text=True, check=False)
         if found.returncode == 0:
             return found.stdout.strip()
     raise RequestError(
         f"There is no commit {ref!r}.", hint="Give base-ref a branch, a tag or a commit of this repository."
     )
-
-
-@contextmanager
-def _worktree(path: Path, commit: str) -> Iterator[Path]:
-    _git("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
-    try:
-        yield path
-    finally:
-        _git("worktree", "remove", "--force", str(path))
 
 
 def _git(*words: str) -> None:

@@ -5,12 +5,13 @@ real GPU the peak comes from PyTorch's counters, and parameters, gradients and s
 optimizers; the rest of the peak counts as activations.
 """
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tonnage.ledger import Category, Ledger
 from tonnage.recording import Recording, SegmentEvent
@@ -52,25 +53,12 @@ class StepMemory:
         return f"GPU memory grows by {format_bytes(self.leak_bytes)} in every step{kept}."
 
 
-class _Source(Protocol):
-    """A kind of GPU to measure on."""
-
-    def begin(self) -> None:
-        """Start a step."""
-
-    def end(self, model: Any, optimizers: Iterable[Any], gradient_bytes: int) -> StepMemory:
-        """End a step and return its memory."""
-
-    def leaking_line(self) -> str:
-        """Return the line that left most behind in each of the last steps, if known."""
-
-
 @dataclass
 class StepMeter:
     """Measures steps between `begin` and `end`."""
 
     _levels: list[int] = field(default_factory=list)
-    _source: _Source | None = None
+    _source: "_VirtualSteps | _CudaSteps | None" = None
     _gradient_bytes: int = 0
     _begun: bool = False
     _highest: StepMemory | None = None
@@ -88,7 +76,7 @@ class StepMeter:
         self._gradient_bytes = _storage_bytes(parameter.grad for parameter in model.parameters())
 
     def end(self, model: Any, optimizers: Iterable[Any]) -> StepMemory | None:
-        """End a step and return its memory; None if there is no GPU."""
+        """End a step and return its memory; None if there is no GPU. Warns once of growing memory."""
         if self._source is None or not self._begun:
             return None
         self._begun = False
@@ -98,19 +86,16 @@ class StepMeter:
         if leak_bytes:
             taken = replace(taken, leak_bytes=leak_bytes, leak_line=self._source.leaking_line())
         self._highest = larger(self._highest, taken)
+        if taken.leak_words and not self._warned:
+            self._warned = True
+            warnings.warn(taken.leak_words, stacklevel=3)  # of whoever called the calling callback
         return taken
 
-    def warn_of_leak(self, step: StepMemory) -> None:
-        """Warn once of growing memory, attributed to the caller of the calling callback."""
-        if step.leak_words and not self._warned:
-            self._warned = True
-            warnings.warn(step.leak_words, stacklevel=3)
-
-    def take_highest(self) -> StepMemory:
-        """Return the step with the highest peak since the last call."""
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics of the step with the highest peak since the last call."""
         assert self._highest is not None
         highest, self._highest = self._highest, None
-        return highest
+        return highest.metrics()
 
 
 def steady_growth_bytes(levels: list[int]) -> int:
@@ -126,9 +111,7 @@ def larger(one: StepMemory | None, other: StepMemory) -> StepMemory:
     return replace(one, leak_bytes=other.leak_bytes, leak_line=other.leak_line)
 
 
-def _source() -> _Source | None:
-    import sys
-
+def _source() -> "_VirtualSteps | _CudaSteps | None":
     sessions = sys.modules.get("tonnage.virtual.session")
     if sessions is not None and sessions._current is not None:
         return _VirtualSteps(sessions._current)
@@ -154,12 +137,7 @@ class _VirtualSteps:
         self._reserved_bytes = device.memory_stats()["reserved_bytes.all.current"]
 
     def end(self, model: Any, optimizers: Iterable[Any], gradient_bytes: int) -> StepMemory:
-        step = self._window()
-        allocated = self._device.memory_stats()["allocated_bytes.all.current"]
-        return StepMemory(step.peak_allocated_bytes, step.peak_reserved_bytes, allocated, step.ledger())
-
-    def _window(self) -> Recording:
-        """Return the step as its own recording, which begins with what was allocated."""
+        # The step as its own recording, which begins with what was allocated.
         device, start = self._device, self._starts[-1]
         blocks = [
             replace(a, born=max(0, a.born - start), died=None if a.died is None else a.died - start)
@@ -167,20 +145,20 @@ class _VirtualSteps:
         ]
         taken = [replace(s, sequence=s.sequence - start) for s in device.segments[self._first_segment :]]
         before = SegmentEvent(0, "segment_alloc", 0, self._reserved_bytes, 0)
-        return Recording(self._session.recording().header, blocks, [before, *taken])
+        step = Recording(self._session.recording().header, blocks, [before, *taken])
+        allocated = device.memory_stats()["allocated_bytes.all.current"]
+        return StepMemory(step.peak_allocated_bytes, step.peak_reserved_bytes, allocated, step.ledger())
 
     def leaking_line(self) -> str:
-        ends = [*self._starts[1:], self._device.sequence]
-        kept = [self._kept_by_line(start, end) for start, end in zip(self._starts, ends, strict=True)]
+        """Return the line that left most behind in each of the last steps, if known."""
+        kept: list[Counter[str]] = []
+        for start, end in pairwise((*self._starts, self._device.sequence)):
+            kept.append(Counter())
+            for a in self._device.live.values():
+                if start < a.born <= end:
+                    kept[-1][a.line] += a.block_bytes
         every = {line: min(counter[line] for counter in kept) for line in kept[0] if line}
         return max(every, key=every.__getitem__, default="") if any(every.values()) else ""
-
-    def _kept_by_line(self, start: int, end: int) -> Counter[str]:
-        lines: Counter[str] = Counter()
-        for a in self._device.live.values():
-            if start < a.born <= end:
-                lines[a.line] += a.block_bytes
-        return lines
 
 
 class _CudaSteps:

@@ -46,9 +46,6 @@ class MemoryCallback(TrainerCallback):
     ) -> None:
         """Finish measuring a step, after its gradients were freed."""
         self.latest = self._meter.end(model, [optimizer] if optimizer is not None else [])
-        if self.latest is None:
-            return
-        self._meter.warn_of_leak(self.latest)
-        if control.should_log:
-            self._trainer.log(self._meter.take_highest().metrics())
+        if self.latest is not None and control.should_log:
+            self._trainer.log(self._meter.take_metrics())
             control.should_log = True  # Trainer.log resets it, and the Trainer would skip its own log

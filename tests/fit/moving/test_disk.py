@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tonnage.fit.moving.disk import ALIGNMENT_BYTES, DiskProblem, DiskSpace
+from tonnage.fit.moving.disk import DiskProblem, DiskSpace
+from tonnage.fit.moving.host import ALIGNMENT_BYTES
 from tonnage.units import KIB
 
 CPU = torch.device("cpu")

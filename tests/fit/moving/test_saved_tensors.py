@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tonnage.fit.moving.host import PinnedPool
-from tonnage.fit.moving.saved_tensors import OffloadWindow, Packed, PinnedKeeper, made_of_a_parameter, saved_by
+from tonnage.fit.moving.host import PinnedSpace
+from tonnage.fit.moving.saved_tensors import OffloadWindow, Packed, made_of_a_parameter, saved_by
 
 CPU = torch.device("cpu")
 FLOATS = 256  # of each tensor below
@@ -18,12 +18,12 @@ SIZE = FLOATS * 8
 
 
 def window_of(window_bytes: int, limit_bytes: int = 1 << 30) -> OffloadWindow:
-    return OffloadWindow(CPU, PinnedKeeper(CPU, PinnedPool(CPU, limit_bytes)), window_bytes=window_bytes)
+    return OffloadWindow(CPU, PinnedSpace(CPU, limit_bytes), window_bytes=window_bytes)
 
 
 def pinned_bytes_of(window: OffloadWindow) -> int:
-    assert isinstance(window.keeper, PinnedKeeper)
-    return window.keeper.pool.pinned_bytes
+    assert isinstance(window.space, PinnedSpace)
+    return window.space.pinned_bytes
 
 
 def leaf() -> Tensor:
@@ -40,7 +40,7 @@ def test_a_kept_storage_leaves_when_the_window_is_full_and_comes_back_equal() ->
     others = [window.pack(torch.zeros(FLOATS, dtype=torch.float64)) for _ in range(2)]
     assert storage.expired()
     assert packed is not None
-    assert torch.equal(packed.unpack(), expected)
+    assert torch.equal(packed(), expected)
     assert len(others) == 2
 
 
@@ -52,7 +52,7 @@ def test_views_of_one_storage_are_moved_once_and_keep_their_shape() -> None:
     assert pinned_bytes_of(window) == whole.nbytes
     for view, stored in zip(views, packed, strict=True):
         assert stored is not None
-        found = stored.unpack()
+        found = stored()
         assert torch.equal(found, view)
         assert found.stride() == view.stride()
 
@@ -66,8 +66,8 @@ def test_a_storage_changed_between_two_keeps_is_kept_twice() -> None:
     after = window.pack(tensor)
     assert before is not None
     assert after is not None
-    assert torch.equal(before.unpack(), torch.zeros(FLOATS))
-    assert torch.equal(after.unpack(), torch.full((FLOATS,), 7.0))
+    assert torch.equal(before(), torch.zeros(FLOATS))
+    assert torch.equal(after(), torch.full((FLOATS,), 7.0))
 
 
 def test_a_change_in_place_while_the_copy_may_run_is_an_error() -> None:

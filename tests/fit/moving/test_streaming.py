@@ -5,25 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tonnage.fit.moving.host import CopyLane
-from tonnage.fit.moving.streaming import ALIGNMENT_BYTES, BlockWeights, Nowhere, PinnedHome, WeightStreamer, place_all
+from tonnage.fit.moving.host import ALIGNMENT_BYTES, PinnedSpace
+from tonnage.fit.moving.streaming import BlockWeights, Nowhere, WeightStreamer, lay_out
 
 CPU = torch.device("cpu")
 
 
 def blocks_of(count: int) -> list[BlockWeights]:
     """Block i has a matrix and a vector full of i."""
-    lane, nowhere, blocks = CopyLane(CPU), Nowhere(CPU), []
+    space, nowhere, blocks = PinnedSpace(CPU, 2**30), Nowhere(CPU), []
     for index in range(count):
         parameters = [nn.Parameter(torch.full(shape, float(index))) for shape in ((3, 5), (7,))]
-        places, byte_count = place_all(parameters)
-        blocks.append(BlockWeights(places, byte_count, PinnedHome(byte_count, CPU, lane, lane), nowhere))
+        blocks.append(BlockWeights(parameters, space, nowhere))
         blocks[-1].leave()
     return blocks
 
 
 def test_places_are_aligned_and_apart() -> None:
-    places, byte_count = place_all(
+    places, byte_count = lay_out(
         [nn.Parameter(torch.zeros(n, dtype=d)) for n, d in ((3, torch.half), (5000, torch.float))]
     )
     assert [place.start for place in places] == [0, ALIGNMENT_BYTES]
@@ -33,9 +32,7 @@ def test_places_are_aligned_and_apart() -> None:
 def test_a_transposed_parameter_keeps_its_strides() -> None:
     parameter = nn.Parameter(torch.arange(6.0).view(2, 3).t().clone(memory_format=torch.preserve_format))
     expected, stride = parameter.detach().clone(), parameter.stride()
-    places, byte_count = place_all([parameter])
-    lane = CopyLane(CPU)
-    weights = BlockWeights(places, byte_count, PinnedHome(byte_count, CPU, lane, lane), Nowhere(CPU))
+    weights = BlockWeights([parameter], PinnedSpace(CPU, 2**30), Nowhere(CPU))
     weights.leave()
     assert parameter.isnan().all()
     weights.return_for_good()
@@ -56,15 +53,15 @@ def test_a_block_that_is_brought_has_its_values_and_changes_come_home(
     expected = [float(index) for index in range(count)]
     for index, changes in ((index % count, changes) for index, changes in uses):
         streamer.bring(blocks[index])
-        assert all((place.parameter == expected[index]).all() for place in blocks[index].places)
+        assert all((parameter == expected[index]).all() for parameter in blocks[index].places)
         assert sum(weights.slot is not None for weights in blocks) <= slots
         if changes:
             expected[index] += 10
-            for place in blocks[index].places:
-                with streamer.changing(place.parameter), torch.no_grad():
-                    place.parameter.add_(10)
+            for parameter in blocks[index].places:
+                with streamer.changing(parameter), torch.no_grad():
+                    parameter.add_(10)
     streamer.close()
-    assert all(place.parameter.isnan().all() for weights in blocks for place in weights.places)
+    assert all(parameter.isnan().all() for weights in blocks for parameter in weights.places)
     for weights, value in zip(blocks, expected, strict=True):
         weights.return_for_good()
-        assert all((place.parameter == value).all() for place in weights.places)
+        assert all((parameter == value).all() for parameter in weights.places)

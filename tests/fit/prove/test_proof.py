@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -24,7 +23,6 @@ from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.training import Training
 
 
-@dataclass(frozen=True, kw_only=True)
 class Wrong(Technique):
     """Its forward is the plain one, its gradients are not."""
 
@@ -47,7 +45,6 @@ class Wrong(Technique):
         stack.callback(replace_forward(head, forward))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shifted(Wrong):
     """Its gradients are the plain ones, its loss is not."""
 

@@ -23,7 +23,7 @@ from fit.cases import take_step as take_plain_step
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.sharding.agreement import Agreement
-from tonnage.fit.sharding.measuring import AgreedMeter, AgreedSurvey, agreed
+from tonnage.fit.sharding.fitting import AgreedMeter, AgreedSurvey, agreed
 from tonnage.fit.sharding.shard import Shard
 from tonnage.fit.stepping.batches import take_rows
 from tonnage.fit.stepping.step import accumulate

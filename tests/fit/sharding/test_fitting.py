@@ -12,6 +12,7 @@ import torch
 import tonnage
 from fit.cases import CASES, build_training
 from fit.sharding import worlds
+from fit.sharding.test_shard import values
 from tonnage.errors import RequestError
 
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
@@ -20,7 +21,13 @@ VIRTUAL_SCRIPT = Path(__file__).with_name("virtual_script.py")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return worlds.run(tmp_path_factory.mktemp("worlds"), "asking_for_different_things:2")
+    return worlds.run(
+        tmp_path_factory.mktemp("worlds"),
+        "asking_for_different_things:2",
+        "survey:2",
+        "all_are_full:2",
+        "one_is_full:2",
+    )
 
 
 def test_a_script_under_torchrun_shards_and_ends_though_batches_are_uneven(tmp_path: Path) -> None:
@@ -63,3 +70,24 @@ def test_a_mesh_that_cannot_be_is_refused_before_anything_is_touched(tmp_path: P
             tonnage.fit(training.model, training.optimizer, loss=training.loss, sample=training.sample, mesh=mesh)
     finally:
         torch.distributed.destroy_process_group()
+
+
+# Measuring: the same runs and the same figures on all ranks, and a full card of one is everyone's end -----------------
+
+
+def test_ranks_of_other_speed_run_the_same_and_take_the_first_ones_figures(found: dict[str, Any]) -> None:
+    first, second = values(found, "survey:2")
+    assert first["calls"] == second["calls"]
+    assert first["profile"] == second["profile"]
+    assert first["own seconds"] != second["own seconds"]
+
+
+def test_cards_that_are_all_full_are_a_measurement_like_others(found: dict[str, Any]) -> None:
+    for answer in values(found, "all_are_full:2"):
+        assert answer == ["OutOfMemoryError", "goes on"]
+
+
+def test_one_card_that_is_full_ends_it_for_all(found: dict[str, Any]) -> None:
+    for answer in found["one_is_full:2"]:
+        assert answer["error"] == "RankFailed"
+        assert answer["message"].startswith("Rank 1 raised")

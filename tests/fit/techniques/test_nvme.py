@@ -1,18 +1,18 @@
 """A disk behind the host: the same training."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fit.cases import CASES, assert_same_parameters, assert_same_training, build_training, take_step
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.moving.disk_homes import DiskStep
 from tonnage.fit.stepping.parameter_step import parameter_steps
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.eight_bit_states import EightBitStates
-from tonnage.fit.techniques.nvme import Nvme, free_disk_bytes
+from tonnage.fit.techniques.nvme import DiskStep, Nvme
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.techniques.weight_streaming import WeightStreaming
@@ -97,15 +97,11 @@ def test_a_directory_or_a_wish_that_cannot_be_is_refused(tmp_path: Path, monkeyp
         on_disk(tmp_path / "nothing", "states", "llama").apply(training)
     with pytest.raises(NotApplicable, match="asked to keep 'gradients'"):
         on_disk(tmp_path, "gradients", "llama")
-    monkeypatch.setattr("tonnage.fit.techniques.nvme.free_disk_bytes", lambda directory: 1024)
+    monkeypatch.setattr("shutil.disk_usage", lambda directory: SimpleNamespace(free=1024))
     with pytest.raises(NotApplicable, match=r"which has 1\.00 KiB"):
         on_disk(tmp_path, "weights", "llama").apply(training)
     assert type(training.stepper) is Stepper
     assert not any(parameter.isnan().any() for parameter in training.model.parameters())
-
-
-def test_free_space_is_what_the_system_says(tmp_path: Path) -> None:
-    assert free_disk_bytes(tmp_path) > 0
 
 
 def test_order_and_conflicts_are_those_of_what_is_kept(tmp_path: Path) -> None:

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import TonnageError
-from tonnage.fit.moving.host import CopyInFlight, CopyLane, PinnedPool, pinned
+from tonnage.fit.moving.host import ALIGNMENT_BYTES, CopyInFlight, CopyLane, PinnedPool, aligned, pinned
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import MIB, format_bytes
 
-ALIGNMENT_BYTES = 4096  # of offsets and lengths for O_DIRECT
 _THREADS = 4
 _CHUNK_BYTES = 16 * MIB  # per system call
 _Result = TypeVar("_Result")
@@ -43,7 +42,7 @@ class Extent:
 
 
 class DiskSpace:
-    """Extents of one file, and copies between them and GPU memory."""
+    """A `Space` in one file, with copies between its extents and GPU memory."""
 
     def __init__(self, directory: Path, device: torch.device, *, staging_bytes: int) -> None:
         self.device = device
@@ -65,49 +64,42 @@ class DiskSpace:
         if self._free[byte_count]:
             return self._free[byte_count].pop()
         extent = Extent(self.file_bytes, byte_count)
-        if self._has_values:
-            self._grow(_aligned(byte_count))
-        self.file_bytes += _aligned(byte_count)
+        added_bytes = aligned(byte_count)
+        try:
+            if self._has_values:
+                os.posix_fallocate(self._file, self.file_bytes, added_bytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise DiskProblem(
+                f"{format_bytes(added_bytes)} more are needed in {self._directory}, beside {format_bytes(self.file_bytes)} "
+                "there already, and its disk is full.",
+                hint="Free space there, or name a directory on another disk.",
+            ) from error
+        self.file_bytes += added_bytes
         return extent
 
     def give(self, extent: Extent) -> None:
         self._free[extent.byte_count].append(extent)
 
-    def _grow(self, byte_count: int) -> None:
-        try:
-            os.posix_fallocate(self._file, self.file_bytes, byte_count)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise DiskProblem(
-                f"{format_bytes(byte_count)} more are needed in {self._directory}, beside {format_bytes(self.file_bytes)} "
-                "there already, and its disk is full.",
-                hint="Free space there, or name a directory on another disk.",
-            ) from error
-
     def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> CopyInFlight:
-        """Write GPU bytes to part of an extent, after the work queued on the current stream.
-
-        The GPU memory is free after the ticket; the data is in the file after `settle`.
-        """
         staged = self._staging.take(source.numel())
         copied = self._store_lane.copy(source, staged[: source.numel()])
 
         def write() -> None:
             copied.done()
-            self.write(staged, extent.start + start)
+            self._move(os.pwritev, staged, extent.start + start)
 
         self._submit(extent, staged, write)
         return copied
 
     def load(self, extent: Extent, target: Tensor) -> "Loaded":
-        """Read an extent into GPU memory, after the work queued on the current stream."""
         staged = self._staging.take(extent.byte_count)
         lane = self.load_lane
         now = torch.cuda.current_stream(self.device).record_event() if lane.stream is not None else None
 
         def read() -> CopyInFlight:
-            self.read(staged, extent.start)
+            self._move(os.preadv, staged, extent.start)
             if lane.stream is None or now is None:
                 return lane.copy(staged[: extent.byte_count], target)
             # This thread's current stream is not the computation's.
@@ -135,34 +127,30 @@ class DiskSpace:
         self._latest[extent.start] = future
         return future
 
-    def read(self, buffer: Tensor, start: int) -> None:
-        """Read into host memory, blocking. The buffer and its length must be aligned."""
-        self._in_chunks(buffer, start, lambda piece, place: os.preadv(self._file, [piece], place))
-
-    def write(self, buffer: Tensor, start: int) -> None:
-        self._in_chunks(buffer, start, lambda piece, place: os.pwritev(self._file, [piece], place))
-
-    def _in_chunks(self, buffer: Tensor, start: int, move: Callable[[memoryview, int], int]) -> None:
+    def _move(self, call: Callable[[int, list[memoryview], int], int], buffer: Tensor, start: int) -> None:
+        """Read into host memory or write from it, blocking. The buffer and its length must be aligned."""
         view = memoryview(buffer.numpy())
         done = 0 if self._has_values else len(view)
         while done < len(view):
-            moved = move(view[done : done + _CHUNK_BYTES], start + done)
+            moved = call(self._file, [view[done : done + _CHUNK_BYTES]], start + done)
             if moved <= 0:
                 raise DiskProblem(f"The file in {self._directory} ended early at {start + done} bytes.")
             done += moved
 
     def settle(self, extent: Extent) -> None:
-        """Wait until all work on the extent is done."""
         latest = self._latest.get(extent.start)
         if latest is not None:
             latest.result()
 
     def read_all(self, extent: Extent) -> Tensor:
-        """Read into a new host buffer, after pending writes."""
         self.settle(extent)
-        buffer = pinned(_aligned(extent.byte_count), torch.device("cpu"))
-        self.read(buffer, extent.start)
+        buffer = pinned(aligned(extent.byte_count), torch.device("cpu"))
+        self._move(os.preadv, buffer, extent.start)
         return buffer[: extent.byte_count]
+
+    def overwrite(self, extent: Extent, values: Tensor) -> None:
+        self.settle(extent)
+        self._move(os.pwritev, values, extent.start)
 
 
 @dataclass(frozen=True)
@@ -176,35 +164,32 @@ class Loaded:
         self.ticket.result().wait()
 
 
-class _Staging:
+class _Staging(PinnedPool):
     """Pinned buffers in flight, at most `limit_bytes` or one larger buffer; `take` blocks beyond that."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
-        self._pool = PinnedPool(device, limit_bytes)
-        self._limit_bytes = limit_bytes
+        super().__init__(device, limit_bytes)
+        self._asked_bytes = limit_bytes
         self._used_bytes = 0
         self._changed = Condition()
 
     def take(self, byte_count: int) -> Tensor:
-        size = _aligned(byte_count)
+        size = aligned(byte_count)
         with self._changed:
-            self._changed.wait_for(lambda: not self._used_bytes or self._used_bytes + size <= self._limit_bytes)
+            self._changed.wait_for(lambda: not self._used_bytes or self._used_bytes + size <= self._asked_bytes)
             self._used_bytes += size
-            self._pool.limit_bytes = max(self._limit_bytes, self._used_bytes)
-            return self._pool.take(size)
+            self.limit_bytes = max(self._asked_bytes, self._used_bytes)
+            return super().take(size)
 
     def give(self, buffer: Tensor) -> None:
         with self._changed:
             self._used_bytes -= buffer.numel()
-            self._pool.give(buffer)
+            super().give(buffer)
             self._changed.notify_all()
 
 
-def _aligned(byte_count: int) -> int:
-    return -(-byte_count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
 def _open_unnamed(directory: Path) -> int:
+    """Open a new file, with O_DIRECT if the file system supports it, and remove its name."""
     try:
         made, name = tempfile.mkstemp(prefix="tonnage-", dir=directory)
     except OSError as error:
@@ -212,21 +197,14 @@ def _open_unnamed(directory: Path) -> int:
             f"No file can be made in {directory}: {error.strerror}.", hint="Name a directory that can be written to."
         ) from error
     try:
-        return _open_direct(name) or os.dup(made)
-    finally:
-        os.close(made)
-        os.unlink(name)
-
-
-def _open_direct(name: str) -> int | None:
-    """Open the file with O_DIRECT, or return None if unsupported: some file systems fail only on write."""
-    try:
         file = os.open(name, os.O_RDWR | os.O_DIRECT)
     except OSError:
-        return None
-    try:
+        return made
+    finally:
+        os.unlink(name)
+    try:  # some file systems fail only on write
         os.pwritev(file, [memoryview(pinned(ALIGNMENT_BYTES, torch.device("cpu")).numpy())], 0)
     except OSError:
-        os.close(file)
-        return None
+        file, made = made, file
+    os.close(made)
     return file

@@ -1,7 +1,7 @@
 """Host memory: pinned buffers of exact size, and copies on a separate stream.
 
 On a device without streams (the CPU in tests) copies are synchronous. This module does not know what is copied or
-why.
+why. `Space` is what pinned memory and a file on disk (`disk.DiskSpace`) have in common.
 """
 
 import mmap
@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +18,16 @@ from tonnage.errors import TonnageError
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import format_bytes
 
+ALIGNMENT_BYTES = 4096  # of offsets and lengths in a file, as O_DIRECT requires
+
 
 class HostMemoryExhausted(TonnageError, MemoryError):
     """Raised if more pinned memory is requested than the budget allows."""
+
+
+def aligned(byte_count: int, alignment: int = ALIGNMENT_BYTES) -> int:
+    """Round up to a multiple."""
+    return -(-byte_count // alignment) * alignment
 
 
 def has_streams(device: torch.device) -> bool:
@@ -168,3 +176,62 @@ class CopyLane:
             event = torch.cuda.Event()
             event.record(self.stream)
         return CopyInFlight(event)
+
+
+class Arrival(Protocol):
+    def wait(self) -> None:
+        """Make the current stream wait until the bytes have arrived."""
+
+
+class Space(Protocol):
+    """Where bytes are kept off the GPU, in extents that only the space itself understands."""
+
+    load_lane: CopyLane
+
+    def take(self, byte_count: int) -> Any:
+        """Return an extent of this size."""
+
+    def give(self, extent: Any) -> None:
+        """Free an extent; nothing will load it again, and loads in flight have finished."""
+
+    def store(self, source: Tensor, extent: Any, *, start: int = 0) -> CopyInFlight:
+        """Copy GPU bytes into part of an extent, after the work queued on the current stream.
+
+        The GPU memory is free after the returned copy; the bytes have arrived after that and `settle`.
+        """
+
+    def load(self, extent: Any, target: Tensor) -> Arrival:
+        """Copy an extent into GPU memory, after the work queued on the current stream."""
+
+    def settle(self, extent: Any) -> None:
+        """Wait until all work on the extent is done, besides the copies that `store` returned."""
+
+    def read_all(self, extent: Any) -> Tensor:
+        """Return all bytes on the host, after pending writes."""
+
+    def overwrite(self, extent: Any, values: Tensor) -> None:
+        """Replace all bytes from the host; `values` may be what `read_all` returned, changed in place."""
+
+
+class PinnedSpace(PinnedPool):
+    """Space in pinned host memory: an extent is a buffer."""
+
+    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+        super().__init__(device, limit_bytes)
+        self.store_lane, self.load_lane = CopyLane(device), CopyLane(device)
+
+    def store(self, source: Tensor, extent: Tensor, *, start: int = 0) -> CopyInFlight:
+        return self.store_lane.copy(source, extent[start : start + source.numel()])
+
+    def load(self, extent: Tensor, target: Tensor) -> CopyInFlight:
+        return self.load_lane.copy(extent, target)
+
+    def settle(self, extent: Tensor) -> None:
+        """Do nothing: the bytes are there when their copy is done."""
+
+    def read_all(self, extent: Tensor) -> Tensor:
+        return extent
+
+    def overwrite(self, extent: Tensor, values: Tensor) -> None:
+        if values is not extent:
+            extent.copy_(values)

@@ -2,84 +2,24 @@
 
 A few slots on the GPU hold one block's weights each. `bring` loads a block and prefetches the one after it, in
 forward or backward. Between uses a parameter is an expanded NaN: its shape, dtype and device are kept, its values
-are in its home. It does not know what a block computes or how a parameter is stepped.
+are in a space off the GPU. It does not know what a block computes or how a parameter is stepped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.moving.host import CopyInFlight, CopyLane, pinned
-from tonnage.fit.moving.saved_tensors import Arrival, bytes_of
-
-ALIGNMENT_BYTES = 4096  # of each parameter in its block's bytes, as O_DIRECT requires
+from tonnage.fit.moving.host import ALIGNMENT_BYTES, Arrival, CopyInFlight, Space, aligned
+from tonnage.fit.moving.saved_tensors import bytes_of
 
 
-class Home(Protocol):
-    """Where the bytes of one block's weights are stored."""
+@dataclass(frozen=True)
+class Place:
+    """A tensor's position among the bytes of a buffer."""
 
-    def fetch(self, target: Tensor, *, after: Sequence["Home"]) -> Arrival:
-        """Copy all bytes into GPU memory, after these homes have copied out what was in it."""
-
-    def write(self, start: int, source: Tensor) -> None:
-        """Copy some bytes from GPU memory, after the work queued on the current stream."""
-
-    def wait_for_writes(self, stream: "torch.cuda.Stream | None") -> None:
-        """Make a stream wait until pending writes have left the GPU."""
-
-    def settle(self) -> None:
-        """Make the host wait until all writes have arrived."""
-
-    def read(self) -> Tensor:
-        """Return all bytes on the host."""
-
-    def overwrite(self, values: Tensor) -> None:
-        """Replace all bytes from the host; `values` may be what `read` returned, changed in place."""
-
-    def close(self) -> None: ...
-
-
-class PinnedHome:
-    def __init__(self, byte_count: int, device: torch.device, load_lane: CopyLane, store_lane: CopyLane) -> None:
-        self._bytes = pinned(byte_count, device)
-        self._load_lane, self._store_lane = load_lane, store_lane
-        self._written = CopyInFlight(None)
-
-    def fetch(self, target: Tensor, *, after: Sequence[Home]) -> CopyInFlight:
-        for home in (*after, self):
-            home.wait_for_writes(self._load_lane.stream)
-        return self._load_lane.copy(self._bytes, target)
-
-    def write(self, start: int, source: Tensor) -> None:
-        self._written = self._store_lane.copy(source, self._bytes[start : start + source.numel()])
-
-    def wait_for_writes(self, stream: "torch.cuda.Stream | None") -> None:
-        self._written.wait(stream)
-
-    def settle(self) -> None:
-        self._written.done()
-
-    def read(self) -> Tensor:
-        self.settle()
-        return self._bytes
-
-    def overwrite(self, values: Tensor) -> None:
-        if values is not self._bytes:
-            self._bytes.copy_(values)
-
-    def close(self) -> None:
-        self.settle()
-
-
-@dataclass(frozen=True, eq=False)
-class ParameterPlace:
-    """A parameter's position among its block's bytes."""
-
-    parameter: nn.Parameter
     start: int
     dtype: torch.dtype
     size: torch.Size
@@ -89,20 +29,18 @@ class ParameterPlace:
     def byte_count(self) -> int:
         return self.size.numel() * self.dtype.itemsize
 
-    def bytes_in(self, buffer: Tensor) -> Tensor:
-        return buffer[self.start : self.start + self.byte_count]
-
     def view(self, buffer: Tensor) -> Tensor:
-        return self.bytes_in(buffer).view(self.dtype).as_strided(self.size, self.stride)
+        flat = buffer[self.start : self.start + self.byte_count].view(self.dtype)
+        return flat.as_strided(self.size, self.stride)
 
 
-def place_all(parameters: Sequence[nn.Parameter]) -> tuple[list[ParameterPlace], int]:
-    """Lay out parameters one after another; return their places and the total bytes."""
-    places: list[ParameterPlace] = []
+def lay_out(tensors: Iterable[Tensor], alignment: int = ALIGNMENT_BYTES) -> tuple[list[Place], int]:
+    """Lay out tensors one after another; return their places and the total bytes."""
+    places: list[Place] = []
     end = 0
-    for parameter in parameters:
-        places.append(ParameterPlace(parameter, end, parameter.dtype, parameter.size(), parameter.stride()))
-        end += -(-places[-1].byte_count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    for tensor in tensors:
+        places.append(Place(end, tensor.dtype, tensor.size(), tensor.stride()))
+        end += aligned(places[-1].byte_count, alignment)
     return places, end
 
 
@@ -113,44 +51,70 @@ class Nowhere:
         self.device = device
         self._of_type: dict[torch.dtype, Tensor] = {}
 
-    def stand_in(self, place: ParameterPlace) -> Tensor:
+    def stand_in(self, place: Place) -> Tensor:
         if place.dtype not in self._of_type:
             self._of_type[place.dtype] = torch.full((), torch.nan, device=self.device).to(place.dtype)
         return self._of_type[place.dtype].expand(place.size)
 
 
 class BlockWeights:
-    """The streamed parameters of one block."""
+    """The streamed parameters of one block: their bytes in a space, and for a while in a slot on the GPU."""
 
-    def __init__(self, places: Sequence[ParameterPlace], byte_count: int, home: Home, nowhere: "Nowhere") -> None:
-        self.places = places
-        self.byte_count = byte_count
-        self.home = home
+    def __init__(self, parameters: Sequence[nn.Parameter], space: Space, nowhere: Nowhere) -> None:
+        places, self.byte_count = lay_out(parameters)
+        self.places = dict(zip(parameters, places, strict=True))
         self.slot: _WeightSlot | None = None
         self.changed = False
-        self._nowhere = nowhere
+        self._space, self._nowhere = space, nowhere
+        self._extent = space.take(self.byte_count)
+        self._written = CopyInFlight(None)
 
     def leave(self) -> None:
-        """Move the values home and free the GPU memory of each parameter."""
-        for place in self.places:
-            self.home.write(place.start, bytes_of(place.parameter.data))
-        self.home.settle()
+        """Move the values off the GPU and free the memory of each parameter."""
+        for parameter, place in self.places.items():
+            self.write(place.start, bytes_of(parameter.data))
+        self._settle()
         self.point_nowhere()
 
+    def write(self, start: int, source: Tensor) -> None:
+        """Copy some bytes from GPU memory, after the work queued on the current stream."""
+        self._written = self._space.store(source, self._extent, start=start)
+
+    def fetch(self, target: Tensor, *, after: "BlockWeights | None") -> Arrival:
+        """Copy all bytes into GPU memory, after that block's bytes, if any, have been copied out of it."""
+        for weights in (after, self):
+            if weights is not None:
+                weights._written.wait(self._space.load_lane.stream)
+        return self._space.load(self._extent, target)
+
+    def read(self) -> Tensor:
+        """Return all bytes on the host."""
+        self._settle()
+        return self._space.read_all(self._extent)
+
+    def overwrite(self, values: Tensor) -> None:
+        """Replace all bytes from the host; `values` may be what `read` returned, changed in place."""
+        self._settle()
+        self._space.overwrite(self._extent, values)
+
+    def _settle(self) -> None:
+        self._written.done()
+        self._space.settle(self._extent)
+
     def point_at(self, buffer: Tensor) -> None:
-        for place in self.places:
-            place.parameter.data = place.view(buffer)
+        for parameter, place in self.places.items():
+            parameter.data = place.view(buffer)
 
     def point_nowhere(self) -> None:
-        for place in self.places:
-            place.parameter.data = self._nowhere.stand_in(place)
+        for parameter, place in self.places.items():
+            parameter.data = self._nowhere.stand_in(place)
 
     def return_for_good(self) -> None:
-        values = self.home.read()
-        for place in self.places:
+        values = self.read()
+        for parameter, place in self.places.items():
             fresh = torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=self._nowhere.device)
-            place.parameter.data = fresh.copy_(place.view(values))
-        self.home.close()
+            parameter.data = fresh.copy_(place.view(values))
+        self._space.give(self._extent)
 
 
 @dataclass(eq=False)
@@ -174,7 +138,7 @@ class WeightStreamer:
         self._blocks = blocks
         self._finish_changes = finish_changes
         self._index = {weights: index for index, weights in enumerate(blocks)}
-        self._of = {place.parameter: weights for weights in blocks for place in weights.places}
+        self._of = {parameter: weights for weights in blocks for parameter in weights.places}
         largest = max(weights.byte_count for weights in blocks)
         # Least recently used first.
         self._slots = [_WeightSlot(torch.empty(largest, dtype=torch.uint8, device=device)) for _ in range(slots)]
@@ -197,21 +161,21 @@ class WeightStreamer:
 
     @contextmanager
     def changing(self, parameter: nn.Parameter) -> Iterator[None]:
-        """Keep the parameter on the GPU inside this context; changes go home at the latest when its block leaves."""
+        """Keep the parameter on the GPU inside this context; changes are stored at the latest when its block leaves."""
         if parameter in self._of:
             self.bring(self._of[parameter])
             self._of[parameter].changed = True
         yield
 
-    def take_home(self, weights: BlockWeights) -> None:
-        """Write changes made on the GPU back home."""
+    def store_changes(self, weights: BlockWeights) -> None:
+        """Write changes made on the GPU back to the space."""
         if weights.changed and weights.slot is not None:
             self._finish_changes()
-            weights.home.write(0, weights.slot.buffer[: weights.byte_count])
+            weights.write(0, weights.slot.buffer[: weights.byte_count])
             weights.changed = False
 
     def forget(self, weights: BlockWeights) -> None:
-        """Drop a block from its slot, since its values at home are about to change."""
+        """Drop a block from its slot, since its stored values are about to change."""
         if weights.slot is not None:
             self._vacate(weights.slot)
 
@@ -222,9 +186,9 @@ class WeightStreamer:
 
     def _load(self, weights: BlockWeights) -> _WeightSlot:
         slot = next(slot for slot in self._slots if slot.weights is None or slot.weights is not self._current)
-        previous = [slot.weights.home] if slot.weights is not None else []
+        previous = slot.weights
         self._vacate(slot)
-        slot.arrival = weights.home.fetch(slot.buffer[: weights.byte_count], after=previous)
+        slot.arrival = weights.fetch(slot.buffer[: weights.byte_count], after=previous)
         slot.weights, weights.slot = weights, slot
         self._touch(slot)
         return slot
@@ -235,26 +199,9 @@ class WeightStreamer:
 
     def _vacate(self, slot: _WeightSlot) -> None:
         if slot.weights is not None:
-            self.take_home(slot.weights)
+            self.store_changes(slot.weights)
             slot.weights.point_nowhere()
             slot.weights.slot = None
             if slot.weights is self._current:
                 self._current = None
         slot.weights = None
-
-
-@dataclass(frozen=True)
-class StreamedTensor:
-    """A view of a block's weights saved for backward: its position among the block's bytes, not the bytes."""
-
-    streamer: WeightStreamer
-    weights: BlockWeights
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    def unpack(self) -> Tensor:
-        storage = self.streamer.bring(self.weights).untyped_storage()
-        view = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return view.set_(storage, self.offset, self.size, self.stride)

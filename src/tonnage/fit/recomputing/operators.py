@@ -216,19 +216,16 @@ def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     count = flop_registry.get(func.overloadpacket)
     if count is None:
         return 0.0
-    if "attention" in func.overloadpacket.__name__:
-        return _attention_operations(func.overloadpacket.__name__, args)
+    name = func.overloadpacket.__name__
+    if "attention" in name:
+        # Two products forward, five backward. (PyTorch's own count rejects grouped queries in 2.11.)
+        tensors = [value for value in args if isinstance(value, Tensor) and value.dim() == 4]
+        backward = "backward" in name
+        query, key, value = tensors[1:4] if backward else tensors[:3]
+        rows, heads, length, width = query.shape
+        causal = any(argument is True for argument in args)
+        forward = 2 * rows * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1.0)
+        return forward * 2.5 if backward else forward
     positional = [value for value in args if not isinstance(value, torch.dtype)]
     named = {name: value for name, value in kwargs.items() if name not in _NO_SHAPE}
     return float(count(*positional, **named, out_val=result))
-
-
-def _attention_operations(name: str, args: Any) -> float:
-    """Count two products forward, five backward. (PyTorch's own count rejects grouped queries in 2.11.)"""
-    tensors = [value for value in args if isinstance(value, Tensor) and value.dim() == 4]
-    backward = "backward" in name
-    query, key, value = tensors[1:4] if backward else tensors[:3]
-    rows, heads, length, width = query.shape
-    causal = any(argument is True for argument in args)
-    forward = 2 * rows * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1.0)
-    return forward * 2.5 if backward else forward

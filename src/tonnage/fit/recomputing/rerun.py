@@ -169,7 +169,7 @@ class Rerun:
                 stash = call.stash or Stash()
                 outputs = replayer.again(run, shapes, stash, surroundings.generators.set, surroundings.again)
         if not self._checked:
-            self._check_reads_only(outputs, [*inputs, *call.parameters])
+            self._check_reads_only(outputs, {id(tensor) for tensor in (*inputs, *call.parameters)})
             self._checked = True
         return [get_gradient_edge(output) if output.requires_grad else None for output in outputs]
 
@@ -180,16 +180,21 @@ class Rerun:
         edges, starts = zip(*pairs, strict=True)
         return torch.autograd.grad(edges, wanted, starts, allow_unused=True)
 
-    def _check_reads_only(self, outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    def _check_reads_only(self, outputs: Sequence[Tensor], known: set[int]) -> None:
         """Reject a parameter from elsewhere: it would silently lose this module's share of its gradient."""
-        ids = {id(tensor) for tensor in known}
-        for leaf in _graph_leaves(outputs):
-            if id(leaf) not in ids:
+        waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        seen = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            if hasattr(node, "variable") and id(node.variable) not in known:
                 raise NotApplicable(
-                    f"{type(self.module).__name__} reads a tensor of shape {list(leaf.shape)} that needs a gradient but "
-                    "is neither its argument nor its own parameter: running it again would lose that gradient.",
+                    f"{type(self.module).__name__} reads a tensor of shape {list(node.variable.shape)} that needs a gradient "
+                    "but is neither its argument nor its own parameter: running it again would lose that gradient.",
                     hint="Keep this block as it is: leave its name out of the recompute modes.",
                 )
+            found = {after for after, _ in node.next_functions if after is not None} - seen
+            seen |= found
+            waiting.extend(found)
 
 
 class _Rerun(torch.autograd.Function):
@@ -198,8 +203,13 @@ class _Rerun(torch.autograd.Function):
         ctx.rerun, ctx.call = rerun, call
         ctx.set_materialize_grads(False)
         inputs = tensors[: len(call.places)]
-        with _no_cast_cache():
+        # Autocast's cache is off: casts made without gradients could not be differentiated through later.
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
             outputs = rerun.first(call, inputs)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
         call.surroundings = call.surroundings.without_unused_random()
         ctx.save_for_backward(*inputs)
         # If a block returned an argument that needs no gradient, autograd would make it an output of this function.
@@ -214,19 +224,13 @@ class _Rerun(torch.autograd.Function):
         return (None, None, *ctx.rerun.differentiate(ctx.call, ctx.saved_tensors, gradients))
 
 
-class GraphRerun:
+class GraphRerun(Rerun):
     """Replaces a module's forward, as `Rerun` does, while autograd keeps the graph of the first run.
 
     This is for modules whose gradients flow through more than arguments and outputs: router logits that a hook
     collects, an auxiliary loss in an attribute, a parameter of another module. Those are nodes of the first graph;
-    only what the nodes saved is recomputed. It cannot save the outputs of chosen operators.
+    only what the nodes saved is recomputed. It cannot save the outputs of chosen operators, so it has no replayer.
     """
-
-    def __init__(self, module: nn.Module, forward: Forward, slots: Sequence[Slot] = ()) -> None:
-        self.module = module
-        self.forward = forward
-        self.slots = slots
-        self._generators = list(held_generators(module))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or holds_tokens(self.module, args, kwargs):
@@ -262,17 +266,6 @@ class _Again(AbstractContextManager[None]):
         self._stack.close()
 
 
-@contextmanager
-def _no_cast_cache() -> Iterator[None]:
-    """Disable autocast's cache: casts made without gradients could not be differentiated through later."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
 def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments without a KV cache, which the second run would fill again."""
     kept = tuple(None if _is_cache(arg) else arg for arg in args)
@@ -301,15 +294,3 @@ def device_of(leaves: Iterable[Any]) -> torch.device:
     """Return the device of the first CUDA tensor, else of the first tensor."""
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     return next((device for device in devices if device.type == "cuda"), devices[0] if devices else torch.device("cpu"))
-
-
-def _graph_leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if hasattr(node, "variable"):
-            yield node.variable
-        found = {after for after, _ in node.next_functions if after is not None} - seen
-        seen |= found
-        waiting.extend(found)

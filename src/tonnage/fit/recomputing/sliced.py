@@ -46,37 +46,23 @@ class SlicedRerun(Rerun):
 
     def differentiate(self, call: ForwardCall, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
         rows = batch_rows(inputs or call.leaves)
-        sums = _SliceGradients(inputs, rows)
+        totals: dict[int, Tensor] = {}  # side by side for a sliced input, summed for everything else
         for part in row_slices(rows, self.slices):
             fresh = [take_rows(tensor.detach(), rows, part).requires_grad_() for tensor in inputs]
             ends = self.again(call, fresh, [take_rows(leaf, rows, part) for leaf in call.leaves])
             starts = [None if g is None else g[part] for g in gradients]
-            sums.add(self.gradients(ends, starts, [*fresh, *call.parameters]), part)
-            del ends
-        return sums.all(len(inputs) + len(call.parameters))
-
-
-class _SliceGradients:
-    """Gradients over slices: concatenated for a sliced input, summed for everything else."""
-
-    def __init__(self, inputs: Sequence[Tensor], rows: int) -> None:
-        self._side_by_side = [has_rows(tensor, rows) for tensor in inputs]
-        self._inputs = inputs
-        self._totals: dict[int, Tensor] = {}
-
-    def add(self, gradients: Gradients, part: slice) -> None:
-        found = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
-        for index in [i for i in found if i < len(self._inputs) and self._side_by_side[i]]:
-            if index not in self._totals:
-                self._totals[index] = torch.zeros_like(self._inputs[index])
-            self._totals[index][part].copy_(found.pop(index))
-        added = [index for index in found if index in self._totals]
-        if added:
-            torch._foreach_add_([self._totals[i] for i in added], [found.pop(i) for i in added])
-        self._totals |= found
-
-    def all(self, count: int) -> Gradients:
-        return [self._totals.pop(index, None) for index in range(count)]
+            made = self.gradients(ends, starts, [*fresh, *call.parameters])
+            found = {index: gradient for index, gradient in enumerate(made) if gradient is not None}
+            for index in [i for i in found if i < len(inputs) and has_rows(inputs[i], rows)]:
+                if index not in totals:
+                    totals[index] = torch.zeros_like(inputs[index])
+                totals[index][part].copy_(found.pop(index))
+            added = [index for index in found if index in totals]
+            if added:
+                torch._foreach_add_([totals[i] for i in added], [found.pop(i) for i in added])
+            totals |= found
+            del ends, made, found
+        return [totals.pop(index, None) for index in range(len(inputs) + len(call.parameters))]
 
 
 def row_slices(rows: int, slices: int) -> Iterator[slice]:

@@ -181,13 +181,19 @@ class _RerunTrial:
             surroundings = Surroundings.now(device_of((*leaves, *block.parameters())), own)
             memory = Memory(block, has_values=self._has_values)
             finding = self._findings[name]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
+            written = {"arguments": tensors, "parameters": list(block.parameters())}
+            versions = {what: [tensor._version for tensor in of] for what, of in written.items()}
             # First run.
-            with self._writing_noted(finding, leaves, block), self._running(name) as run:
+            with self._running(name) as run:
                 given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
                 run.entries = {tensor.grad_fn for tensor in given if tensor.grad_fn is not None}
                 run.leaves = {id(tensor) for tensor in (*given, *block.parameters())}
                 args, kwargs = tree_unflatten(leaves, spec)
                 outputs = forward(*args, **kwargs)
+            for what, of in written.items():
+                if versions[what] != [tensor._version for tensor in of]:
+                    finding.reason = f"it writes into its {what}"
             changed = memory.changed()
             finding.slots = tuple(dict.fromkeys((*finding.slots, *changed)))
             # Second run.
@@ -200,7 +206,15 @@ class _RerunTrial:
                     again = Context().run(forward, *args, **kwargs)
                 if self._has_values and not _same(outputs, again):
                     finding.reason = "it gives other values when it runs again"
-            return _through_exits(run, outputs)
+
+            def leave(tensor: Tensor) -> Tensor:
+                if not tensor.requires_grad:
+                    return tensor
+                left = tensor.clone()
+                run.exits.add(left.grad_fn)
+                return left
+
+            return tree_map_only(Tensor, leave, outputs)
 
         return tried
 
@@ -216,16 +230,6 @@ class _RerunTrial:
             self._under_way.pop()
             run.stop = _next_node_number()
 
-    @contextmanager
-    def _writing_noted(self, finding: RerunFinding, leaves: Sequence[Any], block: nn.Module) -> Iterator[None]:
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
-        parameters = list(block.parameters())
-        versions = [[tensor._version for tensor in tensors] for tensors in (given, parameters)]
-        yield
-        for tensors, before, what in zip((given, parameters), versions, ("arguments", "parameters"), strict=True):
-            if before != [tensor._version for tensor in tensors]:
-                finding.reason = f"it writes into its {what}"
-
     def _look_beside(self, loss: Tensor) -> None:
         """Walk the graph of the loss: edges into and out of a run must belong to its arguments and outputs."""
         starts = [run.start for run in self._runs]
@@ -233,8 +237,17 @@ class _RerunTrial:
         seen = set[Node]()
         while waiting:
             later, node = waiting.pop()
-            if later is None or self._around(later, starts) != self._around(node, starts):
-                self._look_at(later, node, starts)
+            inside, inside_later = self._around(node, starts), self._around(later, starts) if later is not None else []
+            for run in (run for run in inside if run not in inside_later):
+                finding = self._findings[run.name]
+                if run.second:
+                    finding.reason = "something outside of it holds tensors that it makes, and would hold others"
+                elif later not in run.exits:
+                    finding.beside = "the loss reads a tensor of it that it does not return"
+            for run in (run for run in inside_later if run not in inside):
+                if not run.second and not run.enters(node):
+                    beside = "it reads a tensor that is neither its argument nor its own parameter"
+                    self._findings[run.name].beside = beside
             if node not in seen:
                 seen.add(node)
                 waiting.extend((node, before) for before, _ in node.next_functions if before is not None)
@@ -249,19 +262,6 @@ class _RerunTrial:
                 if run.second and self._findings[run.name].beside:
                     self._findings[run.name].reason = _HELD
 
-    def _look_at(self, later: Node | None, node: Node, starts: list[int]) -> None:
-        inside, inside_later = self._around(node, starts), self._around(later, starts) if later is not None else []
-        for run in (run for run in inside if run not in inside_later):
-            if run.second:
-                self._findings[
-                    run.name
-                ].reason = "something outside of it holds tensors that it makes, and would hold others"
-            elif later not in run.exits:
-                self._findings[run.name].beside = "the loss reads a tensor of it that it does not return"
-        for run in (run for run in inside_later if run not in inside):
-            if not run.second and not run.enters(node):
-                self._findings[run.name].beside = "it reads a tensor that is neither its argument nor its own parameter"
-
     def _around(self, node: Node, starts: list[int]) -> list[_Run]:
         """Return the runs that made this node, innermost first."""
         number, found = node._sequence_nr(), []
@@ -272,17 +272,6 @@ class _RerunTrial:
                 found.append(run)
             run = run.outer
         return found
-
-
-def _through_exits(run: _Run, outputs: Any) -> Any:
-    def leave(tensor: Tensor) -> Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        left = tensor.clone()
-        run.exits.add(left.grad_fn)
-        return left
-
-    return tree_map_only(Tensor, leave, outputs)
 
 
 def _same(outputs: Any, again: Any) -> bool:

@@ -13,9 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -56,9 +55,22 @@ class Agreement:
         self.size = len(self.members)
         self._group: Any = dist.new_group(self.members, backend="gloo", use_local_synchronization=True)
         key = self.share(os.urandom(8).hex())
+        self._heard: list[tuple[int, int, str]] = []  # failures of others: rank, phase (the same on all ranks), error
+        self._own: set[int] = set()  # phases in which this rank itself failed
+        self._phases = self._depth = self._meetings = 0
+        self._alert_until_s = 0.0
         # On a virtual cluster some ranks stand for all, and the cluster reports failures itself.
-        virtual = on_virtual_gpu(torch.device(mesh.device_type))
-        self._news = None if virtual else _News(mesh, self.members, self.rank, key)
+        self._reports = not on_virtual_gpu(torch.device(mesh.device_type))
+        if not self._reports:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        # Both threads need their own connection: a wait blocks it.
+        self._out, self._in = (dist.PrefixStore(f"tonnage/{key}", store.clone()) for _ in range(2))
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="tonnage-ranks", daemon=True)
+        self._thread.start()
+        # If the interpreter exited during a store call, the thread would crash the process.
+        atexit.register(self.close)
 
     @property
     def first(self) -> bool:
@@ -78,15 +90,12 @@ class Agreement:
 
     def largest(self, *values: float) -> list[float]:
         """Return the maximum of each value over all ranks."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group)
+        return [float(number) for number in numbers]
 
     def smallest(self, *values: float) -> list[float]:
-        return self._reduced(values, dist.ReduceOp.MIN)
-
-    def _reduced(self, values: Sequence[float], how: Any) -> list[float]:
-        numbers = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(numbers, op=how, group=self._group)
-        return [float(number) for number in numbers]
+        return [-value for value in self.largest(*(-value for value in values))]
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over all ranks on the tensor's device; the input is unchanged."""
@@ -111,65 +120,9 @@ class Agreement:
 
         With `settled`, no rank leaves before all are through, so that none continues after another failed.
         """
-        with self._news.phase(settled=settled) if self._news else nullcontext():
+        if not self._reports:
             yield
-
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Report errors of what each rank does alone between phases, since others may wait for it in the next."""
-        try:
-            yield
-        except Exception as error:
-            if self._news:
-                self._news.tell_alone(error)
-            raise
-
-    def shared(self, error: BaseException) -> bool:
-        """Return whether the last error inside `together` was raised on every rank."""
-        return self._news is None or self._news.shared(error)
-
-    def meet(self) -> bool:
-        """Return whether all ranks arrive here within a few seconds."""
-        return self._news is None or self._news.meet()
-
-    def close(self) -> None:
-        if self._news:
-            self._news.close()
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A failure of one rank in one phase. Ranks go through the same phases in the same order."""
-
-    rank: int
-    phase: int
-    words: str
-
-    @property
-    def error(self) -> RankFailed:
-        return RankFailed(self.rank, self.words)
-
-
-class _News:
-    """Failures of other ranks, received by a thread."""
-
-    def __init__(self, mesh: DeviceMesh, members: Sequence[int], rank: int, key: str) -> None:
-        self.members, self.rank, self.mesh = members, rank, mesh
-        store = dist.distributed_c10d._get_default_store()
-        # Both threads need their own connection: a wait blocks it.
-        self._out, self._in = (dist.PrefixStore(f"tonnage/{key}", store.clone()) for _ in range(2))
-        self._heard: list[_Failure] = []
-        self._own: set[int] = set()  # phases in which this rank itself failed
-        self._phases = self._depth = self._meetings = 0
-        self._alert_until_s = 0.0
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="tonnage-ranks", daemon=True)
-        self._thread.start()
-        # If the interpreter exited during a store call, the thread would crash the process.
-        atexit.register(self.close)
-
-    @contextmanager
-    def phase(self, *, settled: bool) -> Iterator[None]:
+            return
         self._check()
         self._phases, self._depth = self._phases + 1, self._depth + 1
         phase = self._phases
@@ -177,7 +130,7 @@ class _News:
             yield
             if settled:  # wait for the others; raise if one of them failed
                 self._out.add(f"through/{phase}", 1)
-                while self._out.add(f"through/{phase}", 0) < len(self.members):
+                while self._out.add(f"through/{phase}", 0) < self.size:
                     self._check()
                     time.sleep(_POLL_S / 4)
         except BaseException as error:
@@ -186,36 +139,67 @@ class _News:
         finally:
             self._depth -= 1
 
-    def tell_alone(self, error: BaseException) -> None:
-        """Report an error raised outside any phase, which no other rank shares."""
-        self._explain(error, _ALONE)
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Report errors of what each rank does alone between phases, since others may wait for it in the next."""
+        try:
+            yield
+        except Exception as error:
+            if self._reports:
+                self._explain(error, _ALONE)
+            raise
+
+    def shared(self, error: BaseException) -> bool:
+        """Return whether the last error inside `together` was raised on every rank."""
+        if not self._reports:
+            return True
+        assert _TOLD in error.__dict__
+
+        def all_failed() -> bool:
+            phases = [phase for _, phase, _ in self._heard if phase in self._own]
+            return phases.count(max(self._own)) == self.size - 1
+
+        return self._within_time(all_failed)
 
     def meet(self) -> bool:
+        """Return whether all ranks arrive here within a few seconds."""
+        if not self._reports:
+            return True
         self._meetings += 1
         key = f"meeting/{self._meetings}"
         try:
             self._out.add(key, 1)
-            return self._within_time(lambda: self._out.add(key, 0) >= len(self.members))
+            return self._within_time(lambda: self._out.add(key, 0) >= self.size)
         except RuntimeError:
             return False  # the store's rank is gone
 
-    def _check(self) -> None:
+    def close(self) -> None:
+        if self._reports:
+            atexit.unregister(self.close)
+            self._closed.set()
+            self._thread.join(_HEARD_WITHIN_S)
+
+    # Failures of other ranks ------------------------------------------------------------------------------------------
+
+    def _check(self, cause: BaseException | None = None) -> None:
         fatal = self._fatal()
         if fatal is not None:
-            raise fatal.error
+            raise fatal from cause
 
-    def _fatal(self) -> _Failure | None:
+    def _fatal(self) -> RankFailed | None:
         """Return a failure that this rank did not share."""
-        return next((failure for failure in self._heard if failure.phase not in self._own), None)
+        return next((RankFailed(rank, words) for rank, phase, words in self._heard if phase not in self._own), None)
 
     def _explain(self, error: BaseException, phase: int) -> None:
         """Report the error to the others; if it only says that a peer is gone, raise the peer's error instead."""
         if isinstance(error, RankFailed) or _TOLD in error.__dict__:
             return
-        if _from_a_backend(error) and self._within_time(lambda: self._fatal() is not None):
-            fatal = self._fatal()
-            assert fatal is not None
-            raise fatal.error from error
+        only_says_so = isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _BACKENDS)
+        )
+        if only_says_so and not isinstance(error, torch.OutOfMemoryError):
+            self._within_time(lambda: self._fatal() is not None)
+            self._check(error)
         self._own.add(phase)
         error.__dict__[_TOLD] = True  # keeping the error itself would keep its frames, and with them the step's memory
         # Others may report the same and wait for acknowledgement.
@@ -224,19 +208,9 @@ class _News:
         try:
             number = self._out.add("failures", 1)
             self._out.set(f"failure/{number}", json.dumps([self.rank, phase, words]))
-            self._within_time(lambda: self._out.add(f"heard/{number}", 0) >= len(self.members))
+            self._within_time(lambda: self._out.add(f"heard/{number}", 0) >= self.size)
         except RuntimeError:
             return  # the store's rank is gone
-
-    def shared(self, error: BaseException) -> bool:
-        """Return whether the last reported failure occurred on every rank."""
-        assert _TOLD in error.__dict__
-
-        def all_failed() -> bool:
-            phases = [failure.phase for failure in self._heard if failure.phase in self._own]
-            return phases.count(max(self._own)) == len(self.members) - 1
-
-        return self._within_time(all_failed)
 
     def _within_time(self, ready: Callable[[], bool]) -> bool:
         until = time.monotonic() + _HEARD_WITHIN_S
@@ -253,25 +227,23 @@ class _News:
                 if not self._depth and time.monotonic() > self._alert_until_s:
                     continue  # no rank waits; and at the end of a job the store may close before this thread
                 for number in range(heard + 1, self._in.add("failures", 0) + 1):
-                    failure = _Failure(*json.loads(self._in.get(f"failure/{number}")))
-                    if failure.rank != self.rank:
-                        self._heard.append(failure)
+                    rank, phase, words = json.loads(self._in.get(f"failure/{number}"))
+                    if rank != self.rank:
+                        self._heard.append((rank, phase, words))
                     self._in.add(f"heard/{number}", 1)
                     heard = number
-                if self._fatal() is not None and self._outlasts(_SHARED_WITHIN_S):
-                    self._end()
+                if self._fatal() is None or not self._outlasts(_SHARED_WITHIN_S):
+                    continue
+                # The main thread may leave by itself; else abort the groups, and finally end the process.
+                if self._outlasts(_ABORT_AFTER_S):
+                    for dimension in range(self.mesh.ndim):
+                        self.mesh.get_group(dimension).abort()
+                fatal = self._fatal()
+                if self._outlasts(_END_AFTER_S) and fatal is not None:
+                    print(fatal.words, file=sys.stderr, flush=True)
+                    os._exit(fatal.exit_code)
         except RuntimeError:
             return  # the store is gone: its rank has ended
-
-    def _end(self) -> None:
-        """Wait for the main thread to leave by itself; else abort the groups, and finally end the process."""
-        if self._outlasts(_ABORT_AFTER_S):
-            for dimension in range(self.mesh.ndim):
-                self.mesh.get_group(dimension).abort()
-        fatal = self._fatal()
-        if self._outlasts(_END_AFTER_S) and fatal is not None:
-            print(fatal.error.words, file=sys.stderr, flush=True)
-            os._exit(fatal.error.exit_code)
 
     def _outlasts(self, seconds: float) -> bool:
         """Return whether the main thread stays inside a phase for this long without an error of its own."""
@@ -280,18 +252,3 @@ class _News:
             if self._closed.wait(_POLL_S):
                 return False
         return self._depth > 0 and self._fatal() is not None
-
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self._closed.set()
-        self._thread.join(_HEARD_WITHIN_S)
-
-
-def _from_a_backend(error: BaseException) -> bool:
-    """Return whether the error only says that a collective could not finish."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return False
-    words = str(error).lower()
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in words for word in _BACKENDS)
-    )

@@ -22,7 +22,7 @@ from tonnage.errors import MissingPart, RequestError
 from tonnage.fit.checks import check_model, check_sample
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.ranks import Ranks
-from tonnage.fit.stepping.batches import Weighting, change_tensors
+from tonnage.fit.stepping.batches import MicroBatch, Weighting, change_tensors
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.weighting import find_weighting
@@ -108,13 +108,8 @@ def _check_optimizer(optimizer: Optimizer | None, settings: Mapping[str, Any]) -
             hint="Give None for the optimizer, or take the section out of the config.",
         )
     place = settings.get("zero_optimization", {}).get("offload_optimizer", {}).get("device")
-    forced = settings.get("zero_force_ds_cpu_optimizer", True)
-    if (
-        optimizer is not None
-        and place in _OFFLOAD
-        and forced
-        and not type(optimizer).__module__.startswith("deepspeed")
-    ):
+    forced = place in _OFFLOAD and settings.get("zero_force_ds_cpu_optimizer", True)
+    if optimizer is not None and forced and not type(optimizer).__module__.startswith("deepspeed"):
         raise RequestError(
             f"States on the host are stepped by DeepSpeed's own optimizer, not by {type(optimizer).__name__}.",
             hint='Give None and describe it in the config, or set "zero_force_ds_cpu_optimizer": false there.',
@@ -138,6 +133,20 @@ def _training(engine: Any, loss: Loss, sample: Batch, agreement: Agreement) -> T
     )
 
 
+class EngineRanks(Ranks):
+    """Ranks whose steps are the engine's."""
+
+    def compute(self, training: Training, parts: list[MicroBatch]) -> Tensor:
+        engine: Any = training.model
+        total = torch.zeros((), device=training.device)
+        for part in parts:
+            loss = part.weigh(training.loss(engine, part.batch))
+            engine.backward(loss, scale_wrt_gas=False)  # the parts' weights already sum to one
+            engine.step()
+            total = total + loss.detach()
+        return total
+
+
 class EngineFitted:
     """A training that DeepSpeed runs. `engine` is DeepSpeed's own object, for checkpoints and anything else."""
 
@@ -145,7 +154,8 @@ class EngineFitted:
         self.engine, self.training = engine, training
         found = find_weighting(training, resampled=True, by_losses=True) if weighting == "auto" else weighting
         training.weighting = "rows" if found == "ranks" else found
-        self.ranks = Ranks(agreement, found)
+        self.ranks = EngineRanks(agreement, found)
+        self.ranks.least_parts = training.micro_batches
 
     @property
     def model(self) -> nn.Module:
@@ -159,31 +169,15 @@ class EngineFitted:
 
     def step(self, batch: Batch) -> Tensor:
         """Take one optimizer step on every rank's batch and return the loss over all of them."""
-        total = self._step(batch)
-        assert total is not None
-        return total
+        return self.ranks.take_step(self.training, batch)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
         """Wrap a loop whose number of batches may differ between ranks: finished ranks keep stepping with the others."""
         with self.ranks.agreement.telling():
             yield
-        while self._step(None) is not None:
+        while self.ranks.follow(self.training):
             pass
-
-    def _step(self, batch: Batch | None) -> Tensor | None:
-        agreement, parts_of_step = self.ranks.agreement, self.training.micro_batches
-        with agreement.together():
-            parts = self.ranks.divide(self.training, batch, least=parts_of_step)
-            if not parts:
-                return None
-            total = torch.zeros((), device=self.training.device)
-            for part in parts:
-                loss = part.weigh(self.training.loss(self.engine, part.batch))
-                self.engine.backward(loss, scale_wrt_gas=False)  # the parts' weights already sum to one
-                self.engine.step()
-                total = total + loss.detach()
-            return agreement.sum(total) / agreement.size
 
     def close(self) -> None:
         """Remove DeepSpeed's hooks and buffers; the process group stays."""

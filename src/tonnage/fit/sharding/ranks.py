@@ -13,11 +13,9 @@ from torch import Tensor
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.wrapping import reshard
 from tonnage.fit.stepping.batches import (
-    WEIGHTINGS,
     BadBatch,
     MicroBatch,
     Weighting,
-    is_weighting,
     measure_of,
     split,
     take_rows,
@@ -30,6 +28,8 @@ RANKS = "ranks"  # a weighting in which every rank's loss counts the same, whate
 
 class Ranks:
     """The ranks of a training. `weighting` sets the weight of a rank's batch among all."""
+
+    least_parts = 0  # into which a batch is divided
 
     def __init__(self, agreement: Agreement, weighting: Weighting) -> None:
         self.agreement, self.weighting = agreement, weighting
@@ -45,16 +45,18 @@ class Ranks:
         return self._step(training, None) is not None
 
     def _step(self, training: Training, batch: Batch | None) -> Tensor | None:
-        from tonnage.fit.stepping.step import accumulate  # which itself steps with ranks
-
         with self.agreement.together():
             parts = self.divide(training, batch)
-            if not parts:
-                return None
-            training.stepper.begin(len(parts))
-            total = accumulate(training, parts)
-            training.stepper.finish()
-            return self.agreement.sum(total) / self.agreement.size
+            return self.agreement.sum(self.compute(training, parts)) / self.agreement.size if parts else None
+
+    def compute(self, training: Training, parts: list[MicroBatch]) -> Tensor:
+        """Take this rank's step and return its loss."""
+        from tonnage.fit.stepping.step import accumulate  # which itself steps with ranks
+
+        training.stepper.begin(len(parts))
+        total = accumulate(training, parts)
+        training.stepper.finish()
+        return total
 
     def of_all(
         self, loss: float, plain_loss: float, errors: Mapping[str, float]
@@ -64,7 +66,7 @@ class Ranks:
         worst = self.agreement.largest(*errors.values())
         return float(sums[0]), float(sums[1]), dict(zip(errors, worst, strict=True))
 
-    def divide(self, training: Training, batch: Batch | None, *, least: int = 0) -> list[MicroBatch]:
+    def divide(self, training: Training, batch: Batch | None) -> list[MicroBatch]:
         """Divide into equally many parts on every rank. Gradients are averaged over ranks, and so are weights."""
         reshard(training.model)  # in case a forward without a backward came before
         stepping = batch is not None
@@ -86,18 +88,10 @@ class Ranks:
         share = amount * self.agreement.size
         if self.weighting != "sum":
             share = share / self.agreement.sum(amount)
-        count, parts = max(count, least), []
+        count, parts = max(count, self.least_parts), []
         for part in own:
             # The parts of a batch without labels have NaN weights; all of it counts as zero.
             weight = torch.as_tensor(part.weight, dtype=torch.float64, device=training.device).nan_to_num(0.0)
             parts.append(MicroBatch(part.batch, weight * share))
         spare = own[0].batch if own else take_rows(training.sample, slice(0, 1))
         return [*(MicroBatch(spare, 0.0) for _ in range(count - len(parts))), *parts]
-
-
-def check_weighting(weighting: Weighting) -> str | None:
-    """Return what is wrong with the weighting, or None."""
-    known = ("auto", RANKS, *WEIGHTINGS)
-    if weighting not in known and not is_weighting(weighting):
-        return f"{weighting!r} is no weighting; known are {', '.join(known)}, or a function."
-    return None

@@ -6,41 +6,24 @@ forward; those that handle parameters or their steps themselves are refused.
 """
 
 import gc
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
 from tonnage.fit.modules import find_blocks, why_not_blocks
 from tonnage.fit.sharding.agreement import Agreement
-from tonnage.fit.sharding.ranks import Ranks, check_weighting
+from tonnage.fit.sharding.ranks import RANKS, Ranks
 from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard, retarget, sharded_like, whole, whole_like
-from tonnage.fit.stepping.batches import Weighting
+from tonnage.fit.stepping.batches import WEIGHTINGS, Weighting, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_SHARDS = "parameters are shards of FSDP2's, which gathers and frees them itself"
-_STEPS = "it steps plain parameters one by one, and these are shards; offload=True keeps states on the host"
-_TILES = "its tiles run inside backward, where FSDP2 would not see the gradients of each"
-_CONFLICTS = {
-    "tiled-mlp": _TILES,
-    "tiled-norm": _TILES,
-    "weight-streaming": _SHARDS,
-    "nvme": _SHARDS,
-    "fp8": "FP8 weights have not been tried through FSDP2's gathering and freeing",
-    "master-weights": 'FSDP2 keeps wide shards itself: dtype="bfloat16" computes in the narrow type',
-    "host-states": _STEPS,
-    "step-in-backward": "a gradient is complete only after all ranks have added theirs",
-    "eight-bit-states": "its kernels walk whole plain tensors, and states are shards",
-    "stochastic-bf16": "its kernels walk whole plain tensors, and parameters are shards",
-}
 # Elementwise optimizers step shards as they step tensors; these do not.
 _WHOLE_STEPS = {
     "Adafactor": "its moments are means over whole rows and columns",
@@ -48,8 +31,7 @@ _WHOLE_STEPS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard(Technique):
+class Shard(Technique, name="shard"):
     """Shards a training over the ranks of a mesh with FSDP2.
 
     | setting     | means                                                                                           |
@@ -61,13 +43,6 @@ class Shard(Technique):
     | `gradients` | micro-batches: "once" reduces whole sums at the end; "each" adds to shards and uses less memory |
     | `weighting` | the weight of a rank's loss: as for micro-batches, or "ranks" (all the same)                    |
     """
-
-    name: ClassVar[str] = "shard"
-    title: ClassVar[str] = "sharded over ranks"
-    order: ClassVar[int] = 0
-    conflicts: ClassVar[Mapping[str, str]] = _CONFLICTS
-    refusal: ClassVar[str] = "The training cannot be sharded: {reason}."
-    hint: ClassVar[str] = "Change that, shard= or the mesh."
 
     stage: int = 3
     blocks: tuple[str, ...] = ()
@@ -81,28 +56,23 @@ class Shard(Technique):
             return "there is no mesh of ranks: give mesh="
         if training.applied:
             return f"{training.applied[0]} is in place already, and sharding comes first"
-        return (
-            self._why_not_settings()
-            or (why_not_blocks(training.model, self.blocks) if self.blocks else None)
-            or _why_not_parameters(training.model, self._blocks(training.model))
-            or self._why_not_stepped(training)
-        )
-
-    def _why_not_settings(self) -> str | None:
         if self.stage not in (2, 3):
             return f"stage={self.stage!r}: FSDP2 has stages 2 and 3; engine='deepspeed' has stage 1"
         if self.dtype and self.dtype not in DTYPES:
             return f"dtype={self.dtype!r} is none of {', '.join(DTYPES)}"
         if self.gradients not in ("once", "each"):
             return f'gradients= takes "once" or "each", not {self.gradients!r}'
-        return check_weighting(self.weighting)
-
-    def _why_not_stepped(self, training: Training) -> str | None:
+        known_weightings = ("auto", RANKS, *WEIGHTINGS)
+        if self.weighting not in known_weightings and not is_weighting(self.weighting):
+            return f"{self.weighting!r} is no weighting; known are {', '.join(known_weightings)}, or a function."
+        wrong = why_not_blocks(training.model, self.blocks) if self.blocks else None
+        wrong = wrong or _why_not_parameters(training.model, self._blocks(training.model))
+        if wrong is not None:
+            return wrong
         classes = (kind.__name__ for kind in type(training.optimizer).__mro__)
         known = next((name for name in classes if name in _WHOLE_STEPS), None)
         if known is not None:
             return f"{known} cannot step shards: {_WHOLE_STEPS[known]}. AdamW, SGD and the like can"
-        assert training.mesh is not None
         kinds = training.mesh.get_group(0)._device_types
         if self.offload and training.stepper.clip_norm is not None and torch.device("cpu") not in kinds:
             return (
@@ -117,11 +87,11 @@ class Shard(Technique):
     def place(self, training: Training, stack: ExitStack) -> None:
         model, optimizer, agreement = training.model, training.optimizer, training.agreement
         assert training.mesh is not None and agreement is not None
-        device = mesh_device(training)
+        device = mesh_device(training.mesh)
         with torch.no_grad():
             agreement.copy_from_first([*model.parameters(), *model.buffers()], device)
         plain, blocks = Plain(model), self._blocks(model)
-        stack.callback(self._take_off, training, agreement, plain)
+        stack.callback(_take_off, training, agreement, plain)
         narrow = DTYPES[self.dtype] if self.dtype else None
         host = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         plain.wrap(
@@ -140,33 +110,30 @@ class Shard(Technique):
             model.no_sync = nullcontext
             stack.callback(delattr, model, "no_sync")
         stack.callback(training.replace_stepper(ShardStepper(model, training.stepper)))
-        training.ranks = Ranks(agreement, self._found_weighting(training))
+        # Run the first rank's sample on every rank, so that all find the same weighting.
+        weighting = self.weighting
+        if weighting == "auto":
+            try:
+                weighting = find_weighting(training, resampled=True, by_losses=True, narrow=narrow)
+            except NotApplicable as problem:
+                hint = 'Let every rank\'s loss count the same: Shard(weighting="ranks").'
+                raise NotApplicable(str(problem), hint=hint) from None
+        training.ranks = Ranks(agreement, weighting)
 
-    def _take_off(self, training: Training, agreement: Agreement, plain: Plain) -> None:
-        if not agreement.meet():
-            return  # the job is over, and other ranks' shards are lost
-        reshard(training.model)
-        sharded = dict(training.model.named_parameters(remove_duplicate=False))
-        gradients = {name: whole(new.grad) for name, new in sharded.items() if new.grad is not None}
-        plain.unwrap(training.model)
-        retarget(training.optimizer, {sharded[name]: old for name, old in plain.parameters.items()}, whole_like)
-        for name, gradient in gradients.items():
-            plain.parameters[name].grad = gradient.to(plain.devices[name])
-        training.ranks = None
-        del sharded, gradients
-        gc.collect()  # FSDP2's states form reference cycles that hold the shards
 
-    def _found_weighting(self, training: Training) -> Weighting:
-        """Run the first rank's sample on every rank, so that all find the same weighting."""
-        if self.weighting != "auto":
-            return self.weighting
-        narrow = DTYPES[self.dtype] if self.dtype else None
-        try:
-            return find_weighting(training, resampled=True, by_losses=True, narrow=narrow)
-        except NotApplicable as problem:
-            raise NotApplicable(
-                str(problem), hint='Let every rank\'s loss count the same: Shard(weighting="ranks").'
-            ) from None
+def _take_off(training: Training, agreement: Agreement, plain: Plain) -> None:
+    if not agreement.meet():
+        return  # the job is over, and other ranks' shards are lost
+    reshard(training.model)
+    sharded = dict(training.model.named_parameters(remove_duplicate=False))
+    gradients = {name: whole(new.grad) for name, new in sharded.items() if new.grad is not None}
+    plain.unwrap(training.model)
+    retarget(training.optimizer, {sharded[name]: old for name, old in plain.parameters.items()}, whole_like)
+    for name, gradient in gradients.items():
+        plain.parameters[name].grad = gradient.to(plain.devices[name])
+    training.ranks = None
+    del sharded, gradients
+    gc.collect()  # FSDP2's states form reference cycles that hold the shards
 
 
 class ShardStepper(Stepper):
@@ -186,10 +153,9 @@ class ShardStepper(Stepper):
         super().abandon()
 
 
-def mesh_device(training: Training) -> torch.device:
+def mesh_device(mesh: DeviceMesh) -> torch.device:
     """Return the device that this rank computes on."""
-    assert training.mesh is not None
-    kind = training.mesh.device_type
+    kind = mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 

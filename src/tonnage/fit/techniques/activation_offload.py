@@ -5,38 +5,22 @@ It does not know which blocks are worth it: the last ones, whose backward starts
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tonnage.fit.modules import replace_forward, why_not_blocks
-from tonnage.fit.moving.host import PinnedPool, host_limit_bytes
-from tonnage.fit.moving.saved_tensors import (
-    OffloadWindow,
-    Packed,
-    PinnedKeeper,
-    TensorKeeper,
-    made_of_a_parameter,
-    saved_by,
-    storage_key,
-)
+from tonnage.fit.moving.host import PinnedSpace, Space, host_limit_bytes
+from tonnage.fit.moving.saved_tensors import OffloadWindow, Packed, made_of_a_parameter, saved_by, storage_key
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 from tonnage.units import GIB, MIB
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActivationOffload(Technique):
+class ActivationOffload(Technique, name="activation-offload"):
     """Moves all saved tensors of each block, or its inputs alone, which is all that a recomputed block saves."""
-
-    name: ClassVar[str] = "activation-offload"
-    title: ClassVar[str] = "activations on the host"
-    order: ClassVar[int] = 50
-    refusal: ClassVar[str] = "Activations cannot be moved to the host: {reason}."
-    hint: ClassVar[str] = "Name blocks as `model.named_modules()` does, each once."
 
     blocks: tuple[str, ...]
     what: Literal["kept", "inputs"] = "kept"
@@ -49,15 +33,15 @@ class ActivationOffload(Technique):
         return why_not_blocks(training.model, self.blocks)
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        pool = PinnedPool(training.device, host_limit_bytes(training.device, self.host_bytes))
-        self.place_with(PinnedKeeper(training.device, pool), training, stack)
+        space = PinnedSpace(training.device, host_limit_bytes(training.device, self.host_bytes))
+        self.place_in(space, training, stack)
 
-    def place_with(self, keeper: TensorKeeper, training: Training, stack: ExitStack) -> None:
+    def place_in(self, space: Space, training: Training, stack: ExitStack) -> None:
         """Offload to another place than pinned memory."""
         window_bytes = self.window_bytes
         if window_bytes is None:
             window_bytes = GIB if self.what == "kept" else 0  # one storage is always in transit
-        window = OffloadWindow(training.device, keeper, window_bytes=window_bytes)
+        window = OffloadWindow(training.device, space, window_bytes=window_bytes)
         for name in self.blocks:
             block = training.model.get_submodule(name)
             stack.callback(replace_forward(block, self._offloading(block, window)))

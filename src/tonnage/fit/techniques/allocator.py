@@ -7,24 +7,16 @@ PYTORCH_ALLOC_CONF=expandable_segments:True. It does not know what is allocated.
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from tonnage.fit.technique import Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training
 from tonnage.units import format_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class SetAllocator(Technique):
+class SetAllocator(Technique, name="allocator"):
     """Sets the allocator; PyTorch raises beyond `limit_bytes` reserved bytes (None: the whole card)."""
-
-    name: ClassVar[str] = "allocator"
-    title: ClassVar[str] = "allocator settings"
-    order: ClassVar[int] = 95
-    hint: ClassVar[str] = "Leave the allocator's settings as they are."
 
     expandable_segments: bool = True
     limit_bytes: int | None = None
@@ -46,12 +38,16 @@ class SetAllocator(Technique):
     def place(self, training: Training, stack: ExitStack) -> None:
         # Undone last: return to the card what was cached under these settings.
         stack.callback(torch.cuda.empty_cache)
-        stack.callback(_set(_settings(), expandable_segments=self.expandable_segments))
+        before = _settings()
+        _tell(with_setting(before, "expandable_segments", str(self.expandable_segments)))
+        # Explicitly False: an empty string would leave the setting unchanged.
+        said = any(item.startswith("expandable_segments") for item in _items(before))
+        stack.callback(_tell, before if said else with_setting(before, "expandable_segments", "False"))
         if self.limit_bytes is not None:
-            before = torch.cuda.get_per_process_memory_fraction(training.device)
+            share_before = torch.cuda.get_per_process_memory_fraction(training.device)
             share = self.limit_bytes / _capacity_bytes(training.device)
             torch.cuda.set_per_process_memory_fraction(share, training.device)
-            stack.callback(torch.cuda.set_per_process_memory_fraction, before, training.device)
+            stack.callback(torch.cuda.set_per_process_memory_fraction, share_before, training.device)
         torch.cuda.empty_cache()
 
 
@@ -83,14 +79,6 @@ def _settings() -> str:
 def _tell(settings: str) -> None:
     tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     tell(settings)
-
-
-def _set(before: str, *, expandable_segments: bool) -> Undo:
-    _tell(with_setting(before, "expandable_segments", str(expandable_segments)))
-    # Explicitly False: an empty string would leave the setting unchanged.
-    said = any(item.startswith("expandable_segments") for item in _items(before))
-    plain = before if said else with_setting(before, "expandable_segments", "False")
-    return lambda: _tell(plain)
 
 
 def _capacity_bytes(device: torch.device) -> int:

@@ -6,26 +6,16 @@ needed. Nothing is lost if each weight is used once per pass.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
-from tonnage.fit.technique import Changes, NotApplicable, Technique
+from tonnage.fit.technique import FACTS, NotApplicable, Technique
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_OWN_STEP = "it takes the step itself, without the scale that keeps FP16 gradients from vanishing"
-_FLOAT16_CONFLICTS = {
-    "master-weights": _OWN_STEP,
-    "stochastic-bf16": _OWN_STEP,
-    "eight-bit-states": _OWN_STEP,
-    "host-states": _OWN_STEP,
-    "step-in-backward": "whether FP16 gradients overflowed is known after backward only",
-}
 
 
 class ScaledStepper(Stepper):
@@ -48,21 +38,14 @@ class ScaledStepper(Stepper):
         self._before.clear()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Autocast(Technique):
-    name: ClassVar[str] = "autocast"
-    title: ClassVar[str] = "mixed precision"
-    changes: ClassVar[Changes] = Changes.ROUNDING
-    order: ClassVar[int] = 60
-    refusal: ClassVar[str] = "Autocast to {technique.dtype} cannot be used: {reason}."
-
+class Autocast(Technique, name="autocast"):
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise NotApplicable(f"Autocast to {self.dtype!r} was asked for.", hint=f"Choose of {', '.join(DTYPES)}.")
         if self.dtype == "float16":  # only FP16 needs its own stepper
-            object.__setattr__(self, "conflicts", _FLOAT16_CONFLICTS)
+            vars(self).update(FACTS["autocast float16"])
 
     def why_not(self, training: Training) -> str | None:
         kinds = {parameter.dtype for parameter in training.model.parameters() if parameter.is_floating_point()}
@@ -70,15 +53,11 @@ class Autocast(Technique):
             return f"every parameter is {' or '.join(sorted(map(str, kinds)))} already, and so is what they compute"
         if self.dtype == "bfloat16":
             device = training.device
-            if (
-                device.type != "cuda"
-                or on_virtual_gpu(device)
-                or torch.cuda.is_bf16_supported(including_emulation=False)
-            ):
+            real = device.type == "cuda" and not on_virtual_gpu(device)
+            if not real or torch.cuda.is_bf16_supported(including_emulation=False):
                 return None
-            return (
-                f"{torch.cuda.get_device_name(device)} computes BF16 by emulation only; float16 is its half-size type"
-            )
+            name = torch.cuda.get_device_name(device)
+            return f"{name} computes BF16 by emulation only; float16 is its half-size type"
         if torch.float16 in {parameter.dtype for parameter in trained_parameters(training.optimizer)}:
             return "some trained parameters are FP16, and the gradients of those cannot be scaled back"
         if type(training.stepper) is not Stepper:

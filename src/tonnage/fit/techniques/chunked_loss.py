@@ -5,8 +5,6 @@ does not know which loss that is.
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +16,8 @@ from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkedLoss(Technique):
+class ChunkedLoss(Technique, name="chunked-loss"):
     """Computes logits in chunks; `head` names the linear layer over the vocabulary (empty: detected)."""
-
-    name: ClassVar[str] = "chunked-loss"
-    title: ClassVar[str] = "loss in chunks"
-    order: ClassVar[int] = 25
-    hint: ClassVar[str] = "Name the layer over the vocabulary with head=, or leave chunked-loss out."
 
     chunk_bytes: int = 512 << 20  # of logits, in the dtype of the head's output
     head: str = ""
@@ -36,7 +28,16 @@ class ChunkedLoss(Technique):
         name, head = self._find(training.model)
         if head is None:
             return name
-        return _why_not_head(name, head)
+        if type(head) is not nn.Linear:
+            return f"The head {name!r} is a {type(head).__name__}, not a plain nn.Linear: its forward is its own."
+        if "forward" in head.__dict__:
+            return f"The head {name!r} has a forward of its own already, which chunks would pass by."
+        if head._backward_hooks or head._backward_pre_hooks:
+            return f"The head {name!r} has backward hooks, which would need its whole output."
+        kind = type(head.weight.data)
+        if kind not in (Tensor, DTensor):  # FSDP2 gathers it while the model runs
+            return f"The head {name!r} holds its weight as {kind.__name__}, which cannot be read in chunks."
+        return None
 
     def _find(self, model: nn.Module) -> tuple[str, nn.Module | None]:
         """Return the head's name and module, or a reason and None."""
@@ -52,7 +53,16 @@ class ChunkedLoss(Technique):
     def place(self, training: Training, stack: ExitStack) -> None:
         _, head = self._find(training.model)
         assert isinstance(head, nn.Linear)
-        stack.callback(replace_forward(head, _deferring(head, self.chunk_bytes)))
+        plain = head.forward
+
+        def forward(input: Tensor) -> Tensor:
+            mixed = input.dtype != head.weight.dtype and not torch.is_autocast_enabled(input.device.type)
+            # torch.compile needs plain tensors; for mixed dtypes the plain layer raises its own error.
+            if torch.compiler.is_compiling() or mixed or input.dim() < 2:
+                return plain(input)
+            return defer(input, head.weight, head.bias, chunk_bytes=self.chunk_bytes)
+
+        stack.callback(replace_forward(head, forward))
 
 
 def find_head(model: nn.Module) -> nn.Module | None:
@@ -62,38 +72,8 @@ def find_head(model: nn.Module) -> nn.Module | None:
     if isinstance(found, nn.Module):
         return found
     blocks = tuple(f"{name}." for name in find_blocks(model))
-    names = [name for name, _ in model.named_modules()]
-    last = max((place for place, name in enumerate(names) if name.startswith(blocks)), default=-1)
-    after = [
-        module
-        for name, module in list(model.named_modules())[last + 1 :]
-        if isinstance(module, nn.Linear) and module.out_features > module.in_features
-    ]
-    return max(after, key=lambda module: module.out_features, default=None)
-
-
-def _why_not_head(name: str, head: nn.Module) -> str | None:
-    if type(head) is not nn.Linear:
-        return f"The head {name!r} is a {type(head).__name__}, not a plain nn.Linear: its forward is its own."
-    if "forward" in head.__dict__:
-        return f"The head {name!r} has a forward of its own already, which chunks would pass by."
-    if head._backward_hooks or head._backward_pre_hooks:
-        return f"The head {name!r} has backward hooks, which would need its whole output."
-    if type(head.weight.data) not in (Tensor, DTensor):  # FSDP2 gathers it while the model runs
-        return (
-            f"The head {name!r} holds its weight as {type(head.weight.data).__name__}, which cannot be read in chunks."
-        )
-    return None
-
-
-def _deferring(head: nn.Linear, chunk_bytes: int) -> Any:
-    plain = head.forward
-
-    def forward(input: Tensor) -> Tensor:
-        mixed = input.dtype != head.weight.dtype and not torch.is_autocast_enabled(input.device.type)
-        # torch.compile needs plain tensors; for mixed dtypes the plain layer raises its own error.
-        if torch.compiler.is_compiling() or mixed or input.dim() < 2:
-            return plain(input)
-        return defer(input, head.weight, head.bias, chunk_bytes=chunk_bytes)
-
-    return forward
+    modules = list(model.named_modules())
+    last = max((place for place, (name, _) in enumerate(modules) if name.startswith(blocks)), default=-1)
+    linears = [module for _, module in modules[last + 1 :] if isinstance(module, nn.Linear)]
+    wider = [linear for linear in linears if linear.out_features > linear.in_features]
+    return max(wider, key=lambda linear: linear.out_features, default=None)

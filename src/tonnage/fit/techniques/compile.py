@@ -10,15 +10,14 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from tonnage.fit.modules import active_dropout, find_blocks, is_cache_idle, replace_forward, without_cache
-from tonnage.fit.technique import Changes, Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
 
 MODES = ("default", "max-autotune-no-cudagraphs")
@@ -26,15 +25,8 @@ MODES = ("default", "max-autotune-no-cudagraphs")
 VARIANTS_OF_A_BLOCK = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compile(Technique):
+class Compile(Technique, name="compile"):
     """Compiles the named `blocks`, or every repeated block if None."""
-
-    name: ClassVar[str] = "compile"
-    title: ClassVar[str] = "torch.compile of blocks"
-    changes: ClassVar[Changes] = Changes.ROUNDING
-    order: ClassVar[int] = 30
-    hint: ClassVar[str] = "Leave compile out; every other technique works without it."
 
     blocks: tuple[str, ...] | None = None
     mode: str = "default"
@@ -44,15 +36,32 @@ class Compile(Technique):
             return f"mode={self.mode!r} is not one of {', '.join(MODES)}: CUDA graphs hold memory outside the budget."
         if on_virtual_gpu(training.device) and importlib.util.find_spec("triton") is None:
             return "The virtual GPU compiles only where Triton is installed (pip install triton)."
-        return _why_not_blocks(self._chosen(training.model)) or compiler_problem(training.device.type)
+        blocks = self._chosen(training.model)
+        if not blocks:
+            return "The model has no repeated blocks, and compiling it whole would take minutes for each input size."
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        for name, block in blocks.items():
+            for child, module in block.named_modules():
+                if child and any(getattr(module, kind) for kind in kinds):
+                    return f"{name}.{child} carries hooks, which break a compiled graph in pieces."
+        return compiler_problem(training.device.type)
 
     def place(self, training: Training, stack: ExitStack) -> None:
         blocks = self._chosen(training.model)
-        same_draws = active_dropout(training.model) is not None
-        compiler = _Compiler(_options(self.mode, same_draws=same_draws))
+        from torch._inductor import list_mode_options
+
+        # torch.compile takes a mode or options, so a mode as options. Compiled code has its own random numbers unless it
+        # falls back to PyTorch's operators.
+        same_draws = {"fallback_random": True} if active_dropout(training.model) is not None else {}
+        compiler = _Compiler({**list_mode_options(self.mode), **same_draws})
         if is_cache_idle(training):
             stack.callback(without_cache(training.model))
-        stack.callback(_room_for(len(blocks)))
+        # Dynamo's recompile limits must be what the blocks may need: beyond them it silently runs eagerly.
+        import torch._dynamo
+
+        config, needed = torch._dynamo.config, len(blocks) * VARIANTS_OF_A_BLOCK
+        limits = {name: getattr(config, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
+        stack.callback(set_attributes(config, **{name: max(limit, needed) for name, limit in limits.items()}))
         for block in blocks.values():
             stack.callback(replace_forward(block, compiler.compiled(block.forward)))
 
@@ -61,17 +70,6 @@ class Compile(Technique):
         if self.blocks is None:
             return found
         return {name: found[name] if name in found else model.get_submodule(name) for name in self.blocks}
-
-
-def _why_not_blocks(blocks: dict[str, nn.Module]) -> str | None:
-    if not blocks:
-        return "The model has no repeated blocks, and compiling it whole would take minutes for each input size."
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    for name, block in blocks.items():
-        for child, module in block.named_modules():
-            if child and any(getattr(module, kind) for kind in kinds):
-                return f"{name}.{child} carries hooks, which break a compiled graph in pieces."
-    return None
 
 
 @functools.cache
@@ -90,30 +88,6 @@ def _first_line(problem: Exception) -> str:
     inner = getattr(problem, "inner_exception", problem)
     line = next((line.strip() for line in str(inner).splitlines() if line.strip()), "no reason given")
     return f"{type(inner).__name__}: {line.rstrip('.')}"
-
-
-def _options(mode: str, *, same_draws: bool) -> dict[str, Any]:
-    """Return a mode as options: torch.compile takes only one of the two."""
-    from torch._inductor import list_mode_options
-
-    # Compiled code has its own random numbers unless it falls back to PyTorch's operators.
-    return {**list_mode_options(mode), **({"fallback_random": True} if same_draws else {})}
-
-
-def _room_for(blocks: int) -> Undo:
-    """Raise Dynamo's recompile limits to what the blocks may need: beyond them it silently runs eagerly."""
-    import torch._dynamo
-
-    config = torch._dynamo.config
-    before = config.recompile_limit, config.accumulated_recompile_limit
-    needed = blocks * VARIANTS_OF_A_BLOCK
-    config.recompile_limit = max(before[0], needed)
-    config.accumulated_recompile_limit = max(before[1], needed)
-
-    def undo() -> None:
-        config.recompile_limit, config.accumulated_recompile_limit = before
-
-    return undo
 
 
 class _Compiler:
@@ -135,15 +109,12 @@ class _Compiler:
             try:
                 return compiled(*arguments, **keywords)
             except TorchDynamoException as problem:
-                self._give_up(problem)
+                self._failed = True
+                warnings.warn(
+                    f"Blocks run eagerly, for compiling one failed: {_first_line(problem)}. Memory and time will be "
+                    "those of the model without compile.",
+                    stacklevel=2,
+                )
             return eager(*arguments, **keywords)
 
         return forward
-
-    def _give_up(self, problem: Exception) -> None:
-        self._failed = True
-        warnings.warn(
-            f"Blocks run eagerly, for compiling one failed: {_first_line(problem)}. Memory and time will be those of "
-            "the model without compile.",
-            stacklevel=3,
-        )

@@ -1,27 +1,17 @@
 """Optimizer states in 8 bits per element instead of 32 or 16. Steps compute in FP32; stored states are coarser."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch.optim import SGD, Adam
 
 from tonnage.fit.stepping.eight_bit import EightBitStep
 from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
-from tonnage.fit.technique import Changes, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training
 
 
-@dataclass(frozen=True, kw_only=True)
-class EightBitStates(Technique):
-    name: ClassVar[str] = "eight-bit-states"
-    title: ClassVar[str] = "8-bit optimizer states"
-    changes: ClassVar[Changes] = Changes.NUMERICS
-    order: ClassVar[int] = 75
-    refusal: ClassVar[str] = "8-bit states cannot be used: {reason}."
-    hint: ClassVar[str] = "Use AdamW, or host-states."
-
+class EightBitStates(Technique, name="eight-bit-states"):
     block: int = 256  # elements that share a scale
 
     def __post_init__(self) -> None:

@@ -5,36 +5,30 @@ Parameters stay as they are.
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import MethodType
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.fit.layers.fp8_matmul import MULTIPLE, fp8_linear
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.technique import Changes, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 
 _CAPABILITY = (8, 9)  # Ada; Hopper and Blackwell after it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fp8Linear(Technique):
-    name: ClassVar[str] = "fp8"
-    title: ClassVar[str] = "FP8 linear layers"
-    changes: ClassVar[Changes] = Changes.NUMERICS
-    order: ClassVar[int] = 15
-    refusal: ClassVar[str] = "FP8 linear layers cannot be used: {reason}."
-    hint: ClassVar[str] = "Leave them in BF16."
-
+class Fp8Linear(Technique, name="fp8"):
     minimum_width: int = 1024  # of both sides of a layer: below it, quantization costs more than the product saves
 
     def why_not(self, training: Training) -> str | None:
-        card = _why_not_on(training.device)
-        if card is not None:
-            return card
+        device = training.device
+        if device.type != "cuda":
+            return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _CAPABILITY:
+            name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+            return f"{name} has no FP8 tensor cores (compute capability {has}; they came with 8.9)"
         if not any(True for _ in self._layers(training.model)):
             return (
                 f"no linear layer of its blocks is {self.minimum_width} wide on both sides with both widths "
@@ -47,14 +41,10 @@ class Fp8Linear(Technique):
             stack.callback(run_in_fp8(layer))
 
     def _layers(self, model: nn.Module) -> Iterator[nn.Linear]:
-        seen: set[nn.Module] = set()
-        for block in find_blocks(model).values():
-            for module in block.modules():
-                if module in seen or type(module) is not nn.Linear:
-                    continue
+        for module in dict.fromkeys(child for block in find_blocks(model).values() for child in block.modules()):
+            if type(module) is nn.Linear:
                 widths = (module.in_features, module.out_features)
                 if min(widths) >= self.minimum_width and not any(width % MULTIPLE for width in widths):
-                    seen.add(module)
                     yield module
 
 
@@ -69,13 +59,3 @@ def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 _forward.__name__ = "forward"  # so that a pickled module gets its plain forward back
-
-
-def _why_not_on(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _CAPABILITY:
-        name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
-        return f"{name} has no FP8 tensor cores (compute capability {has}; they came with 8.9)"
-    return None

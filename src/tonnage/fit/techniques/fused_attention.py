@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -26,7 +26,7 @@ from tonnage.fit.layers.attention import (
 )
 from tonnage.fit.modules import replace_forward
 from tonnage.fit.technique import Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training, Undo, set_attributes
 
 # The chosen one is tried first; the others handle what it cannot.
 _BACKENDS = {
@@ -42,15 +42,8 @@ class AttentionWeightsNotMade(TonnageError, AttributeError):
     """Raised if attention weights are read, which fused attention does not compute."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FusedAttention(Technique):
+class FusedAttention(Technique, name="fused-attention"):
     """Fuses attention; `backend` is the kernel to try first, `dropout="resampled"` accepts other random numbers."""
-
-    name: ClassVar[str] = "fused-attention"
-    title: ClassVar[str] = "fused attention"
-    order: ClassVar[int] = 10
-    conflicts: ClassVar[dict[str, str]] = {"tiled-attention": "both replace the same attention"}
-    hint: ClassVar[str] = "Leave fused-attention out; tiled-attention takes some that it cannot."
 
     backend: str = "default"
     dropout: str = "same"
@@ -77,7 +70,7 @@ class FusedAttention(Technique):
             stack.enter_context(sdpa_kernel([first, *rest], set_priority=True))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Part:
     why_not: str | None
     dropout: float  # the current rate
@@ -87,42 +80,27 @@ class _Part:
 def _unfused(model: nn.Module) -> Iterator[_Part]:
     for part in attention_models(model).values():
         if eager_configs(part):
-            yield _transformers_part(part)
+            kind, eager = type(part).__name__, eager_configs(part)
+            reason = None
+            if any(soft_cap_of(config) for config in eager):
+                reason = f"{kind} caps its attention scores, which fused kernels would leave out."
+            elif has_sinks(part):
+                reason = f"{kind} has attention sinks, which fused kernels do not know."
+            elif any(getattr(config, "output_attentions", False) for config in eager):
+                reason = f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
+            elif not getattr(part, "_supports_sdpa", False):
+                reason = f"transformers has no fused attention for {kind}."
+            yield _Part(reason, dropout_of(part), partial(set_implementation, part, "sdpa"))
     layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # these request no weights
     asked_by_layers = {child for layer in model.modules() if isinstance(layer, layers) for child in layer.children()}
     for module in model.modules():
-        if getattr(module, "fused_attn", None) is False:
-            yield _flagged_part(module)
+        if getattr(module, "fused_attn", None) is False:  # a timm module, whose forward checks the flag
+            dropout = getattr(module, "attn_drop", None)
+            rate = dropout.p if isinstance(dropout, nn.Dropout) and module.training else 0.0
+            yield _Part(None, rate, partial(set_attributes, module, fused_attn=True))
         elif isinstance(module, nn.MultiheadAttention) and module not in asked_by_layers:
             rate = module.dropout if module.training else 0.0
-            yield _Part(why_not=None, dropout=rate, fuse=partial(_drop_weights, module))
-
-
-def _transformers_part(model: nn.Module) -> _Part:
-    kind = type(model).__name__
-    eager = eager_configs(model)
-    reason = None
-    if any(soft_cap_of(config) for config in eager):
-        reason = f"{kind} caps its attention scores, which fused kernels would leave out."
-    elif has_sinks(model):
-        reason = f"{kind} has attention sinks, which fused kernels do not know."
-    elif any(getattr(config, "output_attentions", False) for config in eager):
-        reason = f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
-    elif not getattr(model, "_supports_sdpa", False):
-        reason = f"transformers has no fused attention for {kind}."
-    return _Part(why_not=reason, dropout=dropout_of(model), fuse=lambda: set_implementation(model, "sdpa"))
-
-
-def _flagged_part(module: nn.Module) -> _Part:
-    """Handle a timm module, whose forward checks the flag."""
-
-    def fuse() -> Undo:
-        module.fused_attn = True
-        return lambda: setattr(module, "fused_attn", False)
-
-    dropout = getattr(module, "attn_drop", None)
-    rate = dropout.p if isinstance(dropout, nn.Dropout) and module.training else 0.0
-    return _Part(why_not=None, dropout=rate, fuse=fuse)
+            yield _Part(None, rate, partial(_drop_weights, module))
 
 
 class _NoWeights:

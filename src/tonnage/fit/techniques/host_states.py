@@ -4,10 +4,7 @@ The first `gpu_bytes` of states stay. The others are stepped on the device throu
 thread during backward; gradients are stepped as backward produces them unless they are clipped.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,16 +82,7 @@ class HostGradientStepper(BackwardStepper):
         return [piece for parameter in trained_parameters(self.optimizer) for piece in self._pieces(parameter)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostStates(Technique):
-    name: ClassVar[str] = "host-states"
-    title: ClassVar[str] = "optimizer states on the host"
-    order: ClassVar[int] = 80
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "host-states": "states that lie on the host already cannot be sent there again"
-    }
-    refusal: ClassVar[str] = "Optimizer states cannot be kept on the host: {reason}."
-
+class HostStates(Technique, name="host-states"):
     gpu_bytes: int = 0  # of states that stay on the GPU
     how: str = "host"  # where host states are stepped: "host" or "device"
     gradients: str = "device"  # where micro-batches are accumulated: "device" or "host"
@@ -137,15 +125,30 @@ class HostStates(Technique):
         return why_not_in_pieces(training.optimizer)
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        way = self._way(training, stack)
-        self._check_host_memory(way, training)
+        steps, state = parameter_steps(training.optimizer), training.optimizer.state
+        trained = list(trained_parameters(training.optimizer))
+        largest = max((parameter.numel() for parameter in trained), default=0)
+        sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes, "largest": largest}
+        if self.how == "device":
+            way: Way = DeviceStep(steps.function, training.device, window_bytes=self.window_bytes, **sizes)
+        else:
+            way = HostStep(steps.function, training.optimizer, training.device, **sizes)
+            stack.callback(way.close)
+        # Check the host's memory.
+        needed = -self.gpu_bytes + sum(parameter.nbytes for parameter in trained if self.gradients == "host")
+        needed += sum(way.state_bytes(p, state.get(p, {}), steps.group(p)) for p in trained)
+        free = free_host_bytes()
+        if needed > free and not on_virtual_gpu(training.device):
+            raise NotApplicable(
+                f"{format_bytes(needed)} of optimizer states would go to the host, which has {format_bytes(free)} free.",
+                hint=f"Keep more of them on the GPU: gpu_bytes={self.gpu_bytes + needed - free} or more.",
+            )
         # Allocate everything now: if the host has too little memory, fail before anything has changed.
-        steps = parameter_steps(training.optimizer)
         try:
             stack.callback(steps.replace(way, finish=way.finish))
-            for parameter in trained_parameters(training.optimizer):
-                if not training.optimizer.state.get(parameter):
-                    training.optimizer.state[parameter] = way.own_state(parameter, {}, steps.group(parameter))
+            for parameter in trained:
+                if not state.get(parameter):
+                    state[parameter] = way.own_state(parameter, {}, steps.group(parameter))
         except HostMemoryExhausted as error:
             raise NotApplicable(str(error), hint=error.hint) from error
         if isinstance(way, HostStep) and self.gradients == "host":
@@ -159,45 +162,19 @@ class HostStates(Technique):
         put_back = super().apply(training)
 
         def undo() -> None:
-            _check_room_on_gpu(training)
+            """Raise, before anything moves, if the states do not fit back on the GPU."""
+            if training.device.type == "cuda":
+                pieces = [piece for state in training.optimizer.state.values() for piece in pieces_of(state)]
+                needed = sum(p.packing.byte_count for p in pieces if p.started and p.buffer is not None)
+                free = torch.cuda.mem_get_info(training.device)[0]
+                free += torch.cuda.memory_reserved(training.device) - torch.cuda.memory_allocated(training.device)
+                if needed > free:
+                    raise RequestError(
+                        f"{format_bytes(needed)} of optimizer states are on the host, and the GPU has "
+                        f"{format_bytes(free)} free.",
+                        hint="Go on with the fit, or save model.state_dict() and optimizer.state_dict(), which are plain, "
+                        "and reload.",
+                    )
             put_back()
 
         return undo
-
-    def _check_host_memory(self, way: Way, training: Training) -> None:
-        needed, steps = -self.gpu_bytes, parameter_steps(training.optimizer)
-        for parameter in trained_parameters(training.optimizer):
-            state = training.optimizer.state.get(parameter, {})
-            needed += way.state_bytes(parameter, state, steps.group(parameter))
-            needed += parameter.nbytes if self.gradients == "host" else 0
-        free = free_host_bytes()
-        if needed > free and not on_virtual_gpu(training.device):
-            raise NotApplicable(
-                f"{format_bytes(needed)} of optimizer states would go to the host, which has {format_bytes(free)} free.",
-                hint=f"Keep more of them on the GPU: gpu_bytes={self.gpu_bytes + needed - free} or more.",
-            )
-
-    def _way(self, training: Training, stack: ExitStack) -> Way:
-        inner = parameter_steps(training.optimizer).function
-        largest = max((parameter.numel() for parameter in trained_parameters(training.optimizer)), default=0)
-        sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes, "largest": largest}
-        if self.how == "device":
-            return DeviceStep(inner, training.device, window_bytes=self.window_bytes, **sizes)
-        way = HostStep(inner, training.optimizer, training.device, **sizes)
-        stack.callback(way.close)
-        return way
-
-
-def _check_room_on_gpu(training: Training) -> None:
-    """Raise, before anything moves, if the states do not fit back on the GPU."""
-    if training.device.type != "cuda":
-        return
-    pieces = [piece for state in training.optimizer.state.values() for piece in pieces_of(state) if piece.started]
-    needed = sum(piece.packing.byte_count for piece in pieces if piece.buffer is not None)
-    free = torch.cuda.mem_get_info(training.device)[0]
-    free += torch.cuda.memory_reserved(training.device) - torch.cuda.memory_allocated(training.device)
-    if needed > free:
-        raise RequestError(
-            f"{format_bytes(needed)} of optimizer states are on the host, and the GPU has {format_bytes(free)} free.",
-            hint="Go on with the fit, or save model.state_dict() and optimizer.state_dict(), which are plain, and reload.",
-        )

@@ -5,12 +5,10 @@ parameter. State dicts of model and optimizer are those of the FP32 model.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any
 from weakref import ref
 
 import torch
@@ -32,8 +30,8 @@ from tonnage.fit.stepping.parameter_step import (
     why_not_one_by_one,
 )
 from tonnage.fit.stepping.stepper import trained_parameters
-from tonnage.fit.technique import Changes, Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training
 
 MASTER = "master"  # its key in a parameter's states
 _PIECE_ELEMENTS = 2**26  # 256 MiB per FP32 temporary of a step
@@ -107,7 +105,6 @@ class Masters:
 
     def __init__(self, steps: ParameterSteps) -> None:
         self._steps = steps
-        self.of: list[nn.Parameter] = []
 
     def read(self, parameter: nn.Parameter) -> Tensor:
         self._steps.finish()
@@ -127,44 +124,39 @@ class Masters:
     def _state(self, parameter: nn.Parameter) -> State:
         return self._steps.optimizer.state[parameter]
 
-    def put_beside_states(self, parameters: list[nn.Parameter]) -> Undo:
-        self.of = parameters
+    def put_beside_states(self, parameters: list[nn.Parameter], stack: ExitStack) -> None:
+        """Add the masters to the states, but not to the optimizer's state dict; loading one leaves them unchanged."""
+
+        def take_away() -> None:
+            for parameter in parameters:
+                del self._steps.state_dtypes[parameter]
+                state = self._state(parameter)
+                del state[MASTER]
+                if not state:
+                    del self._steps.optimizer.state[parameter]
+
+        def without_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            states = {index: dict(state) for index, state in state_dict["state"].items()}
+            for state in states.values():
+                state.pop(MASTER, None)
+            return {**state_dict, "state": {index: state for index, state in states.items() if state}}
+
+        def with_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            places = [place for group in state_dict["param_groups"] for place in group["params"]]
+            members = [member for group in optimizer.param_groups for member in group["params"]]
+            place_of, states = dict(zip(members, places, strict=False)), dict(state_dict["state"])
+            for parameter in parameters:
+                if parameter in place_of:
+                    place = place_of[parameter]
+                    states[place] = {**states.get(place, {}), MASTER: self.read(parameter)}
+            return {**state_dict, "state": states}
+
         self._steps.state_dtypes.update(dict.fromkeys(parameters, torch.float32))
         for parameter in parameters:
             self._state(parameter)[MASTER] = parameter.detach()
-        return self._take_away
-
-    def _take_away(self) -> None:
-        for parameter in self.of:
-            del self._steps.state_dtypes[parameter]
-            state = self._state(parameter)
-            del state[MASTER]
-            if not state:
-                del self._steps.optimizer.state[parameter]
-
-    def keep_state_dicts_plain(self) -> Undo:
-        """Keep masters out of the optimizer's state dict; loading one leaves them unchanged."""
-        optimizer = self._steps.optimizer
-        with ExitStack() as stack:
-            stack.callback(optimizer.register_state_dict_post_hook(_without_masters).remove)
-            stack.callback(optimizer.register_load_state_dict_pre_hook(self._with_masters).remove)
-            return stack.pop_all().close
-
-    def _with_masters(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        places = [place for group in state_dict["param_groups"] for place in group["params"]]
-        members = [member for group in optimizer.param_groups for member in group["params"]]
-        place_of = dict(zip(members, places, strict=False))
-        states = state_dict["state"]
-        added = {place_of[p]: {**states.get(place_of[p], {}), MASTER: self.read(p)} for p in self.of if p in place_of}
-        return {**state_dict, "state": {**states, **added}}
-
-
-def _without_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    states = {
-        index: {name: value for name, value in state.items() if name != MASTER}
-        for index, state in state_dict["state"].items()
-    }
-    return {**state_dict, "state": {index: state for index, state in states.items() if state}}
+        stack.callback(take_away)
+        stack.callback(self._steps.optimizer.register_state_dict_post_hook(without_masters).remove)
+        stack.callback(self._steps.optimizer.register_load_state_dict_pre_hook(with_masters).remove)
 
 
 def first_state(optimizer: Optimizer, tensor: Tensor, group: Group) -> State:
@@ -183,18 +175,7 @@ def first_state(optimizer: Optimizer, tensor: Tensor, group: Group) -> State:
     return one.state[tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MasterWeights(Technique):
-    name: ClassVar[str] = "master-weights"
-    title: ClassVar[str] = "BF16 with FP32 masters"
-    changes: ClassVar[Changes] = Changes.ROUNDING
-    order: ClassVar[int] = 70
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "stochastic-bf16": "that one keeps no FP32 copy of a parameter, this one does",
-        "weight-streaming": "weights that are streamed lie on the host in the type that they had",
-    }
-    refusal: ClassVar[str] = "BF16 parameters with FP32 masters cannot be used: {reason}."
-
+class MasterWeights(Technique, name="master-weights"):
     def why_not(self, training: Training) -> str | None:
         if not set(wide_parameters(training.model)).intersection(trained_parameters(training.optimizer)):
             return "no trained parameter is FP32, so there is nothing to narrow"
@@ -207,8 +188,7 @@ class MasterWeights(Technique):
         narrowed = Narrowed(training.model, trained, read=masters.read, write=masters.write)
         whole = why_not_in_pieces(training.optimizer) is not None
         function = MasterStep(training.optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
-        stack.callback(masters.put_beside_states(narrowed.trained))
-        stack.callback(masters.keep_state_dicts_plain())
+        masters.put_beside_states(narrowed.trained, stack)
         stack.callback(steps.replace(function))
         stack.callback(narrowed.apply())
         stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))

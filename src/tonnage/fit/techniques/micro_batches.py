@@ -6,8 +6,8 @@ or stepped, or how a part's weight is found.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,66 +15,24 @@ from tonnage.fit.modules import active_dropout
 from tonnage.fit.stepping.batches import WEIGHTINGS, BadBatch, Weighting, batch_rows, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
-from tonnage.fit.training import Training
+from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.weighting import find_weighting
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatches(Technique):
+class MicroBatches(Technique, name="micro-batches"):
     """Divides a batch into `count` parts; `dropout="resampled"` lets each part sample its own masks.
 
     `weighting` is one of `batches.WEIGHTINGS`, a function, or "auto".
     """
-
-    name: ClassVar[str] = "micro-batches"
-    title: ClassVar[str] = "micro-batches"
-    order: ClassVar[int] = 90
-    conflicts: ClassVar[dict[str, str]] = {
-        "step-in-backward": "it steps and drops a gradient in each backward, so gradients of micro-batches never add up"
-    }
-    hint: ClassVar[str] = "Use a smaller count=, or leave micro-batches out."
 
     count: int
     weighting: Weighting = "auto"
     dropout: str = "same"
 
     def why_not(self, training: Training) -> str | None:
-        return (
-            self.why_not_settings()
-            or self._why_not_here(training)
-            or why_rows_mix(training.model, resampled=self.dropout == "resampled")
-        )
-
-    def place(self, training: Training, stack: ExitStack) -> None:
-        weighting = self.weighting
-        if (
-            weighting == "auto" and training.ranks is not None
-        ):  # found when the model was sharded, on the same sample for all
-            weighting = "rows" if training.ranks.weighting == "ranks" else training.ranks.weighting
-        elif weighting == "auto":
-            weighting = find_weighting(training, resampled=self.dropout == "resampled")
-        before = training.micro_batches, training.weighting, training.resampled
-        unsynchronised = _no_sync(training.model)
-        if unsynchronised is not None:
-            stack.callback(training.replace_stepper(SyncedOnce(training.stepper, unsynchronised)))
-        _set_division(training, self.count, weighting, self.dropout == "resampled")
-        stack.callback(_set_division, training, *before)
-
-    def why_not_settings(self) -> str | None:
-        """Return what is wrong with the settings themselves, or None."""
-        if self.count < 1:
-            return f"A batch cannot be divided into {self.count} micro-batches."
-        if self.weighting != "auto" and not is_weighting(self.weighting):
-            return f"{self.weighting!r} is no weighting; known are auto, {', '.join(WEIGHTINGS)}, or a function."
-        if self.dropout not in ("same", "resampled"):
-            return f'dropout= takes "same" or "resampled", not {self.dropout!r}.'
-        return None
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings for JSON; a function cannot be stored and must be passed again."""
-        return super().settings() | ({"weighting": "auto"} if callable(self.weighting) else {})
-
-    def _why_not_here(self, training: Training) -> str | None:
+        wrong = self.why_not_settings()
+        if wrong is not None:
+            return wrong
         try:
             rows = batch_rows(training.sample)
         except BadBatch as problem:
@@ -89,37 +47,48 @@ class MicroBatches(Technique):
                 made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
                 if not made_in.startswith(("tonnage.", "torch.")):
                     return f"{name} has a hook on its accumulated gradient, which would run after each micro-batch."
+        # A row's result may depend on the other rows of its batch.
+        for name, module in training.model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                return f"{name} normalises over the batch, and its statistics would be those of a micro-batch."
+        dropped = None if self.dropout == "resampled" else active_dropout(training.model)
+        if dropped:
+            return (
+                f"{dropped} drops at random, and a micro-batch draws other numbers than its rows of the whole batch: "
+                'equal in distribution, not in value. dropout="resampled" accepts that.'
+            )
         return None
 
+    def place(self, training: Training, stack: ExitStack) -> None:
+        weighting = self.weighting
+        if weighting == "auto" and training.ranks is not None:
+            # Found when the model was sharded, on the same sample for all.
+            weighting = "rows" if training.ranks.weighting == "ranks" else training.ranks.weighting
+        elif weighting == "auto":
+            weighting = find_weighting(training, resampled=self.dropout == "resampled")
+        # What keeps a distributed wrapper from reducing incomplete gradients.
+        model: Any = training.model
+        if hasattr(model, "no_sync"):  # DistributedDataParallel, FullyShardedDataParallel
+            stack.callback(training.replace_stepper(SyncedOnce(training.stepper, model.no_sync)))
+        elif hasattr(model, "set_requires_gradient_sync"):  # fully_shard
+            stack.callback(training.replace_stepper(SyncedOnce(training.stepper, partial(_gradients_unsynced, model))))
+        resampled = self.dropout == "resampled"
+        division = {"micro_batches": self.count, "weighting": weighting, "resampled": resampled}
+        stack.callback(set_attributes(training, **division))
 
-def _set_division(training: Training, micro_batches: int, weighting: Weighting, resampled: bool) -> None:
-    training.micro_batches, training.weighting, training.resampled = micro_batches, weighting, resampled
+    def why_not_settings(self) -> str | None:
+        """Return what is wrong with the settings themselves, or None."""
+        if self.count < 1:
+            return f"A batch cannot be divided into {self.count} micro-batches."
+        if self.weighting != "auto" and not is_weighting(self.weighting):
+            return f"{self.weighting!r} is no weighting; known are auto, {', '.join(WEIGHTINGS)}, or a function."
+        if self.dropout not in ("same", "resampled"):
+            return f'dropout= takes "same" or "resampled", not {self.dropout!r}.'
+        return None
 
-
-def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
-    """Return why a row's result depends on the other rows of its batch, or None."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            return f"{name} normalises over the batch, and its statistics would be those of a micro-batch."
-    dropped = None if resampled else active_dropout(model)
-    if dropped:
-        return (
-            f"{dropped} drops at random, and a micro-batch draws other numbers than its rows of the whole batch: "
-            'equal in distribution, not in value. dropout="resampled" accepts that.'
-        )
-    return None
-
-
-# Distributed wrappers -------------------------------------------------------------------------------------------------
-
-
-def _no_sync(model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a context that keeps a distributed wrapper from reducing incomplete gradients."""
-    if hasattr(model, "no_sync"):  # DistributedDataParallel, FullyShardedDataParallel
-        return model.no_sync
-    if hasattr(model, "set_requires_gradient_sync"):  # fully_shard
-        return lambda: _gradients_unsynced(model)
-    return None
+    def settings(self) -> dict[str, Any]:
+        """Return the settings for JSON; a function cannot be stored and must be passed again."""
+        return super().settings() | ({"weighting": "auto"} if callable(self.weighting) else {})
 
 
 @contextmanager

@@ -4,44 +4,147 @@ These are the techniques for host memory with a file as the final destination.
 """
 
 import os
+import shutil
+import sys
+import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from tonnage.fit.moving.disk import DiskProblem, DiskSpace
-from tonnage.fit.moving.disk_homes import DiskHome, DiskKeeper, DiskStep
-from tonnage.fit.moving.streaming import place_all
+import torch
+from torch import Tensor
+
+from tonnage.fit.moving.disk import DiskProblem, DiskSpace, Extent, Loaded
+from tonnage.fit.moving.host import CopyInFlight
+from tonnage.fit.moving.streaming import Place, lay_out
 from tonnage.fit.stepping.one_by_one import OneByOneStepper
-from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
-from tonnage.fit.technique import NotApplicable, Technique
+from tonnage.fit.stepping.parameter_step import (
+    Group,
+    State,
+    StateStep,
+    StepFunction,
+    own_state,
+    parameter_steps,
+    plain_state,
+    why_not_one_by_one,
+)
+from tonnage.fit.technique import FACTS, NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
-from tonnage.fit.techniques.weight_streaming import CONFLICTS as streaming_conflicts
-from tonnage.fit.techniques.weight_streaming import WeightStreaming, check_room, stream_weights, streamed_parameters
+from tonnage.fit.techniques.weight_streaming import WeightStreaming, stream_weights
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import GIB, MIB
 
-_ORDER = {"weights": 35, "activations": 50, "states": 80}
-_CONFLICTS = {
-    "weights": {
-        "weight-streaming": "both would move the weights of blocks: one to the disk, one to the host",
-        **streaming_conflicts,
-    },
-    "activations": {"activation-offload": "both would move activations: one to the disk, one to the host"},
-    "states": {"host-states": "both would move optimizer states: one to the disk, one to the host"},
-}
+_ON_DISK = "disk"  # the only state key of a parameter here
 
 
-@dataclass(frozen=True, kw_only=True)
-class Nvme(Technique):
-    name: ClassVar[str] = "nvme"
-    title: ClassVar[str] = "on the disk"
-    order: ClassVar[int] = 80
-    refusal: ClassVar[str] = "The disk cannot keep {technique.what}: {reason}."
-    hint: ClassVar[str] = "Name another directory, or leave it out."
+@dataclass(eq=False)
+class _StatesOnDisk:
+    """One parameter's states: tensors in an extent, counters and the like here."""
 
+    extent: Extent
+    tensors: dict[str, Place]
+    others: State
+
+    def views(self, buffer: Tensor) -> State:
+        return {name: place.view(buffer) for name, place in self.tensors.items()}
+
+
+class DiskStep(StateStep):
+    """Steps a parameter with states that are read from disk and written back.
+
+    While one parameter is stepped, the states of its successor in the previous step are prefetched.
+    """
+
+    def __init__(self, inner: StepFunction, space: DiskSpace, device: torch.device) -> None:
+        self._inner = inner
+        self.space = space
+        self._device = device
+        self._coming: dict[_StatesOnDisk, tuple[Tensor, Loaded]] = {}
+        self._leaving: list[tuple[Tensor, CopyInFlight]] = []
+        self._next: dict[_StatesOnDisk, _StatesOnDisk] = {}
+        self._first: _StatesOnDisk | None = None
+        self._last: _StatesOnDisk | None = None
+
+    @torch.no_grad()
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        kept: _StatesOnDisk | None = state.get(_ON_DISK)
+        if kept is None:
+            made: State = {}
+            self._inner(parameter, gradient, made, group)
+            if made:
+                state[_ON_DISK] = self._keep(made)
+            return
+        buffer = self._load(kept)
+        here = {**kept.others, **kept.views(buffer)}
+        self._inner(parameter, gradient, here, group)
+        self._store(kept, here, buffer)
+
+    def plain_state(self, parameter: Tensor, state: State) -> State:
+        if not state:
+            return {}
+        kept: _StatesOnDisk = state[_ON_DISK]
+        tensors = kept.views(self.space.read_all(kept.extent))
+        if isinstance(self._inner, StateStep):
+            tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        plain = plain_state(self._inner, parameter, {**kept.others, **tensors})
+        return {name: v.cpu() if isinstance(v, Tensor) and v.dim() else v for name, v in plain.items()}
+
+    def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
+        self._coming.clear()  # reads in flight hold their buffers until they finish
+        self._next.clear()
+        self._first = self._last = None
+        made = own_state(self._inner, parameter, plain, group)
+        return {_ON_DISK: self._keep(made)} if made else {}
+
+    def _keep(self, made: State) -> _StatesOnDisk:
+        # Dense, whatever the values' layouts.
+        like = {
+            name: torch.empty_like(value, device="meta")
+            for name, value in made.items()
+            if isinstance(value, Tensor) and value.dim()
+        }
+        places, end = lay_out(like.values(), alignment=16)
+        kept = _StatesOnDisk(self.space.take(end), dict(zip(like, places, strict=True)), others={})
+        weakref.finalize(kept, self.space.give, kept.extent).atexit = False
+        self._store(kept, made, torch.empty(end, dtype=torch.uint8, device=self._device))
+        return kept
+
+    def _load(self, kept: _StatesOnDisk) -> Tensor:
+        buffer, loaded = self._coming.pop(kept) if kept in self._coming else self._start_loading(kept)
+        loaded.wait()
+        # Prefetch nothing after the last parameter: the first one's states would stay on the GPU during the next
+        # forward.
+        self._first = self._first or kept
+        if self._last is not None and kept is not self._first:
+            self._next[self._last] = kept
+        self._last = kept
+        following = self._next.get(kept)
+        if following is not None and following not in self._coming:
+            self._coming[following] = self._start_loading(following)
+        return buffer
+
+    def _start_loading(self, kept: _StatesOnDisk) -> tuple[Tensor, Loaded]:
+        buffer = torch.empty(kept.extent.byte_count, dtype=torch.uint8, device=self._device)
+        return buffer, self.space.load(kept.extent, buffer)
+
+    def _store(self, kept: _StatesOnDisk, state: State, buffer: Tensor) -> None:
+        for name, view in kept.views(buffer).items():
+            if state[name].data_ptr() != view.data_ptr():
+                view.copy_(state[name])
+        kept.others = {name: value for name, value in state.items() if name not in kept.tensors}
+        self._leaving.append((buffer, self.space.store(buffer, kept.extent)))
+        self.finish(in_flight=1)
+
+    def finish(self, *, in_flight: int = 0) -> None:
+        """Release the oldest buffers until this many are in flight; the current stream waits for their copies."""
+        while len(self._leaving) > in_flight:
+            _, copied = self._leaving.pop(0)
+            copied.wait()
+
+
+class Nvme(Technique, name="nvme"):
     directory: str
     what: Literal["weights", "activations", "states"]
     blocks: tuple[str, ...] = ()  # for weights and activations
@@ -52,12 +155,12 @@ class Nvme(Technique):
     disk_bytes_per_s: float = 2e9  # unused; kept because saved plans name it
 
     def __post_init__(self) -> None:
-        if self.what not in _ORDER:
+        known = ("weights", "activations", "states")
+        if self.what not in known:
             raise NotApplicable(
-                f"The disk was asked to keep {self.what!r}.", hint=f"It keeps one of {', '.join(_ORDER)}."
+                f"The disk was asked to keep {self.what!r}.", hint=f"It keeps one of {', '.join(known)}."
             )
-        object.__setattr__(self, "order", _ORDER[self.what])
-        object.__setattr__(self, "conflicts", _CONFLICTS[self.what])
+        vars(self).update(FACTS[f"nvme {self.what}"])
 
     def why_not(self, training: Training) -> str | None:
         directory = Path(self.directory)
@@ -67,12 +170,11 @@ class Nvme(Technique):
             return f"the directory {directory} cannot be written to"
         if self.what == "states":
             return why_not_one_by_one(training.optimizer)
-        return self._on_the_host().why_not(training)
-
-    def _on_the_host(self) -> ActivationOffload | WeightStreaming:
-        """Return the technique that this one extends."""
         if self.what == "weights":
-            return WeightStreaming(blocks=self.blocks, slots=self.slots)
+            return WeightStreaming(blocks=self.blocks, slots=self.slots).why_not(training)
+        return self._offload().why_not(training)
+
+    def _offload(self) -> ActivationOffload:
         return ActivationOffload(blocks=self.blocks, minimum_bytes=self.minimum_bytes, window_bytes=self.window_bytes)
 
     def place(self, training: Training, stack: ExitStack) -> None:
@@ -84,21 +186,13 @@ class Nvme(Technique):
                 step = DiskStep(steps.function, space, training.device)
                 stack.callback(steps.replace(step, finish=step.finish))
                 stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
-                return
-            technique = self._on_the_host()
-            if isinstance(technique, ActivationOffload):
-                technique.place_with(DiskKeeper(space), training, stack)
-                return
-            if not on_virtual_gpu(training.device):
-                owned = streamed_parameters(training.model, self.blocks)
-                needed_bytes = sum(place_all(parameters)[1] for parameters in owned.values())
-                check_room(needed_bytes, free_disk_bytes(Path(self.directory)), where=self.directory)
-            homes = partial(DiskHome, space)
-            stream_weights(training, self.blocks, homes, slots=self.slots, stack=stack)
+            elif self.what == "activations":
+                self._offload().place_in(space, training, stack)
+            else:
+                virtual = on_virtual_gpu(training.device)
+                free_bytes = sys.maxsize if virtual else shutil.disk_usage(self.directory).free
+                stream_weights(
+                    training, self.blocks, space, free_bytes, where=self.directory, slots=self.slots, stack=stack
+                )
         except DiskProblem as error:
             raise NotApplicable(str(error), hint=error.hint) from error
-
-
-def free_disk_bytes(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize

@@ -6,9 +6,8 @@ The modes are chosen elsewhere: by `choose.frontier` within a block, by the solv
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +20,13 @@ from tonnage.fit.recomputing.rerun import GraphRerun, Rerun
 from tonnage.fit.recomputing.sliced import SlicedRerun, check_rows_apart
 from tonnage.fit.recomputing.trial import RerunFinding, find_out, left_alone, on_few_rows
 from tonnage.fit.technique import NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training
 
 Mode = str | Sequence[int | str]
 _STREAMING = ("weight-streaming", "nvme")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recompute(Technique):
+class Recompute(Technique, name="recompute"):
     """Recomputes blocks in backward, by a mode per block name; other blocks stay as they are:
 
     "keep"         as it is
@@ -44,12 +42,6 @@ class Recompute(Technique):
     its arguments and outputs, the graph of its first run is kept too. If a second run still gives other values, the
     block cannot be recomputed; see `recomputable`.
     """
-
-    name: ClassVar[str] = "recompute"
-    title: ClassVar[str] = "recompute in backward"
-    order: ClassVar[int] = 40
-    refusal: ClassVar[str] = "Blocks cannot be recomputed: {reason}."
-    hint: ClassVar[str] = "Change the modes, or leave it out."
 
     modes: Mapping[str, Mode]
     slices: int = 1
@@ -79,13 +71,32 @@ class Recompute(Technique):
             return f"slices={self.slices} is no number of slices"
         if getattr(training.model, "is_gradient_checkpointing", False):
             return "the model recomputes its blocks already (gradient_checkpointing_disable() turns that off)"
-        wrong = (_why_not_mode(training, name, mode) for name, mode in self.modes.items())
-        return next((reason for reason in (*wrong, self._why_not_slices(training)) if reason), None)
-
-    def _why_not_slices(self, training: Training) -> str | None:
-        if self.slices == 1:
-            return None
-        for name in (name for name, mode in self.modes.items() if mode == "block"):
+        modules = dict(training.model.named_modules())
+        streaming = next((other for other in _STREAMING if other in training.applied), None)
+        for name, mode in self.modes.items():
+            if name not in modules:
+                return f"the model has no block {name!r}"
+            if mode in ("keep", "block"):
+                continue
+            block = modules[name]
+            if isinstance(mode, str):
+                part = mode.removeprefix("part:")
+                if part == mode:
+                    return (
+                        f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
+                    )
+                if part not in dict(block.named_modules()):
+                    parts = ", ".join(child for child, _ in block.named_children())
+                    return f"{name} has no part {part!r}, its parts are {parts}"
+                continue
+            if _is_compiled(training, block):
+                return f"{name} is compiled, and the operators inside cannot be told apart: use block or part:NAME"
+            if streaming:
+                return f"the copies of {streaming} come between the operators of {name}: use block or part:NAME"
+            wrong = [entry for entry in mode if not str(entry).partition(":")[0].isdecimal()]
+            if wrong:
+                return f"{name} is to keep operator {wrong[0]!r}, which is no index"
+        for name in (name for name, mode in self.modes.items() if mode == "block" and self.slices > 1):
             block = training.model.get_submodule(name)
             dropping = active_dropout(block)
             if dropping:
@@ -96,25 +107,25 @@ class Recompute(Technique):
 
     def place(self, training: Training, stack: ExitStack) -> None:
         modes = {name: mode for name, mode in self.modes.items() if mode != "keep"}
-        findings = find_out(training, [_module_name(name, mode) for name, mode in modes.items()])
+        module_names = {name: _module_name(name, mode) for name, mode in modes.items()}
+        findings = find_out(training, [*module_names.values()])
         for name, mode in modes.items():
-            module_name = _module_name(name, mode)
-            reason = self._why_not_found(training, mode, findings[module_name])
+            reason = self._why_not_found(training, mode, findings[module_names[name]])
             if reason is not None:
-                raise self._not_applicable(f"{module_name} cannot run twice: {reason}")
+                raise self._not_applicable(f"{module_names[name]} cannot run twice: {reason}")
         if self.slices > 1:
             check_rows_apart(training, [name for name, mode in modes.items() if mode == "block"])
         for name, mode in modes.items():
-            stack.callback(self._place_one(training, name, mode, findings[_module_name(name, mode)]))
-        self._check_operators(training, [name for name, mode in modes.items() if not isinstance(mode, str)])
-
-    def _check_operators(self, training: Training, names: Sequence[str]) -> None:
-        """Raise NotApplicable if a block calls other operators than it should keep; in training it would rerun whole."""
-        if not names:
-            return
-        with left_alone(training), torch.enable_grad():
-            on_few_rows(training, lambda batch: training.loss(training.model, batch))
-        for name in names:
+            module = training.model.get_submodule(module_names[name])
+            compiled = _is_compiled(training, training.model.get_submodule(name))
+            forward = self._recomputing(module, mode, findings[module_names[name]], compiled=compiled)
+            stack.callback(replace_forward(module, forward))
+        # A block that calls other operators than it should keep would rerun whole in training.
+        by_operators = [name for name, mode in modes.items() if not isinstance(mode, str)]
+        if by_operators:
+            with left_alone(training), torch.enable_grad():
+                on_few_rows(training, lambda batch: training.loss(training.model, batch))
+        for name in by_operators:
             differs = training.model.get_submodule(name).forward.differs
             if differs:
                 raise self._not_applicable(
@@ -137,24 +148,25 @@ class Recompute(Technique):
         streaming = next((other for other in _STREAMING if other in training.applied), None)
         return f"{finding.beside}, which cannot be done beside {streaming}" if streaming else None
 
-    def _place_one(self, training: Training, name: str, mode: Mode, finding: RerunFinding) -> Undo:
-        module = training.model.get_submodule(_module_name(name, mode))
-        compiled = _is_compiled(training, training.model.get_submodule(name))
-        is_part = isinstance(mode, str) and mode != "block"
-        if compiled and is_part:
+    def _recomputing(
+        self, module: nn.Module, mode: Mode, finding: RerunFinding, *, compiled: bool
+    ) -> Callable[..., Any]:
+        """Return the forward that replaces the module's own."""
+        forward = module.forward
+        if compiled and isinstance(mode, str) and mode != "block":
             # torch.compile supports checkpoint(): it recomputes this part inside the block's compiled backward. Equal
             # parts get the same function, so that their blocks share one compilation.
-            forward = module.forward
             if isinstance(forward, MethodType) and forward.__self__ is module:
-                return replace_forward(module, MethodType(_checkpointed_function(forward.__func__), module))
-            return replace_forward(module, _checkpointed(forward))
+                return MethodType(_checkpointed_function(forward.__func__), module)
+            return _checkpointed(forward)
         if finding.beside is not None:
-            return replace_forward(module, GraphRerun(module, module.forward, finding.slots))
-        # The operators of a compiled forward cannot be observed.
-        replayer = None if compiled else Replayer({} if isinstance(mode, str) else _kept(mode))
+            return GraphRerun(module, forward, None, finding.slots)
+        # Operators are kept by index, with the profiled name if given; those of a compiled forward cannot be observed.
+        entries = () if isinstance(mode, str) else (str(entry).partition(":") for entry in mode)
+        replayer = None if compiled else Replayer({int(index): name or None for index, _, name in entries})
         if self.slices > 1 and mode == "block":
-            return replace_forward(module, SlicedRerun(module, module.forward, replayer, self.slices))
-        return replace_forward(module, Rerun(module, module.forward, replayer, finding.slots))
+            return SlicedRerun(module, forward, replayer, self.slices)
+        return Rerun(module, forward, replayer, finding.slots)
 
 
 def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | None]:
@@ -166,12 +178,6 @@ def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | No
 
 def _module_name(name: str, mode: Mode) -> str:
     return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
-
-
-def _kept(mode: Sequence[int | str]) -> dict[int, str | None]:
-    """Return the operators by index, with the profiled name if given."""
-    pairs = (str(entry).partition(":") for entry in mode)
-    return {int(index): name or None for index, _, name in pairs}
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,26 +197,3 @@ def _is_compiled(training: Training, block: nn.Module) -> bool:
     cells = getattr(forward, "__closure__", None) or ()
     around = (block.forward, forward, *(cell.cell_contents for cell in cells))
     return "compile" in training.applied or any(hasattr(part, "_torchdynamo_orig_callable") for part in around)
-
-
-def _why_not_mode(training: Training, name: str, mode: Mode) -> str | None:
-    modules = dict(training.model.named_modules())
-    if name not in modules:
-        return f"the model has no block {name!r}"
-    if mode in ("keep", "block"):
-        return None
-    block = modules[name]
-    if isinstance(mode, str):
-        if not mode.startswith("part:"):
-            return f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
-        part = mode.removeprefix("part:")
-        if part in dict(block.named_modules()):
-            return None
-        return f"{name} has no part {part!r}, its parts are {', '.join(child for child, _ in block.named_children())}"
-    if _is_compiled(training, block):
-        return f"{name} is compiled, and the operators inside cannot be told apart: use block or part:NAME"
-    streaming = next((other for other in _STREAMING if other in training.applied), None)
-    if streaming:
-        return f"the copies of {streaming} come between the operators of {name}: use block or part:NAME"
-    wrong = [entry for entry in mode if not str(entry).partition(":")[0].isdecimal()]
-    return f"{name} is to keep operator {wrong[0]!r}, which is no index" if wrong else None

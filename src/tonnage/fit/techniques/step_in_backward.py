@@ -3,10 +3,7 @@
 The gradient is then freed, so that gradients never all exist at once. It does not know how a parameter is stepped.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,16 +27,7 @@ class OneBackwardStepper(BackwardStepper):
         super().begin(micro_batches)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepInBackward(Technique):
-    name: ClassVar[str] = "step-in-backward"
-    title: ClassVar[str] = "step inside backward"
-    order: ClassVar[int] = 85
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "micro-batches": "a gradient is stepped and freed before the next micro-batch could add to it",
-    }
-    refusal: ClassVar[str] = "The step cannot be taken inside backward: {reason}."
-
+class StepInBackward(Technique, name="step-in-backward"):
     def why_not(self, training: Training) -> str | None:
         if training.stepper.clip_norm is not None:
             return "clipping needs the norm of all gradients before the first parameter is stepped"

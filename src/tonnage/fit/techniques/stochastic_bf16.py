@@ -3,10 +3,8 @@
 No FP32 copy exists beyond a few values in registers. State dicts keep the dtypes that the model had.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.stepping.stochastic import stochastic_step
-from tonnage.fit.technique import Changes, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 
 _NOT_KNOWN = ("amsgrad", "differentiable")
@@ -34,18 +32,7 @@ class StochasticStep:
         step(parameter, gradient, state, group)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StochasticBf16(Technique):
-    name: ClassVar[str] = "stochastic-bf16"
-    title: ClassVar[str] = "BF16 with stochastic rounding"
-    changes: ClassVar[Changes] = Changes.NUMERICS
-    order: ClassVar[int] = 70
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "master-weights": "that one keeps an FP32 copy of each parameter, this one none",
-    }
-    refusal: ClassVar[str] = "BF16 with stochastic rounding cannot be used: {reason}."
-    hint: ClassVar[str] = "Use AdamW, or master-weights."
-
+class StochasticBf16(Technique, name="stochastic-bf16"):
     def why_not(self, training: Training) -> str | None:
         optimizer = training.optimizer
         if not isinstance(optimizer, Adam | SGD):
@@ -55,14 +42,10 @@ class StochasticBf16(Technique):
                 return f"{type(optimizer).__name__} was made with {setting}=True, which the rounding step does not know"
         if not {p.dtype for p in trained_parameters(optimizer)} & {torch.float32, NARROW}:
             return "no trained parameter is FP32 or BF16"
-        return self._why_not_narrow(training) or why_not_one_by_one(optimizer)
-
-    def _why_not_narrow(self, training: Training) -> str | None:
-        if not wide_parameters(training.model):
-            return None
-        if "weight-streaming" in training.applied:
+        wide = wide_parameters(training.model)
+        if wide and "weight-streaming" in training.applied:
             return "weights that are streamed lie on the host in FP32; make the model BF16 first"
-        return why_not_narrow(training.model)
+        return (why_not_narrow(training.model) if wide else None) or why_not_one_by_one(optimizer)
 
     def place(self, training: Training, stack: ExitStack) -> None:
         steps = parameter_steps(training.optimizer)
@@ -99,7 +82,13 @@ def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo
     def undo() -> None:
         handle.remove()
         cast(torch.float32)
-        _put_counts_back(optimizer)
+        # A fused optimizer expects step counts on the device.
+        for group in optimizer.param_groups:
+            if group.get("fused") or group.get("capturable"):
+                for parameter in group["params"]:
+                    state = optimizer.state.get(parameter, {})
+                    if "step" in state:
+                        state["step"] = state["step"].to(parameter.device)
 
     return undo
 
@@ -109,13 +98,3 @@ def _cast(state: State, dtype: torch.dtype) -> State:
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() and name != "step" else value
         for name, value in state.items()
     }
-
-
-def _put_counts_back(optimizer: Optimizer) -> None:
-    """Move step counts back to the device, where a fused optimizer expects them."""
-    for group in optimizer.param_groups:
-        if group.get("fused") or group.get("capturable"):
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                if "step" in state:
-                    state["step"] = state["step"].to(parameter.device)

@@ -8,9 +8,8 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +37,8 @@ class WindowMissing(TonnageError, RuntimeError):
     """Raised if a mask has a sliding window but the layer does not say how wide it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiledAttention(Technique):
+class TiledAttention(Technique, name="tiled-attention"):
     """Computes `tile_rows` query rows at a time; `dropout="resampled"` accepts other random numbers."""
-
-    name: ClassVar[str] = "tiled-attention"
-    title: ClassVar[str] = "tiled attention"
-    order: ClassVar[int] = 10
-    conflicts: ClassVar[dict[str, str]] = {"fused-attention": "both replace the same attention"}
-    hint: ClassVar[str] = "Leave tiled-attention out, or use fused-attention."
 
     tile_rows: int = 256
     dropout: str = "same"
@@ -58,7 +50,7 @@ class TiledAttention(Technique):
         if not models:
             return "No model of transformers with eager attention was found."
         reasons = (_why_not_model(model) or why_not_dropout(dropout_of(model), self.dropout) for model in models)
-        return next((reason for reason in reasons if reason), None)
+        return next(filter(None, reasons), None)
 
     def place(self, training: Training, stack: ExitStack) -> None:
         name = _register(self.tile_rows)
@@ -113,7 +105,17 @@ def make_mask(
     """
     from transformers import masking_utils
 
-    kind = _kind_of(mask_function)
+    # Which of three known rules is it?
+    kind = None
+    if mask_function is masking_utils.causal_mask_function:
+        kind = "causal"
+    elif mask_function is masking_utils.bidirectional_mask_function:
+        kind = "all"
+    elif mask_function is not None and getattr(mask_function, "__qualname__", "") == "and_masks.<locals>.and_mask":
+        parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
+        names = {getattr(part, "__qualname__", "") for part in parts}
+        if names == {"sliding_window_overlay.<locals>.inner_mask", "causal_mask_function"}:
+            kind = "window"
     if kind is None or q_length != kv_length or (int(q_offset), int(kv_offset)) != (0, 0):
         settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return masking_utils.sdpa_mask(
@@ -131,22 +133,6 @@ def make_mask(
     if attention_mask is not None:
         keys = attention_mask[:, :kv_length].bool()
     return {"causal": keys, "window": keys[:, None], "all": keys[:, None, None]}[kind]
-
-
-def _kind_of(function: Callable[..., Any] | None) -> str | None:
-    """Return which of three known rules a transformers mask function expresses, or None."""
-    from transformers import masking_utils
-
-    if function is masking_utils.causal_mask_function:
-        return "causal"
-    if function is masking_utils.bidirectional_mask_function:
-        return "all"
-    if function is not None and getattr(function, "__qualname__", "") == "and_masks.<locals>.and_mask":
-        parts = inspect.getclosurevars(function).nonlocals.get("mask_functions", ())
-        names = {getattr(part, "__qualname__", "") for part in parts}
-        if names == {"sliding_window_overlay.<locals>.inner_mask", "causal_mask_function"}:
-            return "window"
-    return None
 
 
 def attention_forward(

@@ -6,8 +6,6 @@ intermediates of a slice are saved, and the layer runs forward three times unles
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -20,14 +18,8 @@ NAMES = ("mlp", "ffn", "feed_forward", "feedforward", "ff")
 _EXPERTS = ("experts", "router")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiledMlp(Technique):
+class TiledMlp(Technique, name="tiled-mlp"):
     """Cuts the rows (batch times sequence) into `tiles` slices."""
-
-    name: ClassVar[str] = "tiled-mlp"
-    title: ClassVar[str] = "feed-forward in tiles"
-    order: ClassVar[int] = 20
-    hint: ClassVar[str] = "Leave tiled-mlp out; recompute saves the same bytes between blocks."
 
     tiles: int = 8
 

@@ -5,8 +5,6 @@ slice at a time, and only the input is saved. PyTorch's own LayerNorm and RMSNor
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -15,17 +13,8 @@ from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiledNorm(Technique):
+class TiledNorm(Technique, name="tiled-norm"):
     """Cuts the rows (batch times sequence) into `tiles` slices."""
-
-    name: ClassVar[str] = "tiled-norm"
-    title: ClassVar[str] = "norms in tiles"
-    order: ClassVar[int] = 20
-    conflicts: ClassVar[dict[str, str]] = {
-        "compile": "compiled blocks fuse their norms, and a tiled one would break them"
-    }
-    hint: ClassVar[str] = "Leave tiled-norm out."
 
     tiles: int = 8
 

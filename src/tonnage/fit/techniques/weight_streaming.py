@@ -5,47 +5,26 @@ does not know which blocks are worth it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tonnage.fit.modules import replace_forward, why_not_blocks
-from tonnage.fit.moving.host import CopyLane, HostMemoryExhausted, host_limit_bytes
-from tonnage.fit.moving.saved_tensors import Packed, bytes_of, saved_by, storage_key
-from tonnage.fit.moving.streaming import (
-    BlockWeights,
-    Home,
-    Nowhere,
-    PinnedHome,
-    StreamedTensor,
-    WeightStreamer,
-    place_all,
-)
+from tonnage.fit.moving.host import HostMemoryExhausted, PinnedSpace, Space, host_limit_bytes
+from tonnage.fit.moving.saved_tensors import Packed, bytes_of, same_view, saved_by, storage_key
+from tonnage.fit.moving.streaming import BlockWeights, Nowhere, WeightStreamer, lay_out
 from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training
 from tonnage.units import format_bytes
 
-Homes = Callable[[int], Home]  # takes the bytes to hold
 
-_NARROWS = "it narrows each parameter where it stands, and the values of these are on the host"
-CONFLICTS = {"master-weights": _NARROWS, "stochastic-bf16": _NARROWS}
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightStreaming(Technique):
-    name: ClassVar[str] = "weight-streaming"
-    title: ClassVar[str] = "weights on the host"
-    order: ClassVar[int] = 35
-    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
-    refusal: ClassVar[str] = "Weights cannot be streamed from the host: {reason}."
-
+class WeightStreaming(Technique, name="weight-streaming"):
     blocks: tuple[str, ...]
     slots: int = 2  # blocks on the GPU at a time: one runs, the others are in transit
     host_bytes: int | None = None  # most bytes to pin; default: all that is free
@@ -56,26 +35,19 @@ class WeightStreaming(Technique):
         reason = why_not_blocks(training.model, self.blocks) or why_not_one_by_one(training.optimizer)
         if reason is not None:
             return reason
-        return why_not_streamed(training.model, self.blocks)
+        for name, parameters in streamed_parameters(training.model, self.blocks).items():
+            if not parameters:
+                return f"the block {name!r} has no parameters of its own"
+            if any(type(parameter.data) is not Tensor for parameter in parameters):
+                return f"the block {name!r} has parameters that are sharded or of a tensor type of their own"
+            if any(bytes_of(p.data).numel() != p.numel() * p.itemsize for p in parameters):
+                return f"the block {name!r} has parameters that share their memory with others"
+        return None
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        load_lane, store_lane = CopyLane(training.device), CopyLane(training.device)
-        owned = streamed_parameters(training.model, self.blocks)
-        needed_bytes = sum(place_all(parameters)[1] for parameters in owned.values())
-        check_room(needed_bytes, host_limit_bytes(training.device, self.host_bytes), where="the host")
-
-        def home(byte_count: int) -> Home:
-            return PinnedHome(byte_count, training.device, load_lane, store_lane)
-
-        stream_weights(training, self.blocks, home, slots=self.slots, stack=stack)
-
-
-def check_room(needed_bytes: int, free_bytes: int, *, where: str) -> None:
-    if needed_bytes > free_bytes:
-        raise NotApplicable(
-            f"{format_bytes(needed_bytes)} of weights would go to {where}, which has {format_bytes(free_bytes)} for them.",
-            hint="Name fewer blocks.",
-        )
+        free_bytes = host_limit_bytes(training.device, self.host_bytes)
+        space = PinnedSpace(training.device, free_bytes)
+        stream_weights(training, self.blocks, space, free_bytes, where="the host", slots=self.slots, stack=stack)
 
 
 def streamed_parameters(model: nn.Module, names: tuple[str, ...]) -> dict[str, list[nn.Parameter]]:
@@ -89,25 +61,29 @@ def streamed_parameters(model: nn.Module, names: tuple[str, ...]) -> dict[str, l
     return {name: [p for p in block.parameters() if owners[p] == {name}] for name, block in blocks.items()}
 
 
-def why_not_streamed(model: nn.Module, names: tuple[str, ...]) -> str | None:
-    for name, parameters in streamed_parameters(model, names).items():
-        if not parameters:
-            return f"the block {name!r} has no parameters of its own"
-        if any(type(parameter.data) is not Tensor for parameter in parameters):
-            return f"the block {name!r} has parameters that are sharded or of a tensor type of their own"
-        if any(bytes_of(p.data).numel() != p.numel() * p.itemsize for p in parameters):
-            return f"the block {name!r} has parameters that share their memory with others"
-    return None
-
-
-def stream_weights(training: Training, names: tuple[str, ...], homes: Homes, *, slots: int, stack: ExitStack) -> None:
-    """Move the weights of these blocks into homes of this kind."""
+def stream_weights(
+    training: Training,
+    names: tuple[str, ...],
+    space: Space,
+    free_bytes: int,
+    *,
+    where: str,
+    slots: int,
+    stack: ExitStack,
+) -> None:
+    """Move the weights of these blocks to a space with this much room."""
+    owned = streamed_parameters(training.model, names)
+    needed_bytes = sum(lay_out(parameters)[1] for parameters in owned.values())
+    if needed_bytes > free_bytes:
+        raise NotApplicable(
+            f"{format_bytes(needed_bytes)} of weights would go to {where}, which has {format_bytes(free_bytes)} for them.",
+            hint="Name fewer blocks.",
+        )
     blocks: dict[str, BlockWeights] = {}
     nowhere = Nowhere(training.device)
     try:
-        for name, parameters in streamed_parameters(training.model, names).items():
-            places, byte_count = place_all(parameters)
-            blocks[name] = BlockWeights(places, byte_count, homes(byte_count), nowhere)
+        for name, parameters in owned.items():
+            blocks[name] = BlockWeights(parameters, space, nowhere)
             stack.callback(blocks[name].return_for_good)
             blocks[name].leave()
     except HostMemoryExhausted as error:
@@ -119,7 +95,7 @@ def stream_weights(training: Training, names: tuple[str, ...], homes: Homes, *, 
     for name, weights in blocks.items():
         block = training.model.get_submodule(name)
         stack.callback(replace_forward(block, _streaming(block, streamer, weights)))
-        stack.callback(_keep_state_dict_plain(block, streamer, weights))
+        _keep_state_dict_plain(block, streamer, weights, stack)
     stack.callback(steps.bring_by(streamer.changing))
     stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
@@ -138,8 +114,8 @@ def _streaming(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights
         def pack(tensor: Tensor) -> Packed | None:
             if storage_key(tensor) != key:
                 return None
-            shape = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
-            return StreamedTensor(streamer, weights, *shape)
+            view = same_view(tensor)  # the position among the block's bytes is saved, not the bytes
+            return lambda: view(streamer.bring(weights))
 
         with saved_by(pack):
             outputs = before(*args, **kwargs)
@@ -152,19 +128,18 @@ def _streaming(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights
     return forward
 
 
-def _keep_state_dict_plain(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights) -> Undo:
+def _keep_state_dict_plain(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights, stack: ExitStack) -> None:
     loading: list[Tensor] = []
 
     def give(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-        streamer.take_home(weights)
-        values = weights.home.read()
-        places = {place.parameter: place for place in weights.places}
+        streamer.store_changes(weights)
+        values = weights.read()
         for name, parameter in module.named_parameters(remove_duplicate=False):
             entry = state_dict.get(prefix + name)
-            if parameter in places and entry is not None and entry is not parameter:  # it is, with keep_vars
-                state_dict[prefix + name] = places[parameter].view(values)
+            if parameter in weights.places and entry is not None and entry is not parameter:  # it is, with keep_vars
+                state_dict[prefix + name] = weights.places[parameter].view(values)
 
-    def open_home(module: nn.Module, states: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    def open_values(module: nn.Module, states: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
         if metadata.get("assign_to_params_buffers"):
             raise NotApplicable(
                 f"load_state_dict(assign=True) would put other parameters in place of those of {prefix.removesuffix('.')!r}, "
@@ -172,18 +147,16 @@ def _keep_state_dict_plain(block: nn.Module, streamer: WeightStreamer, weights: 
                 hint="Load without assign=True, or undo the technique first.",
             )
         streamer.forget(weights)
-        loading.append(weights.home.read())
+        loading.append(weights.read())
         weights.point_at(loading[0])
 
-    def close_home(module: nn.Module, _: Any) -> None:
+    def close_values(module: nn.Module, _: Any) -> None:
         weights.point_nowhere()
-        weights.home.overwrite(loading.pop())
+        weights.overwrite(loading.pop())
 
-    with ExitStack() as stack:
-        for handle in (
-            block.register_state_dict_post_hook(give),
-            block.register_load_state_dict_pre_hook(open_home),
-            block.register_load_state_dict_post_hook(close_home),
-        ):
-            stack.callback(handle.remove)
-        return stack.pop_all().close
+    for handle in (
+        block.register_state_dict_post_hook(give),
+        block.register_load_state_dict_pre_hook(open_values),
+        block.register_load_state_dict_post_hook(close_values),
+    ):
+        stack.callback(handle.remove)
