@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
-from tonnage.explain.turns import turns
 from tonnage.recording import Allocation, ClusterSummary, FailedRequest, Recording
+from tonnage.recording.loops import turns
 from tonnage.recording.replay import demand, until_refused
 from tonnage.units import parse_bytes
 

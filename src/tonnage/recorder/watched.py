@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from tonnage.ledger import Category
 from tonnage.recorder.log import Entry
-from tonnage.recording.records import Allocation, Mark
+from tonnage.recording.records import BY_PHASE, Allocation, Mark
 from tonnage.recording.snapshot.origins import Origin
-from tonnage.script.attribution import BY_PHASE
 
 
 class LoggedPhases:

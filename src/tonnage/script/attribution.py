@@ -13,18 +13,10 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tonnage.ledger import Category
-from tonnage.recording.records import MarkKind
+from tonnage.recording.records import BY_PHASE, MarkKind
 from tonnage.script.lines import NOWHERE, LineFinder, ScriptPlace
 from tonnage.script.training import facts_of_driver, facts_of_model, name_of_optimizer
 
-BY_PHASE = {
-    "setup": Category.OTHER,
-    "forward": Category.ACTIVATIONS,
-    "evaluation": Category.ACTIVATIONS,
-    "generation": Category.ACTIVATIONS,
-    "backward": Category.ACTIVATIONS,
-    "optimizer": Category.WORKSPACE,
-}
 # Backward passes and optimizer steps keep their phase, whatever function they run in.
 _PLAIN = ("backward", "optimizer")
 

@@ -16,9 +16,9 @@ from tonnage.explain.findings import Cause, Finding, Guilty, guilty_lines
 from tonnage.explain.fixes import Fix, fix_of
 from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.source import KeepingStatement, Source
-from tonnage.explain.turns import ENOUGH
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
+from tonnage.recording.loops import ENOUGH
 from tonnage.recording.timeline import spans
 from tonnage.units import KIB, format_bytes
 
