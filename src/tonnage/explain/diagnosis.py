@@ -24,6 +24,24 @@ _OF_PHASES = ("evaluation", "saving", "loading", "data")
 _PHASE_SHARE = 0.1
 
 
+_TITLES: dict[Cause, str] = {
+    "capacity": "The card is too small for it",
+    "fragmentation": "Fragmentation",
+    "leak": "A leak",
+    "outside": "Memory outside PyTorch",
+    "other-process": "Another process",
+    "pinned-host": "Pinned host memory",
+    "host-memory": "The host's memory",
+    "unbounded-cache": "A cache without a bound",
+    "evaluation": "Evaluation holds too much",
+    "generation": "Generation",
+    "saving": "Saving takes room on the GPU",
+    "loading": "A checkpoint is held twice",
+    "data": "Batches wait on the GPU",
+    "none": "Nothing is wrong",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The cause as a word and a sentence, the findings, and the fixes, best first."""
@@ -90,39 +108,15 @@ def _sentence(case: Case, named: Finding | None, findings: list[Finding]) -> str
         return f"Nothing is wrong with its memory: {findings[0].sentence}." if findings else "It allocated nothing."
     words = named.sentence
     if named.cause == "capacity":
-        words = _capacity_words(case, findings)
+        assert case.death and case.recording.oom
+        death, line = case.death, case.recording.oom.line
+        asked = f"{format_bytes(death.requested_bytes)} more" + (f" at {line}" if line else "")
+        words = f"it asked for {asked}, on top of {format_bytes(death.allocated_bytes)}"
+        words += f", {format_bytes(death.shortage_bytes)} short"
+        words += "".join(f"; {finding.sentence}" for finding in findings if finding.rule == "surprising-tensor")
         if any(finding.rule == "own-limit" for finding in findings):
             return f"Its own limit is too small for it: {words}."
     return f"{_TITLES[named.cause or 'none']}: {words}."
-
-
-_TITLES: dict[Cause, str] = {
-    "capacity": "The card is too small for it",
-    "fragmentation": "Fragmentation",
-    "leak": "A leak",
-    "outside": "Memory outside PyTorch",
-    "other-process": "Another process",
-    "pinned-host": "Pinned host memory",
-    "host-memory": "The host's memory",
-    "unbounded-cache": "A cache without a bound",
-    "evaluation": "Evaluation holds too much",
-    "generation": "Generation",
-    "saving": "Saving takes room on the GPU",
-    "loading": "A checkpoint is held twice",
-    "data": "Batches wait on the GPU",
-    "none": "Nothing is wrong",
-}
-
-
-def _capacity_words(case: Case, findings: list[Finding]) -> str:
-    death = case.death
-    assert death
-    surprise = next((finding for finding in findings if finding.rule == "surprising-tensor"), None)
-    line = case.recording.oom.line if case.recording.oom else ""
-    at = f" at {line}" if line else ""
-    asked = f"{format_bytes(death.requested_bytes)} more{at}, on top of {format_bytes(death.allocated_bytes)}"
-    short = f"{format_bytes(death.shortage_bytes)} short"
-    return f"it asked for {asked}, {short}" + (f"; {surprise.sentence}" if surprise else "")
 
 
 def _one_of_a_kind(fixes: Iterable[Fix]) -> tuple[Fix, ...]:

@@ -16,6 +16,7 @@ from tonnage.explain.rewriting import Rewrite, resized, scaled, spans_of
 from tonnage.explain.words import half_type, is_of_sdpa, precision_words, trains, words_for
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
+from tonnage.techniques import change_of
 
 # torch.amp's lists, for operators whose results are saved.
 _PRODUCT = re.compile(r"linear|mm$|matmul|conv|attention|rnn|lstm|gru|einsum")
@@ -43,10 +44,9 @@ def autocast(recording: Recording) -> Rewrite | None:
     walk = _DtypeWalk(recording)
     lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
     dtype = half_type(recording)
-    copies = list(_weight_copies(recording))
-    how = precision_words(recording, dtype)
-    costs = "less precision" if dtype == "bfloat16" else "less precision, scaled losses"
-    return Rewrite(f"autocast to {dtype}", costs, how, [*lowered, *copies])
+    change, costs = change_of("autocast", dtype=dtype)
+    costs += "" if dtype == "bfloat16" else ", scaled losses"
+    return Rewrite(change, costs, precision_words(recording, dtype), [*lowered, *_weight_copies(recording)])
 
 
 def half_weights(recording: Recording) -> Rewrite | None:
@@ -57,7 +57,8 @@ def half_weights(recording: Recording) -> Rewrite | None:
     meant = (Category.PARAMETERS, Category.ACTIVATIONS, Category.KV_CACHE)
     halved = resized(recording, lambda a: 0.5 if a.category in meant and a.dtype == "float32" else 1.0)
     dtype = half_type(recording)
-    return Rewrite(f"weights in {dtype}", "less precision", words_for(recording, "weights", dtype=dtype), halved)
+    how = words_for(recording, "half-weights", dtype=dtype)
+    return Rewrite(*change_of("half-weights", dtype=dtype), how, halved)
 
 
 def _unfused(recording: Recording) -> set[int] | None:

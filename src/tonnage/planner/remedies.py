@@ -21,6 +21,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, check, for_cluster
 from tonnage.planner.search import PlanSearch
 from tonnage.planner.space import family, layouts, offloads, passes, shardings
+from tonnage.techniques import asked_by_flag
 
 _SHORTEST_SEQ = 256
 _MOST_DOUBLINGS = 8
@@ -110,33 +111,25 @@ def _released(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> 
 
 def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     """Yield changes to what is trained or in which precision; of the adapters, only the first that helps."""
-    changes: list[tuple[str, str, dict[str, Any]]] = []
-    objective = request.objective
-    if objective.sees_whole_batch:
-        changes.append(("the batch in parts", "--grad-cache", {"objective": replace(objective, grad_cache=True)}))
-    if objective.how == "copy":
-        before = replace(objective, how="precomputed")
-        changes.append(("a reference that has read", "--reference precomputed", {"objective": before}))
-    if request.optimizer in ("adam", "adamw") and not request.lora_rank:
-        changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
-    if request.precision != "bf16" and cluster.gpu.has_bf16 and not request.lora_rank:
-        changes.append(("parameters in BF16", "--precision bf16", {"precision": "bf16"}))
-    for change, flag, changed in changes:
-        remedy = _tried(shape, cluster, replace(request, **changed), change, flag)
-        if remedy:
+    objective, whole = request.objective, not request.lora_rank
+    tries: list[tuple[bool, str, dict[str, Any]]] = [
+        (objective.sees_whole_batch, "grad-cache", {"objective": replace(objective, grad_cache=True)}),
+        (objective.how == "copy", "precomputed-reference", {"objective": replace(objective, how="precomputed")}),
+        (request.optimizer in ("adam", "adamw") and whole, "eight-bit-states", {}),
+        (request.precision != "bf16" and cluster.gpu.has_bf16 and whole, "bf16-parameters", {}),
+    ]
+    for applies, technique, changed in tries:
+        change, flag, fields = asked_by_flag(technique)
+        if applies and (remedy := _tried(shape, cluster, replace(request, **fields, **changed), change, flag)):
             yield remedy
-    yield from islice(_adapters(shape, cluster, request), 1)
-
-
-def _adapters(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     rank = request.lora_rank or DEFAULT_RANK
-    changes: list[tuple[str, str, Base]] = [("adapters on a 4-bit base", f"--lora {rank} --qlora", "nf4")]
-    if not request.lora_rank:
-        changes.insert(0, ("adapters alone", f"--lora {rank}", request.base))
-    for change, flag, base in changes:
-        remedy = _tried(shape, cluster, replace(request, lora_rank=rank, base=base), change, flag)
-        if remedy:
+    adapters: list[tuple[bool, str, Base]] = [(whole, "adapters", request.base), (True, "quantized-adapters", "nf4")]
+    for applies, technique, base in adapters:
+        change, flag, _ = asked_by_flag(technique, rank=rank)
+        asked = replace(request, lora_rank=rank, base=base)
+        if applies and (remedy := _tried(shape, cluster, asked, change, flag)):
             yield remedy
+            return
 
 
 def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:

@@ -49,7 +49,7 @@ class LeftBehind:
     @property
     def size_bytes(self) -> int:
         """Bytes of all these blocks."""
-        return sum(a.block_bytes for a in self.blocks)
+        return _size(self.blocks)
 
 
 def leak(case: Case) -> Finding | None:
@@ -110,18 +110,19 @@ def _graph_of_last_turn(case: Case) -> LeftBehind | None:
     backward = next(
         (m.sequence for m in case.recording.marks if m.name == "backward" and begin < m.sequence < end), end
     )
-    saved = [a for a in case.recording.allocations if begin <= a.born < backward and _is_saved(a, backward)]
+    saved = [
+        a
+        for a in case.recording.allocations
+        if begin <= a.born < backward and _is_forward(a) and (a.died is None or a.died > backward)
+    ]
     kept = [a for a in saved if a.died is None or a.died > case.moment]
-    size = sum(a.block_bytes for a in kept)
-    if len(kept) < _GRAPH_BLOCKS or size < _GRAPH_SHARE * sum(a.block_bytes for a in saved) or backward == end:
+    if len(kept) < _GRAPH_BLOCKS or _size(kept) < _GRAPH_SHARE * _size(saved) or backward == end:
         return None
     return LeftBehind(kept, {a.index for a in kept}, 1, in_cycle=False)
 
 
-def _is_saved(a: Allocation, backward: int) -> bool:
-    """Say whether it was made in forward and is alive when backward begins."""
-    forward = a.category is Category.ACTIVATIONS and a.phase == "forward"
-    return forward and (a.died is None or a.died > backward)
+def _is_forward(a: Allocation) -> bool:
+    return a.category is Category.ACTIVATIONS and a.phase == "forward"
 
 
 def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allocation]]]:
@@ -139,15 +140,14 @@ def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allo
 
 
 def _is_cache(kept: LeftBehind) -> bool:
-    cached = sum(a.block_bytes for a in kept.blocks if a.category is Category.KV_CACHE)
-    return cached > kept.size_bytes / 2
+    return _size([a for a in kept.blocks if a.category is Category.KV_CACHE]) > kept.size_bytes / 2
 
 
 def _keeps_graph(kept: LeftBehind) -> bool:
     """Say whether most of it is forward activations, which backward would have freed."""
-    graph = [a for a in kept.blocks if a.category is Category.ACTIVATIONS and a.phase == "forward"]
+    graph = [a for a in kept.blocks if _is_forward(a)]
     per_turn = len(graph) / kept.turns
-    return per_turn > 2 and sum(a.block_bytes for a in graph) >= _GRAPH_SHARE * kept.size_bytes
+    return per_turn > 2 and _size(graph) >= _GRAPH_SHARE * kept.size_bytes
 
 
 def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
@@ -155,9 +155,15 @@ def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
     source = None if kept.in_cycle else Source.find(case.recording.header.script)
     if source is None:
         return None
-    for names in _names_to_follow(case, kept, source):
-        keeper = source.keeper_of(names, of_graph=_keeps_graph(kept))
-        if keeper:
+    # The names that hold it: the loss of a kept graph, else what its lines assign.
+    keeps_graph = _keeps_graph(kept)
+    followed: list[set[str]] = []
+    if keeps_graph:
+        lines = (a.line for a in case.recording.allocations if a.phase == "backward")
+        followed += map(source.names_backward_runs_on, _numbers(lines, source))
+    followed += map(source.names_made_on, _numbers(_lines_of(kept), source))
+    for names in followed:
+        if keeper := source.keeper_of(names, of_graph=keeps_graph):
             return keeper
     for line in _lines_of(kept):
         file, _, number = line.rpartition(":")
@@ -166,18 +172,8 @@ def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
     return source.keeping_hook()
 
 
-def _names_to_follow(case: Case, kept: LeftBehind, source: Source) -> Iterator[set[str]]:
-    """Yield names in the script that hold it: the loss of a kept graph, else what its lines assign."""
-    if _keeps_graph(kept):
-        for number in _numbers((a.line for a in case.recording.allocations if a.phase == "backward"), source):
-            yield source.names_backward_runs_on(number)
-    for number in _numbers(_lines_of(kept), source):
-        yield source.names_made_on(number)
-
-
 def _numbers(lines: Iterator[str], source: Source) -> list[int]:
-    counts = Counter(lines)
-    named = [line.rpartition(":") for line, _ in counts.most_common(8)]
+    named = [line.rpartition(":") for line, _ in Counter(lines).most_common(8)]
     return [int(number) for file, _, number in named if file == source.name and number.isdigit()]
 
 
@@ -231,7 +227,16 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
         kept = kept_blocks(case) or kept
     due = _freed_by_backward(case, kept) if _keeps_graph(kept) else _freed_with_turn(case, kept)
     freed = [replace(a, died=due[a.index]) if a.index in due else a for a in case.needed.allocations]
-    return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", _how(kept, keeper), freed))
+    where = f" at {keeper.line}" if keeper else ""
+    if kept.in_cycle:
+        how = "break the cycle (weakref), or gc.collect() after each step"
+    elif _is_cache(kept):
+        how = f"give the cache a length{where}"
+    elif _keeps_graph(kept):
+        how = f"keep loss.detach() or loss.item(), not the loss{where}"
+    else:
+        how = f"keep it on the host (.cpu()), or drop it after use{where}"
+    return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", how, freed))
 
 
 def _freed_with_turn(case: Case, kept: LeftBehind) -> dict[int, int]:
@@ -255,14 +260,3 @@ def _freed_by_backward(case: Case, kept: LeftBehind) -> dict[int, int]:
         if a.born < middle and (a.died is None or a.died > end):
             due[a.index] = middle + (middle - a.born) * (end - middle) // (middle - start)
     return due
-
-
-def _how(kept: LeftBehind, keeper: KeepingStatement | None) -> str:
-    where = f" at {keeper.line}" if keeper else ""
-    if kept.in_cycle:
-        return "break the cycle (weakref), or gc.collect() after each step"
-    if _is_cache(kept):
-        return f"give the cache a length{where}"
-    if _keeps_graph(kept):
-        return f"keep loss.detach() or loss.item(), not the loss{where}"
-    return f"keep it on the host (.cpu()), or drop it after use{where}"

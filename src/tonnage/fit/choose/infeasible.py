@@ -6,7 +6,7 @@ from tonnage.errors import TonnageError
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.solver import Solution, solve
 from tonnage.fit.survey.survey import Survey
-from tonnage.hardware import all_gpus
+from tonnage.hardware.catalogue import cuda_cards, first_that_holds
 from tonnage.units import format_bytes
 
 _PRECISION = 1 / 128  # relative to the smallest budget
@@ -70,12 +70,8 @@ def _words(solution: Solution) -> str:
 
 def _card(needed_bytes: int) -> str:
     """Name the smallest card of the catalogue that holds it, with 5 % to spare for the CUDA context."""
-    fits = [
-        gpu
-        for gpu in all_gpus()
-        if gpu.maker == "NVIDIA" and gpu.family != "laptop" and gpu.memory_bytes * 0.95 > needed_bytes
-    ]
-    if not fits:
+    cards = [card for card in cuda_cards() if card.family != "laptop"]
+    smallest = first_that_holds(cards, lambda card: card.memory_bytes * 0.95 > needed_bytes)
+    if smallest is None:
         return "; no single card has that much."
-    smallest = min(fits, key=lambda gpu: gpu.memory_bytes)
     return f"; the next card that has it is {smallest.name} ({format_bytes(smallest.memory_bytes)})."
