@@ -21,9 +21,8 @@ from tonnage.hardware.nvml import open_nvml
 from tonnage.recorder.watched import Log, LoggedPhases, attribute
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import recording_of
-from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.schema import snapshot_of
-from tonnage.recording.snapshot.stream import Stream
+from tonnage.recording.snapshot.stream import SnapshotLimits, Stream
 from tonnage.recording.snapshot.unpickle import load
 from tonnage.script.attribution import Attribution
 

@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple
 
 from tonnage.ledger import Category
 from tonnage.recording.records import BY_PHASE, Allocation, Mark, MarkKind
+from tonnage.recording.snapshot.categories import CUBLAS_BYTES
 from tonnage.recording.snapshot.origins import Origin
+from tonnage.recording.snapshot.phases import Guide
 
 MOST_ENTRIES = 2_000_000
 Kind = MarkKind | Literal["module", "category"]
@@ -62,22 +64,14 @@ def _now_us() -> float:
     return time.time_ns() / 1000
 
 
-class LoggedPhases:
+class LoggedPhases(Guide):
     """Follows the events; `phase` and `step` are the current ones, by the log."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self.phase = "setup"
-        self.step = 0
-        self.stack: tuple[str, ...] = ()
-        self.marks: list[Mark] = []
+        super().__init__("setup")
         self.modules: list[tuple[int, int]] = [(-1, 0)]
         self.found: list[tuple[int, Entry]] = []
         self._ahead = deque(entries)
-
-    @property
-    def line(self) -> str:
-        """The script's line that called backward, while it runs."""
-        return self.stack[0] if self.stack else ""
 
     def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
         """Process log entries from before the next event."""
@@ -102,10 +96,6 @@ class LoggedPhases:
             self.phase = entry.name
             self.stack = (entry.line,) if entry.line else ()
             self.marks.append(Mark(sequence, "phase", entry.name))
-
-
-# cuBLAS's workspace for each thread that multiplies matrices: on Hopper and later, and before.
-CUBLAS_BYTES = (32 << 20, 8519680)
 
 
 def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts: Sequence[str]) -> None:
