@@ -58,7 +58,7 @@ def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Dia
     """Apply every rule, pick the cause, and collect all fixes; `cluster` adds its host's other ranks."""
     case = Case(recording, cluster)
     findings = [finding for rule in RULES if (finding := rule(case))]
-    named = _fatal(case, findings) if case.death else _chronic(case, findings)
+    named = _named(case, findings)
     findings.sort(
         key=lambda finding: (finding is not named, finding.rule not in ("capacity", "peak"), -finding.size_bytes)
     )
@@ -85,16 +85,12 @@ def advice_for(recording: Recording) -> Advice:
     return Advice(found.fixes, found.larger_card, found.sentence, found.total)
 
 
-def _fatal(case: Case, findings: list[Finding]) -> Finding | None:
-    """Return the largest finding that alone would have left room."""
-    assert case.death
-    shortage = case.death.shortage_bytes
-    enough = [f for f in findings if f.cause and f.waste_bytes and f.waste_bytes >= shortage]
-    capacity = next((f for f in findings if f.cause == "capacity"), None)
-    return max(enough, key=lambda finding: finding.waste_bytes, default=capacity)
-
-
-def _chronic(case: Case, findings: list[Finding]) -> Finding | None:
+def _named(case: Case, findings: list[Finding]) -> Finding | None:
+    if case.death:
+        # The largest finding that alone would have left room.
+        enough = [f for f in findings if f.cause and f.waste_bytes and f.waste_bytes >= case.death.shortage_bytes]
+        capacity = next((f for f in findings if f.cause == "capacity"), None)
+        return max(enough, key=lambda finding: finding.waste_bytes, default=capacity)
     of_phases = [f for f in findings if f.cause in _OF_PHASES and f.fixes]
     of_phases.sort(key=lambda finding: -finding.fixes[0].saves_bytes)
     ranked = [f for f in findings if f.cause in _WITHOUT_END]

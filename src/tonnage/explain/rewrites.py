@@ -63,7 +63,15 @@ def halve_batch(recording: Recording) -> Rewrite | None:
     if flag is not None:
         return Rewrite(*change_of("micro-batches"), flag[0], halved)
     if trains(recording) and recording.header.training.get("stepping", "1") == "1":
-        halved = list(_accumulated(recording, halved))
+        # Gradients live from the first half's backward on, beside those of the second until they are added.
+        starts = [start for start, _ in spans_of(recording, "forward")]
+        alone, halved = halved, []
+        for a in alone:
+            place = bisect_right(starts, a.born) - 1
+            if a.category is not Category.GRADIENTS or place < 0 or a.phase != "backward":
+                halved.append(a)
+            else:
+                halved += [replace(a, born=starts[place]), replace(a, index=-1 - a.index, died=a.born + 1)]
     change, costs = change_of("micro-batches")
     how = batch_words(recording, batch)
     return Rewrite(change, costs if trains(recording) else "twice the calls", how, halved)
@@ -93,31 +101,20 @@ def _extents(a: Allocation) -> tuple[int, ...]:
     return tuple(sorted(a.shape or ()))
 
 
-def _accumulated(recording: Recording, allocations: list[Allocation]) -> Iterator[Allocation]:
-    """Yield all blocks, with gradients alive from the first half's backward on, beside those of the second."""
-    starts = [start for start, _ in spans_of(recording, "forward")]
-    for a in allocations:
-        place = bisect_right(starts, a.born) - 1
-        if a.category is not Category.GRADIENTS or place < 0 or a.phase != "backward":
-            yield a
-            continue
-        yield replace(a, born=starts[place])
-        yield replace(a, index=-1 - a.index, born=a.born, died=a.born + 1)  # the second half's, until it is added
-
-
 def chunk_loss(recording: Recording) -> Rewrite | None:
     """Compute the loss over chunks of tokens, so that vocabulary-wide tensors exist one chunk at a time."""
     width = _vocabulary(recording) if trains(recording) or recording.header.outcome == "oom" else None
     if width is None:
         return None
-    wide = resized(recording, lambda a: 1 / _LOSS_CHUNKS if _is_wide(a, width) else 1.0)
+    made = (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER)
+
+    def share_of(a: Allocation) -> float:
+        # Logits and what derives from them; not the projection's weight or gradient.
+        is_wide = a.shape is not None and len(a.shape) > 1 and a.shape[-1] == width
+        return 1 / _LOSS_CHUNKS if is_wide and a.category in made and a.phase != "evaluation" else 1.0
+
+    wide = resized(recording, share_of)
     return Rewrite(*change_of("chunked-loss"), words_for(recording, "chunked-loss", chunks=_LOSS_CHUNKS), wide)
-
-
-def _is_wide(a: Allocation, width: int) -> bool:
-    """Say whether it is logits or derived from them; not the projection's weight or gradient."""
-    batched = a.category in (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER) and a.phase != "evaluation"
-    return batched and a.shape is not None and len(a.shape) > 1 and a.shape[-1] == width
 
 
 def _vocabulary(recording: Recording) -> int | None:
@@ -141,8 +138,7 @@ def _vocabulary(recording: Recording) -> int | None:
 
 def fuse_optimizer(recording: Recording) -> Rewrite | None:
     """Fuse the optimizer step, which then makes no temporary lists; foreach makes state-sized ones."""
-    kept = [a for a in recording.allocations if not _is_foreach_temporary(a)]
-    how = fused_words(recording)
+    kept, how = [a for a in recording.allocations if not _is_foreach_temporary(a)], fused_words(recording)
     if how is None or len(kept) == len(recording.allocations):
         return None
     return Rewrite(*change_of("fused-optimizer"), how, kept)

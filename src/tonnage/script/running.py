@@ -71,7 +71,10 @@ def run_as_main(
         shortage = error.__cause__
         while shortage is not None and not isinstance(shortage, torch.OutOfMemoryError):
             shortage = shortage.__cause__
-        return Ending("oom", 1, str(shortage)) if shortage else Ending("error", 1, _words(error))
+        if shortage:
+            return Ending("oom", 1, str(shortage))
+        hint = getattr(error, "hint", "") if isinstance(error, TonnageError) else ""
+        return Ending("error", 1, " ".join(filter(None, [f"{type(error).__name__}: {error}", hint])))
     finally:
         sys.stdout.flush()
 
@@ -110,11 +113,6 @@ def _interrupts_outside_the_device() -> Iterator[None]:
     finally:
         sys.unraisablehook = told_by
         signal.signal(signal.SIGINT, plain)
-
-
-def _words(error: BaseException) -> str:
-    hint = getattr(error, "hint", "") if isinstance(error, TonnageError) else ""
-    return " ".join(filter(None, [f"{type(error).__name__}: {error}", hint]))
 
 
 def _show(error: BaseException) -> None:

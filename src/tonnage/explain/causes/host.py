@@ -82,7 +82,7 @@ def host_memory(case: Case) -> Finding | None:
         who = f"a host with {len(ranks)} ranks needs"
     capacity = host_capacity_bytes(gpu)
     too_small = 0 < capacity < needed
-    spared = [*_copies(case), *_spared(peak)]
+    spared = list(_spared(case, peak))
     if not (too_small or spared):
         return None
     at = f" at {peak.line}" if peak.line else ""
@@ -95,20 +95,14 @@ def host_memory(case: Case) -> Finding | None:
     return Finding("host-memory", "; ".join([sentence, *words]), needed, cause, 0, lines, fixes)
 
 
-def _copies(case: Case) -> Iterator[tuple[str, Fix]]:
-    """Yield copies of one model on every rank of a host."""
-    copies = model_copies(case.cluster) if case.cluster else None
-    if copies is None:
-        return
-    held = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
-    words = f"{held}, and {copies.engine} needs it on one"
-    how = words_for(case.recording, "load-once", copies.engine.lower())
-    change, costs = change_of("load-once")
-    yield words, Fix(change, copies.spared_bytes, costs, how)
-
-
-def _spared(peak: HostMoment) -> Iterator[tuple[str, Fix]]:
+def _spared(case: Case, peak: HostMoment) -> Iterator[tuple[str, Fix]]:
     """Yield what need not be there, and how to avoid it."""
+    if case.cluster and (copies := model_copies(case.cluster)):
+        held = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
+        words = f"{held}, and {copies.engine} needs it on one"
+        how = words_for(case.recording, "load-once", copies.engine.lower())
+        change, costs = change_of("load-once")
+        yield words, Fix(change, copies.spared_bytes, costs, how)
     read, weights = (peak.parts.get(part, 0) for part in (CHECKPOINT, Category.PARAMETERS))
     if read >= _WORTH_BYTES and peak.step:
         words = f"the checkpoint ({format_bytes(read)}) is still held in step {peak.step}"

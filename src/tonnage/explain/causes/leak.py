@@ -75,22 +75,19 @@ def kept_blocks(case: Case) -> LeftBehind | None:
         return None
     last = case.moment if case.death else max(a.born for a in case.recording.allocations)
     starts = [start for start in case.turns if start <= last]
-    leaking = {key: found for key, found in _long_lived(case, [*starts, last]).items() if _leaks(found, starts, last)}
-    overdue = [a for members in leaking.values() for _, a in members]
+    overdue: list[Allocation] = []
+    for members in _long_lived(case, [*starts, last]).values():
+        # They accumulate iteration after iteration, or are freed many iterations at once.
+        dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
+        together = len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
+        leaks = together or len(dead) <= _BOUNDED_SHARE * len(members)
+        if leaks and len({turn for turn, _ in members}) >= _LEAST_TURNS:
+            overdue += [a for _, a in members]
     alive = max((_alive(overdue, moment) for moment in (last, case.moment)), key=_size)
     turns = len({bisect_right(starts, a.born) for a in alive})
     if turns >= _LEAST_TURNS:
         return LeftBehind(alive, {a.index for a in overdue}, turns, 2 * len(_alive(overdue, last)) < len(overdue))
     return _graph_of_last_turn(case) if case.death else None
-
-
-def _leaks(members: list[tuple[int, Allocation]], starts: list[int], last: int) -> bool:
-    """Say whether blocks accumulate iteration after iteration, or are freed many iterations at once."""
-    if len({turn for turn, _ in members}) < _LEAST_TURNS:
-        return False
-    dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
-    together = len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
-    return together or len(dead) <= _BOUNDED_SHARE * len(members)
 
 
 def _alive(blocks: list[Allocation], moment: int) -> list[Allocation]:
