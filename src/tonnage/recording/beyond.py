@@ -6,6 +6,7 @@ request, as if the run had died there. A file stores the events once, with a mar
 
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, FailedRequest, Mark
@@ -22,7 +23,7 @@ def parted(whole: Recording, oom: FailedRequest, since: int, ending: str) -> Rec
     parts = dict(
         item for item, held in zip(whole.header.overhead_parts.items(), sums, strict=True) if held <= outside_bytes
     )
-    outside = {"overhead_bytes": outside_bytes, "overhead_parts": parts}
+    outside: dict[str, Any] = {"overhead_bytes": outside_bytes, "overhead_parts": parts}
     died = replace(whole.header, outcome="oom", exit_status=1, error=oom.message, **outside)
     kept = [mark for mark in whole.marks if mark.kind != "beyond"]
     beyond = Mark(since + 1, "beyond", ending)

@@ -103,10 +103,10 @@ _BY_ANNOTATION: dict[Any, Callable[[Any], bool]] = {
 
 
 @cache
-def _kinds_of(record: type) -> dict[str, Callable[[Any], bool]]:
+def _kinds_of(record: Any) -> dict[str, Callable[[Any], bool]]:
     """Return the check for each field of a record, by its name or annotation."""
     kinds = {}
-    for field in fields(record):  # type: ignore[arg-type]
+    for field in fields(record):
         kind = _BY_NAME.get(field.name) or _BY_ANNOTATION.get(field.type)
         if kind is None and get_origin(field.type) is Literal:
             kind = get_args(field.type).__contains__

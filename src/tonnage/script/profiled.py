@@ -209,7 +209,7 @@ def read_step(profile: ProfilerResults, at: int, *, settings: dict[str, str], **
     states = set(_states(own)) if at == 0 else set()
     kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
     threads = {own[0].thread: 0}  # the thread of our mark is the main one
-    unknown = dict.fromkeys(("number", "module_calls", "optimizer_parameters"), 0)
+    unknown: dict[str, Any] = dict.fromkeys(("number", "module_calls", "optimizer_parameters"), 0)
     unknown |= {"training": True, "samples": None, "tokens": None}
     return CapturedStep(
         calls=tuple(calls.distinct),

@@ -98,8 +98,8 @@ def host_memory(case: Case) -> Finding | None:
 def _spared(case: Case, peak: HostMoment) -> Iterator[tuple[str, Fix]]:
     """Yield what need not be there, and how to avoid it."""
     if case.cluster and (copies := model_copies(case.cluster)):
-        held = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
-        words = f"{held}, and {copies.engine} needs it on one"
+        words = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
+        words += f", and {copies.engine} needs it on one"
         how = words_for(case.recording, "load-once", copies.engine.lower())
         change, costs = change_of("load-once")
         yield words, Fix(change, copies.spared_bytes, costs, how)
