@@ -119,7 +119,7 @@ def record_of(record: type[T], values: Any, what: str, **parts: Callable[[Any], 
 
     Raises ValueError unless the object has exactly the record's fields and each has its type.
     """
-    kinds = _kinds_of(record)
+    kinds = _kinds_of(record)  # type: ignore[arg-type]  # classes are hashable
     if not isinstance(values, dict) or set(values) != set(kinds):
         raise ValueError(f"its {what} is incomplete")
     for key, value in values.items():
