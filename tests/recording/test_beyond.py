@@ -6,7 +6,7 @@ import pytest
 from support import gone_on, training_run
 from tonnage.hardware import find_gpu
 from tonnage.recording import Recording, read_recording, write_recording
-from tonnage.recording.beyond import REPEATS, TO_ITS_END, ending_of, parted
+from tonnage.recording.beyond import REPEATS, TO_ITS_END, ending_of, moment_of_failure, parted, until_failure
 from tonnage.recording.replay import as_its_card_saw_it, demand, least_bytes, outcome_on, replay_on
 
 
@@ -84,3 +84,33 @@ def test_a_run_that_failed_later_is_no_run_that_fits(recording: Recording) -> No
 def test_a_run_within_the_limit_is_as_it_is() -> None:
     recording = training_run()
     assert as_its_card_saw_it(recording) is recording
+
+
+# A run that died ends where it died.
+
+
+def test_the_moment_has_the_levels_of_the_failure() -> None:
+    recording = training_run(gpu="t4", batch=64)
+    moment = moment_of_failure(recording)
+    assert recording.timeline.allocated_bytes[moment] == recording.oom.allocated_bytes
+    assert recording.timeline.reserved_bytes[moment] == recording.oom.reserved_bytes
+
+
+def test_the_unwinding_is_cut_off() -> None:
+    recording = training_run(gpu="t4", batch=64)
+    moment = moment_of_failure(recording)
+    # As a script unwinds: whatever was alive is freed.
+    unwound = [replace(a, died=moment + 1 + n) if a.died is None else a for n, a in enumerate(recording.allocations)]
+    cut = until_failure(replace(recording, allocations=unwound))
+    assert len(cut.timeline.allocated_bytes) == moment + 1
+    assert cut.timeline.allocated_bytes[-1] == recording.oom.allocated_bytes
+    assert [a.died for a in cut.allocations if a.died and a.died > moment] == []
+    assert cut.peak_allocated_bytes == recording.peak_allocated_bytes
+
+
+def test_a_run_that_did_not_die_is_whole() -> None:
+    recording = training_run()
+    assert until_failure(recording) is recording
+    died = training_run(gpu="t4", batch=64)
+    unknown = replace(died, oom=replace(died.oom, allocated_bytes=1))
+    assert moment_of_failure(unknown) is None and until_failure(unknown) is unknown

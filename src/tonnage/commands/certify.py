@@ -105,10 +105,9 @@ def _larger_card(certificate: "Certificate") -> str:
     if certificate.survives or certificate.own_limit_bytes is not None:
         return ""
     from tonnage.certify.certificate import certify
-    from tonnage.hardware import all_gpus
+    from tonnage.hardware.catalogue import cuda_cards
 
-    larger = [card for card in all_gpus() if card.runs_cuda and card.memory_bytes > certificate.gpu.memory_bytes]
-    for card in sorted(larger, key=lambda card: card.memory_bytes):
+    for card in cuda_cards(certificate.gpu.memory_bytes):
         if certify(certificate.program, card, certificate.settings).verdict == "safe":
             return card.key
     return ""

@@ -56,7 +56,13 @@ def command(words: list[str]) -> int:
         return _on_all_cards(options, launch, page)
     with data_on_stdout(options.json == "-"):
         recording = _record(options, launch, max(cards, key=lambda card: card.memory_bytes))
-    answers = _answers(recording, cards)
+    # One answer for each card: the run itself where it ran, a replay of it elsewhere.
+    if [card.key for card in cards] == [recording.header.gpu]:
+        answers = [recording]
+    else:
+        from tonnage.recording.replay import replay_on
+
+        answers = [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
     _keep(recording, answers, options, page)
     # The script's own where it failed for its own reasons, 1 where a card does not hold it, else 0.
     if any(answer.header.outcome == "error" for answer in answers):
@@ -99,7 +105,15 @@ def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
 
     output = options.output
     for path in filter(None, (output, options.html, Path(options.json) if options.json.strip("-") else None)):
-        _check_writable(path)
+        folder, why = path.parent, ""
+        if path.is_dir():
+            why = "it is a folder"
+        elif not folder.is_dir():
+            why = f"there is no folder {folder}"
+        elif not path.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            why = f"the folder {folder} is not yours to write to"
+        if why:
+            raise RequestError(f"Cannot write {path}: {why}.", hint="Name a file in a folder that you can write to.")
     if output and output.exists() and not options.force:
         from tonnage.recording import ended_in_error
 
@@ -109,20 +123,6 @@ def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=gpus)
     os.environ.update(launch.environment)
     return launch
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a file that cannot be made where it is named."""
-    folder = path.parent
-    if path.is_dir():
-        why = "it is a folder"
-    elif not folder.is_dir():
-        why = f"there is no folder {folder}"
-    elif not path.exists() and not os.access(folder, os.W_OK | os.X_OK):
-        why = f"the folder {folder} is not yours to write to"
-    else:
-        return
-    raise RequestError(f"Cannot write {path}: {why}.", hint="Name a file in a folder that you can write to.")
 
 
 def _record(options: Namespace, launch: "LaunchCommand", card: Gpu, *, unlimited: bool = False) -> "Recording":
@@ -168,15 +168,6 @@ def _on_cluster(options: Namespace, launch: "LaunchCommand", cards: Cluster, pag
         tell_failed(run.outcome, options)
     publish_ranks(cluster, json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
     return run.exit_status
-
-
-def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":
-    """One for each card: the run itself where it ran, a replay of it elsewhere."""
-    if [card.key for card in cards] == [recording.header.gpu]:
-        return [recording]
-    from tonnage.recording.replay import replay_on
-
-    return [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
 
 
 def _keep(

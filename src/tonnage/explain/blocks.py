@@ -13,6 +13,7 @@ from tonnage.explain.rewriting import Rewrite, spans_of
 from tonnage.explain.words import checkpoint_words
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording, module_pattern
+from tonnage.techniques import change_of
 
 # Matches a path up to each of its numbers: "layers.7" and "layers.7.experts.3" of "layers.7.experts.3.up".
 _NUMBERED = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
@@ -38,7 +39,7 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
         return None
     changed = [part for a in recording.allocations for part in parts.get(a.index, [a])]
     how = checkpoint_words(recording, _block_words(sorted(blocks, key=_in_order)))
-    return Rewrite(f"recompute {len(blocks)} blocks", "one more forward", how, changed)
+    return Rewrite(*change_of("recompute", count=len(blocks)), how, changed)
 
 
 def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[Allocation]]:
@@ -79,23 +80,8 @@ def _made_by_block(recording: Recording) -> _Made:
         number = bisect_right(starts, a.born) - 1
         if a.category is Category.ACTIVATIONS and a.phase == "forward" and number >= 0:
             kept.append((number, a))
-    named = recording.header.training.get("recomputed", "").split("\n")
-    return _by_name(kept, named) if named != [""] else _by_number(kept)
-
-
-def _by_name(kept: list[tuple[int, Allocation]], named: list[str]) -> _Made:
-    """Group by the layers that the model's library can recompute, using the outermost if they are nested."""
-    own = set(named)
-    found: _Made = {}
-    for number, a in kept:
-        path = a.module.split(".")
-        heads = (".".join(path[:length]) for length in range(1, len(path) + 1))
-        if block := next((head for head in heads if head in own), None):
-            found.setdefault((number, block), []).append(a)
-    return found
-
-
-def _by_number(kept: list[tuple[int, Allocation]]) -> _Made:
+    if named := recording.header.training.get("recomputed", ""):
+        return _by_name(kept, set(named.split("\n")))
     outer = _at_depth(kept, 0)
     sizes = {sum(a.block_bytes for a in members) for members in outer.values()}
     if not sizes or max(sizes) < _STAGES_DIFFER * min(sizes):
@@ -108,6 +94,17 @@ def _by_number(kept: list[tuple[int, Allocation]]) -> _Made:
         covered = sum(a.block_bytes for blocks in whole.values() for a in blocks)
         is_stage = len(whole) > 1 and covered >= _COVERED_SHARE * sum(a.block_bytes for a in members)
         found |= whole if is_stage else {key: members}
+    return found
+
+
+def _by_name(kept: list[tuple[int, Allocation]], own: set[str]) -> _Made:
+    """Group by the layers that the model's library can recompute, using the outermost if they are nested."""
+    found: _Made = {}
+    for number, a in kept:
+        path = a.module.split(".")
+        heads = (".".join(path[:length]) for length in range(1, len(path) + 1))
+        if block := next((head for head in heads if head in own), None):
+            found.setdefault((number, block), []).append(a)
     return found
 
 

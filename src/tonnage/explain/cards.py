@@ -7,7 +7,8 @@ GPUs of about the same memory with the same outcome share a row. The requests ar
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tonnage.hardware import Gpu, all_gpus
+from tonnage.hardware import Gpu
+from tonnage.hardware.catalogue import cuda_cards
 from tonnage.recording import FailedRequest, Recording
 from tonnage.recording.replay import least_bytes, outcome_on, outside_on, refused
 
@@ -63,8 +64,7 @@ def on_all_cards(recording: Recording, cards: Iterable[Gpu] = ()) -> AllCards:
     """Replay the run on each card; by default on every CUDA card of the catalogue."""
     found: dict[tuple[int, int], tuple[int, FailedRequest | None]] = {}
     answers = []
-    chosen = list(cards) or [card for card in all_gpus() if card.runs_cuda]
-    for card in sorted(chosen, key=lambda card: card.memory_bytes):
+    for card in sorted(cards, key=lambda card: card.memory_bytes) or cuda_cards():
         outside = outside_on(recording, card)
         key = card.memory_bytes, outside
         if key not in found:

@@ -5,17 +5,20 @@ limit itself, which only PyTorch's message says.
 """
 
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
-from tonnage.explain.turns import turns
-from tonnage.recording import Allocation, ClusterSummary, FailedRequest, Recording
+from tonnage.recording import Allocation, ClusterSummary, Recording
+from tonnage.recording.loops import turns
 from tonnage.recording.replay import demand, until_refused
+from tonnage.recording.timeline import name_at, spans
 from tonnage.units import parse_bytes
 
 # The note of a snapshot, which has no message.
 OWN_LIMIT = "its own limit"
+WORTH_SHARE = 0.05
 _SIZE = r"([0-9.]+ (?:bytes|KiB|MiB|GiB))"
 _ALLOWED = re.compile(_SIZE + " allowed;")
 _PROCESS = re.compile(r"this process has " + _SIZE)
@@ -55,8 +58,9 @@ def death_of(recording: Recording) -> Death | None:
     oom = recording.oom
     if oom is None:
         return None
-    allowed = _first(_ALLOWED, oom)
-    process = _first(_PROCESS, oom)
+    allowed, process = (
+        _size(found[1]) if (found := pattern.search(oom.message)) else None for pattern in (_ALLOWED, _PROCESS)
+    )
     free = oom.free_bytes
     if allowed is not None:
         free = min(free, max(0, allowed - oom.reserved_bytes))
@@ -71,18 +75,8 @@ def is_limited_by_itself(recording: Recording) -> bool:
     return death is not None and (death.is_limited or any(note.operator == OWN_LIMIT for note in recording.notes))
 
 
-def _first(pattern: re.Pattern[str], oom: FailedRequest) -> int | None:
-    found = pattern.search(oom.message)
-    return _size(found[1]) if found else None
-
-
 def _size(words: str) -> int:
     return parse_bytes(words.replace("bytes", "B"))
-
-
-def live_at(recording: Recording, moment: int) -> list[Allocation]:
-    """Return the live blocks after an event."""
-    return [a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment)]
 
 
 def needed_of(recording: Recording) -> Recording:
@@ -122,7 +116,7 @@ class Case:
     @cached_property
     def live(self) -> list[Allocation]:
         """The live blocks at that moment; if it failed, including the failed request."""
-        return live_at(self.until_death, self.moment)
+        return self.until_death.live_at(self.moment)
 
     @cached_property
     def turns(self) -> list[int]:
@@ -133,3 +127,37 @@ class Case:
     def peak_bytes(self) -> int:
         """Peak bytes until it failed or ended."""
         return max(1, self.until_death.peak_allocated_bytes)
+
+    # Phases, for rules about evaluation, saving and the like
+
+    def spans_of(self, phases: Collection[str]) -> list[tuple[int, int]]:
+        """Return (first event, event after the last) of each stretch of these phases."""
+        length = len(self.needed.timeline.allocated_bytes)
+        return [(start, end) for name, start, end in spans(self.recording.marks, "phase", length) if name in phases]
+
+    def moment_of(self, phases: Collection[str]) -> int | None:
+        """Return the decisive moment if it is in one of these phases, else their peak; None without them."""
+        if name_at(self.recording.marks, "phase", self.moment) in phases:
+            return self.moment
+        levels = self.needed.timeline.allocated_bytes
+        highest = [max(range(start, end), key=levels.__getitem__) for start, end in self.spans_of(phases)]
+        return max(highest, key=levels.__getitem__, default=None)
+
+    def live_in(self, phases: Collection[str]) -> list[Allocation]:
+        """Return the blocks alive at the peak of these phases."""
+        moment = self.moment_of(phases)
+        return [] if moment is None else self.needed.live_at(moment)
+
+    def waste_of(self, blocks: Collection[Allocation]) -> int:
+        """Return what would have been free at the failure without these blocks; those freed earlier count 0."""
+        numbers = {a.index for a in blocks}
+        return sum(a.block_bytes for a in self.live if a.index in numbers) if self.death else 0
+
+    def is_worth(self, blocks: Iterable[Allocation], share: float = WORTH_SHARE) -> bool:
+        """Say whether these blocks are a large share of all that the run needs."""
+        return sum(a.block_bytes for a in blocks) >= share * self.peak_bytes
+
+    def without(self, blocks: Iterable[Allocation]) -> list[Allocation]:
+        """Return all that the run needs but these blocks."""
+        gone = {a.index for a in blocks}
+        return [a for a in self.needed.allocations if a.index not in gone]

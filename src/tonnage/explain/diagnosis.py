@@ -24,6 +24,24 @@ _OF_PHASES = ("evaluation", "saving", "loading", "data")
 _PHASE_SHARE = 0.1
 
 
+_TITLES: dict[Cause, str] = {
+    "capacity": "The card is too small for it",
+    "fragmentation": "Fragmentation",
+    "leak": "A leak",
+    "outside": "Memory outside PyTorch",
+    "other-process": "Another process",
+    "pinned-host": "Pinned host memory",
+    "host-memory": "The host's memory",
+    "unbounded-cache": "A cache without a bound",
+    "evaluation": "Evaluation holds too much",
+    "generation": "Generation",
+    "saving": "Saving takes room on the GPU",
+    "loading": "A checkpoint is held twice",
+    "data": "Batches wait on the GPU",
+    "none": "Nothing is wrong",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The cause as a word and a sentence, the findings, and the fixes, best first."""
@@ -40,7 +58,7 @@ def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Dia
     """Apply every rule, pick the cause, and collect all fixes; `cluster` adds its host's other ranks."""
     case = Case(recording, cluster)
     findings = [finding for rule in RULES if (finding := rule(case))]
-    named = _fatal(case, findings) if case.death else _chronic(case, findings)
+    named = _named(case, findings)
     findings.sort(
         key=lambda finding: (finding is not named, finding.rule not in ("capacity", "peak"), -finding.size_bytes)
     )
@@ -67,16 +85,12 @@ def advice_for(recording: Recording) -> Advice:
     return Advice(found.fixes, found.larger_card, found.sentence, found.total)
 
 
-def _fatal(case: Case, findings: list[Finding]) -> Finding | None:
-    """Return the largest finding that alone would have left room."""
-    assert case.death
-    shortage = case.death.shortage_bytes
-    enough = [f for f in findings if f.cause and f.waste_bytes and f.waste_bytes >= shortage]
-    capacity = next((f for f in findings if f.cause == "capacity"), None)
-    return max(enough, key=lambda finding: finding.waste_bytes, default=capacity)
-
-
-def _chronic(case: Case, findings: list[Finding]) -> Finding | None:
+def _named(case: Case, findings: list[Finding]) -> Finding | None:
+    if case.death:
+        # The largest finding that alone would have left room.
+        enough = [f for f in findings if f.cause and f.waste_bytes and f.waste_bytes >= case.death.shortage_bytes]
+        capacity = next((f for f in findings if f.cause == "capacity"), None)
+        return max(enough, key=lambda finding: finding.waste_bytes, default=capacity)
     of_phases = [f for f in findings if f.cause in _OF_PHASES and f.fixes]
     of_phases.sort(key=lambda finding: -finding.fixes[0].saves_bytes)
     ranked = [f for f in findings if f.cause in _WITHOUT_END]
@@ -90,39 +104,15 @@ def _sentence(case: Case, named: Finding | None, findings: list[Finding]) -> str
         return f"Nothing is wrong with its memory: {findings[0].sentence}." if findings else "It allocated nothing."
     words = named.sentence
     if named.cause == "capacity":
-        words = _capacity_words(case, findings)
+        assert case.death and case.recording.oom
+        death, line = case.death, case.recording.oom.line
+        asked = f"{format_bytes(death.requested_bytes)} more" + (f" at {line}" if line else "")
+        words = f"it asked for {asked}, on top of {format_bytes(death.allocated_bytes)}"
+        words += f", {format_bytes(death.shortage_bytes)} short"
+        words += "".join(f"; {finding.sentence}" for finding in findings if finding.rule == "surprising-tensor")
         if any(finding.rule == "own-limit" for finding in findings):
             return f"Its own limit is too small for it: {words}."
     return f"{_TITLES[named.cause or 'none']}: {words}."
-
-
-_TITLES: dict[Cause, str] = {
-    "capacity": "The card is too small for it",
-    "fragmentation": "Fragmentation",
-    "leak": "A leak",
-    "outside": "Memory outside PyTorch",
-    "other-process": "Another process",
-    "pinned-host": "Pinned host memory",
-    "host-memory": "The host's memory",
-    "unbounded-cache": "A cache without a bound",
-    "evaluation": "Evaluation holds too much",
-    "generation": "Generation",
-    "saving": "Saving takes room on the GPU",
-    "loading": "A checkpoint is held twice",
-    "data": "Batches wait on the GPU",
-    "none": "Nothing is wrong",
-}
-
-
-def _capacity_words(case: Case, findings: list[Finding]) -> str:
-    death = case.death
-    assert death
-    surprise = next((finding for finding in findings if finding.rule == "surprising-tensor"), None)
-    line = case.recording.oom.line if case.recording.oom else ""
-    at = f" at {line}" if line else ""
-    asked = f"{format_bytes(death.requested_bytes)} more{at}, on top of {format_bytes(death.allocated_bytes)}"
-    short = f"{format_bytes(death.shortage_bytes)} short"
-    return f"it asked for {asked}, {short}" + (f"; {surprise.sentence}" if surprise else "")
 
 
 def _one_of_a_kind(fixes: Iterable[Fix]) -> tuple[Fix, ...]:

@@ -5,7 +5,7 @@ layers count as one module. Differences are judged only against a given limit.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tonnage.errors import BadSize
@@ -94,8 +94,12 @@ def passes(difference: RunDifference, limit: GrowthLimit) -> bool:
 
 
 def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str]) -> tuple[Growth, ...]:
-    first, second = (_sums(recording.live_at_peak, name_of) for recording in (before, after))
-    return _ranked(first, second)
+    sums: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for recording, by_name in zip((before, after), sums, strict=True):
+        for a in recording.live_at_peak:
+            name = name_of(a)
+            by_name[name] = by_name.get(name, 0) + a.block_bytes
+    return _ranked(*sums)
 
 
 def _ranked(first: dict[str, int], second: dict[str, int]) -> tuple[Growth, ...]:
@@ -114,11 +118,3 @@ def _line_of(*runs: Recording) -> Callable[[Allocation], str]:
     every = sorted(set().union(*places))
     names = dict(zip(every, telling_lines(every), strict=True))
     return lambda a: names[a.line, a.stack[:1]]
-
-
-def _sums(allocations: Iterable[Allocation], name_of: Callable[[Allocation], str]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for a in allocations:
-        name = name_of(a)
-        sums[name] = sums.get(name, 0) + a.block_bytes
-    return sums

@@ -3,12 +3,15 @@
 A finding that names a cause may be why a run failed; otherwise it is evidence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from tonnage.explain.fixes import Fix
+from tonnage.explain.case import Case
+from tonnage.explain.fixes import Fix, fix_of
+from tonnage.explain.rewriting import Rewrite
 from tonnage.recording import Allocation, telling_lines
+from tonnage.units import format_bytes
 
 Cause = Literal[
     "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "host-memory", "unbounded-cache",
@@ -42,6 +45,25 @@ class Finding:
     waste_bytes: int = 0
     lines: tuple[Guilty, ...] = ()
     fixes: tuple[Fix, ...] = ()
+
+
+def finding(
+    case: Case,
+    rule: str,
+    words: str,
+    blocks: Collection[Allocation],
+    *rewrites: Rewrite,
+    cause: Cause | None = None,
+    wasted: Collection[Allocation] | None = None,
+) -> Finding:
+    """Return what a rule found about these blocks; {size} and {at} in its words are their bytes and lines.
+
+    With a cause, `wasted` are the blocks that need not be there (None: all of them).
+    """
+    size, lines = sum(a.block_bytes for a in blocks), guilty_lines(blocks)
+    fixes = tuple(filter(None, (fix_of(case.needed, rewrite) for rewrite in rewrites)))
+    waste = case.waste_of(blocks if wasted is None else wasted) if cause else 0
+    return Finding(rule, words.format(size=format_bytes(size), at=lines_words(lines)), size, cause, waste, lines, fixes)
 
 
 def guilty_lines(allocations: Iterable[Allocation]) -> tuple[Guilty, ...]:

@@ -7,14 +7,14 @@ thumb, not measurements; nothing here applies a change.
 """
 
 import re
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import is_limited_by_itself, needed_of
 from tonnage.explain.rewrites import REWRITES
 from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.total import Total, total_of
-from tonnage.hardware import Gpu, all_gpus
+from tonnage.hardware import all_gpus
+from tonnage.hardware.catalogue import cuda_cards, first_that_holds
 from tonnage.recording import Recording
 from tonnage.recording.replay import outcome_on
 from tonnage.recording.timeline import MemoryTimeline
@@ -89,17 +89,12 @@ def _died(needed: Recording) -> bool:
 
 def _larger_card(needed: Recording) -> str | None:
     """Return the smallest card that holds it, preferably of its own family."""
-    capacity = needed.header.capacity_bytes
-    larger = [card for card in all_gpus() if card.runs_cuda and card.memory_bytes > capacity]
-    larger.sort(key=lambda card: card.memory_bytes)
+    larger = cuda_cards(needed.header.capacity_bytes)
     family = next((card.family for card in all_gpus() if card.key == needed.header.gpu), "")
-    return _first_that_holds(needed, [c for c in larger if c.family == family]) or _first_that_holds(needed, larger)
-
-
-def _first_that_holds(needed: Recording, cards: list[Gpu]) -> str | None:
-    # What fits a card fits larger ones, so bisecting saves most replays.
-    first = bisect_left(cards, True, key=lambda card: outcome_on(needed, card).failed is None)
-    return cards[first].key if first < len(cards) else None
+    for cards in ([card for card in larger if card.family == family], larger):
+        if card := first_that_holds(cards, lambda card: outcome_on(needed, card).failed is None):
+            return card.key
+    return None
 
 
 def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tonnage.explain.case import Case
-from tonnage.explain.causes.cache import unbounded_cache
-from tonnage.explain.causes.data import waiting_batches
+from tonnage.explain.causes.cache import growing_generation, unbounded_cache
+from tonnage.explain.causes.data import checkpoint_held_twice, saving_on_gpu, waiting_batches
 from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
-from tonnage.explain.causes.generation import growing_generation
 from tonnage.explain.causes.leak import kept_blocks, kept_words, leak
-from tonnage.explain.causes.loading import checkpoint_held_twice
-from tonnage.explain.causes.saving import saving_on_gpu
 from tonnage.explain.fixes import Climb, Outlook, allocator_fix
 from tonnage.ledger import Category
 from tonnage.recording import Recording

@@ -16,6 +16,7 @@ from tonnage.explain.rewriting import Rewrite, resized, scaled, spans_of
 from tonnage.explain.words import half_type, is_of_sdpa, precision_words, trains, words_for
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
+from tonnage.techniques import change_of
 
 # torch.amp's lists, for operators whose results are saved.
 _PRODUCT = re.compile(r"linear|mm$|matmul|conv|attention|rnn|lstm|gru|einsum")
@@ -43,10 +44,9 @@ def autocast(recording: Recording) -> Rewrite | None:
     walk = _DtypeWalk(recording)
     lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
     dtype = half_type(recording)
-    copies = list(_weight_copies(recording))
-    how = precision_words(recording, dtype)
-    costs = "less precision" if dtype == "bfloat16" else "less precision, scaled losses"
-    return Rewrite(f"autocast to {dtype}", costs, how, [*lowered, *copies])
+    change, costs = change_of("autocast", dtype=dtype)
+    costs += "" if dtype == "bfloat16" else ", scaled losses"
+    return Rewrite(change, costs, precision_words(recording, dtype), [*lowered, *_weight_copies(recording)])
 
 
 def half_weights(recording: Recording) -> Rewrite | None:
@@ -57,7 +57,8 @@ def half_weights(recording: Recording) -> Rewrite | None:
     meant = (Category.PARAMETERS, Category.ACTIVATIONS, Category.KV_CACHE)
     halved = resized(recording, lambda a: 0.5 if a.category in meant and a.dtype == "float32" else 1.0)
     dtype = half_type(recording)
-    return Rewrite(f"weights in {dtype}", "less precision", words_for(recording, "weights", dtype=dtype), halved)
+    how = words_for(recording, "half-weights", dtype=dtype)
+    return Rewrite(*change_of("half-weights", dtype=dtype), how, halved)
 
 
 def _unfused(recording: Recording) -> set[int] | None:
@@ -86,7 +87,13 @@ class _DtypeWalk:
         self._is_half: dict[int, bool] = {}
         self._copies: Counter[int] = Counter()
         self._kept_whole: set[int] = set()
-        self._widths = _input_widths(recording)
+        # Possible input widths by the outputs of a weight, which may be stored transposed.
+        self._widths: dict[int, set[int]] = {}
+        for a in recording.allocations:
+            if a.category is Category.PARAMETERS and a.shape and len(a.shape) > 1:
+                outputs, inputs = a.shape[:2]
+                self._widths.setdefault(outputs, set()).add(inputs)
+                self._widths.setdefault(inputs, set()).add(outputs)
         self._recent: list[Allocation] = []
         self._half_logits = False
         results = (
@@ -133,16 +140,12 @@ class _DtypeWalk:
             if last is not None and self._is_half[last.index] and _KEEPS_ITS_INPUT.search(operator):
                 self._kept_whole.add(last.index)
         else:
-            self._is_half[a.index] = self._follows(a, operator, last)
+            # The result of a dtype-neutral operator is in 16 bits if all its inputs are.
+            follows = last is not None and self._is_half[last.index]
+            if follows and _OF_TWO.match(operator):
+                follows = all(self._is_half[b.index] for b in self._recent if b.shape == a.shape)
+            self._is_half[a.index] = follows
         self._recent = [b for b in self._recent[-63:] if b.died is None or b.died > a.born] + [a]
-
-    def _follows(self, a: Allocation, operator: str, last: Allocation | None) -> bool:
-        """Say whether a dtype-neutral operator's result is in 16 bits: if all its inputs are."""
-        if last is None or not self._is_half[last.index]:
-            return False
-        if not _OF_TWO.match(operator):
-            return True
-        return all(self._is_half[b.index] for b in self._recent if b.shape == a.shape)
 
     def _take(self, product: Allocation, operator: str) -> None:
         """Record what a product copies: its input, or everything attention is computed from."""
@@ -168,17 +171,6 @@ class _DtypeWalk:
             fitting = [b for b in self._recent if prod(b.shape or ()) in sizes]
         plain = [b for b in fitting if _ATTENTION.search(b.operator) or not _PRODUCT.search(b.operator)]
         return (plain or fitting)[-1:]
-
-
-def _input_widths(recording: Recording) -> dict[int, set[int]]:
-    """Return possible input widths by the outputs of a weight, which may be stored transposed."""
-    found: dict[int, set[int]] = {}
-    for a in recording.allocations:
-        if a.category is Category.PARAMETERS and a.shape and len(a.shape) > 1:
-            outputs, inputs = a.shape[:2]
-            found.setdefault(outputs, set()).add(inputs)
-            found.setdefault(inputs, set()).add(outputs)
-    return found
 
 
 def _weight_copies(recording: Recording) -> Iterator[Allocation]:

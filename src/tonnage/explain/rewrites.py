@@ -24,6 +24,7 @@ from tonnage.explain.words import (
 )
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
+from tonnage.techniques import change_of
 
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
 _VOCABULARY_AT_LEAST = 16384
@@ -48,27 +49,32 @@ def halve_batch(recording: Recording) -> Rewrite | None:
     batched = sum(a.block_bytes for a in recording.live_at_peak if a.category in _BATCHED)
     if (batch is not None and batch < 2) or batched < _WORTH_HALVING_SHARE * recording.peak_allocated_bytes:
         return None
-    if is_of_evaluation:
-        return _halve_evaluation(recording, batch)
     is_batched = _batch_test(recording, batch)
     share = (batch // 2) / batch if batch else 0.5
+    if is_of_evaluation:
+        # Kept predictions cover the whole evaluation, whatever the batch.
+        has_own = has_words(recording, "micro-batches", "evaluation")
+        if batch is None or not has_own or any(map(_is_prediction, recording.live_at_peak)):
+            return None
+        halved = resized(recording, lambda a: share if a.phase == "evaluation" and is_batched(a) else 1.0)
+        how = words_for(recording, "micro-batches", "evaluation", half=batch // 2)
+        return Rewrite("half the batch of evaluation", "more of its steps", how, halved)
     halved = resized(recording, lambda a: share if is_batched(a) else 1.0)
     if flag is not None:
-        return Rewrite("half the batch", "twice the steps", flag[0], halved)
+        return Rewrite(*change_of("micro-batches"), flag[0], halved)
     if trains(recording) and recording.header.training.get("stepping", "1") == "1":
-        halved = list(_accumulated(recording, halved))
-    costs = "twice the steps" if trains(recording) else "twice the calls"
-    return Rewrite("half the batch", costs, batch_words(recording, batch), halved)
-
-
-def _halve_evaluation(recording: Recording, batch: int | None) -> Rewrite | None:
-    # Kept predictions cover the whole evaluation, whatever the batch.
-    if batch is None or not has_words(recording, "eval_batch") or any(map(_is_prediction, recording.live_at_peak)):
-        return None
-    is_batched = _batch_test(recording, batch)
-    halved = resized(recording, lambda a: (batch // 2) / batch if a.phase == "evaluation" and is_batched(a) else 1.0)
-    how = words_for(recording, "eval_batch", half=batch // 2)
-    return Rewrite("half the batch of evaluation", "more of its steps", how, halved)
+        # Gradients live from the first half's backward on, beside those of the second until they are added.
+        starts = [start for start, _ in spans_of(recording, "forward")]
+        alone, halved = halved, []
+        for a in alone:
+            place = bisect_right(starts, a.born) - 1
+            if a.category is not Category.GRADIENTS or place < 0 or a.phase != "backward":
+                halved.append(a)
+            else:
+                halved += [replace(a, born=starts[place]), replace(a, index=-1 - a.index, died=a.born + 1)]
+    change, costs = change_of("micro-batches")
+    how = batch_words(recording, batch)
+    return Rewrite(change, costs if trains(recording) else "twice the calls", how, halved)
 
 
 def _batch_test(recording: Recording, batch: int | None) -> Callable[[Allocation], bool]:
@@ -95,31 +101,20 @@ def _extents(a: Allocation) -> tuple[int, ...]:
     return tuple(sorted(a.shape or ()))
 
 
-def _accumulated(recording: Recording, allocations: list[Allocation]) -> Iterator[Allocation]:
-    """Yield all blocks, with gradients alive from the first half's backward on, beside those of the second."""
-    starts = [start for start, _ in spans_of(recording, "forward")]
-    for a in allocations:
-        place = bisect_right(starts, a.born) - 1
-        if a.category is not Category.GRADIENTS or place < 0 or a.phase != "backward":
-            yield a
-            continue
-        yield replace(a, born=starts[place])
-        yield replace(a, index=-1 - a.index, born=a.born, died=a.born + 1)  # the second half's, until it is added
-
-
 def chunk_loss(recording: Recording) -> Rewrite | None:
     """Compute the loss over chunks of tokens, so that vocabulary-wide tensors exist one chunk at a time."""
     width = _vocabulary(recording) if trains(recording) or recording.header.outcome == "oom" else None
     if width is None:
         return None
-    wide = resized(recording, lambda a: 1 / _LOSS_CHUNKS if _is_wide(a, width) else 1.0)
-    return Rewrite("chunked loss", "about 1 % time", words_for(recording, "loss", chunks=_LOSS_CHUNKS), wide)
+    made = (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER)
 
+    def share_of(a: Allocation) -> float:
+        # Logits and what derives from them; not the projection's weight or gradient.
+        is_wide = a.shape is not None and len(a.shape) > 1 and a.shape[-1] == width
+        return 1 / _LOSS_CHUNKS if is_wide and a.category in made and a.phase != "evaluation" else 1.0
 
-def _is_wide(a: Allocation, width: int) -> bool:
-    """Say whether it is logits or derived from them; not the projection's weight or gradient."""
-    batched = a.category in (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER) and a.phase != "evaluation"
-    return batched and a.shape is not None and len(a.shape) > 1 and a.shape[-1] == width
+    wide = resized(recording, share_of)
+    return Rewrite(*change_of("chunked-loss"), words_for(recording, "chunked-loss", chunks=_LOSS_CHUNKS), wide)
 
 
 def _vocabulary(recording: Recording) -> int | None:
@@ -143,11 +138,10 @@ def _vocabulary(recording: Recording) -> int | None:
 
 def fuse_optimizer(recording: Recording) -> Rewrite | None:
     """Fuse the optimizer step, which then makes no temporary lists; foreach makes state-sized ones."""
-    kept = [a for a in recording.allocations if not _is_foreach_temporary(a)]
-    how = fused_words(recording)
+    kept, how = [a for a in recording.allocations if not _is_foreach_temporary(a)], fused_words(recording)
     if how is None or len(kept) == len(recording.allocations):
         return None
-    return Rewrite("fused optimizer", "nothing", how, kept)
+    return Rewrite(*change_of("fused-optimizer"), how, kept)
 
 
 def _is_foreach_temporary(a: Allocation) -> bool:
@@ -163,23 +157,22 @@ def eight_bit_states(recording: Recording) -> Rewrite | None:
         return None
     smaller = [a for a in resized(recording, share_of) if not _is_foreach_temporary(a)]
     if "torchao" in how:
-        smaller += _unpacked_states(recording, share_of)
-    return Rewrite("8-bit optimizer states", "other numerics", how, smaller)
-
-
-def _unpacked_states(recording: Recording, share_of: Callable[[Allocation], float]) -> Iterator[Allocation]:
-    """Yield both states of one parameter unpacked at a time, as torchao updates them; bitsandbytes works in place."""
-    packed = [a for a in recording.allocations if share_of(a) < 1]
-    largest = max(packed, key=lambda a: a.block_bytes)
-    for start, end in spans_of(recording, "optimizer"):
-        for number in (1, 2):
-            yield replace(largest, index=-number - 2 * start, born=start, died=max(end, start + 1))
+        # It unpacks both states of one parameter at a time; bitsandbytes works in place.
+        largest = max((a for a in recording.allocations if share_of(a) < 1), key=lambda a: a.block_bytes)
+        smaller += [
+            replace(largest, index=-number - 2 * start, born=start, died=max(end, start + 1))
+            for start, end in spans_of(recording, "optimizer")
+            for number in (1, 2)
+        ]
+    return Rewrite(*change_of("eight-bit-states"), how, smaller)
 
 
 def _state_test(recording: Recording) -> Callable[[Allocation], float]:
     """Return what share of a state is left. The transformers Trainer excludes embedding tables."""
     facts = recording.header.training
-    tables = facts.get("embeddings", "").split() if has_words(recording, "eight_bit") and "arguments" in facts else []
+    tables = (
+        facts.get("embeddings", "").split() if has_words(recording, "eight-bit-states") and "arguments" in facts else []
+    )
     # Another weight may be as large as a table: of each shape, the two states of each table are excluded.
     left = Counter({tuple(map(int, table.split("x"))): 2 * count for table, count in Counter(tables).items()})
     spared = set()
@@ -204,7 +197,13 @@ def free_gradients(recording: Recording) -> Rewrite | None:
     backwards = [start for start, _ in spans_of(recording, "backward")]
     forwards = spans_of(recording, "forward")
     gaps = [(start, end) for start, end in forwards if _last_before(steps, start) > _last_before(backwards, start)]
-    births = _births(recording, [end for _, end in gaps])
+    # What backward made after each gap, by shape, to add to an existing gradient.
+    births: _Births = {}
+    ends = [end for _, end in gaps]
+    for a in recording.allocations:
+        gap = bisect_right(ends, a.born) - 1
+        if gap >= 0 and a.phase == "backward" and a.category is not Category.GRADIENTS:
+            births.setdefault((gap, a.shape), []).append(a)
     replaced: set[int] = set()
     split = [part for a in recording.allocations for part in _without(a, gaps, births, replaced)]
     if split == recording.allocations:
@@ -217,8 +216,8 @@ def free_gradients(recording: Recording) -> Rewrite | None:
         if a.category is Category.GRADIENTS
         for start, end in gaps
     )
-    how = words_for(recording, "zero_grad_early" if late else "zero_grad")
-    return Rewrite("free gradients between steps", "nothing", how, split)
+    how = words_for(recording, "free-gradients", "early" if late else "how")
+    return Rewrite(*change_of("free-gradients"), how, split)
 
 
 def _last_before(starts: list[int], moment: int) -> int:
@@ -227,16 +226,6 @@ def _last_before(starts: list[int], moment: int) -> int:
 
 
 _Births = dict[tuple[int, tuple[int, ...] | None], list[Allocation]]
-
-
-def _births(recording: Recording, ends: list[int]) -> _Births:
-    """Return, after each gap and by shape, what backward made to add to an existing gradient."""
-    found: _Births = {}
-    for a in recording.allocations:
-        gap = bisect_right(ends, a.born) - 1
-        if gap >= 0 and a.phase == "backward" and a.category is not Category.GRADIENTS:
-            found.setdefault((gap, a.shape), []).append(a)
-    return found
 
 
 def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births, replaced: set[int]) -> Iterator[Allocation]:
@@ -258,10 +247,10 @@ def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births, replac
 def predictions_on_host(recording: Recording) -> Rewrite | None:
     """Move predictions that the transformers Trainer gathers in evaluation to the host after each of its steps."""
     gathered = {a.index for a in recording.allocations if _is_prediction(a)}
-    if not gathered or not has_words(recording, "predictions"):
+    if not gathered or not has_words(recording, "host-predictions"):
         return None
     kept = [a for a in recording.allocations if a.index not in gathered]
-    return Rewrite("predictions on the host", "a copy each step", words_for(recording, "predictions"), kept)
+    return Rewrite(*change_of("host-predictions"), words_for(recording, "host-predictions"), kept)
 
 
 def _is_prediction(a: Allocation) -> bool:

@@ -1,49 +1,43 @@
 """Instructions for a change in the terms of the script's framework, and what the script trains, as far as is known.
 
-A recording keeps which trainer drove its steps (`script.training`); the texts are data. Without that evidence, as in a
-snapshot, or without a text for the framework, those of plain PyTorch are used.
+A recording keeps which trainer drove its steps (`script.training`); the texts are data (`techniques`). Without that
+evidence, as in a snapshot, or without a text for the framework, those of plain PyTorch are used.
 """
 
 import re
-import tomllib
-from functools import cache
-from importlib.resources import files
+from collections import Counter
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from tonnage.errors import UnknownGpu
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
+from tonnage.techniques import techniques
 
 _BATCH_FLAG = re.compile(r"--?[\w-]*(batch|bs|bsz)[\w-]*", re.IGNORECASE)
 _CHECKPOINT_FLAG = re.compile(r"""["'](--grad(?:ient)?[-_]checkpoint(?:ing)?)["'][^)]*store_true""")
 _MOST_SCRIPT_BYTES = 2**20
-_LIGHTNING_PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 _SDPA = "transformers/integrations/sdpa_attention.py"
-_FAMILY = {"trl": "transformers"}
 
 
-@cache
-def _tables() -> dict[str, Any]:
-    return tomllib.loads(files("tonnage.explain").joinpath("data", "words.toml").read_text("utf-8"))
+def words_for(recording: Recording, technique: str, variant: str = "how", **values: object) -> str:
+    """Return how to make a change in the words of the script's framework; `values` fill them in."""
+    words = techniques()[technique][variant]
+    pattern: str = words.get(_framework(recording)) or words["torch"]
+    arguments = recording.header.training.get("arguments", "TrainingArguments")
+    return pattern.format(arguments=arguments, **values)
 
 
-def words_for(recording: Recording, change: str, **values: object) -> str:
-    """Return how to make a change; `values` fill in the text."""
-    facts = recording.header.training
-    trainer = facts.get("trainer", "torch")
-    tables = _tables()
-    own = tables.get(_FAMILY.get(trainer, trainer), {})
-    pattern: str = own.get(change) or tables["torch"][change]
-    return pattern.format(arguments=facts.get("arguments", "TrainingArguments"), **values)
+def has_words(recording: Recording, technique: str, variant: str = "how") -> bool:
+    """Say whether the framework itself, not PyTorch, has words for a change."""
+    return _framework(recording) in techniques()[technique][variant].keys() - {"torch"}
 
 
-def has_words(recording: Recording, change: str) -> bool:
-    """Say whether the framework itself, not PyTorch, has a text for a change."""
+def _framework(recording: Recording) -> str:
     trainer = recording.header.training.get("trainer", "")
-    return change in _tables().get(_FAMILY.get(trainer, trainer), {})
+    return "transformers" if trainer == "trl" else trainer
 
 
 # What the run is
@@ -97,42 +91,35 @@ def batch_flag(recording: Recording) -> tuple[str, int] | None:
 def batch_words(recording: Recording, batch: int | None) -> str:
     """Say how to halve the batch of each forward without changing what a step learns from."""
     if not trains(recording):
-        return words_for(recording, "calls")
+        return words_for(recording, "micro-batches", "calls")
     facts = recording.header.training
     accumulation = facts.get("accumulation", "1")
     steps = 2 * int(accumulation) if accumulation.isdigit() else 2
     if int(facts.get("stepping", "1")) > 1:
-        return words_for(recording, "batch_of_two", half=batch // 2 if batch else "half the size")
+        return words_for(recording, "micro-batches", "of_two", half=batch // 2 if batch else "half the size")
     if batch is None:
-        return words_for(recording, "batch_unknown", steps=steps)
-    return words_for(recording, "batch", half=batch // 2, steps=steps)
+        return words_for(recording, "micro-batches", "unknown", steps=steps)
+    return words_for(recording, "micro-batches", half=batch // 2, steps=steps)
 
 
 def checkpoint_words(recording: Recording, blocks: str) -> str:
     """Say how to recompute blocks: the script's flag, the model's or trainer's switch, or PyTorch's function."""
-    if flag := _flag_in_text(recording):
-        return flag
+    # A switch for it that the script has but was not given.
+    path, flag = Path(recording.header.script), None
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _MOST_SCRIPT_BYTES:
+            flag = _CHECKPOINT_FLAG.search(path.read_text("utf-8", "replace"))
+    if flag and flag[1] not in recording.header.arguments:
+        return flag[1]
     if method := recording.header.training.get("checkpointing"):
-        return words_for(recording, "checkpoint_by_model", method=method)
-    return words_for(recording, "checkpoint", blocks=blocks)
-
-
-def _flag_in_text(recording: Recording) -> str | None:
-    """Return a switch for it that the script has but was not given."""
-    path = Path(recording.header.script)
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_SCRIPT_BYTES:
-            return None
-        found = _CHECKPOINT_FLAG.search(path.read_text("utf-8", "replace"))
-    except OSError:
-        return None
-    return found[1] if found and found[1] not in recording.header.arguments else None
+        return words_for(recording, "recompute", "by_model", method=method)
+    return words_for(recording, "recompute", blocks=blocks)
 
 
 def precision_words(recording: Recording, dtype: str) -> str:
     """Say how to compute in 16 bits."""
-    short = {"bfloat16": "bf16", "float16": "fp16"}[dtype]
-    return words_for(recording, "autocast", dtype=dtype, short=short, lightning=_LIGHTNING_PRECISION[dtype])
+    short, lightning = ("bf16", "bf16-mixed") if dtype == "bfloat16" else ("fp16", "16-mixed")
+    return words_for(recording, "autocast", dtype=dtype, short=short, lightning=lightning)
 
 
 def fused_words(recording: Recording) -> str | None:
@@ -140,36 +127,22 @@ def fused_words(recording: Recording) -> str | None:
     names = optimizers_of(recording)
     if not names:
         return "fused=True in the optimizer"
-    if any(name not in _tables()["fused"]["optimizers"] for name in names):
+    if any(name not in techniques()["fused-optimizer"]["optimizers"] for name in names):
         return None
-    return words_for(recording, "fused", optimizer=names[0])
+    return words_for(recording, "fused-optimizer", optimizer=names[0])
 
 
 def eight_bit_words(recording: Recording) -> str | None:
     """Say how to keep states in 8 bits; None if nothing supports the optimizer."""
-    table = _tables()["eight_bit"]
-    names = optimizers_of(recording)
+    table, names = techniques()["eight-bit-states"]["optimizers"], optimizers_of(recording)
     if not names:
-        return "torchao.optim.AdamW8bit" if _has_pairs(recording) else None
+        # States of Adam come in pairs of a size; momentum comes alone.
+        counts = Counter(a.requested_bytes for a in recording.allocations if a.category is Category.OPTIMIZER_STATES)
+        return "torchao.optim.AdamW8bit" if counts and counts[max(counts)] % 2 == 0 else None
     found = {table.get(name) for name in names}
     if None in found:
         return None
-    return words_for(recording, "eight_bit", eight_bit=" and ".join(sorted(found)))
-
-
-def _has_pairs(recording: Recording) -> bool:
-    """Say whether states come in pairs of a size, as Adam's do; momentum comes alone."""
-    counts: dict[int, int] = {}
-    for a in recording.allocations:
-        if a.category is Category.OPTIMIZER_STATES:
-            counts[a.requested_bytes] = counts.get(a.requested_bytes, 0) + 1
-    largest = max(counts, default=0)
-    return bool(counts) and counts[largest] % 2 == 0
-
-
-def attention_words(recording: Recording) -> str:
-    """Say how to use fused attention."""
-    return words_for(recording, "attention_by_model" if recording.header.training.get("sdpa") else "attention")
+    return words_for(recording, "eight-bit-states", eight_bit=" and ".join(sorted(found)))
 
 
 def is_of_sdpa(a: Allocation) -> bool:

@@ -5,36 +5,16 @@ from typing import Any
 
 from tonnage.errors import RequestError
 from tonnage.fit.technique import Technique
+from tonnage.techniques import techniques
 
-_CLASSES = {
-    "activation-offload": "ActivationOffload",
-    "allocator": "SetAllocator",
-    "autocast": "Autocast",
-    "chunked-loss": "ChunkedLoss",
-    "compile": "Compile",
-    "eight-bit-states": "EightBitStates",
-    "fp8": "Fp8Linear",
-    "fused-attention": "FusedAttention",
-    "host-states": "HostStates",
-    "master-weights": "MasterWeights",
-    "micro-batches": "MicroBatches",
-    "nvme": "Nvme",
-    "recompute": "Recompute",
-    "step-in-backward": "StepInBackward",
-    "stochastic-bf16": "StochasticBf16",
-    "tiled-attention": "TiledAttention",
-    "tiled-mlp": "TiledMlp",
-    "tiled-norm": "TiledNorm",
-    "weight-streaming": "WeightStreaming",
-}
+_CLASSES: dict[str, str] = {name: row["class"] for name, row in techniques().items() if "class" in row}
 NAMES = tuple(_CLASSES)  # without sharding, which comes with a mesh
-# Used only if a plan names them, never chosen for a budget: the alternatives were always cheaper.
-BY_PLAN = frozenset({"nvme", "tiled-attention", "weight-streaming"})
-_SHARD = "shard"
+# Used only if a plan names them, never chosen for a budget.
+BY_PLAN = frozenset(name for name, row in techniques().items() if row.get("by_plan"))
 
 
 def technique_class(name: str) -> type[Technique]:
-    if name == _SHARD:
+    if name == "shard":
         from tonnage.fit.sharding.shard import Shard
 
         return Shard
@@ -56,10 +36,10 @@ def make(name: str, settings: dict[str, Any]) -> Technique:
     return technique(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
 
 
-def find_conflict(techniques: list[Technique]) -> str | None:
+def find_conflict(chosen: list[Technique]) -> str | None:
     """Return why these techniques cannot be combined, or None."""
-    for one in techniques:
-        for other in techniques:
+    for one in chosen:
+        for other in chosen:
             if other.name in one.conflicts and other is not one:
                 return f"{one.title} and {other.title} cannot stand together: {one.conflicts[other.name]}"
     return None

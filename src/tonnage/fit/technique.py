@@ -6,26 +6,22 @@
     undo()
 
 A technique is a frozen dataclass: its fields are its settings, plain data for JSON. What is said about it, such as its
-title and its conflicts, stands in techniques/techniques.toml. It does not know the solver, or other techniques beyond
+title and its conflicts, stands in tonnage/techniques.toml. It does not know the solver, or other techniques beyond
 those in `conflicts`.
 """
 
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from enum import Enum
-from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
 
 from tonnage.errors import TonnageError
 from tonnage.fit.training import Training, Undo
+from tonnage.techniques import techniques
 
-# By name; a name with a setting ("nvme weights") has what that setting changes.
-FACTS: dict[str, dict[str, Any]] = tomllib.loads(
-    (Path(__file__).parent / "techniques" / "techniques.toml").read_text("utf-8")
-)
+_FACTS = ("title", "order", "changes", "conflicts", "refusal", "hint")
 
 
 class Changes(Enum):
@@ -57,8 +53,9 @@ class Technique(ABC):
         """Make it a frozen dataclass, with the facts of this name."""
         if name is not None:
             cls.name = name
-            for key, value in FACTS[name].items():
-                setattr(cls, key, Changes(value) if key == "changes" else value)
+            row = techniques()[name]
+            for key in row.keys() & _FACTS:
+                setattr(cls, key, Changes(row[key]) if key == "changes" else row[key])
         dataclass(frozen=True, kw_only=True)(cls)
 
     @abstractmethod

@@ -16,7 +16,8 @@ line of its own; `name` and `aliases` take one line each.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -127,6 +128,19 @@ def check_cuda(card: Gpu) -> None:
 def all_gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the catalogue, in the order of the files."""
     return tuple(_card(key) for key in gpu_tables().texts)
+
+
+def cuda_cards(more_than_bytes: int = 0) -> list[Gpu]:
+    """Return the cards that run CUDA and have more memory than this, the smallest first."""
+    cards = (card for card in all_gpus() if card.runs_cuda and card.memory_bytes > more_than_bytes)
+    return sorted(cards, key=lambda card: card.memory_bytes)
+
+
+def first_that_holds(cards: list[Gpu], holds: Callable[[Gpu], bool]) -> Gpu | None:
+    """Return the first card that holds something, of cards in order of memory."""
+    # What fits a card fits larger ones, so bisecting saves most tries.
+    first = bisect_left(cards, True, key=holds)
+    return cards[first] if first < len(cards) else None
 
 
 def common_cards() -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -20,6 +20,7 @@ from tonnage.planner.request import FRAMEWORK_STAGES, NO_OFFLOAD, Offload, Train
 from tonnage.planner.search import HEADROOM, Judged, PlanSearch, TrainingPlan, explore, plan_of
 from tonnage.planner.simplicity import fastest, simplest
 from tonnage.planner.space import RUNNERS, Layouts, layouts, shardings
+from tonnage.techniques import asked_by_flag
 
 # Layouts of one sharding that are evaluated again: fewer if a change favours all alike.
 _LAYOUTS, _LIKELY_LAYOUTS = 96, 12
@@ -93,15 +94,13 @@ def _offloaded(findings: PlanSearch, best: TrainingPlan) -> Iterator[Offer]:
 
 def _changes(rated: _Rated, best: TrainingPlan) -> Iterator[Offer]:
     request, chosen = rated.findings.request, best.configuration
-    changes: list[tuple[str, str, dict[str, Any]]] = []
-    if not request.compile and chosen.framework in _COMPILES:
-        changes.append(("torch.compile", "--compile", {"compile": True}))
-    if request.optimizer in ("adam", "adamw") and not request.lora_rank:
-        changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
-    if request.precision in ("fp32", "tf32", "bf16-mixed") and not request.lora_rank:
-        changes.append(("BF16 parameters, rounded stochastically", "--precision bf16", {"precision": "bf16"}))
+    tries = {
+        "compile": not request.compile and chosen.framework in _COMPILES,
+        "eight-bit-states": request.optimizer in ("adam", "adamw") and not request.lora_rank,
+        "stochastic-bf16": request.precision in ("fp32", "tf32", "bf16-mixed") and not request.lora_rank,
+    }
     places = (NO_OFFLOAD,) if best.offload == NO_OFFLOAD or request.offload else (NO_OFFLOAD, best.offload)
-    for change, flag, changed in changes:
+    for change, flag, changed in (asked_by_flag(name) for name, applies in tries.items() if applies):
         asked = replace(request, **changed)
         where = (request.offload,) if request.offload else places
         pool = _looked_at_again(rated, asked, chosen.framework, where, _LIKELY_LAYOUTS)

@@ -1,6 +1,5 @@
 """Why each rejected family lost: the memory its best member needs, or how much slower it is and why."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -49,11 +48,7 @@ def rejected(findings: PlanSearch) -> list[Reason]:
         for way in passes(findings.request, findings.best.offload)[::-1]:  # including those that no layout needed
             if choice in ("checkpoint", "loss"):
                 values.setdefault(way[choice == "loss"], [])
-        reasons = (
-            _reason(findings, findings.best, choice, value, members)
-            for value, members in values.items()
-            if value != taken
-        )
+        reasons = (_reason(findings, choice, value, members) for value, members in values.items() if value != taken)
         found += [reason for reason in reasons if reason is not None]
     return found
 
@@ -78,8 +73,10 @@ def _values(judged: list[Judged], choice: str) -> dict[str, list[tuple[Judged, N
 
 
 def _reason(
-    findings: PlanSearch, best: TrainingPlan, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
+    findings: PlanSearch, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
 ) -> Reason | None:
+    best = findings.best
+    assert best
     fitting = [(one, chosen & one.fits) for one, chosen in members]
     fitting = [(one, chosen) for one, chosen in fitting if chosen.any()]
     beside = _beside(findings, best, choice, value)
@@ -93,8 +90,16 @@ def _reason(
         found.append((float(findings.clock.step(beside).tokens_per_s), beside))
     speed, other = max(found, key=itemgetter(0))
     slower = 1 - speed / best.tokens_per_s
-    words = ", ".join(_slower_words(findings, best, other, slower))
-    return Reason(choice, value, words, slower=slower)
+    if slower < _WORTH_SAYING / 10:
+        equal = slower > -_WORTH_SAYING / 5
+        words = "as fast, and asks for more" if equal else "no slower, within what the clock errs by"
+        return Reason(choice, value, words, slower=slower)
+    said = [f"{100 * slower:.0f} % slower" if slower >= _WORTH_SAYING / 5 else "a little slower"]
+    cause = _cause(best, other, findings.clock.step(other))
+    if other.tp > findings.cluster.gpus_per_host:
+        said.append("crosses hosts")
+        cause = cause.replace("of the step", "of it")
+    return Reason(choice, value, ", ".join(filter(None, [*said, cause])), slower=slower)
 
 
 def _beside(findings: PlanSearch, best: TrainingPlan, choice: str, value: str) -> Configuration | None:
@@ -125,21 +130,6 @@ def _too_large(
         return Reason(choice, value, words, needs_bytes=host_bytes)
     words = f"leaves less than {100 * HEADROOM:.0f} % of the card free"
     return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
-
-
-def _slower_words(findings: PlanSearch, best: TrainingPlan, other: Configuration, slower: float) -> Iterator[str]:
-    if slower < _WORTH_SAYING / 10:
-        yield (
-            "as fast, and asks for more" if slower > -_WORTH_SAYING / 5 else "no slower, within what the clock errs by"
-        )
-        return
-    yield f"{100 * slower:.0f} % slower" if slower >= _WORTH_SAYING / 5 else "a little slower"
-    cause = _cause(best, other, findings.clock.step(other))
-    if other.tp > findings.cluster.gpus_per_host:
-        yield "crosses hosts"
-        cause = cause.replace("of the step", "of it")
-    if cause:
-        yield cause
 
 
 def _cause(best: TrainingPlan, other: Configuration, time: StepTime) -> str:

@@ -4,7 +4,8 @@ Only memory is compared, in the leanest configuration that the request allows. I
 to the planner, changes to the training, more or larger GPUs, and the smallest common GPU that suffices.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -21,6 +22,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, check, for_cluster
 from tonnage.planner.search import PlanSearch
 from tonnage.planner.space import searches
+from tonnage.techniques import asked_by_flag
 
 _SHORTEST_SEQ = 256
 _MOST_DOUBLINGS = 8
@@ -29,6 +31,7 @@ _MOST = 5
 _MEANT = {"micro_batch": "samples"}
 # A common LoRA rank.
 DEFAULT_RANK = 16
+_Candidate = tuple[Cluster, TrainingRequest, str, str]  # where, what is asked, the change in words, its flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,30 @@ class Remedy:
 def remedies(findings: PlanSearch) -> list[Remedy]:
     """Return the first few that help, the least intrusive first."""
     shape, cluster, request = findings.shape, findings.cluster, findings.request
+
+    def tried(candidates: Iterable[_Candidate]) -> Iterator[Remedy]:
+        """Yield the changes that help. In a flag, `{}` stands for the value found."""
+        for where, asked, change, flag in candidates:
+            if found := leanest(shape, where, asked):
+                configuration, offload, total_bytes = found
+                name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
+                value = offload if name == "offload" else getattr(configuration, _MEANT.get(name, name), "")
+                yield Remedy(change, flag.format(value), total_bytes, where.gpu.memory_bytes)
+
     doubled = (f"{cluster.gpus * 2**times}x{cluster.gpu.key}" for times in range(1, _MOST_DOUBLINGS))
     tries = [
-        _released(shape, cluster, request),
-        _other_training(shape, cluster, request),
-        _shorter(shape, cluster, request),
-        islice(_clusters(shape, request, "more GPUs", doubled), 1),
+        tried(_released(cluster, request)),
+        tried(_other_training(cluster, request)),
+        islice(tried(_adapters(cluster, request)), 1),
+        islice(tried(_shorter(shape, cluster, request)), 1),
+        islice(tried(_clusters(request, "more GPUs", doubled)), 1),
     ]
     found = list(islice(chain.from_iterable(tries), _MOST - 1))
-    return found + list(_other_cards(shape, cluster, request, {remedy.flag for remedy in found}))
+    # The smallest common GPU that holds it without offload, unless already offered.
+    names = (each.name for each in common_clusters(cluster.gpu.maker))
+    asked = replace(request, offload=request.offload or NO_OFFLOAD)
+    other = next(tried(_clusters(asked, "{} would do", names)), None)
+    return [*found, other] if other and other.flag not in {remedy.flag for remedy in found} else found
 
 
 def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tuple[Configuration, str, int] | None:
@@ -81,93 +99,49 @@ def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tu
     return None
 
 
-def _tried(shape: ModelShape, cluster: Cluster, request: TrainingRequest, change: str, flag: str) -> Remedy | None:
-    """Return the remedy if the change helps. In `flag`, `{}` stands for the value found."""
-    found = leanest(shape, cluster, request)
-    if found is None:
-        return None
-    configuration, offload, total_bytes = found
-    name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
-    value = offload if name == "offload" else getattr(configuration, _MEANT.get(name, name), "")
-    return Remedy(change, flag.format(value), total_bytes, cluster.gpu.memory_bytes)
-
-
-def _released(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
-    """Yield given flags that help when left to the planner, one at a time."""
+def _released(cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
+    """Yield the request with each given flag left to the planner."""
     for name in ("checkpoint", "loss", "zero", "micro_batch", "offload", "tp", "pp", "cp", "ep"):
-        if getattr(request, name) is None:
-            continue
-        released: dict[str, Any] = {name: None}
-        flag = f"--{name.replace('_', '-')}"
-        remedy = _tried(shape, cluster, replace(request, **released), f"another {flag}", f"{flag} {{}}")
-        if remedy:
-            yield remedy
+        if getattr(request, name) is not None:
+            released: dict[str, Any] = {name: None}
+            flag = f"--{name.replace('_', '-')}"
+            yield cluster, replace(request, **released), f"another {flag}", f"{flag} {{}}"
 
 
-def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
-    """Yield changes to what is trained or in which precision; of the adapters, only the first that helps."""
-    changes: list[tuple[str, str, dict[str, Any]]] = []
-    objective = request.objective
-    if objective.sees_whole_batch:
-        changes.append(("the batch in parts", "--grad-cache", {"objective": replace(objective, grad_cache=True)}))
-    if objective.how == "copy":
-        before = replace(objective, how="precomputed")
-        changes.append(("a reference that has read", "--reference precomputed", {"objective": before}))
-    if request.optimizer in ("adam", "adamw") and not request.lora_rank:
-        changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
-    if request.precision != "bf16" and cluster.gpu.has_bf16 and not request.lora_rank:
-        changes.append(("parameters in BF16", "--precision bf16", {"precision": "bf16"}))
-    for change, flag, changed in changes:
-        remedy = _tried(shape, cluster, replace(request, **changed), change, flag)
-        if remedy:
-            yield remedy
-    yield from islice(_adapters(shape, cluster, request), 1)
+def _other_training(cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
+    """Yield changes to how it is trained or in which precision."""
+    objective, whole = request.objective, not request.lora_rank
+    tries: list[tuple[bool, str, dict[str, Any]]] = [
+        (objective.sees_whole_batch, "grad-cache", {"objective": replace(objective, grad_cache=True)}),
+        (objective.how == "copy", "precomputed-reference", {"objective": replace(objective, how="precomputed")}),
+        (request.optimizer in ("adam", "adamw") and whole, "eight-bit-states", {}),
+        (request.precision != "bf16" and cluster.gpu.has_bf16 and whole, "bf16-parameters", {}),
+    ]
+    for applies, technique, changed in tries:
+        if applies:
+            change, flag, fields = asked_by_flag(technique)
+            yield cluster, replace(request, **fields, **changed), change, flag
 
 
-def _adapters(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
+def _adapters(cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
     rank = request.lora_rank or DEFAULT_RANK
-    changes: list[tuple[str, str, Base]] = [("adapters on a 4-bit base", f"--lora {rank} --qlora", "nf4")]
-    if not request.lora_rank:
-        changes.insert(0, ("adapters alone", f"--lora {rank}", request.base))
-    for change, flag, base in changes:
-        remedy = _tried(shape, cluster, replace(request, lora_rank=rank, base=base), change, flag)
-        if remedy:
-            yield remedy
+    bases: dict[str, Base] = {} if request.lora_rank else {"adapters": request.base}
+    for technique, base in (bases | {"quantized-adapters": "nf4"}).items():
+        change, flag, _ = asked_by_flag(technique, rank=rank)
+        yield cluster, replace(request, lora_rank=rank, base=base), change, flag
 
 
-def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
-    """Yield the sequence length halved until it fits, if the shortest does."""
-    if shape.fixed_tokens:
-        return
+def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
+    """Yield the sequence length halved again and again, if the shortest fits."""
     lengths = [request.seq >> halved for halved in range(1, 32) if request.seq >> halved >= _SHORTEST_SEQ]
-    if not lengths or leanest(shape, cluster, _cut(request, lengths[-1])) is None:
-        return
-    for seq in lengths:
-        remedy = _tried(shape, cluster, _cut(request, seq), "shorter sequences", f"--seq {seq}")
-        if remedy:
-            yield remedy
-            return
+    cut = [replace(request, seq=seq, lengths=request.lengths and request.lengths.limited(seq)) for seq in lengths]
+    if not shape.fixed_tokens and cut and leanest(shape, cluster, cut[-1]):
+        for asked in cut:
+            yield cluster, asked, "shorter sequences", f"--seq {asked.seq}"
 
 
-def _cut(request: TrainingRequest, seq: int) -> TrainingRequest:
-    return replace(request, seq=seq, lengths=request.lengths and request.lengths.limited(seq))
-
-
-def _other_cards(shape: ModelShape, cluster: Cluster, request: TrainingRequest, offered: set[str]) -> Iterator[Remedy]:
-    """Yield the smallest common GPU that holds it without offload, unless already offered."""
-    asked = replace(request, offload=request.offload or NO_OFFLOAD)
-    names = [each.name for each in common_clusters(cluster.gpu.maker)]
-    found = next(_clusters(shape, asked, "{} would do", iter(names)), None)
-    if found and found.flag not in offered:
-        yield found
-
-
-def _clusters(shape: ModelShape, request: TrainingRequest, change: str, names: Iterator[str]) -> Iterator[Remedy]:
+def _clusters(request: TrainingRequest, change: str, names: Iterable[str]) -> Iterator[_Candidate]:
     for name in names:
-        try:
+        with suppress(UnknownGpu):
             cluster = find_cluster(name)
-            remedy = _tried(shape, cluster, for_cluster(request, cluster), change.format(name), f"--gpus {name}")
-        except UnknownGpu:
-            continue
-        if remedy:
-            yield remedy
+            yield cluster, for_cluster(request, cluster), change.format(name), f"--gpus {name}"

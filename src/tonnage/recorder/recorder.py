@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 from tonnage.errors import MissingPart, TonnageError, UnknownGpu
 from tonnage.hardware import find_gpu
 from tonnage.hardware.nvml import open_nvml
-from tonnage.recorder.log import Log
-from tonnage.recorder.watched import LoggedPhases, attribute
+from tonnage.recorder.watched import Log, LoggedPhases, attribute
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import recording_of
-from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.schema import snapshot_of
-from tonnage.recording.snapshot.stream import Stream
+from tonnage.recording.snapshot.stream import SnapshotLimits, Stream
 from tonnage.recording.snapshot.unpickle import load
 from tonnage.script.attribution import Attribution
 
@@ -134,10 +132,7 @@ class Recorder:
         recording = recording_of(snapshot, self._device, phases)
         phases.finish(1 + max((a.died or a.born for a in recording.allocations), default=0))
         attribute(recording.allocations, phases, self.attribution.contexts)
-        self._describe(recording, torch, header)
-        return recording
-
-    def _describe(self, recording: Recording, torch: Any, header: dict[str, Any]) -> None:
+        # The card and the run, for the header.
         name, key = torch.cuda.get_device_name(self._device), ""
         with suppress(UnknownGpu):
             key = find_gpu(name).key
@@ -158,6 +153,7 @@ class Recorder:
             training=dict(self.attribution.training),
             **header,
         )
+        return recording
 
 
 def record_script(script: "Program | Path", arguments: list[str], *, most_events: int = MOST_EVENTS) -> Recording:

@@ -8,8 +8,8 @@ history.
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tonnage.recorder.recorder import Recorder
 from tonnage.recording.records import FailedRequest
@@ -46,17 +46,13 @@ def _write(recorder: Recorder, target: Path, requested_bytes: int, free_bytes: i
     """Write the recording. A failure here must not hide the original error."""
     try:
         recording = recorder.recording(outcome="oom", script=sys.argv[0], arguments=tuple(sys.argv[1:]), exit_status=1)
-        recording.oom = recording.oom or _refused(recording, requested_bytes, free_bytes)
+        if recording.oom is None:
+            last = recording.allocations[-1] if recording.allocations else None
+            peaks = recording.peak_allocated_bytes, recording.peak_reserved_bytes
+            recording.oom = FailedRequest(last.line if last else "", requested_bytes, free_bytes, *peaks)
+            if last:
+                recording.oom = replace(recording.oom, phase=last.phase, step=last.step)
         write_recording(target, recording, force=True)
         print(f"tonnage: out of memory; the last events are in {target} (tonnage explain {target})", file=sys.stderr)
     except Exception as error:
         print(f"tonnage: out of memory, and its recording could not be written: {error}", file=sys.stderr)
-
-
-def _refused(recording: Any, requested_bytes: int, free_bytes: int) -> FailedRequest:
-    last = recording.allocations[-1] if recording.allocations else None
-    return FailedRequest(
-        line=last.line if last else "", requested_bytes=requested_bytes, free_bytes=free_bytes,
-        allocated_bytes=recording.peak_allocated_bytes, reserved_bytes=recording.peak_reserved_bytes,
-        phase=last.phase if last else "", step=last.step if last else 0,
-    )  # fmt: skip

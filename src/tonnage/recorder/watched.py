@@ -1,35 +1,77 @@
-"""Matches the hooks' log with PyTorch's events: phases, steps, modules and categories of every block.
+"""A timed log of what hooks saw, matched with PyTorch's events: phases, steps, modules and categories of every block.
 
-It replaces the inference for snapshots (`recording.snapshot.phases` and `categories`) with observed values.
+PyTorch's events also have times, so the two are matched afterwards; this replaces the inference for snapshots
+(`recording.snapshot.phases` and `categories`) with observed values. Writing an entry costs a third of a microsecond.
+The log is bounded and drops its oldest entries, like PyTorch's.
 """
 
+import time
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from tonnage.ledger import Category
-from tonnage.recorder.log import Entry
-from tonnage.recording.records import Allocation, Mark
+from tonnage.recording.records import BY_PHASE, Allocation, Mark, MarkKind
+from tonnage.recording.snapshot.categories import CUBLAS_BYTES
 from tonnage.recording.snapshot.origins import Origin
-from tonnage.script.attribution import BY_PHASE
+from tonnage.recording.snapshot.phases import Guide
+
+MOST_ENTRIES = 2_000_000
+Kind = MarkKind | Literal["module", "category"]
 
 
-class LoggedPhases:
+class Entry(NamedTuple):
+    """A change at `time_us` (wall clock): a phase or step began, another module ran, or blocks got a category."""
+
+    time_us: float
+    kind: Kind
+    name: str = ""
+    context: int = 0
+    category: Category | None = None
+    addresses: tuple[int, ...] = ()
+    only: Category | None = None
+    line: str = ""
+
+
+class Log:
+    """Receives events of the attribution; `held_line` is the line that called backward, while it runs."""
+
+    def __init__(self, most_entries: int = MOST_ENTRIES) -> None:
+        self.entries: deque[Entry] = deque(maxlen=most_entries)
+        self.held_line = ""
+        self._last: dict[Category, tuple[int, ...]] = {}
+
+    def mark(self, kind: MarkKind, name: str) -> None:
+        """Record that a phase or step begins."""
+        self.entries.append(Entry(_now_us(), kind, name, line=self.held_line if name == "backward" else ""))
+
+    def at_module(self, context: int) -> None:
+        """Record that another module runs."""
+        self.entries.append(Entry(_now_us(), "module", context=context))
+
+    def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
+        """Record the category of these blocks."""
+        found = tuple(addresses)
+        last = self._last.get(category)
+        if found == last:
+            found = last  # steps repeat, so they share one tuple
+        self._last[category] = found
+        self.entries.append(Entry(_now_us(), "category", category=category, addresses=found, only=only))
+
+
+def _now_us() -> float:
+    return time.time_ns() / 1000
+
+
+class LoggedPhases(Guide):
     """Follows the events; `phase` and `step` are the current ones, by the log."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self.phase = "setup"
-        self.step = 0
-        self.stack: tuple[str, ...] = ()
-        self.marks: list[Mark] = []
+        super().__init__("setup")
         self.modules: list[tuple[int, int]] = [(-1, 0)]
         self.found: list[tuple[int, Entry]] = []
         self._ahead = deque(entries)
-
-    @property
-    def line(self) -> str:
-        """The script's line that called backward, while it runs."""
-        return self.stack[0] if self.stack else ""
 
     def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
         """Process log entries from before the next event."""
@@ -56,10 +98,6 @@ class LoggedPhases:
             self.marks.append(Mark(sequence, "phase", entry.name))
 
 
-# cuBLAS's workspace for each thread that multiplies matrices: on Hopper and later, and before.
-CUBLAS_BYTES = (32 << 20, 8519680)
-
-
 def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts: Sequence[str]) -> None:
     """Set the module and category of every block."""
     starts = [sequence for sequence, _ in phases.modules]
@@ -76,17 +114,13 @@ def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts:
             block = _live_at(by_address.get(address, ()), sequence)
             if block and entry.category and (entry.only is None or block.category is entry.only):
                 block.category = entry.category
-    for block in _cublas(allocations):
-        block.category = Category.WORKSPACE
-
-
-def _cublas(allocations: Sequence[Allocation]) -> list[Allocation]:
-    """Return the first block of that size in forward and in backward that was never freed."""
+    # cuBLAS's: the first block of its size in forward and in backward that was never freed.
     first: dict[str, Allocation] = {}
     for block in allocations:
         if block.died is None and block.requested_bytes in CUBLAS_BYTES and block.category is Category.ACTIVATIONS:
             first.setdefault(block.phase, block)
-    return list(first.values())
+    for block in first.values():
+        block.category = Category.WORKSPACE
 
 
 def _live_at(blocks: Sequence[Allocation], sequence: int) -> Allocation | None:

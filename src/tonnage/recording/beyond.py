@@ -6,9 +6,10 @@ request, as if the run had died there. A file stores the events once, with a mar
 
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import FailedRequest, Mark
+from tonnage.recording.records import Allocation, FailedRequest, Mark
 
 # How a continued run ended; any other value is the error that ended it.
 TO_ITS_END, REPEATS, PATIENCE = "ended", "repeats", "patience"
@@ -22,32 +23,14 @@ def parted(whole: Recording, oom: FailedRequest, since: int, ending: str) -> Rec
     parts = dict(
         item for item, held in zip(whole.header.overhead_parts.items(), sums, strict=True) if held <= outside_bytes
     )
-    died = replace(
-        whole.header,
-        outcome="oom",
-        exit_status=1,
-        error=oom.message,
-        overhead_bytes=outside_bytes,
-        overhead_parts=parts,
-    )
+    outside: dict[str, Any] = {"overhead_bytes": outside_bytes, "overhead_parts": parts}
+    died = replace(whole.header, outcome="oom", exit_status=1, error=oom.message, **outside)
     kept = [mark for mark in whole.marks if mark.kind != "beyond"]
     beyond = Mark(since + 1, "beyond", ending)
     position = next((i for i, mark in enumerate(kept) if mark.sequence > since), len(kept))
     whole = replace(whole, marks=[*kept[:position], beyond, *kept[position:]], oom=None)
-    return replace(
-        whole,
-        header=died,
-        allocations=[
-            a if a.died is None or a.died <= since else replace(a, died=None)
-            for a in whole.allocations
-            if a.born <= since
-        ],
-        segments=[event for event in whole.segments if event.sequence <= since],
-        marks=[mark for mark in kept if mark.sequence <= since],
-        oom=oom,
-        captured=None,
-        whole=whole,
-    )
+    marks = [mark for mark in kept if mark.sequence <= since]
+    return replace(up_to(whole, since), header=died, marks=marks, oom=oom, captured=None, whole=whole)
 
 
 def as_kept(recording: Recording) -> Recording:
@@ -81,3 +64,38 @@ def ending_of(recording: Recording) -> str:
     """Return how the whole run ended."""
     marks = recording.whole.marks if recording.whole else ()
     return next((mark.name for mark in marks if mark.kind == "beyond"), TO_ITS_END)
+
+
+# Where a run died
+
+
+def live_until(allocations: list[Allocation], moment: int) -> list[Allocation]:
+    """Return the blocks made up to an event; what was live then stays live."""
+    return [a if a.died is None or a.died <= moment else replace(a, died=None) for a in allocations if a.born <= moment]
+
+
+def up_to(recording: Recording, moment: int) -> Recording:
+    """Return the run up to an event."""
+    return replace(
+        recording,
+        allocations=live_until(recording.allocations, moment),
+        segments=[event for event in recording.segments if event.sequence <= moment],
+        marks=[mark for mark in recording.marks if mark.sequence <= moment],
+    )
+
+
+def moment_of_failure(recording: Recording) -> int | None:
+    """Return the last event before the failed request; None if none failed, or if the event cannot be found."""
+    oom = recording.oom
+    if oom is None:
+        return None
+    levels = recording.timeline
+    wanted = (oom.allocated_bytes, oom.reserved_bytes)
+    both = enumerate(zip(levels.allocated_bytes, levels.reserved_bytes, strict=True))
+    return max((event for event, found in both if found == wanted), default=None)
+
+
+def until_failure(recording: Recording) -> Recording:
+    """Return the run without the frees as the script unwinds: what was live when it died stays live."""
+    moment = moment_of_failure(recording)
+    return recording if moment is None else up_to(recording, moment)

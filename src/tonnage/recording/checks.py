@@ -8,14 +8,17 @@ import reprlib
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, get_args
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from tonnage.recording.records import FailedRequest, Header, MarkKind, NoteKind, Outcome, SegmentAction, Source
+from tonnage.ledger import Category
+from tonnage.recording.records import MarkKind, NoteKind, SegmentAction
 
-Kinds = Mapping[str, Callable[[Any], bool]]
+T = TypeVar("T")
 _MOST_BYTES = 2**50
 _MOST_WORDS = 10_000
 _MOST_EXTENTS = 64
+_MOST_ROWS = 2**20
 # Sequence numbers that a file may skip.
 _SKIPPED = 100_000
 
@@ -40,16 +43,6 @@ def is_sizes(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
-def is_facts(value: Any) -> bool:
-    """Whether the value maps names to strings, within the size limit."""
-    return isinstance(value, dict) and len(value) <= _MOST_WORDS and all(map(is_words, value.values()))
-
-
-def is_outcome(value: Any) -> bool:
-    """Whether the value is an outcome of a run."""
-    return value in get_args(Outcome)
-
-
 def is_word_list(value: Any) -> bool:
     """Whether the value is a list of strings, within the size limit."""
     return isinstance(value, list) and len(value) <= _MOST_WORDS and all(map(is_words, value))
@@ -60,43 +53,83 @@ def is_shape(value: Any) -> bool:
     return value is None or (isinstance(value, list) and len(value) <= _MOST_EXTENTS and all(map(is_count, value)))
 
 
-def is_seconds(value: Any) -> bool:
-    """Whether the value is a finite time that is not negative."""
+def _is_facts(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) <= _MOST_WORDS and all(map(is_words, value.values()))
+
+
+def _is_seconds(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 2**63
 
 
+def _is_extents(value: Any) -> bool:
+    """Whether the value is a list of counts, nested no deeper than a list of tensors per argument."""
+    return isinstance(value, list) and all(
+        isinstance(entry, list) and all(is_count(n) or (isinstance(n, list) and all(map(is_count, n))) for n in entry)
+        for entry in value
+    )
+
+
+def _is_phases(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and is_count(pair[0]) and is_words(pair[1]) for pair in value
+    )
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MOST_ROWS
+
+
+_BY_NAME: dict[str, Callable[[Any], bool]] = {
+    "exit_status": is_whole,
+    "stands_for": _is_rows,  # ranges of ranks
+    "ledger": lambda value: is_sizes(value) and set(value) <= {str(category) for category in Category},
+}
 _BY_ANNOTATION: dict[Any, Callable[[Any], bool]] = {
     str: is_words,
-    int: is_whole,
-    float: is_seconds,
-    Outcome: is_outcome,
-    Source: lambda value: value in get_args(Source),
+    int: is_count,
+    bool: lambda value: isinstance(value, bool),
+    float: _is_seconds,
+    int | None: lambda value: value is None or is_count(value),
+    float | None: lambda value: value is None or _is_seconds(value),
     tuple[str, ...]: is_word_list,
+    tuple[int, ...]: lambda value: isinstance(value, list) and all(map(is_count, value)),
     tuple[int, ...] | None: is_shape,
+    tuple[tuple[int, str], ...]: _is_phases,
+    tuple[Any, ...]: _is_extents,
     dict[str, int]: is_sizes,
-    dict[str, str]: is_facts,
+    Mapping[str, int]: is_sizes,
+    dict[str, str]: _is_facts,
 }
 
 
-def _kinds_of(record: type) -> Kinds:
-    """Return the check for each field of a record; sizes in bytes are never negative."""
-    return {
-        field.name: is_count if field.name.endswith("_bytes") else _BY_ANNOTATION[field.type]
-        for field in fields(record)
-    }
+@cache
+def _kinds_of(record: Any) -> dict[str, Callable[[Any], bool]]:
+    """Return the check for each field of a record, by its name or annotation."""
+    kinds = {}
+    for field in fields(record):
+        kind = _BY_NAME.get(field.name) or _BY_ANNOTATION.get(field.type)
+        if kind is None and get_origin(field.type) is Literal:
+            kind = get_args(field.type).__contains__
+        kinds[field.name] = kind or (_is_rows if get_origin(field.type) is tuple else lambda value: type(value) is dict)
+    return kinds
 
 
-HEADER_KINDS = _kinds_of(Header)
-OOM_KINDS = _kinds_of(FailedRequest)
+def record_of(record: type[T], values: Any, what: str, **parts: Callable[[Any], Any]) -> T:
+    """Check a JSON object by a record's annotations and return the record; `parts` build its nested records.
 
-
-def check_values(values: Any, kinds: Kinds, what: str) -> None:
-    """Raise ValueError unless the values have exactly the keys of `kinds` and pass their checks."""
+    Raises ValueError unless the object has exactly the record's fields and each has its type.
+    """
+    kinds = _kinds_of(record)  # type: ignore[arg-type]  # classes are hashable
     if not isinstance(values, dict) or set(values) != set(kinds):
         raise ValueError(f"its {what} is incomplete")
     for key, value in values.items():
         if not kinds[key](value):
             raise ValueError(f"its {key} is {reprlib.repr(value)}")
+    return record(**{key: parts.get(key, _frozen)(value) for key, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 # ── columns ──
@@ -136,15 +169,7 @@ def check_columns(database: sqlite3.Connection) -> None:
             wrong = _first(database, table, rule, column)
             if wrong is not None:
                 raise ValueError(f"its table {table!r} holds a {column} of {reprlib.repr(wrong[0])}")
-    _check_sequence(database)
-
-
-def _first(database: sqlite3.Connection, table: str, rule: str, column: str = "1") -> Any:
-    return database.execute(f"SELECT {column} FROM {table} WHERE NOT ({rule}) LIMIT 1").fetchone()
-
-
-def _check_sequence(database: sqlite3.Connection) -> None:
-    """Check that sequence numbers do not exceed the number of events by much; other versions may have skipped some."""
+    # Other versions may have skipped some sequence numbers, but not many.
     (events,) = database.execute(
         "SELECT 2 * (SELECT count(*) FROM allocation) + (SELECT count(*) FROM segment)"
     ).fetchone()
@@ -154,3 +179,7 @@ def _check_sequence(database: sqlite3.Connection) -> None:
     ).fetchone()
     if last > 2 * events + _SKIPPED:
         raise ValueError(f"it has an event {last:,} and only {events:,} of them")
+
+
+def _first(database: sqlite3.Connection, table: str, rule: str, column: str = "1") -> Any:
+    return database.execute(f"SELECT {column} FROM {table} WHERE NOT ({rule}) LIMIT 1").fetchone()

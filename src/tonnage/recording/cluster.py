@@ -36,9 +36,7 @@ class RankSummary:
     overhead_parts: dict[str, int] = field(default_factory=dict)
     host_bytes: int = 0  # host memory that the rank needs
     host_mapped_bytes: int = 0  # pages of files, shared by all ranks of a host
-    host_parts: dict[str, int] = field(
-        default_factory=dict
-    )  # of `host_bytes` and mapped files: parts of `recording.host`
+    host_parts: dict[str, int] = field(default_factory=dict)  # of `host_bytes` and mapped files, see `recording.host`
     whole_model: WholeModel = WholeModel()
     step_time_s: float | None = None  # None if it does not fit, or no step was captured
 

@@ -1,6 +1,7 @@
 """A cluster's run as one file: a summary of every rank that ran, and the events of each distinct one.
 
-Ranks are written and read one at a time, so that a file takes no more memory than its largest rank.
+Ranks are written and read one at a time, so that a file takes no more memory than its largest rank. `open_recording`
+opens any supported file: ours, of one GPU or of a cluster, or a memory snapshot of PyTorch.
 """
 
 import json
@@ -11,17 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tonnage.ledger import Category
-from tonnage.recording.checks import (
-    Kinds,
-    check_values,
-    is_count,
-    is_outcome,
-    is_seconds,
-    is_sizes,
-    is_word_list,
-    is_words,
-)
+from tonnage.errors import BadRecording
+from tonnage.recording.checks import record_of
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary, WholeModel
 from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
@@ -80,55 +72,68 @@ def _spans(ranks: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _summary(database: sqlite3.Connection) -> ClusterSummary:
+    def ranks(rows: list[tuple[int, str]]) -> tuple[RankSummary, ...]:
+        if not 1 <= values["gpus"] <= _MOST_RANKS:
+            raise ValueError(f"it says to be of {values['gpus']} GPUs")
+        return tuple(_rank(number, decoded(text), values["gpus"]) for number, text in rows)
+
     values = {key: decoded(value) for key, value in database.execute("SELECT key, value FROM cluster")}
-    check_values(values, _CLUSTER_KINDS, "summary")
-    if not 1 <= values["gpus"] <= _MOST_RANKS:
-        raise ValueError(f"it says to be of {values['gpus']} GPUs")
-    rows = database.execute("SELECT rank, summary FROM rank ORDER BY rank")
-    ranks = tuple(_rank(number, decoded(text), values["gpus"]) for number, text in rows)
-    known = {rank.rank for rank in ranks}
+    values["ranks"] = database.execute("SELECT rank, summary FROM rank ORDER BY rank").fetchall()
+    summary = record_of(ClusterSummary, values, "summary", ranks=ranks)
     for key in ("worst", "dies_first"):
-        if values[key] not in known | {None}:
+        if getattr(summary, key) not in {rank.rank for rank in summary.ranks} | {None}:
             raise ValueError(f"its {key} is rank {values[key]}, which did not run")
-    return ClusterSummary(**values | {"arguments": tuple(values["arguments"]), "ranks": ranks})
+    return summary
 
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
+    def ranks_of(spans: list[Any]) -> tuple[int, ...]:
+        spans = [(int(first), int(last)) for first, last in spans]
+        count = sum(last - first + 1 for first, last in spans)
+        if any(not 0 <= first <= last < gpus for first, last in spans) or not 1 <= count <= gpus:
+            raise ValueError(f"its rank {number} stands for ranks that there are not")
+        return tuple(rank for first, last in spans for rank in range(first, last + 1))
+
+    def whole_model(values: Any) -> WholeModel:
+        return record_of(WholeModel, values, f"whole model of rank {number}")
+
     absent: dict[str, Any] = {"step_time_s": None, "host_bytes": 0, "host_mapped_bytes": 0, "host_parts": {}}
     values = absent | {"whole_model": asdict(WholeModel())} | values  # which older files lack
-    check_values(values, _RANK_KINDS, f"summary of rank {number}")
-    if values["rank"] != number:
-        raise ValueError(f"its summary of rank {number} is that of {values['rank']}")
-    spans = [(int(first), int(last)) for first, last in values["stands_for"]]
-    count = sum(last - first + 1 for first, last in spans)
-    if any(not 0 <= first <= last < gpus for first, last in spans) or not 1 <= count <= gpus:
-        raise ValueError(f"its rank {number} stands for ranks that there are not")
-    stands_for = tuple(rank for first, last in spans for rank in range(first, last + 1))
-    check_values(values["whole_model"], _WHOLE_KINDS, f"whole model of rank {number}")
-    return RankSummary(**values | {"stands_for": stands_for, "whole_model": WholeModel(**values["whole_model"])})
+    what = f"summary of rank {number}"
+    summary = record_of(RankSummary, values, what, stands_for=ranks_of, whole_model=whole_model)
+    if summary.rank != number:
+        raise ValueError(f"its summary of rank {number} is that of {summary.rank}")
+    return summary
 
 
-# The expected kind of each value
+# Files of any kind
 
 
-_CLUSTER_KINDS: Kinds = {
-    **dict.fromkeys(("words", "gpu", "gpu_name", "trouble", "script"), is_words),
-    **dict.fromkeys(("capacity_bytes", "gpus", "hosts", "gpus_per_host"), is_count),
-    **dict.fromkeys(("worst", "dies_first"), lambda value: value is None or is_count(value)),
-    "outcome": is_outcome,
-    "exit_status": lambda value: isinstance(value, int),
-    "arguments": is_word_list,
-}
-_RANK_KINDS: Kinds = {
-    **dict.fromkeys(("host_bytes", "host_mapped_bytes"), is_count),
-    **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes", "rank"), is_count),
-    **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts", "host_parts"), is_sizes),
-    "whole_model": lambda value: isinstance(value, dict),
-    "ledger": lambda value: is_sizes(value) and set(value) <= {str(category) for category in Category},
-    "outcome": is_outcome,
-    "stopped": lambda value: isinstance(value, bool),
-    "error": is_words,
-    "stands_for": lambda value: isinstance(value, list),
-    "step_time_s": lambda value: value is None or is_seconds(value),
-}
-_WHOLE_KINDS: Kinds = {"engine": is_words, "size_bytes": is_count, "copies": is_count}
+def open_recording(path: Path, rank: int | None = None) -> Recording:
+    """Read a file by its contents, not by its name; for a cluster, one rank (None: the worst)."""
+    # Imported late: our own recordings do not need it.
+    from tonnage.recording.snapshot import is_snapshot, read_snapshot
+
+    if not is_snapshot(path):
+        return read_recording(path, rank)
+    if rank is not None:
+        raise BadRecording(f"{path} is a snapshot of one process, not of rank {rank}.", hint="Leave out the rank.")
+    return read_snapshot(path)
+
+
+def open_cluster(path: Path) -> ClusterRecording | None:
+    """Return all ranks of a cluster's file, or None if the file is of one GPU."""
+    from tonnage.recording.snapshot import is_snapshot
+
+    return None if is_snapshot(path) else read_cluster(path)
+
+
+def ended_in_error(path: Path) -> bool:
+    """Whether a file is our recording of a run that failed with an error other than running out of memory."""
+    try:
+        with opened(path) as (database, version):
+            table = "cluster" if is_of_cluster(version) else "header"
+            row = database.execute(f"SELECT value FROM {table} WHERE key = 'outcome'").fetchone()
+            return row is not None and json.loads(row[0]) == "error"
+    except BadRecording:
+        return False

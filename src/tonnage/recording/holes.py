@@ -40,8 +40,7 @@ class SegmentState:
 def segments_at(recording: Recording, sequence: int | None = None) -> list[SegmentState]:
     """Return the segments after an event (None: at the end), by address; adjacent pages are merged."""
     moment = len(recording.timeline.allocated_bytes) if sequence is None else sequence
-    live = (a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment))
-    blocks = sorted((a.address, a.address + a.block_bytes) for a in live)
+    blocks = sorted((a.address, a.address + a.block_bytes) for a in recording.live_at(moment))
     starts = [low for low, _ in blocks]
     states = []
     for low, high in _pieces(recording, moment):

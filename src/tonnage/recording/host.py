@@ -15,17 +15,16 @@
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.recording.checks import check_values, is_count, is_sizes, is_word_list, is_words
+from tonnage.recording.checks import record_of
 
 CHECKPOINT, PINNED, PYTHON, LIBRARIES, CUDA, WORKERS, SHARED, ROUNDING, MAPPED = (
     "checkpoint", "pinned", "python", "libraries", "cuda", "workers", "shared_memory", "rounding", "mapped_files",
 )  # fmt: skip
 LARGEST = 8
 HOST_KEY = "host"  # key in the header's table
-_MOST_PHASES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +87,14 @@ def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...
 
 def host_memory(values: Any) -> HostPeaks:
     """Validate and convert what a file says."""
-    kinds = {field.name: is_count for field in fields(HostPeaks)} | {"phases": _is_rows}
-    check_values(values, kinds, "host's memory")
-    if not values["phases"]:
+    peaks = record_of(HostPeaks, values, "host's memory", phases=lambda rows: tuple(map(_moment, rows)))
+    if not peaks.phases:
         raise ValueError("its host's memory has no phase")
-    return HostPeaks(**values | {"phases": tuple(map(_moment, values["phases"]))})
+    return peaks
 
 
 def _moment(values: Any) -> HostMoment:
-    kinds = {
-        "phase": is_words,
-        "step": is_count,
-        "line": is_words,
-        "stack": is_word_list,
-        "parts": is_sizes,
-        "largest": _is_rows,
-    }
-    check_values(values, kinds, "moment of the host's memory")
-    return HostMoment(**values | {"stack": tuple(values["stack"]), "largest": tuple(map(_group, values["largest"]))})
+    def groups(rows: list[Any]) -> tuple[HostGroup, ...]:
+        return tuple(record_of(HostGroup, row, "tensors of the host") for row in rows)
 
-
-def _group(values: Any) -> HostGroup:
-    words, counts = (
-        dict.fromkeys(("part", "line", "operator"), is_words),
-        dict.fromkeys(("count", "size_bytes"), is_count),
-    )
-    check_values(values, words | counts, "tensors of the host")
-    return HostGroup(**values)
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _MOST_PHASES
+    return record_of(HostMoment, values, "moment of the host's memory", largest=groups)

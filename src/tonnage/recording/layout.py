@@ -95,7 +95,17 @@ def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connec
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
-            _begin(database, version)
+            pragmas = {
+                "journal_mode": "OFF",
+                "synchronous": "OFF",
+                "application_id": APPLICATION_ID,
+                "user_version": version,
+            }
+            for pragma, value in pragmas.items():
+                database.execute(f"PRAGMA {pragma} = {value}")
+            database.execute("BEGIN")
+            for statement in SCHEMAS[version].values():
+                database.execute(statement)
             yield database
             database.execute("COMMIT")
         scratch.replace(path)
@@ -105,16 +115,6 @@ def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connec
     finally:
         with suppress(OSError):
             scratch.unlink()
-
-
-def _begin(database: sqlite3.Connection, version: int) -> None:
-    database.execute("PRAGMA journal_mode = OFF")
-    database.execute("PRAGMA synchronous = OFF")
-    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    database.execute(f"PRAGMA user_version = {version}")
-    database.execute("BEGIN")
-    for statement in SCHEMAS[version].values():
-        database.execute(statement)
 
 
 @contextmanager

@@ -134,7 +134,10 @@ class Recording:
     @cached_property
     def live_at_peak(self) -> list[Allocation]:
         """The blocks that make up the peak."""
-        moment = self.timeline.peak_sequence
+        return self.live_at(self.timeline.peak_sequence)
+
+    def live_at(self, moment: int) -> list[Allocation]:
+        """Return the live blocks after an event."""
         return [a for a in self.allocations if a.born <= moment and (a.died is None or a.died > moment)]
 
     @property

@@ -14,6 +14,15 @@ Source = Literal["virtual", "cuda", "snapshot"]
 MarkKind = Literal["phase", "step", "empty_cache", "begin", "beyond"]
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 NoteKind = Literal["not_modelled", "assumption"]
+# What a block is for by the phase in which it is made, unless more is known.
+BY_PHASE = {
+    "setup": Category.OTHER,
+    "forward": Category.ACTIVATIONS,
+    "evaluation": Category.ACTIVATIONS,
+    "generation": Category.ACTIVATIONS,
+    "backward": Category.ACTIVATIONS,
+    "optimizer": Category.WORKSPACE,
+}
 
 
 @dataclass(slots=True)
@@ -124,9 +133,8 @@ class Header:
     overhead_parts: dict[str, int] = field(default_factory=dict)
     pinned_host_bytes: int = 0
     ooms_caught: int = 0
-    training: dict[str, str] = field(
-        default_factory=dict
-    )  # the training framework and its settings, see `script.training`
+    # The training framework and its settings, see `script.training`.
+    training: dict[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> str:

@@ -7,23 +7,16 @@ allocator counts from the start.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, Shortage
 from tonnage.allocator.replay import BOUNDLESS_BYTES
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.recording.beyond import TO_ITS_END, demand_of, parted
+from tonnage.recording.beyond import TO_ITS_END, demand_of, live_until, parted
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, SegmentEvent
-
-_CATEGORY_BY_PHASE = {
-    "forward": Category.ACTIVATIONS,
-    "evaluation": Category.ACTIVATIONS,
-    "generation": Category.ACTIVATIONS,
-    "backward": Category.ACTIVATIONS,
-    "optimizer": Category.OPTIMIZER_STATES,
-}
+from tonnage.recording.records import BY_PHASE, Allocation, FailedRequest, Header, Mark, SegmentEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +43,19 @@ def until_refused(recording: Recording) -> Recording:
     # The last event before the failed request. After it are frees, as the script unwinds.
     levels = recording.timeline.allocated_bytes
     moment = next((i for i in range(len(levels) - 1, -1, -1) if levels[i] == oom.allocated_bytes), len(levels) - 1)
-    kept = [
-        replace(a, died=None) if a.died is not None and a.died > moment else a
-        for a in recording.allocations
-        if a.born <= moment
-    ]
-    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None, whole=None)
+    # What an optimizer step is refused is most likely a state; its temporaries are freed within it.
+    category = Category.OPTIMIZER_STATES if oom.phase == "optimizer" else BY_PHASE.get(oom.phase, Category.OTHER)
+    index = 1 + max((a.index for a in recording.allocations), default=-1)
+    size = oom.requested_bytes
+    request = Allocation(index, 0, size, size, 0, moment, category=category, **_context(oom))
+    kept = live_until(recording.allocations, moment)
+    return replace(recording, allocations=[*kept, request], oom=None, whole=None)
 
 
-def _request(oom: FailedRequest, recording: Recording, moment: int) -> Allocation:
-    return Allocation(
-        index=1 + max((a.index for a in recording.allocations), default=-1),
-        address=0,
-        requested_bytes=oom.requested_bytes,
-        block_bytes=oom.requested_bytes,
-        stream=0,
-        born=moment,
-        category=_CATEGORY_BY_PHASE.get(oom.phase, Category.OTHER),
-        operator=oom.operator,
-        module=oom.module,
-        phase=oom.phase,
-        step=oom.step,
-        line=oom.line,
-        stack=oom.stack,
-        shape=oom.shape,
-        dtype=oom.dtype,
-    )
+def _context(request: Allocation | FailedRequest) -> dict[str, Any]:
+    """Return what a block and a failed request have in common: what asked for memory, and where."""
+    names = ("operator", "module", "phase", "step", "line", "stack", "shape", "dtype")
+    return {name: getattr(request, name) for name in names}
 
 
 def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Outcomes:
@@ -233,18 +213,7 @@ def refused(outcomes: Outcomes) -> FailedRequest | None:
     failed, shortage = outcomes.failed, outcomes.shortage
     if failed is None or shortage is None:
         return None
-    return FailedRequest(
-        line=failed.line,
-        requested_bytes=shortage.requested_bytes,
-        free_bytes=shortage.free_bytes,
-        allocated_bytes=shortage.allocated_bytes,
-        reserved_bytes=shortage.reserved_bytes,
-        operator=failed.operator,
-        module=failed.module,
-        phase=failed.phase,
-        step=failed.step,
-        message=shortage.message,
-        stack=failed.stack,
-        shape=failed.shape,
-        dtype=failed.dtype,
-    )
+    sizes = {
+        name: getattr(shortage, name) for name in ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
+    }
+    return FailedRequest(**sizes, message=shortage.message, **_context(failed))

@@ -10,29 +10,20 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from tonnage.clock.captured import CallKind, CapturedCall, CapturedStep
+from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
 from tonnage.recording.beyond import as_kept, as_read
-from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_count, is_shape, is_word_list, is_words
+from tonnage.recording.checks import is_shape, is_word_list, record_of
 from tonnage.recording.host import HOST_KEY, host_memory
 from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import (
-    Allocation,
-    FailedRequest,
-    Header,
-    Mark,
-    Note,
-    SegmentEvent,
-    StandIn,
-)
+from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.untrusted import Unreadable, parse_json
 
 _MOST_BYTES = 2**28
-_NUMBERS = ("sequence", "depths", "threads")
 
 
 def write_recording(path: str | Path, recording: Recording, *, force: bool = False) -> None:
@@ -90,11 +81,16 @@ def insert_run(
 ) -> None:
     """Insert the rows of one run except its contexts, which runs may share; each row begins with `of_rank`."""
 
+    def allocation_row(a: Allocation) -> tuple[Any, ...]:
+        context = (a.category, a.operator, a.module, a.phase, a.line, a.stack, a.shape, a.dtype)
+        number = contexts.setdefault(context, len(contexts))
+        return a.index, a.address, a.requested_bytes, a.block_bytes, a.stream, a.born, a.died, a.step, number
+
     def insert(table: str, width: int, rows: Iterable[tuple[Any, ...]]) -> None:
         values = ", ".join("?" * (len(of_rank) + width))
         database.executemany(f"INSERT INTO {table} VALUES ({values})", ((*of_rank, *row) for row in rows))
 
-    insert("allocation", 9, _allocation_rows(recording.allocations, contexts))
+    insert("allocation", 9, map(allocation_row, recording.allocations))
     insert("header", 2, ((key, json.dumps(value)) for key, value in asdict(recording.header).items()))
     insert("header", 2, ((HOST_KEY, json.dumps(asdict(host))) for host in [recording.host] if host))
     insert("segment", 5, map(astuple, recording.segments))
@@ -114,14 +110,6 @@ def insert_contexts(database: sqlite3.Connection, contexts: Contexts) -> None:
     database.executemany(f"INSERT INTO context VALUES ({', '.join('?' * 9)})", rows)
 
 
-def _allocation_rows(allocations: Iterable[Allocation], contexts: Contexts) -> Iterator[tuple[Any, ...]]:
-    """Return rows of blocks; each new context gets the next number."""
-    for a in allocations:
-        context = (a.category, a.operator, a.module, a.phase, a.line, a.stack, a.shape, a.dtype)
-        number = contexts.setdefault(context, len(contexts))
-        yield a.index, a.address, a.requested_bytes, a.block_bytes, a.stream, a.born, a.died, a.step, number
-
-
 def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Recording:
     """Read the rows of one run (None: the only one in the file) as a recording."""
 
@@ -135,42 +123,34 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
     host = header.pop(HOST_KEY, None)  # missing in older files
     lacking = {"command": [], "folder": "", "training": {}}  # missing in older files
     values = lacking | {key: decoded(value) for key, value in header.items()}
-    check_values(values, HEADER_KINDS, "header")
     # Decode each context once, however many blocks share it.
     contexts = {row[0]: _context(*row[1:]) for row in database.execute("SELECT * FROM context")}
+    allocations = []
+    for index, address, requested, block, stream, born, died, step, number in rows("allocation", '"index"'):
+        category, operator, module, phase, line, stack, shape, dtype = contexts[number]
+        allocations.append(
+            Allocation(
+                index, address, requested, block, stream, born, died, category,
+                operator, module, phase, step, line, stack, shape, dtype,
+            )
+        )  # fmt: skip
     # Older files lack this table.
     is_captured = database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'captured'").fetchone() is not None
     marks = [Mark(*row) for row in rows("mark", "sequence, rowid")]
     for mark in marks:
         if mark.kind == "step" and not mark.name.isdecimal():
             raise ValueError(f"it has a step {mark.name!r}")
-    oom = None
-    for (value,) in rows("oom"):
-        request = decoded(value)
-        check_values(request, OOM_KINDS, "failed request")
-        shape = None if request["shape"] is None else tuple(request["shape"])
-        oom = FailedRequest(**request | {"stack": tuple(request["stack"]), "shape": shape})
-        break
     return Recording(
-        header=Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")}),
-        allocations=list(_allocations(rows("allocation", '"index"'), contexts)),
+        header=record_of(Header, values, "header"),
+        allocations=allocations,
         segments=[SegmentEvent(*row) for row in rows("segment", "sequence")],
         marks=marks,
         stand_ins=[StandIn(*row) for row in rows("stand_in")],
         notes=[Note(*row) for row in rows("note")],
-        oom=oom,
+        oom=next((record_of(FailedRequest, decoded(value), "failed request") for (value,) in rows("oom")), None),
         host=host_memory(decoded(host)) if host else None,
         captured=next((unpacked(data) for (data,) in rows("captured")), None) if is_captured else None,
     )
-
-
-def _allocations(rows: Iterable[tuple[Any, ...]], contexts: dict[int, _Context]) -> Iterator[Allocation]:
-    for index, address, requested, block, stream, born, died, step, number in rows:
-        category, operator, module, phase, line, stack, shape, dtype = contexts[number]
-        yield Allocation(
-            index, address, requested, block, stream, born, died, category,
-            operator, module, phase, step, line, stack, shape, dtype,
-        )  # fmt: skip
 
 
 def _context(
@@ -197,51 +177,10 @@ def unpacked(data: bytes) -> CapturedStep:
         values = parse_json(inflater.decompress(data, _MOST_BYTES))
     except (zlib.error, Unreadable) as error:
         raise ValueError(f"its step cannot be read: {error}") from None
-    check_values(values, _KINDS, "step")
-    for call in values["calls"]:
-        check_values(call, _CALL_KINDS, "call")
-    calls = tuple(CapturedCall(**{name: _frozen(value) for name, value in call.items()}) for call in values["calls"])
-    length = len(values["sequence"])
-    if not length == len(values["depths"]) == len(values["threads"]) or not all(
-        n < len(calls) for n in values["sequence"]
-    ):
+    step = record_of(
+        CapturedStep, values, "step", calls=lambda rows: tuple(record_of(CapturedCall, row, "call") for row in rows)
+    )
+    length = len(step.sequence)
+    if not length == len(step.depths) == len(step.threads) or not all(n < len(step.calls) for n in step.sequence):
         raise ValueError("its step names calls that there are not")
-    phases = tuple((place, name) for place, name in values["phases"])
-    return CapturedStep(
-        **values | {name: tuple(values[name]) for name in _NUMBERS} | {"calls": calls, "phases": phases}
-    )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _is_extents(value: Any) -> bool:
-    """Whether the value is a list of counts, nested no deeper than a list of tensors per argument."""
-    return isinstance(value, list) and all(
-        isinstance(entry, list) and all(is_count(n) or (isinstance(n, list) and all(map(is_count, n))) for n in entry)
-        for entry in value
-    )
-
-
-def _is_phases(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and is_count(pair[0]) and is_words(pair[1]) for pair in value
-    )
-
-
-_KINDS = {
-    **dict.fromkeys(_NUMBERS, lambda value: isinstance(value, list) and all(map(is_count, value))),
-    **dict.fromkeys(("number", "module_calls", "optimizer_parameters"), is_count),
-    **dict.fromkeys(("samples", "tokens"), lambda value: value is None or is_count(value)),
-    "training": lambda value: isinstance(value, bool),
-    "calls": lambda value: isinstance(value, list),
-    "phases": _is_phases,
-    "settings": lambda value: isinstance(value, dict) and all(map(is_words, value.values())),
-}
-_CALL_KINDS = {
-    "name": is_words,
-    "kind": lambda value: value in get_args(CallKind),
-    **dict.fromkeys(("shapes", "strides"), _is_extents),
-    **dict.fromkeys(("types", "values", "kernels", "devices"), is_word_list),
-}
+    return step

@@ -80,17 +80,12 @@ class StepPeak:
     phases: tuple[PhasePeak, ...]
 
 
-def peaks_by_phase(timeline: MemoryTimeline, marks: Sequence[Mark]) -> list[PhasePeak]:
-    """Return the peak of each phase, over all its occurrences."""
-    return _phase_peaks(timeline, marks, 0, len(timeline.allocated_bytes))
-
-
 def peaks_by_step(timeline: MemoryTimeline, marks: Sequence[Mark]) -> list[StepPeak]:
     """Return the peak of each step, in order; a step that recurs (such as 0 after an evaluation) counts as one."""
     found: dict[int, StepPeak] = {}
     for name, start, end in spans(marks, "step", len(timeline.allocated_bytes)):
         step = int(name or 0)
-        phases = _phase_peaks(timeline, marks, start, end)
+        phases = peaks_by_phase(timeline, marks, start, end)
         here = StepPeak(step, timeline.peak_between(start, end), tuple(phases))
         best = found.get(step)
         if best is None or here.peak_allocated_bytes > best.peak_allocated_bytes:
@@ -98,8 +93,12 @@ def peaks_by_step(timeline: MemoryTimeline, marks: Sequence[Mark]) -> list[StepP
     return list(found.values())
 
 
-def _phase_peaks(timeline: MemoryTimeline, marks: Sequence[Mark], start: int, end: int) -> list[PhasePeak]:
+def peaks_by_phase(
+    timeline: MemoryTimeline, marks: Sequence[Mark], start: int = 0, end: int | None = None
+) -> list[PhasePeak]:
+    """Return the peak of each phase, over all its occurrences between two events."""
     peaks: dict[str, int] = {}
+    end = len(timeline.allocated_bytes) if end is None else end
     for name, first, last in _stretches(marks, "phase", len(timeline.allocated_bytes)):
         is_empty = first == last and name in _EVEN_IF_EMPTY and start < first <= end
         first, last = max(first, start), min(last, end)

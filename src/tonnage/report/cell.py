@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from tonnage.explain import Advice, Outlook, advice_for, advise
 from tonnage.recording import Recording, telling_lines
-from tonnage.recording.failure import until_failure
+from tonnage.recording.beyond import until_failure
 from tonnage.report.html import markup
 from tonnage.report.html.markup import colours
 from tonnage.report.html.series import series_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tonnage.explain.model_copies import host_capacity_bytes, model_copies
+from tonnage.explain.causes.host import host_capacity_bytes, model_copies
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMoment, HostPeaks
 from tonnage.report.lines import packed, wrapped

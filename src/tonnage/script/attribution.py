@@ -9,22 +9,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tonnage.ledger import Category
-from tonnage.recording.records import MarkKind
+from tonnage.recording.records import BY_PHASE, MarkKind
 from tonnage.script.lines import NOWHERE, LineFinder, ScriptPlace
 from tonnage.script.training import facts_of_driver, facts_of_model, name_of_optimizer
 
-BY_PHASE = {
-    "setup": Category.OTHER,
-    "forward": Category.ACTIVATIONS,
-    "evaluation": Category.ACTIVATIONS,
-    "generation": Category.ACTIVATIONS,
-    "backward": Category.ACTIVATIONS,
-    "optimizer": Category.WORKSPACE,
-}
+if TYPE_CHECKING:
+    from tonnage.script.capture import StepCapture
+
 # Backward passes and optimizer steps keep their phase, whatever function they run in.
 _PLAIN = ("backward", "optimizer")
 
@@ -60,41 +55,13 @@ class HostLedger(Protocol):
         """Record that CUDA's context, and possibly another CUDA library, is loaded."""
 
 
-class Observer(Protocol):
-    """Is notified where steps begin and end."""
-
-    def root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """An outermost module is called; the phase and step are those of the call."""
-
-    def root_ends(self, output: Any) -> None:
-        """The outermost module's call has ended; `output` is None if it failed."""
-
-    def module_starts(self) -> None:
-        """Any module is called."""
-
-    def phase_begins(self, phase: str) -> None:
-        """A phase begins."""
-
-    def optimizer_starts(self, optimizer: Any) -> None:
-        """An optimizer is about to step."""
-
-    def optimizer_ends(self) -> None:
-        """The optimizer has stepped; if that was within backward, this is called after it."""
-
-    def goes_on(self) -> None:
-        """About another thousand blocks were allocated or freed."""
-
-    def finish(self) -> None:
-        """The run ends."""
-
-
 class Attribution:
     """The current state of the script, as seen through PyTorch's hooks."""
 
     def __init__(self, sink: Sink, *, frugal: bool = False) -> None:
         """With `frugal`, a model and its optimizer states are examined once, not at every step."""
         self.sink = sink
-        self.observer: Observer | None = None
+        self.observer: StepCapture | None = None
         self.host: HostLedger | None = None
         self._frugal = frugal
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -225,7 +192,15 @@ class Attribution:
         infers = not torch.is_grad_enabled()
         # Without gradients, or (since people forget `no_grad`) in the evaluation mode of a module that also trains.
         evaluates = not module.training and (infers or module in self._trained)
-        self._ask_driver("evaluation" if infers else "training", module)
+        # Examine the stack and the model, once in training and once before.
+        if not self._asked_driver & {"training", "evaluation" if infers else ""}:
+            self._asked_driver.add("evaluation" if infers else "training")
+            # In another version of a library advice is generic.
+            with suppress(AttributeError, TypeError, RuntimeError, LookupError):
+                facts, whole = facts_of_driver(sys._getframe())
+                self.training |= facts | facts_of_model(module)
+                if whole is not None:
+                    self._name(whole)
         if self.trains and (evaluates or (infers and self._region == "generation")):
             # Between training steps: not a step of its own.
             self.enter(self._base if self._base == "forward" else "evaluation")
@@ -256,19 +231,6 @@ class Attribution:
         return number
 
     # The training framework
-
-    def _ask_driver(self, of: str, model: Any) -> None:
-        """Examine the stack and the model, once in training and once before."""
-        if of in self._asked_driver or "training" in self._asked_driver:
-            return
-        self._asked_driver.add(of)
-        try:
-            facts, whole = facts_of_driver(sys._getframe())
-            self.training |= facts | facts_of_model(model)
-        except (AttributeError, TypeError, RuntimeError, LookupError):
-            return  # another version of a library: advice is generic then
-        if whole is not None:
-            self._name(whole)
 
     def optimizer_made(self, optimizer: Any) -> None:
         """Note that the script trains, with this optimizer."""
@@ -328,11 +290,10 @@ class Attribution:
 
     def _is_new(self, thing: Any) -> bool:
         """Whether to examine it: always, unless frugal and seen before."""
-        if not self._frugal:
-            return True
-        known = thing in self._seen
-        self._seen.add(thing)
-        return not known
+        is_new = not self._frugal or thing not in self._seen
+        if self._frugal:
+            self._seen.add(thing)
+        return is_new
 
     # Categories of blocks
 
@@ -400,7 +361,13 @@ def _has_storage(tensor: Any) -> bool:
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) or _has_address(tensor)
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return True
+    # A lazy module's parameters raise ValueError before its first call.
+    with suppress(RuntimeError, NotImplementedError, ValueError):
+        address_of(tensor)
+        return True
+    return False
 
 
 def address_of(tensor: Any) -> int:
@@ -410,18 +377,6 @@ def address_of(tensor: Any) -> int:
     holds the only reference.
     """
     return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
-
-
-def _has_address(tensor: Any) -> bool:
-    try:
-        address_of(tensor)
-    except (
-        RuntimeError,
-        NotImplementedError,
-        ValueError,
-    ):  # the last for a lazy module's parameters before its first call
-        return False
-    return True
 
 
 def _tensors(values: Iterable[Any], depth: int = 4) -> list[Any]:

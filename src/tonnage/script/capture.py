@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
-from tonnage.script import profiler, streams
+from tonnage.script import profiler
 from tonnage.script.profiled import RECOMPUTE, ProfilerResults, read_step
 
 if TYPE_CHECKING:
@@ -76,16 +76,30 @@ class StepCapture:
 
         self._torch = torch
         self._who.observer = self
-        undo = [self._make_way(), streams.on_making(torch, self._stream_made)]
+
+        def begin(plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            self._give_way()
+            return plain(*arguments, **keywords)
+
+        def make_stream(*arguments: Any, **keywords: Any) -> Any:
+            self._has_streams = True
+            return new_stream(*arguments, **keywords)
+
+        undo = [
+            profiler.wrapped(owner, name, begin)
+            for owner in (torch.autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy"))
+            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
+            if hasattr(owner, name)
+        ]
+        kind, new_stream = torch.cuda.Stream, torch.cuda.Stream.__new__
+        kind.__new__ = staticmethod(make_stream)
 
         def restore() -> None:
             for each in undo:
                 each()
+            kind.__new__ = staticmethod(new_stream)
 
         return restore
-
-    def _stream_made(self) -> None:
-        self._has_streams = True
 
     def give_up(self, why: str) -> None:
         """Stop capturing and report why."""
@@ -198,7 +212,11 @@ class StepCapture:
             callbacks.callback_handler.register_start_callback(self._compilation_starts)
         profiler.begin(follows_nodes=self._has_streams)
         self._profiling, self._spoiled = True, False
-        self._steps = [_StepInProgress(self._who.trains)]
+        self._steps = []
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._steps.append(_StepInProgress(self._who.trains))
         profiler.mark("step")
         profiler.mark(f"phase {self._who.phase}")
 
@@ -206,9 +224,7 @@ class StepCapture:
         done = self._steps[-1]
         done.complete, done.settings = True, profiler.settings()
         self._tried += 1
-        self._steps.append(_StepInProgress(self._who.trains))
-        profiler.mark("step")
-        profiler.mark(f"phase {self._who.phase}")
+        self._begin_step()
         typical = sum(step.complete and not step.evaluates for step in self._steps)
         enough = STEPS if self._thousands < _ENOUGH_THOUSANDS else 1
         if typical >= enough or self._tried >= _MOST_STEPS:
@@ -225,7 +241,17 @@ class StepCapture:
             complete = [(at, step) for at, step in enumerate(self._steps) if step.complete]
             if complete and not self._spoiled:
                 at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
-                self.captured = step.read(ProfilerResults(results), at)
+                self.captured = read_step(
+                    ProfilerResults(results),
+                    at,
+                    settings=step.settings,
+                    number=step.number,
+                    training=step.training,
+                    module_calls=step.module_calls,
+                    optimizer_parameters=step.parameters,
+                    samples=step.samples,
+                    tokens=step.tokens,
+                )
 
     # Interruptions
 
@@ -240,36 +266,13 @@ class StepCapture:
 
     @_harmless
     def _give_way(self) -> None:
+        """Stop our profiler when the script starts its own."""
         if not self._over:
             self._over = self._spoiled = True
             if self._is_mine():
                 self._stop()
             self.captured = None
             self._tell("profiler", _NOTE)
-
-    def _make_way(self) -> Callable[[], None]:
-        """Stop our profiler when the script starts its own."""
-        undo: list[Callable[[], None]] = []
-        for owner in (self._torch.autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy")):
-            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
-                if hasattr(owner, name):
-                    undo.append(self._make_way_for(owner, name))
-
-        def restore() -> None:
-            for each in undo:
-                each()
-
-        return restore
-
-    def _make_way_for(self, owner: Any, name: str) -> Callable[[], None]:
-        plain = getattr(owner, name)
-
-        def begin(*arguments: Any, **keywords: Any) -> Any:
-            self._give_way()
-            return plain(*arguments, **keywords)
-
-        setattr(owner, name, begin)
-        return lambda: setattr(owner, name, plain)
 
 
 class _StepInProgress:
@@ -304,20 +307,6 @@ class _StepInProgress:
             samples, tokens = _batch(arguments, keywords)
             self.samples = None if samples is None or self.samples is None else self.samples + samples
             self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens
-
-    def read(self, profile: ProfilerResults, at: int) -> CapturedStep:
-        """Read what the profiler recorded from this step's mark to the next."""
-        return read_step(
-            profile,
-            at,
-            settings=self.settings,
-            number=self.number,
-            training=self.training,
-            module_calls=self.module_calls,
-            optimizer_parameters=self.parameters,
-            samples=self.samples,
-            tokens=self.tokens,
-        )
 
 
 def _batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[int | None, int | None]:

@@ -2,33 +2,79 @@
 
 import sys
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
+from torch.autograd import graph
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
 from tonnage.script.attribution import Attribution
+from tonnage.script.profiler import wrapped
 
 
 def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], None]:
     """Install all hooks (without `modules`: only on outermost modules); the returned function removes them."""
+    depth = 0
+
+    def backward(plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        if _is_traced():
+            return plain(*arguments, **keywords)
+        who.backward_starts()
+        try:
+            return plain(*arguments, **keywords)
+        finally:
+            who.backward_ends()
+
+    def apply(plain: Any, model: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        # `Module.to` and similar: what is on the device afterwards is the model, even if not all of it fitted.
+        nonlocal depth
+        depth += 1
+        try:
+            return plain(model, *arguments, **keywords)
+        finally:
+            depth -= 1
+            if not depth:
+                who.mark_model(model)
+
+    def make(plain: Any, optimizer: Any, /, *arguments: Any, **keywords: Any) -> None:
+        # A script with an optimizer trains, so what it runs without gradients is not a step.
+        plain(optimizer, *arguments, **keywords)
+        who.optimizer_made(optimizer)
+
+    def within(phase: str) -> Callable[..., Any]:
+        # Saving and loading may allocate no block but are marked as a phase.
+        def call(plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            # The state of an optimizer that has not stepped: accelerate moves optimizers this way.
+            if any(isinstance(given, dict) and given.get("state") == {} for given in arguments):
+                return plain(*arguments, **keywords)
+            with who.within(phase):
+                return plain(*arguments, **keywords)
+
+        return call
+
     handles = [
         optim.register_optimizer_step_pre_hook(_outside_graphs(who.step_starts)),
         optim.register_optimizer_step_post_hook(_outside_graphs(who.step_ends)),
     ]
-    _leave_to_python(who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model)
-    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_optimizer(who), _wrap_call(who, outermost_only=not modules)]
-    undo += [
-        _wrap_phase(who, owner, name, phase)
-        for owners, name, phase in (
-            ((torch, torch.serialization), "save", "saving"),
-            ((torch, torch.serialization), "load", "loading"),
-            ((torch.nn.Module,), "load_state_dict", "loading"),
-            ((optim.Optimizer,), "load_state_dict", "loading"),
-        )
-        for owner in owners
+    # Keep Dynamo out of what a compiled module's caller calls, and everything called from there.
+    native = torch._C._dynamo.eval_frame
+    if hasattr(native, "_FrameExecStrategy"):  # since 2.7
+        strategy = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
+        for method in (who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model):
+            native.set_code_exec_strategy(method.__code__, strategy)
+    undo = [
+        wrapped(graph, "_engine_run_backward", backward),
+        wrapped(torch.autograd, "_engine_run_backward", backward),
+        wrapped(torch.nn.Module, "_apply", apply),
+        wrapped(optim.Optimizer, "__init__", make),
+        _wrap_call(who, outermost_only=not modules),
+        wrapped(torch, "save", within("saving")),
+        wrapped(torch.serialization, "save", within("saving")),
+        wrapped(torch, "load", within("loading")),
+        wrapped(torch.serialization, "load", within("loading")),
+        wrapped(torch.nn.Module, "load_state_dict", within("loading")),
+        wrapped(optim.Optimizer, "load_state_dict", within("loading")),
     ]
 
     def uninstall() -> None:
@@ -48,85 +94,6 @@ def _outside_graphs(act: Callable[[Any], None]) -> Callable[..., None]:
 
     hook._torchdynamo_disable = True  # type: ignore[attr-defined]
     return hook
-
-
-def _wrap_engine(who: Attribution) -> Callable[[], None]:
-    from torch.autograd import graph
-
-    plain = graph._engine_run_backward
-
-    def run_backward(*arguments: Any, **keywords: Any) -> Any:
-        if _is_traced():
-            return plain(*arguments, **keywords)
-        who.backward_starts()
-        try:
-            return plain(*arguments, **keywords)
-        finally:
-            who.backward_ends()
-
-    graph._engine_run_backward = torch.autograd._engine_run_backward = run_backward
-
-    def restore() -> None:
-        graph._engine_run_backward = torch.autograd._engine_run_backward = plain
-
-    return restore
-
-
-def _wrap_apply(who: Attribution) -> Callable[[], None]:
-    """Wrap `Module.to` and similar: what is on the device afterwards is the model, even if not all of it fitted."""
-    plain = torch.nn.Module._apply
-    depth = 0
-
-    def apply(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        try:
-            return plain(self, *arguments, **keywords)
-        finally:
-            depth -= 1
-            if not depth:
-                who.mark_model(self)
-
-    torch.nn.Module._apply = apply
-
-    def restore() -> None:
-        torch.nn.Module._apply = plain
-
-    return restore
-
-
-def _wrap_optimizer(who: Attribution) -> Callable[[], None]:
-    """Wrap optimizers' creation: a script with one trains, so what it runs without gradients is not a step."""
-    plain = optim.Optimizer.__init__
-
-    @wraps(plain)
-    def make(self: Any, *arguments: Any, **keywords: Any) -> None:
-        plain(self, *arguments, **keywords)
-        who.optimizer_made(self)
-
-    optim.Optimizer.__init__ = make
-
-    def restore() -> None:
-        optim.Optimizer.__init__ = plain
-
-    return restore
-
-
-def _wrap_phase(who: Attribution, owner: Any, name: str, phase: str) -> Callable[[], None]:
-    """Wrap saving and loading, which may allocate no block but are marked as a phase."""
-    plain = getattr(owner, name)
-
-    @wraps(plain)
-    def within(*arguments: Any, **keywords: Any) -> Any:
-        if any(isinstance(given, dict) and given.get("state") == {} for given in arguments):
-            return plain(
-                *arguments, **keywords
-            )  # the state of an optimizer that has not stepped: accelerate moves optimizers this way
-        with who.within(phase):
-            return plain(*arguments, **keywords)
-
-    setattr(owner, name, within)
-    return lambda: setattr(owner, name, plain)
 
 
 def _wrap_call(who: Attribution, *, outermost_only: bool) -> Callable[[], None]:
@@ -163,13 +130,3 @@ def _set_call(function: Callable[..., Any]) -> None:
 def _is_traced() -> bool:
     """Whether a graph is being traced now: AOTAutograd also runs backward, on tensors without memory."""
     return torch._guards.TracingContext.try_get() is not None
-
-
-def _leave_to_python(*methods: Any) -> None:
-    """Keep Dynamo out of what a compiled module's caller calls, and everything called from there."""
-    native = torch._C._dynamo.eval_frame
-    if not hasattr(native, "_FrameExecStrategy"):  # before 2.7
-        return
-    strategy = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
-    for method in methods:
-        native.set_code_exec_strategy(method.__code__, strategy)

@@ -24,20 +24,7 @@ _LAUNCHERS = {
     "accelerate": "accelerate", "accelerate-launch": "accelerate", "accelerate.commands.launch": "accelerate",
     "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed",
 }  # fmt: skip
-_OTHERS = (
-    "mpirun",
-    "mpiexec",
-    "srun",
-    "horovodrun",
-    "composer",
-    "ray",
-    "uv",
-    "poetry",
-    "conda",
-    "pipenv",
-    "env",
-    "nohup",
-)
+_OTHERS = "mpirun mpiexec srun horovodrun composer ray uv poetry conda pipenv env nohup".split()
 _FLAGS_OF_PYTHON = frozenset("bBdEiIOPqRsSuvx")
 _FLAGS_WITH_A_VALUE = ("-W", "-X")
 LOCAL_RANK = "${local_rank}"  # torchrun's syntax
@@ -117,16 +104,8 @@ def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: 
         words = words[1:]
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
         answer = Path(folder) / "answer.json"
-        ask = [
-            sys.executable,
-            "-m",
-            "tonnage.virtual.cluster.asking",
-            str(answer),
-            _LAUNCHERS[launcher],
-            launcher,
-            str(gpus),
-        ]
-        done = subprocess.run([*ask, *words], check=False)
+        ask = [sys.executable, "-m", "tonnage.virtual.cluster.asking", str(answer), _LAUNCHERS[launcher], launcher]
+        done = subprocess.run([*ask, str(gpus), *words], check=False)
         if not answer.exists():
             if done.returncode == 0:  # it was called with --help
                 raise SystemExit(0)

@@ -1,6 +1,6 @@
 """Notes about streams, events and collectives, as the profiler records them and as a captured step stores them.
 
-`clock.streams` interprets them; `script.streams` and the groups of a virtual cluster write them.
+`clock.streams` interprets them; `script.profiler` and the groups of a virtual cluster write them.
 """
 
 from collections import Counter

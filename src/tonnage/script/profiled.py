@@ -185,7 +185,10 @@ class DistinctCalls:
                 told = (tuple(tuple(t.sizes) for t in value), tuple(tuple(t.strides) for t in value), kind, "", device)
             else:
                 if value is None:
-                    concrete = concrete or self._concrete(event.call, len(given))
+                    if not concrete:
+                        flat = self._flat.get(event.call.correlation_id)
+                        concrete = flat.concrete_inputs() if flat is not None else []
+                        concrete += [None] * (len(given) - len(concrete))
                     value = concrete[at]
                 told = (
                     _NOTHING if value is None else ((), (), _SCALARS.get(type(value), ""), str(value)[:_MOST_WORDS], "")
@@ -198,11 +201,6 @@ class DistinctCalls:
             devices = (*devices[:at], pinned, *devices[at + 1 :])
         return name, shapes, strides, types, values, devices
 
-    def _concrete(self, event: Any, count: int) -> list[Any]:
-        flat = self._flat.get(event.correlation_id)
-        found: list[Any] = flat.concrete_inputs() if flat is not None else []
-        return found + [None] * (count - len(found))
-
 
 def read_step(profile: ProfilerResults, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
     """Read what the profiler recorded from this step's mark to the next; `facts` are values that no call shows."""
@@ -211,14 +209,8 @@ def read_step(profile: ProfilerResults, at: int, *, settings: dict[str, str], **
     states = set(_states(own)) if at == 0 else set()
     kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
     threads = {own[0].thread: 0}  # the thread of our mark is the main one
-    unknown = {
-        "number": 0,
-        "training": True,
-        "module_calls": 0,
-        "optimizer_parameters": 0,
-        "samples": None,
-        "tokens": None,
-    }
+    unknown: dict[str, Any] = dict.fromkeys(("number", "module_calls", "optimizer_parameters"), 0)
+    unknown |= {"training": True, "samples": None, "tokens": None}
     return CapturedStep(
         calls=tuple(calls.distinct),
         sequence=tuple(number for number, _ in kept),

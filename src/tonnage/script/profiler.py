@@ -1,20 +1,69 @@
 """Starts and stops torch's profiler directly, with our own marks among the recorded calls.
 
-Only the list of calls is used, not the times.
+Only the list of calls is used, not the times. Notes add what the profiler lacks: the current stream, and which stream
+waits for what. They are taken from torch's Python; of native code only autograd's engine is tracked
+(`notes.BackwardStreams`). `clock.streams` interprets them.
 """
 
 import os
 import sys
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
-from tonnage.script import streams
 from tonnage.script.profiled import MARK, ProfilerResults, read_step
 
 STEP = "step"
 _watching: list[Callable[[], None]] = []  # how to stop it, while we profile
+
+
+def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Replace a function by `around`, which gets it and its arguments; the returned function restores it."""
+    plain = getattr(owner, name)
+
+    @wraps(plain)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return around(plain, *arguments, **keywords)
+
+    setattr(owner, name, call)
+    return lambda: setattr(owner, name, plain)
+
+
+def _watch_streams(torch: Any) -> Callable[[], None]:
+    """Start noting streams and events; the returned function undoes it."""
+    cuda = torch.cuda
+
+    def on(stream: Any) -> int:
+        return int((cuda.current_stream() if stream is None else stream).stream_id)
+
+    def after(act: Callable[..., None]) -> Callable[..., Any]:
+        def call(plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            result = plain(*arguments, **keywords)
+            act(*arguments, **keywords)
+            return result
+
+        return call
+
+    undo = [
+        wrapped(owner, name, after(act))
+        for owner, name, act in (
+            (torch._C, "_cuda_setStream", lambda stream_id=0, *_, **__: note("stream", "set_stream", stream_id)),
+            (cuda.Event, "record", lambda event, stream=None: note("stream", "record_event", id(event), on(stream))),
+            (cuda.Event, "wait", lambda event, stream=None: note("stream", "wait_event", id(event), on(stream))),
+            (cuda.Event, "synchronize", lambda event: note("stream", "synchronize_event", id(event))),
+            (cuda.Stream, "synchronize", lambda stream: note("stream", "synchronize_stream", on(stream))),
+            (cuda, "synchronize", lambda *_, **__: note("stream", "synchronize")),
+        )
+        if hasattr(owner, name)
+    ]
+
+    def restore() -> None:
+        for each in reversed(undo):
+            each()
+
+    return restore
 
 
 def is_on() -> bool:
@@ -36,7 +85,7 @@ def begin(*, follows_nodes: bool = False) -> None:
         scopes |= {native.RecordScope.BACKWARD_FUNCTION} if follows_nodes else set()
         torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU}, scopes)
     torch.autograd.profiler._run_on_profiler_start()
-    _watching.append(streams.watch(torch, note))
+    _watching.append(_watch_streams(torch))
 
 
 def note(kind: str, name: str, *numbers: int) -> None:

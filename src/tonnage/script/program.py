@@ -41,10 +41,20 @@ class Program:
     @property
     def file(self) -> Path | None:
         """The path of its text, independent of the current directory; None if it cannot be found."""
-        if self.kind == "module":
-            found = _module_file(self.name, self.folder)
-            return Path(found) if found else None
-        return Path(self.folder, self.name)
+        if self.kind != "module":
+            return Path(self.folder, self.name)
+        # The file that `python -m name` would run.
+        first, *rest = self.name.split(".")
+        spec = PathFinder.find_spec(first, [self.folder])
+        if spec is None:
+            with suppress(ImportError, ValueError):
+                spec = importlib.util.find_spec(first)  # for a name without a dot nothing is imported
+        for part in rest:
+            places = spec.submodule_search_locations if spec else None
+            spec = PathFinder.find_spec(part, list(places)) if places else None
+        if spec and spec.submodule_search_locations:
+            spec = PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
+        return Path(spec.origin) if spec and spec.origin else None
 
     @property
     def header(self) -> dict[str, Any]:
@@ -97,18 +107,3 @@ class Program:
             run_notebook(Path(self.folder, self.name))
         else:
             runpy.run_path(self.name, run_name="__main__")
-
-
-def _module_file(name: str, folder: str) -> str | None:
-    """Return the file that `python -m name` would run."""
-    first, *rest = name.split(".")
-    spec = PathFinder.find_spec(first, [folder])
-    if spec is None:
-        with suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(first)  # for a name without a dot nothing is imported
-    for part in rest:
-        places = spec.submodule_search_locations if spec else None
-        spec = PathFinder.find_spec(part, list(places)) if places else None
-    if spec and spec.submodule_search_locations:
-        spec = PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
-    return spec.origin if spec else None

@@ -21,11 +21,11 @@ _NO_TRITON = (
     "A CPU build of torch comes without Triton. Install it (pip install triton): it imports without a GPU, and on a "
     "virtual one its kernels are counted and not run."
 )
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
+_OWN = os.path.dirname(os.path.dirname(RUNNER)) + os.sep
 _INTERRUPTED = "interrupted inside the virtual GPU"  # a KeyboardInterrupt that went through C++ (native/bridge.h)
 _DEVICE = _OWN + "virtual" + os.sep
 _SOON_S, _LONGEST_S = 0.005, 2.0
-RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,12 @@ def run_as_main(
         _show(error)
         return Ending("oom", 1, str(error))
     except SystemExit as error:
-        return _exited(error.code)
+        if error.code is None or error.code == 0:
+            return Ending("ok")
+        if isinstance(error.code, int):
+            return Ending("error", error.code, f"exit status {error.code}")
+        print(error.code, file=sys.stderr)
+        return Ending("error", 1, str(error.code))
     except KeyboardInterrupt:
         return Ending("error", 130, "interrupted")
     except BaseException as error:
@@ -66,7 +71,10 @@ def run_as_main(
         shortage = error.__cause__
         while shortage is not None and not isinstance(shortage, torch.OutOfMemoryError):
             shortage = shortage.__cause__
-        return Ending("oom", 1, str(shortage)) if shortage else Ending("error", 1, _words(error))
+        if shortage:
+            return Ending("oom", 1, str(shortage))
+        hint = getattr(error, "hint", "") if isinstance(error, TonnageError) else ""
+        return Ending("error", 1, " ".join(filter(None, [f"{type(error).__name__}: {error}", hint])))
     finally:
         sys.stdout.flush()
 
@@ -105,20 +113,6 @@ def _interrupts_outside_the_device() -> Iterator[None]:
     finally:
         sys.unraisablehook = told_by
         signal.signal(signal.SIGINT, plain)
-
-
-def _exited(code: object) -> Ending:
-    if code is None or code == 0:
-        return Ending("ok")
-    if isinstance(code, int):
-        return Ending("error", code, f"exit status {code}")
-    print(code, file=sys.stderr)
-    return Ending("error", 1, str(code))
-
-
-def _words(error: BaseException) -> str:
-    hint = getattr(error, "hint", "") if isinstance(error, TonnageError) else ""
-    return " ".join(filter(None, [f"{type(error).__name__}: {error}", hint]))
 
 
 def _show(error: BaseException) -> None:

@@ -38,25 +38,21 @@ def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
             accumulation = str(driver.accumulate_grad_batches)
             return {"trainer": "lightning", "accumulation": accumulation}, getattr(driver, "lightning_module", None)
         if name == _OF_TRANSFORMERS and hasattr(driver, "args"):
-            return _transformers_facts(driver), None
+            settings = driver.args
+            kinds = {kind.__module__.partition(".")[0] for kind in type(settings).__mro__}
+            return {
+                "trainer": "trl" if "trl" in kinds else "transformers",
+                "arguments": type(settings).__name__,
+                "batch": str(settings.per_device_train_batch_size),
+                "eval_batch": str(settings.per_device_eval_batch_size),
+                "accumulation": str(settings.gradient_accumulation_steps),
+            }, None
         frame = frame.f_back
     # The script's own loop, which may use an Accelerator.
     state = sys.modules.get("accelerate.state")
     if state is None or not state.AcceleratorState._shared_state:
         return {}, None
     return {"trainer": "accelerate", "accumulation": str(state.GradientState().num_steps)}, None
-
-
-def _transformers_facts(driver: Any) -> dict[str, str]:
-    settings = driver.args
-    kinds = {kind.__module__.partition(".")[0] for kind in type(settings).__mro__}
-    return {
-        "trainer": "trl" if "trl" in kinds else "transformers",
-        "arguments": type(settings).__name__,
-        "batch": str(settings.per_device_train_batch_size),
-        "eval_batch": str(settings.per_device_eval_batch_size),
-        "accumulation": str(settings.gradient_accumulation_steps),
-    }
 
 
 def facts_of_model(model: Any) -> dict[str, str]:

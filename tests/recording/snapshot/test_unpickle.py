@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import SnapshotLimits
 from tonnage.recording.snapshot.schema import plain
-from tonnage.recording.snapshot.stream import Stream
+from tonnage.recording.snapshot.stream import SnapshotLimits, Stream
 from tonnage.recording.snapshot.unpickle import SharedKeysDict, load
 
 scalars = st.one_of(

@@ -3,28 +3,24 @@
 from collections.abc import Callable
 
 from tonnage.explain.case import Case
-from tonnage.explain.causes.attention import attention_matrices
-from tonnage.explain.causes.cache import unbounded_cache
-from tonnage.explain.causes.capacity import capacity, own_limit
-from tonnage.explain.causes.data import resident_data, waiting_batches
-from tonnage.explain.causes.ddp import ddp_accumulation
+from tonnage.explain.causes.cache import growing_generation, unbounded_cache
+from tonnage.explain.causes.capacity import another_process, capacity, outside_pytorch, own_limit
+from tonnage.explain.causes.data import checkpoint_held_twice, resident_data, saving_on_gpu, waiting_batches
 from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
 from tonnage.explain.causes.evidence import (
+    attention_matrices,
     compile_peak,
+    ddp_accumulation,
     graph_without_backward,
     kept_gradients,
     optimizer_temporaries,
     surprising_tensor,
+    varying_lengths,
     wide_logits,
 )
 from tonnage.explain.causes.fragmentation import fragmentation
-from tonnage.explain.causes.generation import growing_generation
 from tonnage.explain.causes.host import host_memory, pinned_host
 from tonnage.explain.causes.leak import leak
-from tonnage.explain.causes.lengths import varying_lengths
-from tonnage.explain.causes.loading import checkpoint_held_twice
-from tonnage.explain.causes.outside import another_process, outside_pytorch
-from tonnage.explain.causes.saving import saving_on_gpu
 from tonnage.explain.findings import Finding
 
 __all__ = ["RULES"]

@@ -1,55 +1,53 @@
-"""Batches waiting on the GPU beside the one in use.
+"""Data, checkpoints and copies of them that are on the GPU beside what is at work.
 
-A loader prefetches, or a name still holds the last batch. What waits when a run ends was never used and is not
-classified as an input; it is recognized by the line that made it. Also data sets kept on the GPU for the whole run, of
-which a step needs a part.
+Batches wait there because a loader prefetches or a name still holds the last one; what waits when a run ends was never
+used and is not classified as an input, but recognized by the line that made it. Data sets are kept there for the whole
+run, of which a step needs a part. `torch.load(..., map_location="cuda")` puts a whole checkpoint there;
+`load_state_dict` copies it into the parameters, and it stays as long as a name holds it. Saving gathers a full state
+dict there, or copies it in another dtype.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, guilty_lines, lines_words
-from tonnage.explain.fixes import fix_of
-from tonnage.explain.phases import is_worth, waste_of
+from tonnage.explain.findings import Finding, finding
 from tonnage.explain.rewriting import Rewrite
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.recording.recording import is_copied_batch
-from tonnage.units import format_bytes
 
 _BATCH = (Category.INPUTS, Category.OTHER)
+_LOADING = ("loading", "model loading")
+_LOADED = (Category.PARAMETERS, Category.OPTIMIZER_STATES)
+_SAVING = ("saving",)
+_SHARDED = ("all_gather", "allgather", "c10d")
 
 
 def waiting_batches(case: Case) -> Finding | None:
     """Return inputs that one line made at the decisive moment: all but the latest of each line wait or are held."""
-    batches = _batches(case.needed.allocations)
+    # Inputs copied from the host, in order of allocation, by what requested them, without resident data sets.
+    blocks = case.needed.allocations
+    made: dict[tuple[tuple[str, ...], str, str], list[Allocation]] = {
+        place: [] for place in {(a.stack, a.line, a.operator) for a in blocks if is_copied_batch(a)}
+    }
+    for a in blocks:
+        if a.category in _BATCH and (place := (a.stack, a.line, a.operator)) in made:
+            made[place].append(a)
+    batches = [members for members in made.values() if sum(a.died is None for a in members) <= len(members) / 2]
     there = {a.index for a in case.live}
     at_once = [[a for a in members if a.index in there] for members in batches]
     extra = [a for members in at_once for a in members[:-1]]
-    size = sum(a.block_bytes for a in extra)
-    if not is_worth(case, size):
+    if not case.is_worth(extra):
         return None
     end = len(case.needed.timeline.allocated_bytes)
     in_turn = {a.index: a for members in batches for a in _in_turn(members, end)}
-    changed = [in_turn.get(a.index, a) for a in case.needed.allocations]
+    changed = [in_turn.get(a.index, a) for a in blocks]
     how = "del the batch after its step, or prefetch fewer"
-    fix = fix_of(case.needed, Rewrite("one batch at a time", "perhaps a wait", how, changed))
-    lines, count = guilty_lines(extra), max(map(len, at_once))
-    sentence = (
-        f"{count} batches are on the GPU at once, {format_bytes(size)} beside the one at work{lines_words(lines)}"
-    )
-    return Finding("waiting-batches", sentence, size, "data", waste_of(case, extra), lines, (fix,) if fix else ())
-
-
-def _batches(blocks: list[Allocation]) -> list[list[Allocation]]:
-    """Return inputs copied from the host, in order of allocation, by what requested them, without resident data sets."""
-    places = {(a.stack, a.line, a.operator) for a in blocks if is_copied_batch(a)}
-    found: dict[tuple[tuple[str, ...], str, str], list[Allocation]] = {place: [] for place in places}
-    for a in blocks:
-        if a.category in _BATCH and (place := (a.stack, a.line, a.operator)) in found:
-            found[place].append(a)
-    return [members for members in found.values() if sum(a.died is None for a in members) <= len(members) / 2]
+    rewrite = Rewrite("one batch at a time", "perhaps a wait", how, changed)
+    words = f"{max(map(len, at_once))} batches are on the GPU at once, {{size}} beside the one at work{{at}}"
+    return finding(case, "waiting-batches", words, extra, rewrite, cause="data")
 
 
 def _in_turn(members: list[Allocation], end: int) -> Iterator[Allocation]:
@@ -69,13 +67,56 @@ def resident_data(case: Case) -> Finding | None:
     first, last = case.turns[0], case.turns[-1]
     early = [a for a in case.live if a.category in _BATCH and begins <= a.born < first and a.phase in ("", "setup")]
     stays = [a for a in early if a.died is None or a.died > last]
-    size = sum(a.block_bytes for a in stays)
-    if not is_worth(case, size):
+    if not case.is_worth(stays):
         return None
-    lines = guilty_lines(stays)
-    gone = {a.index for a in stays}
-    kept = [a for a in case.needed.allocations if a.index not in gone]
     how = 'leave it on the host, and move one batch at a time: batch.to("cuda", non_blocking=True)'
-    fix = fix_of(case.needed, Rewrite("data on the host", "a copy each step", how, kept))
-    sentence = f"{format_bytes(size)} of data are on the GPU for the whole run{lines_words(lines)}"
-    return Finding("resident-data", sentence, size, lines=lines, fixes=(fix,) if fix else ())
+    rewrite = Rewrite("data on the host", "a copy each step", how, case.without(stays))
+    return finding(case, "resident-data", "{size} of data are on the GPU for the whole run{at}", stays, rewrite)
+
+
+def checkpoint_held_twice(case: Case) -> Finding | None:
+    """Return the checkpoint's blocks at the decisive moment, else at the peak of loading."""
+    held, still = _twice(case, case.moment), True
+    if not case.is_worth(held):
+        moment = case.moment_of(_LOADING)
+        held, still = ([] if moment is None else _twice(case, moment)), False
+    if not case.is_worth(held):
+        return None
+    how = 'torch.load(..., map_location="cpu"), and del the checkpoint once it is loaded'
+    rewrite = Rewrite("load through the host", "a copy at the start", how, case.without(held))
+    when = "are still" if still and not case.death else "are"
+    words = f"{{size}} of a checkpoint {when} on the GPU beside what they are loaded into{{at}}"
+    return finding(case, "checkpoint-twice", words, held, rewrite, cause="loading")
+
+
+def _twice(case: Case, moment: int) -> list[Allocation]:
+    """Return blocks made by loading with the shape and dtype of parameters or states that are neither."""
+    live = case.needed.live_at(moment)
+    counts = Counter((a.shape, a.dtype) for a in live if a.category in _LOADED)
+    found = []
+    for a in live:
+        if a.phase in _LOADING and a.category not in _LOADED and a.shape and counts[a.shape, a.dtype]:
+            counts[a.shape, a.dtype] -= 1
+            found.append(a)
+    return found
+
+
+def saving_on_gpu(case: Case) -> Finding | None:
+    """Return the tensors that saving held at once; the largest of them is on the GPU in any case."""
+    made = [a for a in case.live_in(_SAVING) if a.phase in _SAVING]
+    if not case.is_worth(made):
+        return None
+    saved = [a for a in case.needed.allocations if a.phase in _SAVING]
+    gathers = any(word in a.operator for a in saved for word in _SHARDED)
+    largest = max(made, key=lambda a: a.block_bytes)
+    how = (
+        "StateDictOptions(full_state_dict=True, cpu_offload=True), or save shards (torch.distributed.checkpoint)"
+        if gathers
+        else "tensor by tensor to the host: {name: value.cpu() for name, value in model.state_dict().items()}"
+    )
+    kept = case.without(a for a in saved if a.index != largest.index)
+    what = "a full state dict is gathered" if gathers else "copies for a checkpoint are made"
+    wasted = [a for a in made if a.index != largest.index]
+    rewrite = Rewrite("save from the host", "a slower save", how, kept)
+    words = what + " on the GPU, {size}{at}"
+    return finding(case, "saving-on-gpu", words, made, rewrite, cause="saving", wasted=wasted)

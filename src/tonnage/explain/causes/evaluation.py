@@ -11,13 +11,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, guilty_lines, lines_words
-from tonnage.explain.fixes import fix_of
-from tonnage.explain.phases import is_worth, live_in, spans_of, waste_of
+from tonnage.explain.findings import Finding, finding
 from tonnage.explain.rewriting import Rewrite
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
-from tonnage.units import format_bytes
 
 _EVALUATION = ("evaluation",)
 _BATCHES = 3
@@ -29,30 +26,21 @@ _Place = tuple[int, str, tuple[str, ...], str]  # evaluation number, module, sta
 
 def kept_predictions(case: Case) -> Finding | None:
     """Return what evaluation keeps of every batch, and what moving it to the host saves."""
-    alive, made = {a.index for a in live_in(case, _EVALUATION)}, _kept(case)
+    alive, made = {a.index for a in case.live_in(_EVALUATION)}, _kept(case)
     kept = [a for a in made if a.index in alive]
-    size = sum(a.block_bytes for a in kept)
-    if not is_worth(case, size):
+    if not case.is_worth(kept):
         return None
-    gone = {a.index for a in made}
-    lines = guilty_lines(kept)
-    is_trainer = any(frame.startswith(_TRAINER) for a in kept for frame in a.stack)
-    how = "eval_accumulation_steps=1, or preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1)"
-    fix = fix_of(
-        case.needed,
-        Rewrite(
-            "predictions on the host", "a copy each batch",
-            how if is_trainer else "append(output.cpu()), or what the metric needs of it",
-            [a for a in case.needed.allocations if a.index not in gone],
-        ),
-    )  # fmt: skip
-    sentence = f"the outputs of all evaluation batches are kept on the GPU, {format_bytes(size)}{lines_words(lines)}"
-    return Finding("kept-predictions", sentence, size, "evaluation", waste_of(case, kept), lines, (fix,) if fix else ())
+    how = "append(output.cpu()), or what the metric needs of it"
+    if any(frame.startswith(_TRAINER) for a in kept for frame in a.stack):
+        how = "eval_accumulation_steps=1, or preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1)"
+    rewrite = Rewrite("predictions on the host", "a copy each batch", how, case.without(made))
+    words = "the outputs of all evaluation batches are kept on the GPU, {size}{at}"
+    return finding(case, "kept-predictions", words, kept, rewrite, cause="evaluation")
 
 
 def _kept(case: Case) -> list[Allocation]:
     """Return blocks that one place made in an evaluation: several alive together, or ever longer ones."""
-    starts = [start for start, _ in spans_of(case, _EVALUATION)]
+    starts = [start for start, _ in case.spans_of(_EVALUATION)]
     by_place: dict[_Place, list[Allocation]] = {}
     for a in case.needed.allocations:
         if a.phase in _EVALUATION and a.category is not Category.PARAMETERS:
@@ -62,65 +50,53 @@ def _kept(case: Case) -> list[Allocation]:
     for (which, module, *_), members in by_place.items():
         if module and which not in batches:
             batches[which] = [a.born for a in members]
-    kept = (m for (which, *_), m in by_place.items() if _is_kept(m, batches.get(which, [])))
-    return [a for members in kept for a in members]
 
+    def is_kept(members: list[Allocation], batches: list[int]) -> bool:
+        """Say whether blocks of several batches were all alive at the last one, or were concatenated ever longer."""
+        if len({bisect_right(batches, a.born) for a in members}) < _BATCHES:
+            return False
+        last = members[-1].born
+        if all(a.died is None or a.died > last for a in members):
+            return True
+        joins = "cat" in members[0].operator and not members[0].module  # within a module it is a cache
+        return joins and all(before.block_bytes < after.block_bytes for before, after in pairwise(members))
 
-def _is_kept(members: list[Allocation], batches: list[int]) -> bool:
-    """Say whether blocks of several batches were all alive at the last one, or were concatenated ever longer."""
-    if len({bisect_right(batches, a.born) for a in members}) < _BATCHES:
-        return False
-    last = members[-1].born
-    if all(a.died is None or a.died > last for a in members):
-        return True
-    joins = "cat" in members[0].operator and not members[0].module  # within a module it is a cache
-    return joins and all(before.block_bytes < after.block_bytes for before, after in pairwise(members))
+    return [a for (which, *_), m in by_place.items() if is_kept(m, batches.get(which, [])) for a in m]
 
 
 def graph_in_evaluation(case: Case) -> Finding | None:
     """Return module outputs saved for a backward that never runs: `no_grad` was forgotten."""
-    live = [a for a in live_in(case, _EVALUATION) if a.phase in _EVALUATION and a.category is Category.ACTIVATIONS]
+    live = [a for a in case.live_in(_EVALUATION) if a.phase in _EVALUATION and a.category is Category.ACTIVATIONS]
     alive = {a.module for a in live if a.module}
-    called = {a.module for a in case.needed.allocations if a.phase in _EVALUATION and a.module}
-    size = sum(a.block_bytes for a in live)
-    if len(alive) < max(_GRAPH_MODULES, _GRAPH_SHARE * len(called)) or not is_worth(case, size):
+    made = [a for a in case.needed.allocations if a.phase in _EVALUATION and a.module]
+    if len(alive) < max(_GRAPH_MODULES, _GRAPH_SHARE * len({a.module for a in made})) or not case.is_worth(live):
         return None
-    rewrite = Rewrite("evaluate without gradients", "nothing", "with torch.inference_mode():", list(_freed_soon(case)))
-    fix = fix_of(case.needed, rewrite)
-    sentence = f"an evaluation keeps {format_bytes(size)} for a backward that never comes: torch.no_grad() is missing"
-    lines = guilty_lines(live)
-    return Finding(
-        "graph-in-evaluation", sentence, size, "evaluation", waste_of(case, live), lines, (fix,) if fix else ()
-    )
-
-
-def _freed_soon(case: Case) -> Iterator[Allocation]:
-    """Yield all blocks, those of evaluation freed once the block after the next one is allocated."""
-    births = sorted(a.born for a in case.needed.allocations if a.phase in _EVALUATION and a.module)
+    # Blocks of evaluation would be freed once the block after the next one is allocated.
+    births = sorted(a.born for a in made)
+    freed = []
     for a in case.needed.allocations:
         ahead = bisect_right(births, a.born) + 1
         is_made_there = a.phase in _EVALUATION and a.module and ahead < len(births)
-        yield replace(a, died=births[ahead]) if is_made_there and (a.died is None or a.died > births[ahead]) else a
+        is_late = is_made_there and (a.died is None or a.died > births[ahead])
+        freed.append(replace(a, died=births[ahead]) if is_late else a)
+    rewrite = Rewrite("evaluate without gradients", "nothing", "with torch.inference_mode():", freed)
+    words = "an evaluation keeps {size} for a backward that never comes: torch.no_grad() is missing"
+    return finding(case, "graph-in-evaluation", words, live, rewrite, cause="evaluation")
 
 
 def training_in_evaluation(case: Case) -> Finding | None:
     """Return gradients and activations of the last step that are alive during evaluation."""
-    held = [a for a in live_in(case, _EVALUATION) if _is_of_training(a)]
-    size = sum(a.block_bytes for a in held)
-    if not is_worth(case, size):
+    held = [a for a in case.live_in(_EVALUATION) if _is_of_training(a)]
+    if not case.is_worth(held):
         return None
-    gaps = spans_of(case, _EVALUATION)
+    gaps = case.spans_of(_EVALUATION)
     apart = [part for a in case.needed.allocations for part in _outside(a, gaps)]
     has_gradients = any(a.category is Category.GRADIENTS for a in held)
     how = "optimizer.zero_grad(set_to_none=True)" if has_gradients else "del loss, output"
     rewrite = Rewrite("free training's memory before evaluating", "nothing", f"{how} before the evaluation", apart)
-    fix = fix_of(case.needed, rewrite)
     what = "gradients" if has_gradients else "activations of the last step"
-    sentence = f"{format_bytes(size)} of training are still held while it evaluates: {what} were not freed"
-    lines = guilty_lines(held)
-    return Finding(
-        "training-in-evaluation", sentence, size, "evaluation", waste_of(case, held), lines, (fix,) if fix else ()
-    )
+    words = f"{{size}} of training are still held while it evaluates: {what} were not freed"
+    return finding(case, "training-in-evaluation", words, held, rewrite, cause="evaluation")
 
 
 def _is_of_training(a: Allocation) -> bool:

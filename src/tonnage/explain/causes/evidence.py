@@ -1,16 +1,22 @@
 """Small rules that name no cause: tensors that are evidence beside one."""
 
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
+from math import prod
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, Guilty, guilty_lines, lines_words, tensor_words
+from tonnage.explain.findings import Finding, Guilty, finding, guilty_lines, tensor_words
 from tonnage.explain.fixes import Fix
-from tonnage.explain.phases import is_worth
 from tonnage.explain.rewrites import free_gradients
-from tonnage.explain.words import trains
+from tonnage.explain.rewriting import Rewrite
+from tonnage.explain.source import Source
+from tonnage.explain.words import is_of_sdpa, trains, words_for
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
-from tonnage.units import format_bytes
+from tonnage.recording.timeline import spans
+from tonnage.techniques import change_of
+from tonnage.units import MIB, format_bytes
 
 _SURPRISING_SHARE = 0.3
 _TIMES_THE_NEXT = 4
@@ -21,18 +27,20 @@ _STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
 _GRADIENTS_SHARE = 0.02
 _GRAPH_SHARE = 0.1
 _GRAPH_LINES = 4  # blocks of one line may be outputs kept on purpose
+_LONG = 512  # rows of an attention matrix
+_VARYING_TURNS = 6
+_DISTINCT_SHARE = 0.5
+_UNUSED_SHARE = 0.15
+_DDP = ("DistributedDataParallel", "DDP")
 
 
 def surprising_tensor(case: Case) -> Finding | None:
     """Return the largest block, if it is a third of the total and far larger than the others."""
-    others = [a for a in case.live if a.category not in _EXPECTED]
-    if not others:
-        return None
-    ranked = sorted(others, key=lambda a: -a.block_bytes)
-    largest = ranked[0]
+    ranked = sorted((a for a in case.live if a.category not in _EXPECTED), key=lambda a: -a.block_bytes)
     next_bytes = ranked[1].block_bytes if len(ranked) > 1 else 0
-    if largest.block_bytes < max(_SURPRISING_SHARE * case.peak_bytes, _TIMES_THE_NEXT * next_bytes):
+    if not ranked or ranked[0].block_bytes < max(_SURPRISING_SHARE * case.peak_bytes, _TIMES_THE_NEXT * next_bytes):
         return None
+    largest = ranked[0]
     size, words = largest.block_bytes, tensor_words(largest)
     share = 100 * size // case.peak_bytes
     at = f", at {largest.line}" if largest.line else ""
@@ -63,30 +71,59 @@ def compile_peak(case: Case) -> Finding | None:
 
 def wide_logits(case: Case) -> Finding | None:
     """Return FP32 logits as wide as a vocabulary; the chunked loss is among the fixes tried on every recording."""
-    wide = [a for a in case.live if _is_wide(a)]
-    size = sum(a.block_bytes for a in wide)
-    if not is_worth(case, size):
+    batched = [a for a in case.live if a.category not in _STATES and a.dtype == "float32" and len(a.shape or ()) > 1]
+    wide = [a for a in batched if a.shape and a.shape[-1] >= _VOCABULARY_AT_LEAST]
+    return finding(case, "fp32-logits", "logits in float32 hold {size}{at}", wide) if case.is_worth(wide) else None
+
+
+def attention_matrices(case: Case) -> Finding | None:
+    """Return the bytes of quadratic masks and matrices, and what fused attention, which makes none, would save."""
+    is_square = _square_test(case.needed.allocations)
+    square = [a for a in case.live if is_square(a)]
+    if not case.is_worth(square):
         return None
-    lines = guilty_lines(wide)
-    sentence = f"logits in float32 hold {format_bytes(size)}{lines_words(lines)}"
-    return Finding("fp32-logits", sentence, size, lines=lines)
+    length = max(a.shape[-1] for a in square if a.shape)
+    words = f"attention matrices and masks of {length} × {length} hold {{size}}{{at}}"
+    if any(map(is_of_sdpa, square)):  # SDPA is already used, but has no fused kernel for this dtype
+        return finding(case, "attention-matrices", f"{words}: in 32 bits there is no fused kernel for it", square)
+    by_model = case.needed.header.training.get("sdpa")
+    how = words_for(case.needed, "fused-attention", "by_model" if by_model else "how")
+    kept = [a for a in case.needed.allocations if not is_square(a)]
+    return finding(case, "attention-matrices", words, square, Rewrite(*change_of("fused-attention"), how, kept))
 
 
-def _is_wide(a: Allocation) -> bool:
-    shape = a.shape or ()
-    batched = a.category not in _STATES
-    return batched and a.dtype == "float32" and len(shape) > 1 and shape[-1] >= _VOCABULARY_AT_LEAST
+def _square_test(allocations: list[Allocation]) -> Callable[[Allocation], bool]:
+    """Return a test for masks and matrices of attention: their last two dimensions are the same long length.
+
+    A softmax over a square belongs to attention and gives the number of heads: without it, images and hidden states
+    that happen to be square would count.
+    """
+
+    def matrices(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
+        """Return count and length of the matrices: heads may be their own dimension or part of the first."""
+        if not shape or len(shape) < 2 or not shape[-1] == shape[-2] >= _LONG:
+            return None
+        return prod(shape[:-2]), shape[-1]
+
+    softmaxes = {matrices(a.shape) for a in allocations if "softmax" in a.operator}
+
+    def is_square(a: Allocation) -> bool:
+        found = matrices(a.shape)
+        if a.category in _STATES or found is None or not a.shape:
+            return False
+        is_mask = a.dtype == "bool" or (len(a.shape) == 4 and a.shape[1] == 1)
+        return is_mask or found in softmaxes
+
+    return is_square
 
 
 def optimizer_temporaries(case: Case) -> Finding | None:
     """Return temporaries of an optimizer's step; a fused step is among the fixes tried on every recording."""
     temporaries = [a for a in case.live if a.phase == "optimizer" and a.category not in _STATES]
-    size = sum(a.block_bytes for a in temporaries)
-    if not is_worth(case, size):
+    if not case.is_worth(temporaries):
         return None
-    lines = guilty_lines(temporaries)
-    sentence = f"the optimizer's step makes temporaries of {format_bytes(size)}{lines_words(lines)}"
-    return Finding("optimizer-temporaries", sentence, size, lines=lines)
+    words = "the optimizer's step makes temporaries of {size}{at}"
+    return finding(case, "optimizer-temporaries", words, temporaries)
 
 
 def kept_gradients(case: Case) -> Finding | None:
@@ -97,12 +134,10 @@ def kept_gradients(case: Case) -> Finding | None:
     # Freeing a gradient temporarily splits its lifetime in two.
     lives = Counter(a.index for a in freed.allocations)
     kept = [a for a in case.needed.allocations if lives[a.index] > 1]
-    size = sum(a.block_bytes for a in kept)
-    if size < _GRADIENTS_SHARE * case.peak_bytes:
+    if not case.is_worth(kept, _GRADIENTS_SHARE):
         return None
-    lines = guilty_lines(kept)
-    sentence = f"gradients of {format_bytes(size)} stay through the next forward: zero_grad(set_to_none=False)"
-    return Finding("kept-gradients", sentence, size, lines=lines)
+    words = "gradients of {size} stay through the next forward: zero_grad(set_to_none=False)"
+    return finding(case, "kept-gradients", words, kept)
 
 
 def graph_without_backward(case: Case) -> Finding | None:
@@ -110,12 +145,55 @@ def graph_without_backward(case: Case) -> Finding | None:
     if case.recording.header.source != "snapshot" or case.death or trains(case.recording):
         return None
     kept = [a for a in case.live if a.category is Category.ACTIVATIONS and a.died is None]
-    size = sum(a.block_bytes for a in kept)
-    if size < _GRAPH_SHARE * case.peak_bytes or len({a.line for a in kept}) < _GRAPH_LINES:
+    if not case.is_worth(kept, _GRAPH_SHARE) or len({a.line for a in kept}) < _GRAPH_LINES:
         return None
-    lines = guilty_lines(kept)
-    sentence = (
-        f"{format_bytes(size)} of activations are kept as for a backward, most{lines_words(lines)}, and the recording has "
-        "none: if none is to come, with torch.inference_mode(): frees them"
+    words = (
+        "{size} of activations are kept as for a backward, most{at}, and the recording has none: if none is to come, "
+        "with torch.inference_mode(): frees them"
     )
-    return Finding("graph-without-backward", sentence, size, lines=lines)
+    return finding(case, "graph-without-backward", words, kept)
+
+
+def varying_lengths(case: Case) -> Finding | None:
+    """Return the lines whose largest request varies with every iteration, if much of the reserved memory is unused."""
+    largest: dict[str, dict[int, int]] = {}
+    for a in case.recording.allocations:
+        if a.block_bytes >= MIB and (turn := bisect_right(case.turns, a.born)):
+            of_line = largest.setdefault(a.line, {})
+            of_line[turn] = max(of_line.get(turn, 0), a.requested_bytes)
+    lines = []
+    for line, by_turn in largest.items():
+        sizes, distinct = by_turn.values(), len(set(by_turn.values()))
+        if len(sizes) >= _VARYING_TURNS and distinct >= _DISTINCT_SHARE * len(sizes):
+            words = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+            lines.append(Guilty(line, max(sizes), distinct, words))
+    lines.sort(key=lambda row: -row.size_bytes)
+    unused = case.death.unused_bytes if case.death else case.recording.unused_at_peak_bytes
+    if not lines or unused < _UNUSED_SHARE * case.recording.peak_reserved_bytes:
+        return None
+    sentence = f"requests vary from turn to turn ({lines[0].what} at {lines[0].line}), so freed blocks do not fit the next ones"
+    return Finding("varying-lengths", sentence, unused, lines=tuple(lines[:3]))
+
+
+def ddp_accumulation(case: Case) -> Finding | None:
+    """Return the line that wraps a model in DistributedDataParallel, if it accumulates gradients without `no_sync`.
+
+    Then every backward reduces them all. The script's text tells whether it wraps its model and uses `no_sync`; the
+    recording tells how often backward runs in a step.
+    """
+    length = len(case.recording.timeline.allocated_bytes)
+    phases = [name for name, _, _ in spans(case.recording.marks, "phase", length)]
+    optimizers = phases.count("optimizer")
+    times = round(phases.count("backward") / optimizers) if optimizers else 0
+    source = Source.find(case.recording.header.script) if times > 1 else None
+    if source is None or source.mentions("no_sync"):
+        return None
+    line = next((found for name in _DDP if (found := source.mentions(name))), None)
+    if line is None:
+        return None
+    gradients = sum(a.block_bytes for a in case.live if a.category is Category.GRADIENTS)
+    sentence = f"each of {times} backwards a step reduces all gradients: DistributedDataParallel without no_sync()"
+    how = "with model.no_sync(): around all but the last backward"
+    fix = Fix("no_sync while accumulating", 0, f"saves {times - 1} of {times} reductions a step", how)
+    lines = (Guilty(f"{source.name}:{line}", gradients, 1, "wraps the model"),)
+    return Finding("ddp-accumulation", sentence, gradients, lines=lines, fixes=(fix,))

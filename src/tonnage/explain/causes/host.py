@@ -1,27 +1,73 @@
 """Host memory: a model on every rank, a checkpoint beside its model, workers, a host that is too small.
 
-Also pinned memory, which the host cannot use otherwise: if it runs out, the script fails, not the GPU.
+Also pinned memory, which the host cannot use otherwise: if it runs out, the script fails, not the GPU. There are two
+pieces of evidence for one model that several ranks each hold: DDP, FSDP or DeepSpeed got the same whole model in these
+ranks (`WholeModel`), and each has parameters of that size in its part of the host's peak. One copy is needed, by the
+rank that distributes it.
 """
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from tonnage.errors import UnknownGpu
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Cause, Finding, Guilty
 from tonnage.explain.fixes import Fix
-from tonnage.explain.model_copies import host_capacity_bytes, model_copies
 from tonnage.explain.words import words_for
+from tonnage.hardware.cluster import find_cluster
 from tonnage.ledger import Category
+from tonnage.recording import ClusterSummary, RankSummary
 from tonnage.recording.host import CHECKPOINT, PINNED, WORKERS, HostMoment
+from tonnage.techniques import change_of
 from tonnage.units import GIB, format_bytes
 
 _WORTH_BYTES = GIB
+_WHOLE_SHARE = 0.9  # tensors of less than 1 MiB are not in the ledger
 # Share of the weights: a checkpoint read tensor by tensor never reaches it. FP32 is twice as wide as BF16.
 _MOST_OF_IT = 0.45
 _MAP_IT = "build the model under torch.device('meta'), torch.load(..., mmap=True), load_state_dict(..., assign=True)"
 _HOST_FAILED = re.compile(
     r"cudaHost|pin[_ ]memory|pinned|cannot allocate memory|MemoryError|out of memory", re.IGNORECASE
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCopies:
+    """How many ranks of the fullest host hold a copy, the bytes of all copies, and of all but the largest."""
+
+    engine: str
+    copies: int
+    held_bytes: int
+    spared_bytes: int
+
+
+def host_capacity_bytes(gpu: str) -> int:
+    """Return a GPU's share of its presumed host's memory; 0 if unknown."""
+    try:
+        return find_cluster(gpu).host_memory_bytes
+    except UnknownGpu:
+        return 0
+
+
+def model_copies(summary: ClusterSummary) -> ModelCopies | None:
+    """Return the copies of the host that needs most; None if one rank alone holds the model, or little is saved."""
+    ranks = summary.host_ranks
+    held = sorted(filter(None, map(_copy_bytes, ranks)))
+    # Ranks of other groups may hold other models.
+    held = held[-max((rank.whole_model.copies for rank in ranks), default=0) :]
+    if len(held) < 2 or sum(held[:-1]) < _WORTH_BYTES:
+        return None
+    engine = next(rank.whole_model.engine for rank in ranks if _copy_bytes(rank))
+    return ModelCopies(engine, len(held), sum(held), sum(held[:-1]))
+
+
+def _copy_bytes(rank: RankSummary) -> int:
+    """Return what a rank holds of a whole model: its parameters, and a checkpoint being read."""
+    parameters = rank.host_parts.get(str(Category.PARAMETERS), 0)
+    if not rank.whole_model.size_bytes or parameters < _WHOLE_SHARE * rank.whole_model.size_bytes:
+        return 0
+    return parameters + min(rank.host_parts.get(CHECKPOINT, 0), parameters)
 
 
 def host_memory(case: Case) -> Finding | None:
@@ -36,7 +82,7 @@ def host_memory(case: Case) -> Finding | None:
         who = f"a host with {len(ranks)} ranks needs"
     capacity = host_capacity_bytes(gpu)
     too_small = 0 < capacity < needed
-    spared = [*_copies(case), *_spared(peak)]
+    spared = list(_spared(case, peak))
     if not (too_small or spared):
         return None
     at = f" at {peak.line}" if peak.line else ""
@@ -49,19 +95,14 @@ def host_memory(case: Case) -> Finding | None:
     return Finding("host-memory", "; ".join([sentence, *words]), needed, cause, 0, lines, fixes)
 
 
-def _copies(case: Case) -> Iterator[tuple[str, Fix]]:
-    """Yield copies of one model on every rank of a host."""
-    copies = model_copies(case.cluster) if case.cluster else None
-    if copies is None:
-        return
-    held = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
-    words = f"{held}, and {copies.engine} needs it on one"
-    how = words_for(case.recording, f"load_once_{copies.engine.lower()}")
-    yield words, Fix("load the model on one rank (host)", copies.spared_bytes, "a broadcast at the start", how)
-
-
-def _spared(peak: HostMoment) -> Iterator[tuple[str, Fix]]:
+def _spared(case: Case, peak: HostMoment) -> Iterator[tuple[str, Fix]]:
     """Yield what need not be there, and how to avoid it."""
+    if case.cluster and (copies := model_copies(case.cluster)):
+        words = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
+        words += f", and {copies.engine} needs it on one"
+        how = words_for(case.recording, "load-once", copies.engine.lower())
+        change, costs = change_of("load-once")
+        yield words, Fix(change, copies.spared_bytes, costs, how)
     read, weights = (peak.parts.get(part, 0) for part in (CHECKPOINT, Category.PARAMETERS))
     if read >= _WORTH_BYTES and peak.step:
         words = f"the checkpoint ({format_bytes(read)}) is still held in step {peak.step}"

@@ -16,9 +16,9 @@ from tonnage.explain.findings import Cause, Finding, Guilty, guilty_lines
 from tonnage.explain.fixes import Fix, fix_of
 from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.source import KeepingStatement, Source
-from tonnage.explain.turns import ENOUGH
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
+from tonnage.recording.loops import ENOUGH
 from tonnage.recording.timeline import spans
 from tonnage.units import KIB, format_bytes
 
@@ -49,7 +49,7 @@ class LeftBehind:
     @property
     def size_bytes(self) -> int:
         """Bytes of all these blocks."""
-        return sum(a.block_bytes for a in self.blocks)
+        return _size(self.blocks)
 
 
 def leak(case: Case) -> Finding | None:
@@ -75,22 +75,19 @@ def kept_blocks(case: Case) -> LeftBehind | None:
         return None
     last = case.moment if case.death else max(a.born for a in case.recording.allocations)
     starts = [start for start in case.turns if start <= last]
-    leaking = {key: found for key, found in _long_lived(case, [*starts, last]).items() if _leaks(found, starts, last)}
-    overdue = [a for members in leaking.values() for _, a in members]
+    overdue: list[Allocation] = []
+    for members in _long_lived(case, [*starts, last]).values():
+        # They accumulate iteration after iteration, or are freed many iterations at once.
+        dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
+        together = len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
+        leaks = together or len(dead) <= _BOUNDED_SHARE * len(members)
+        if leaks and len({turn for turn, _ in members}) >= _LEAST_TURNS:
+            overdue += [a for _, a in members]
     alive = max((_alive(overdue, moment) for moment in (last, case.moment)), key=_size)
     turns = len({bisect_right(starts, a.born) for a in alive})
     if turns >= _LEAST_TURNS:
         return LeftBehind(alive, {a.index for a in overdue}, turns, 2 * len(_alive(overdue, last)) < len(overdue))
     return _graph_of_last_turn(case) if case.death else None
-
-
-def _leaks(members: list[tuple[int, Allocation]], starts: list[int], last: int) -> bool:
-    """Say whether blocks accumulate iteration after iteration, or are freed many iterations at once."""
-    if len({turn for turn, _ in members}) < _LEAST_TURNS:
-        return False
-    dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
-    together = len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
-    return together or len(dead) <= _BOUNDED_SHARE * len(members)
 
 
 def _alive(blocks: list[Allocation], moment: int) -> list[Allocation]:
@@ -110,18 +107,19 @@ def _graph_of_last_turn(case: Case) -> LeftBehind | None:
     backward = next(
         (m.sequence for m in case.recording.marks if m.name == "backward" and begin < m.sequence < end), end
     )
-    saved = [a for a in case.recording.allocations if begin <= a.born < backward and _is_saved(a, backward)]
+    saved = [
+        a
+        for a in case.recording.allocations
+        if begin <= a.born < backward and _is_forward(a) and (a.died is None or a.died > backward)
+    ]
     kept = [a for a in saved if a.died is None or a.died > case.moment]
-    size = sum(a.block_bytes for a in kept)
-    if len(kept) < _GRAPH_BLOCKS or size < _GRAPH_SHARE * sum(a.block_bytes for a in saved) or backward == end:
+    if len(kept) < _GRAPH_BLOCKS or _size(kept) < _GRAPH_SHARE * _size(saved) or backward == end:
         return None
     return LeftBehind(kept, {a.index for a in kept}, 1, in_cycle=False)
 
 
-def _is_saved(a: Allocation, backward: int) -> bool:
-    """Say whether it was made in forward and is alive when backward begins."""
-    forward = a.category is Category.ACTIVATIONS and a.phase == "forward"
-    return forward and (a.died is None or a.died > backward)
+def _is_forward(a: Allocation) -> bool:
+    return a.category is Category.ACTIVATIONS and a.phase == "forward"
 
 
 def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allocation]]]:
@@ -139,15 +137,14 @@ def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allo
 
 
 def _is_cache(kept: LeftBehind) -> bool:
-    cached = sum(a.block_bytes for a in kept.blocks if a.category is Category.KV_CACHE)
-    return cached > kept.size_bytes / 2
+    return _size([a for a in kept.blocks if a.category is Category.KV_CACHE]) > kept.size_bytes / 2
 
 
 def _keeps_graph(kept: LeftBehind) -> bool:
     """Say whether most of it is forward activations, which backward would have freed."""
-    graph = [a for a in kept.blocks if a.category is Category.ACTIVATIONS and a.phase == "forward"]
+    graph = [a for a in kept.blocks if _is_forward(a)]
     per_turn = len(graph) / kept.turns
-    return per_turn > 2 and sum(a.block_bytes for a in graph) >= _GRAPH_SHARE * kept.size_bytes
+    return per_turn > 2 and _size(graph) >= _GRAPH_SHARE * kept.size_bytes
 
 
 def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
@@ -155,9 +152,15 @@ def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
     source = None if kept.in_cycle else Source.find(case.recording.header.script)
     if source is None:
         return None
-    for names in _names_to_follow(case, kept, source):
-        keeper = source.keeper_of(names, of_graph=_keeps_graph(kept))
-        if keeper:
+    # The names that hold it: the loss of a kept graph, else what its lines assign.
+    keeps_graph = _keeps_graph(kept)
+    followed: list[set[str]] = []
+    if keeps_graph:
+        lines = (a.line for a in case.recording.allocations if a.phase == "backward")
+        followed += map(source.names_backward_runs_on, _numbers(lines, source))
+    followed += map(source.names_made_on, _numbers(_lines_of(kept), source))
+    for names in followed:
+        if keeper := source.keeper_of(names, of_graph=keeps_graph):
             return keeper
     for line in _lines_of(kept):
         file, _, number = line.rpartition(":")
@@ -166,18 +169,8 @@ def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
     return source.keeping_hook()
 
 
-def _names_to_follow(case: Case, kept: LeftBehind, source: Source) -> Iterator[set[str]]:
-    """Yield names in the script that hold it: the loss of a kept graph, else what its lines assign."""
-    if _keeps_graph(kept):
-        for number in _numbers((a.line for a in case.recording.allocations if a.phase == "backward"), source):
-            yield source.names_backward_runs_on(number)
-    for number in _numbers(_lines_of(kept), source):
-        yield source.names_made_on(number)
-
-
 def _numbers(lines: Iterator[str], source: Source) -> list[int]:
-    counts = Counter(lines)
-    named = [line.rpartition(":") for line, _ in counts.most_common(8)]
+    named = [line.rpartition(":") for line, _ in Counter(lines).most_common(8)]
     return [int(number) for file, _, number in named if file == source.name and number.isdigit()]
 
 
@@ -231,7 +224,16 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
         kept = kept_blocks(case) or kept
     due = _freed_by_backward(case, kept) if _keeps_graph(kept) else _freed_with_turn(case, kept)
     freed = [replace(a, died=due[a.index]) if a.index in due else a for a in case.needed.allocations]
-    return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", _how(kept, keeper), freed))
+    where = f" at {keeper.line}" if keeper else ""
+    if kept.in_cycle:
+        how = "break the cycle (weakref), or gc.collect() after each step"
+    elif _is_cache(kept):
+        how = f"give the cache a length{where}"
+    elif _keeps_graph(kept):
+        how = f"keep loss.detach() or loss.item(), not the loss{where}"
+    else:
+        how = f"keep it on the host (.cpu()), or drop it after use{where}"
+    return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", how, freed))
 
 
 def _freed_with_turn(case: Case, kept: LeftBehind) -> dict[int, int]:
@@ -255,14 +257,3 @@ def _freed_by_backward(case: Case, kept: LeftBehind) -> dict[int, int]:
         if a.born < middle and (a.died is None or a.died > end):
             due[a.index] = middle + (middle - a.born) * (end - middle) // (middle - start)
     return due
-
-
-def _how(kept: LeftBehind, keeper: KeepingStatement | None) -> str:
-    where = f" at {keeper.line}" if keeper else ""
-    if kept.in_cycle:
-        return "break the cycle (weakref), or gc.collect() after each step"
-    if _is_cache(kept):
-        return f"give the cache a length{where}"
-    if _keeps_graph(kept):
-        return f"keep loss.detach() or loss.item(), not the loss{where}"
-    return f"keep it on the host (.cpu()), or drop it after use{where}"

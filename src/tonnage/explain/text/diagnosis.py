@@ -63,19 +63,18 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
     place = place_of(episode.lines)
     causes = suspects_of(numbers, said, place, episode.lines)
     words = framework_words(episode.text)
-    proves = tuple(_proves(numbers)) if numbers else ()
-    steps = _steps(causes, words)
+    unproved = [causes[0].unproved] if causes[0].unproved else []
+    if place.steps and place.steps > 1:
+        count = f"the log counts to {place.steps:,} before it died"
+        unproved.append(f"whether it grew: {count}, so a longer batch, a leak or evaluation may be behind it")
+    elif numbers is not None and not place.frames:
+        unproved.append("what the program was doing: there is no traceback in the text")
+    if numbers is not None and numbers.process is None and numbers.wording.startswith("PyTorch 1"):
+        unproved.append("who else is on the card: messages before PyTorch 2.1 do not list processes")
     return TextDiagnosis(
-        tuple(causes),
-        numbers,
-        said,
-        place,
-        words["name"],
-        proves,
-        tuple(_unproved(causes, numbers, place)),
-        steps,
-        episode,
-    )
+        causes=tuple(causes), numbers=numbers, said=said, place=place, framework=words["name"], episode=episode,
+        proves=tuple(_proves(numbers)) if numbers else (), unproved=tuple(unproved), steps=_steps(causes, words),
+    )  # fmt: skip
 
 
 def _proves(numbers: MessageNumbers) -> Iterator[str]:
@@ -102,18 +101,6 @@ def _proves(numbers: MessageNumbers) -> Iterator[str]:
         yield f"without the {format_bytes(held)} of other processes this request would have fitted"
     if numbers.is_process_inferred:
         yield "the process that the message lists is this one, by its size: in a container it does not know itself"
-
-
-def _unproved(causes: list[Suspect], numbers: MessageNumbers | None, place: FailurePlace) -> Iterator[str]:
-    if causes[0].unproved:
-        yield causes[0].unproved
-    if place.steps and place.steps > 1:
-        count = f"the log counts to {place.steps:,} before it died"
-        yield f"whether it grew: {count}, so a longer batch, a leak or evaluation may be behind it"
-    elif numbers is not None and not place.frames:
-        yield "what the program was doing: there is no traceback in the text"
-    if numbers is not None and numbers.process is None and numbers.wording.startswith("PyTorch 1"):
-        yield "who else is on the card: messages before PyTorch 2.1 do not list processes"
 
 
 def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:

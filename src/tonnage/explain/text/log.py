@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-_DATA = Path(__file__).parent / "data" / "words.toml"
+_DATA = Path(__file__).parent / "data"
 _LONGEST_LINE = 16_384
 _AROUND, _LONGEST_FRAME = 3000, 500
 _BEFORE_LINES, _AFTER_LINES, _MOST_LINES = 300, 150, 800
@@ -23,8 +23,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @cache
-def _events() -> tuple[str, ...]:
-    return tuple(tomllib.loads(_DATA.read_text("utf-8"))["events"])
+def table(name: str) -> dict[str, Any]:
+    """Return a file of the folder `data`."""
+    return tomllib.loads((_DATA / f"{name}.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,11 @@ class Episode:
 def text_lines(stream: BinaryIO) -> Iterator[str]:
     """Yield the lines of a stream as text: UTF-8, or what a byte-order mark says; carriage returns end lines too."""
     head = stream.readline(_LONGEST_LINE)
-    encoding = "utf-8"
-    for mark, name in (
-        (codecs.BOM_UTF8, "utf-8-sig"),
-        (codecs.BOM_UTF16_LE, "utf-16"),
-        (codecs.BOM_UTF16_BE, "utf-16"),
-    ):
-        if head.startswith(mark):
-            encoding = name
+    encoding = "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    rest = ""
-    piece = head
+    rest, piece = "", head
     while piece:
         rest += decoder.decode(piece)
         *whole, rest = re.split(r"\r\n|\r|\n", rest)
@@ -64,15 +59,6 @@ def text_lines(stream: BinaryIO) -> Iterator[str]:
             rest = ""
         piece = stream.readline(_LONGEST_LINE)
     yield rest + decoder.decode(b"", final=True)
-
-
-def _single(lines: Iterable[str]) -> Iterator[str]:
-    """Split log entries that hold a traceback on one line, with escaped newlines."""
-    for line in lines:
-        if "Traceback" in line and "\\n" in line:
-            yield from line.split("\\n")
-        else:
-            yield line
 
 
 def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -> Episode | None:
@@ -88,8 +74,10 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
         if kept and is_shortage(episode):
             found, count = episode, count + 1
 
-    events = _events()
-    for number, raw in enumerate(_single(lines), 1):
+    events = table("words")["events"]
+    # Log entries may hold a traceback on one line, with escaped newlines.
+    single = (part for line in lines for part in (line.split("\\n") if "Traceback" in line else [line]))
+    for number, raw in enumerate(single, 1):
         at, lower = -1, raw.lower()
         for event in events:
             if event in lower:

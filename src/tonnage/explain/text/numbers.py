@@ -17,18 +17,8 @@ from dataclasses import dataclass, field, replace
 from tonnage.errors import RequestError
 from tonnage.units import GIB, KIB, MIB, TIB
 
-_UNITS = {
-    "bytes": 1,
-    "b": 1,
-    "kib": KIB,
-    "kb": KIB,
-    "mib": MIB,
-    "mb": MIB,
-    "gib": GIB,
-    "gb": GIB,
-    "tib": TIB,
-    "tb": TIB,
-}
+_PREFIXES = {"k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_UNITS = {"bytes": 1, "b": 1} | {prefix + unit: size for prefix, size in _PREFIXES.items() for unit in ("ib", "b")}
 _SIZE = r"(-?[0-9]{1,40}(?:\.[0-9]{1,9})?) ?(bytes|B|[KMGT]i?B)\b"
 _MESSAGE = re.compile(r"Tried to allocate|would exceed allowed memory|MPS backend out of memory \(")
 _LONGEST_MESSAGE = 3000

@@ -4,14 +4,13 @@ It reads Python's tracebacks, rich's boxes and IPython's, and knows the settings
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-_DATA = Path(__file__).parent / "data"
+from tonnage.explain.text.log import table
+
 _FRAMES = (
     re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d+), in (?P<function>[\w.<>]+)'),
     re.compile(r"[│|] (?P<file>\S{1,300}\.py):(?P<line>\d+) in (?P<function>[\w.<>]*)"),
@@ -83,13 +82,10 @@ def place_of(lines: Sequence[str]) -> FailurePlace:
     words = [frame.words for frame in frames]
     # From the inside out: a softmax says more than the loop around it.
     inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
-    operator = (
-        FailedOperator(
-            inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]), inner.get("least_share", 0.0)
-        )
-        if inner
-        else None
-    )
+    operator = None
+    if inner:
+        kept = (inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]))
+        operator = FailedOperator(*kept, inner.get("least_share", 0.0))
     phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
     counted = [line[-400:] for line in lines if not _OTHER_BARS.search(line)]
     counts = [int(next(filter(None, groups), 0)) for line in counted for groups in _STEPS.findall(line)[:3]]
@@ -99,7 +95,7 @@ def place_of(lines: Sequence[str]) -> FailurePlace:
 def _frames(lines: Sequence[str]) -> list[TracebackFrame]:
     """Return the frames of the traceback that ends in the first such message, else of the last one, outermost first."""
     frames: list[TracebackFrame] = []
-    for number, line in enumerate(lines):
+    for place, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
             frames.clear()
         elif frames and _MESSAGE.search(line):
@@ -108,20 +104,17 @@ def _frames(lines: Sequence[str]) -> list[TracebackFrame]:
         if match is None:
             continue
         found = match.groupdict()
-        after = lines[number + 1 : number + 2]
+        after = lines[place + 1 : place + 2]
         code = after[0].strip() if after and not _NOT_CODE.search(after[0]) else ""
-        frames.append(
-            TracebackFrame(
-                found["file"].replace("\\", "/"), int((found.get("line") or "0")[:9]), found["function"], code[:200]
-            )
-        )
+        file, number = found["file"].replace("\\", "/"), int((found.get("line") or "0")[:9])
+        frames.append(TracebackFrame(file, number, found["function"], code[:200]))
     # An editor's debugger shows the message first, and the innermost frame below it.
     return frames[::-1] if any(line.startswith("Exception has occurred") for line in lines) else frames
 
 
 def framework_words(text: str) -> dict[str, Any]:
     """Return the texts for the framework that a text names, else PyTorch's."""
-    rows = _table("frameworks")["frameworks"]
+    rows = table("frameworks")["frameworks"]
     found: dict[str, Any] = next(row for row in rows if not row["mark"] or re.search(row["mark"], text))
     return found
 
@@ -133,9 +126,4 @@ def place_steps() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 @cache
 def _rows(kind: str) -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    return [(re.compile(row["pattern"]), row) for row in _table("places")[kind]]
-
-
-@cache
-def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads((_DATA / f"{name}.toml").read_text("utf-8"))
+    return [(re.compile(row["pattern"]), row) for row in table("places")[kind]]

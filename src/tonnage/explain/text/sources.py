@@ -37,7 +37,7 @@ def is_text(path: Path) -> bool:
     if head.startswith(_PICTURES):
         problem = f"{path.name} is a picture, and the words in it are not read."
         raise RequestError(problem, hint="Copy the error as text, and paste it: tonnage explain -, then Ctrl-D.")
-    return not head.startswith((_SQLITE, _PICKLE, GZIP_MAGIC)) and not _is_binary(head)
+    return not _is_binary(head)
 
 
 def standard_input() -> BinaryIO:
@@ -50,7 +50,7 @@ def standard_input() -> BinaryIO:
         print("tonnage: paste the error, then Ctrl-D on a line of its own", file=sys.stderr)
     stream = sys.stdin.buffer
     head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES] if isinstance(stream, BufferedReader) else b""
-    if _is_binary(head) or head.startswith((_SQLITE, _PICKLE, GZIP_MAGIC)):
+    if _is_binary(head):
         raise RequestError(
             "Standard input is not text.", hint="Recordings and snapshots are named: tonnage explain FILE"
         )
@@ -84,4 +84,4 @@ def _readers() -> Iterator[tuple[str, ...]]:
 def _is_binary(head: bytes) -> bool:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, as Windows' shell writes
         return False
-    return len(head.translate(None, _CONTROLS)) < len(head)
+    return head.startswith((_SQLITE, _PICKLE, GZIP_MAGIC)) or len(head.translate(None, _CONTROLS)) < len(head)

@@ -6,21 +6,17 @@
 
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
+from tonnage.explain.text.log import table
 from tonnage.explain.text.numbers import MessageNumbers
 from tonnage.explain.text.places import FailurePlace, place_steps
 from tonnage.explain.text.words import Certainty, Said
 from tonnage.hardware import all_gpus
 from tonnage.units import GIB, format_bytes, percent
 
-_DATA = Path(__file__).parent / "data" / "causes.toml"
 _ORDER = {"certain": 0, "likely": 1, "possible": 2}
 # A context and its libraries; a desktop beside them on a small card.
 _CONTEXT_BYTES = GIB
@@ -50,7 +46,7 @@ class Suspect:
     @property
     def title(self) -> str:
         """The cause in words."""
-        title: str = _causes()[self.cause]["title"]
+        title: str = table("causes")[self.cause]["title"]
         return title
 
 
@@ -64,9 +60,21 @@ def suspects_of(
         if numbers is None or not entry.is_alone
     ]
     if numbers is not None:
-        found += _of_numbers(numbers, place)
+        found += _limit(numbers)
+        found += _one_tensor(numbers, place)
+        for rule in (_others, _fragmentation, _refused, _outside):
+            found += rule(numbers)
     elif any(entry.id == "driver" for entry in said):
-        found += _without_numbers(place)
+        # The driver's own error in a traceback: PyTorch's allocator would have given numbers.
+        if place.phase in ("forward", "backward", "optimizer", "generation"):
+            sentence = f"the driver refused in the middle of the program's work ({place.phase}), not at its start"
+            found.append(_suspect("capacity", "likely", sentence))
+        elif place.phase == "loading":
+            sentence = (
+                "the driver refused before anything had been computed: "
+                "the card was full when the program came, or nearly"
+            )
+            found.append(_suspect("other-process", "likely", sentence))
     found += _of_place(numbers, place)
     found += _of_series(lines)
     if numbers is not None:
@@ -80,17 +88,8 @@ def suspects_of(
 
 
 def _suspect(cause: str, certainty: Certainty, sentence: str, steps: Sequence[str] = ()) -> Suspect:
-    row = _causes()[cause]
+    row = table("causes")[cause]
     return Suspect(cause, certainty, sentence, row["unproved"], tuple(steps) or tuple(row["steps"]))
-
-
-def _of_numbers(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
-    yield from _limit(numbers)
-    yield from _one_tensor(numbers, place)
-    yield from _others(numbers)
-    yield from _fragmentation(numbers)
-    yield from _refused(numbers)
-    yield from _outside(numbers)
 
 
 def _limit(numbers: MessageNumbers) -> Iterator[Suspect]:
@@ -104,7 +103,7 @@ def _limit(numbers: MessageNumbers) -> Iterator[Suspect]:
             f"{format_bytes(own)} of tensors and {format_bytes(beside)} beside them, with {format_bytes(numbers.asked)}"
             f" more, pass the {format_bytes(allowed)} that PyTorch allows itself on this Mac"
         )
-        yield _suspect("capacity", "likely", sentence, _causes()["mps-limit"]["steps"])
+        yield _suspect("capacity", "likely", sentence, table("causes")["mps-limit"]["steps"])
         return
     passes = own + numbers.asked > allowed - numbers.slack("allocated", "unallocated", "asked", "allowed")
     if passes and numbers.free is not None and numbers.free >= numbers.asked + numbers.slack("free", "asked"):
@@ -117,8 +116,13 @@ def _limit(numbers: MessageNumbers) -> Iterator[Suspect]:
 
 def _one_tensor(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
     total = numbers.total or numbers.allowed
-    if total is None:
-        yield from _one_tensor_on_any_card(numbers)
+    if total is None:  # judged by existing cards
+        cards = [gpu.memory_bytes for gpu in all_gpus()]
+        smaller = sum(memory < numbers.asked for memory in cards) / len(cards)
+        if smaller > 1 - _SOME:
+            words = "no card holds" if smaller == 1 else "hardly a card holds"
+            sentence = f"{format_bytes(numbers.asked)} in one request is more than {words}"
+            yield _suspect("one-tensor", "certain" if smaller == 1 else "likely", sentence)
         return
     side = math.isqrt(numbers.asked // 2)
     size = f"{format_bytes(numbers.asked)} in one request ({side:,} × {side:,} numbers of 16 bits)"
@@ -132,16 +136,6 @@ def _one_tensor(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspec
     else:
         return
     yield _suspect("one-tensor", certainty, sentence)
-
-
-def _one_tensor_on_any_card(numbers: MessageNumbers) -> Iterator[Suspect]:
-    """Yield the same if the message does not give the card's size, judged by existing cards."""
-    cards = [gpu.memory_bytes for gpu in all_gpus()]
-    smaller = sum(memory < numbers.asked for memory in cards) / len(cards)
-    if smaller > 1 - _SOME:
-        words = "no card holds" if smaller == 1 else "hardly a card holds"
-        sentence = f"{format_bytes(numbers.asked)} in one request is more than {words}"
-        yield _suspect("one-tensor", "certain" if smaller == 1 else "likely", sentence)
 
 
 def _others(numbers: MessageNumbers) -> Iterator[Suspect]:
@@ -262,18 +256,6 @@ def _loading(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
         yield _suspect("weights", "likely", f"{sentence}: nothing had been freed yet, as while weights load", steps)
 
 
-def _without_numbers(place: FailurePlace) -> Iterator[Suspect]:
-    """Yield the driver's own error in a traceback: PyTorch's allocator would have given numbers."""
-    if place.phase in ("forward", "backward", "optimizer", "generation"):
-        sentence = f"the driver refused in the middle of the program's work ({place.phase}), not at its start"
-        yield _suspect("capacity", "likely", sentence)
-    elif place.phase == "loading":
-        sentence = (
-            "the driver refused before anything had been computed: the card was full when the program came, or nearly"
-        )
-        yield _suspect("other-process", "likely", sentence)
-
-
 def _capacity(numbers: MessageNumbers) -> Iterator[Suspect]:
     """Yield lack of capacity: this process alone fills the card."""
     own, total = numbers.own, numbers.total
@@ -284,8 +266,3 @@ def _capacity(numbers: MessageNumbers) -> Iterator[Suspect]:
     short = "" if numbers.short is None else f", {format_bytes(numbers.short)} more than were free"
     sentence = f"this process held {format_bytes(own)} of the card's {format_bytes(total)}, and {asked}{short}"
     yield _suspect("capacity", "likely" if own >= _MUCH * total else "possible", sentence)
-
-
-@cache
-def _causes() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(_DATA.read_text("utf-8"))

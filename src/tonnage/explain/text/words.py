@@ -1,17 +1,14 @@
 """Out-of-memory messages of other programs (`data/words.toml`): who prints them, and what they mean."""
 
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from tonnage.explain.text.log import Episode
+from tonnage.explain.text.log import Episode, table
 from tonnage.units import GIB
 
 Certainty = Literal["certain", "likely", "possible"]
-_DATA = Path(__file__).parent / "data" / "words.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +36,11 @@ def said_in(episode: Episode) -> list[Said]:
             match = pattern.search(text)
         if match:
             figures = {name: _figure(name, value) for name, value in match.groupdict().items() if value}
-            steps = (filled for step in row["steps"] if (filled := _filled(step, figures)))
-            says = _filled(row["says"], figures) or row.get(
-                "says_plainly", row["says"].replace("{", "").replace("}", "")
-            )
-            found.append(
-                Said(
-                    id=row["id"],
-                    speaker=row["speaker"],
-                    cause=row["cause"],
-                    certainty=row["certainty"],
-                    says=says,
-                    unproved=row["unproved"],
-                    steps=tuple(steps),
-                    is_alone=row.get("alone", False),
-                )
-            )
+            steps = tuple(filter(None, (_filled(step, figures) for step in row["steps"])))
+            plainly = row.get("says_plainly", row["says"].replace("{", "").replace("}", ""))
+            says, alone = _filled(row["says"], figures) or plainly, row.get("alone", False)
+            known = (row["id"], row["speaker"], row["cause"], row["certainty"])
+            found.append(Said(*known, says, row["unproved"], steps, alone))
     return found
 
 
@@ -75,4 +61,4 @@ def _filled(words: str, figures: dict[str, str]) -> str:
 
 @cache
 def _entries() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    return [(re.compile(row["pattern"]), row) for row in tomllib.loads(_DATA.read_text("utf-8"))["words"]]
+    return [(re.compile(row["pattern"]), row) for row in table("words")["words"]]

@@ -24,7 +24,7 @@ from tonnage.fit.choose.placement import (
 )
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile, Survey
-from tonnage.hardware import all_gpus
+from tonnage.hardware.catalogue import cuda_cards, first_that_holds
 from tonnage.units import format_bytes
 
 _PRECISION = 1 / 128  # relative to the smallest budget
@@ -290,11 +290,10 @@ def does_not_fit(
         parts.append(smallest.placement.name)
     words = ", ".join(parts) or "the same techniques"
     # The smallest card of the catalogue that holds it, with 5 % to spare for the CUDA context.
-    cards = [gpu for gpu in all_gpus() if gpu.maker == "NVIDIA" and gpu.family != "laptop"]
-    fits = [gpu for gpu in cards if gpu.memory_bytes * 0.95 > needed_bytes]
+    cards = [gpu for gpu in cuda_cards() if gpu.family != "laptop"]
+    gpu = first_that_holds(cards, lambda gpu: gpu.memory_bytes * 0.95 > needed_bytes)
     card = "; no single card has that much."
-    if fits:
-        gpu = min(fits, key=lambda gpu: gpu.memory_bytes)
+    if gpu:
         card = f"; the next card that has it is {gpu.name} ({format_bytes(gpu.memory_bytes)})."
     hint = f"The smallest budget that would do is {format_bytes(needed_bytes)}, with {words}{card}"
     return DoesNotFit(problem, hint=hint, smallest_bytes=needed_bytes)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
-from tonnage.fit.technique import FACTS, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.techniques import techniques
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,7 +46,7 @@ class Autocast(Technique, name="autocast"):
         if self.dtype not in DTYPES:
             raise NotApplicable(f"Autocast to {self.dtype!r} was asked for.", hint=f"Choose of {', '.join(DTYPES)}.")
         if self.dtype == "float16":  # only FP16 needs its own stepper
-            vars(self).update(FACTS["autocast float16"])
+            vars(self).update(techniques()["autocast"]["settings"]["float16"])
 
     def why_not(self, training: Training) -> str | None:
         kinds = {parameter.dtype for parameter in training.model.parameters() if parameter.is_floating_point()}

@@ -29,11 +29,12 @@ from tonnage.fit.stepping.parameter_step import (
     plain_state,
     why_not_one_by_one,
 )
-from tonnage.fit.technique import FACTS, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.weight_streaming import WeightStreaming, stream_weights
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.techniques import techniques
 from tonnage.units import GIB, MIB
 
 _ON_DISK = "disk"  # the only state key of a parameter here
@@ -160,7 +161,7 @@ class Nvme(Technique, name="nvme"):
             raise NotApplicable(
                 f"The disk was asked to keep {self.what!r}.", hint=f"It keeps one of {', '.join(known)}."
             )
-        vars(self).update(FACTS[f"nvme {self.what}"])
+        vars(self).update(techniques()["nvme"]["settings"][self.what])
 
     def why_not(self, training: Training) -> str | None:
         directory = Path(self.directory)

@@ -12,11 +12,18 @@ from collections.abc import Sequence
 
 from tonnage.ledger import Category
 from tonnage.recording.records import Allocation, Mark
-from tonnage.recording.snapshot.origins import Origin
+from tonnage.recording.snapshot.origins import About, Origin
 
 # cuBLAS's workspace for each thread and stream: on Hopper and Blackwell, and on older cards.
-_CUBLAS_BYTES = (33_554_432, 8_519_680)
+CUBLAS_BYTES = (33_554_432, 8_519_680)
 _MOST_STATES = 2  # per parameter, as in Adam
+# Blocks from before the trace, by their stack, if they have one.
+_BY_STACK: dict[About, Category] = {
+    "model": Category.PARAMETERS,
+    "optimizer": Category.OPTIMIZER_STATES,
+    "forward": Category.ACTIVATIONS,
+    "cache": Category.KV_CACHE,
+}
 
 
 def categorise(
@@ -26,12 +33,14 @@ def categorise(
     model = [a for a, origin in zip(allocations, origins, strict=True) if origin.about == "model"]
     sizes = {a.requested_bytes for a in model} or {a.requested_bytes for a in allocations[:started]}
     ends = _PhaseEnds(marks)
-    multiplied: set[tuple[int, str]] = set()
+    multiplied: set[tuple[int, str]] = set()  # streams and phases in which cuBLAS has its workspace
     for a, origin in zip(allocations, origins, strict=True):
-        if _is_workspace(a, multiplied):
+        stays = a.requested_bytes in CUBLAS_BYTES and a.died is None and a.phase in ("forward", "backward")
+        if stays and (a.stream, a.phase) not in multiplied:
+            multiplied.add((a.stream, a.phase))
             a.category = Category.WORKSPACE
         elif a.index < started:
-            a.category = _of_start(origin)
+            a.category = _BY_STACK.get(origin.about, Category.EARLIER)
         else:
             a.category = _category(a, origin, ends.of(a), sizes)
     _match_gradients(allocations[:started], allocations[started:], ends)
@@ -50,23 +59,16 @@ def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[in
     return Category.PARAMETERS if origin.about == "model" else Category.OTHER
 
 
-def _of_start(origin: Origin) -> Category:
-    """Categorize a block from before the trace by its stack, if it has one."""
-    known = {
-        "model": Category.PARAMETERS,
-        "optimizer": Category.OPTIMIZER_STATES,
-        "forward": Category.ACTIVATIONS,
-        "cache": Category.KV_CACHE,
-    }
-    return known.get(origin.about, Category.EARLIER)
-
-
 def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], ends: "_PhaseEnds") -> None:
     """Categorize older blocks of the gradients' sizes: parameters, then states of an optimizer that allocates none.
 
     An optimizer that recomputes its states frees the older ones during its step.
     """
-    counts = max(_gradients_by_step(made).values(), key=Counter.total, default=Counter[int]())
+    by_step: dict[int, Counter[int]] = {}
+    for a in made:
+        if a.category is Category.GRADIENTS:
+            by_step.setdefault(a.step, Counter())[a.requested_bytes] += 1
+    counts = max(by_step.values(), key=Counter.total, default=Counter[int]())
     new_states = {a.requested_bytes for a in made if a.category is Category.OPTIMIZER_STATES}
     has_states = "optimizer" in ends.names and not new_states
     by_size: dict[int, list[Allocation]] = {}
@@ -82,24 +84,6 @@ def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], en
         whole = len(alike) // count * count
         for place, a in enumerate(alike[: min(whole, (1 + _MOST_STATES) * count if has_states else count)]):
             a.category = Category.PARAMETERS if place < count else Category.OPTIMIZER_STATES
-
-
-def _gradients_by_step(made: Sequence[Allocation]) -> dict[int, Counter[int]]:
-    found: dict[int, Counter[int]] = {}
-    for a in made:
-        if a.category is Category.GRADIENTS:
-            found.setdefault(a.step, Counter())[a.requested_bytes] += 1
-    return found
-
-
-def _is_workspace(a: Allocation, multiplied: set[tuple[int, str]]) -> bool:
-    """Whether this is the first block of cuBLAS's size that stays, on each thread of forward and backward."""
-    if a.requested_bytes not in _CUBLAS_BYTES or a.died is not None or a.phase not in ("forward", "backward"):
-        return False
-    key = (a.stream, a.phase)
-    is_first = key not in multiplied
-    multiplied.add(key)
-    return is_first
 
 
 class _PhaseEnds:

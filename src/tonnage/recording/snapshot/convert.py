@@ -6,6 +6,7 @@ free bytes at that moment show the size.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
 from tonnage.errors import BadSnapshot
@@ -58,7 +59,7 @@ def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | N
         segments=history.segments,
         marks=phases.marks,
         notes=_notes(snapshot, chosen, trace, history),
-        oom=_oom(history),
+        oom=_fatal(history),
     )
 
 
@@ -99,42 +100,24 @@ def _header(history: SnapshotHistory, origins: Sequence[Origin], settings: Alloc
     )
 
 
-def _fatal(history: SnapshotHistory) -> Refusal | None:
+def _fatal(history: SnapshotHistory) -> FailedRequest | None:
     """Return the last failed request, if nothing was allocated after it; otherwise the script caught the error."""
-    if not history.refusals:
-        return None
-    last = history.refusals[-1]
     born = history.allocations[-1].born if history.allocations else -1
-    return last if born < last.sequence else None
+    if not history.refusals or born >= history.refusals[-1].sequence:
+        return None
+    request = history.refusals[-1].request
+    return replace(request, free_bytes=_capacity_bytes(history.refusals[-1]) - request.reserved_bytes)
 
 
-def _is_limited(refusal: Refusal) -> bool:
+def _is_limited(request: FailedRequest) -> bool:
     """Whether the device had room for the request, so that a limit of the process refused it."""
-    return refusal.device_free_bytes >= AllocatorSettings().segment_bytes(refusal.requested_bytes)
+    return request.free_bytes >= AllocatorSettings().segment_bytes(request.requested_bytes)
 
 
 def _capacity_bytes(refusal: Refusal) -> int:
     """Return the memory available to this process: by the device's figures, or at least its peak if it had a limit."""
-    if _is_limited(refusal):
-        return refusal.peak_reserved_bytes
-    return refusal.reserved_bytes + refusal.device_free_bytes
-
-
-def _oom(history: SnapshotHistory) -> FailedRequest | None:
-    refusal = _fatal(history)
-    if refusal is None:
-        return None
-    return FailedRequest(
-        line=refusal.line,
-        requested_bytes=refusal.requested_bytes,
-        free_bytes=_capacity_bytes(refusal) - refusal.reserved_bytes,
-        allocated_bytes=refusal.allocated_bytes,
-        reserved_bytes=refusal.reserved_bytes,
-        operator=refusal.origin.operator,
-        phase=refusal.phase,
-        step=refusal.step,
-        stack=refusal.stack,
-    )
+    request = refusal.request
+    return refusal.peak_reserved_bytes if _is_limited(request) else request.reserved_bytes + request.free_bytes
 
 
 def _notes(snapshot: Snapshot, device: int, trace: Trace, history: SnapshotHistory) -> list[Note]:
@@ -148,8 +131,8 @@ def _notes(snapshot: Snapshot, device: int, trace: Trace, history: SnapshotHisto
         held = sum(a.block_bytes for a in history.allocations[: history.started])
         words = f"{history.started:,} blocks ({format_bytes(held)}) are older than the first event"
         notes.append(Note("assumption", "live at the start", 1, words))
-    if history.refusals and _is_limited(history.refusals[-1]):
-        free = format_bytes(history.refusals[-1].device_free_bytes)
+    if history.refusals and _is_limited(history.refusals[-1].request):
+        free = format_bytes(history.refusals[-1].request.free_bytes)
         notes.append(Note("assumption", "its own limit", 1, f"refused it; the device had {free} free"))
     if history.strays:
         words = "lie in no segment that the file tells of; reserved memory counts them as they are"

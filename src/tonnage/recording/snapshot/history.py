@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.errors import BadSnapshot
-from tonnage.recording.records import Allocation, Mark, SegmentAction, SegmentEvent
-from tonnage.recording.snapshot.ground import Ground
+from tonnage.recording.records import Allocation, FailedRequest, Mark, SegmentAction, SegmentEvent
 from tonnage.recording.snapshot.origins import Origin
 from tonnage.recording.snapshot.phases import Guide
 from tonnage.recording.snapshot.schema import (
@@ -26,7 +25,7 @@ from tonnage.recording.snapshot.schema import (
     HeldSegment,
     Trace,
 )
-from tonnage.recording.snapshot.start import MOST_RANGES, Start
+from tonnage.recording.snapshot.start import MOST_RANGES, Ground, Start
 
 _RELEASING = (SEGMENT_FREE, SEGMENT_UNMAP)
 
@@ -36,16 +35,8 @@ class Refusal:
     """A request that failed, and the memory figures at that moment."""
 
     sequence: int
-    requested_bytes: int
-    device_free_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
     peak_reserved_bytes: int
-    origin: Origin
-    phase: str
-    step: int
-    line: str
-    stack: tuple[str, ...]
+    request: FailedRequest  # its `free_bytes` are the device's
 
 
 @dataclass(slots=True)
@@ -189,9 +180,8 @@ class Walk:
 
     def _refuse(self, device_free: int, size: int, stack: int) -> None:
         origin, phases = self._origins[stack], self._phases
-        refusal = Refusal(
-            self._sequence, size, device_free, self._allocated_bytes, self._reserved_bytes,
-            self._peak_reserved_bytes, origin, phases.phase, phases.step, origin.line or phases.line,
-            origin.stack or phases.stack,
+        request = FailedRequest(
+            origin.line or phases.line, size, device_free, self._allocated_bytes, self._reserved_bytes,
+            origin.operator, phase=phases.phase, step=phases.step, stack=origin.stack or phases.stack,
         )  # fmt: skip
-        self.history.refusals.append(refusal)
+        self.history.refusals.append(Refusal(self._sequence, self._peak_reserved_bytes, request))

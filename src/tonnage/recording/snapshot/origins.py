@@ -26,7 +26,14 @@ _NOT_OPTIMIZER = ("lr_scheduler.py", "swa_utils.py")
 _BACKWARD_NAMES = ("backward", "_engine_run_backward", "_make_grads")
 _BACKWARD_FILES = ("torch/_tensor.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
 _BACKWARD_ROOTS = (("utils/checkpoint.py", "unpack_hook"), ("autograd/function.py", "apply"))
-_MODEL_NAMES = ("_apply", "register_parameter", "register_buffer", "load_state_dict", "_load_from_state_dict")
+_MODEL_NAMES = (
+    "_apply",
+    "register_parameter",
+    "register_buffer",
+    "load_state_dict",
+    "_load_from_state_dict",
+    "__init__",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +88,11 @@ def _line(frame: Frame) -> str:
 
 
 def _about(python: list[Frame], frames: tuple[Frame, ...]) -> About:
-    if any(_steps_optimizer(f) for f in python):
-        return "optimizer"
+    for f in python:
+        steps = f.name == "step" and _OPTIMIZER_FILE.search(f.filename)
+        wraps = f.name == "wrapper" and f.filename.endswith("torch/optim/optimizer.py")
+        if (steps or wraps) and not f.filename.endswith(_NOT_OPTIMIZER):
+            return "optimizer"
     if any("torch::autograd::Engine" in f.name for f in frames) or any(
         f.name in _BACKWARD_NAMES and f.filename.endswith(_BACKWARD_FILES) for f in python
     ):
@@ -93,23 +103,9 @@ def _about(python: list[Frame], frames: tuple[Frame, ...]) -> About:
         return "backward"
     if any(f.filename.endswith("transformers/cache_utils.py") for f in python):
         return "cache"
-    if any(_makes_model(f) for f in python):
+    if any(f.name == "from_pretrained" or ("torch/nn/" in f.filename and f.name in _MODEL_NAMES) for f in python):
         return "model"
     return "forward" if any(_calls_module(f) for f in python) else "script"
-
-
-def _steps_optimizer(frame: Frame) -> bool:
-    name, file = frame.name, frame.filename
-    if file.endswith(_NOT_OPTIMIZER):
-        return False
-    return (name == "step" and bool(_OPTIMIZER_FILE.search(file))) or (
-        name == "wrapper" and file.endswith("torch/optim/optimizer.py")
-    )
-
-
-def _makes_model(frame: Frame) -> bool:
-    in_modules = "torch/nn/" in frame.filename
-    return (in_modules and frame.name in (*_MODEL_NAMES, "__init__")) or frame.name == "from_pretrained"
 
 
 def _calls_module(frame: Frame) -> bool:

@@ -6,9 +6,9 @@ without an optimizer, with the first forward after a backward; with neither, wit
 loop outside all modules.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
 
 from tonnage.recording.loops import loop_starts
 from tonnage.recording.records import Allocation, Mark
@@ -19,39 +19,34 @@ _OPTIMIZER_MARK = "Optimizer.step"
 _PASSING = ("backward", "optimizer")
 
 
-class Guide(Protocol):
+class Guide(ABC):
     """Supplies the phase and step of each event in turn."""
 
-    phase: str
-    step: int
-    stack: tuple[str, ...]
-    marks: list[Mark]
-
-    @property
-    def line(self) -> str:
-        """The script's line that called backward, while it runs."""
-
-    def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
-        """Advance to the next event, which has this origin."""
-
-
-class Phases:
-    """Follows the events; `phase` and `step` are the current ones."""
-
-    def __init__(self, origins: Sequence[Origin], annotations: Sequence[Annotation]) -> None:
-        self.phase = "setup" if any(origin.line for origin in origins) else ""
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
         self.step = 0
         self.stack: tuple[str, ...] = ()  # the stack that called backward
         self.marks: list[Mark] = []
-        self._knows_stacks = bool(self.phase)
-        self._ahead = [a for a in annotations if a.name.startswith(_OPTIMIZER_MARK)][::-1]
-        self._shows_optimizer = bool(self._ahead) or any(origin.about == "optimizer" for origin in origins)
-        self._step_is_over = True
 
     @property
     def line(self) -> str:
         """The script's line that called backward, while it runs."""
         return self.stack[0] if self.stack else ""
+
+    @abstractmethod
+    def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
+        """Advance to the next event, which has this origin."""
+
+
+class Phases(Guide):
+    """Follows the events; `phase` and `step` are the current ones."""
+
+    def __init__(self, origins: Sequence[Origin], annotations: Sequence[Annotation]) -> None:
+        super().__init__("setup" if any(origin.line for origin in origins) else "")
+        self._knows_stacks = bool(self.phase)
+        self._ahead = [a for a in annotations if a.name.startswith(_OPTIMIZER_MARK)][::-1]
+        self._shows_optimizer = bool(self._ahead) or any(origin.about == "optimizer" for origin in origins)
+        self._step_is_over = True
 
     def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
         """Advance to the next event, which has this origin."""
@@ -70,16 +65,13 @@ class Phases:
             self._step_is_over |= not self._shows_optimizer
             self.stack = origin.stack or self.stack
         elif about in ("forward", "cache"):
-            self._forward(sequence)
+            if self._step_is_over:
+                self._step_is_over = False
+                self.step += 1
+                self.marks.append(Mark(sequence, "step", str(self.step)))
+            self._enter("forward", sequence)
         elif self.phase in _PASSING:
             self._enter("other", sequence)
-
-    def _forward(self, sequence: int) -> None:
-        if self._step_is_over:
-            self._step_is_over = False
-            self.step += 1
-            self.marks.append(Mark(sequence, "step", str(self.step)))
-        self._enter("forward", sequence)
 
     def _enter(self, phase: str, sequence: int) -> None:
         if phase != self.phase:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import SnapshotLimits
+from tonnage.recording.snapshot.stream import SnapshotLimits
 from tonnage.recording.snapshot.unpickle import SharedKeysDict, Value, kind
 from tonnage.untrusted import printable
 
@@ -203,7 +203,18 @@ class _Reader:
     def _segments(self, rows: list[Value]) -> list[HeldSegment]:
         """Read the segments first, then their blocks, so that a list that repeats one segment is rejected early."""
         tables = [_fields(row, f"segments[{number}]") for number, row in enumerate(rows)]
-        segments = [self._segment(fields, f"segments[{number}]") for number, fields in enumerate(tables)]
+        segments = []
+        for number, fields in enumerate(tables):
+            where = f"segments[{number}]"
+            segment = HeldSegment(
+                device=_integer(fields.get("device"), where, "device"),
+                address=self._size(fields, "address", where, 1 << 63),
+                size_bytes=self._size(fields, "total_size", where, self._limits.size_bytes),
+                stream=_integer(fields.get("stream"), where, "stream"),
+                is_expandable=flag(fields, "is_expandable", where),
+                blocks=[],
+            )
+            segments.append(segment)
         # Memory is in one segment at a time.
         for low, high in pairwise(sorted(segments, key=lambda held: (held.device, held.address))):
             if low.device == high.device and low.address + low.size_bytes > high.address:
@@ -212,16 +223,6 @@ class _Reader:
             where = f"segments[{number}]"
             segment.blocks.extend(self._held(_list(fields.get("blocks"), f"{where}.blocks"), segment, where))
         return segments
-
-    def _segment(self, fields: dict[str, Value], where: str) -> HeldSegment:
-        return HeldSegment(
-            device=_integer(fields.get("device"), where, "device"),
-            address=self._size(fields, "address", where, 1 << 63),
-            size_bytes=self._size(fields, "total_size", where, self._limits.size_bytes),
-            stream=_integer(fields.get("stream"), where, "stream"),
-            is_expandable=flag(fields, "is_expandable", where),
-            blocks=[],
-        )
 
     def _held(self, rows: list[Value], segment: HeldSegment, where: str) -> Iterator[HeldBlock]:
         """Return the blocks in use. Old versions do not write addresses: blocks follow each other."""
@@ -235,21 +236,14 @@ class _Reader:
             size = self._size(fields, "size", at, self._limits.size_bytes)
             if self._size(fields, "address", at, 1 << 63, address) != address or not 0 < size <= end - address:
                 _wrong(at, "does not lie after the one before it, within its segment")
-            block = self._block(fields, address, size, at)
-            if block is not None:
-                yield block
+            state = fields.get("state")
+            if type(state) is not str:
+                _wrong(f"{at}.state", f"is {kind(state)}")
+            if state.startswith("active"):
+                requested = self._size(fields, "requested_size", at, self._limits.size_bytes, size)
+                stack = self._stack(fields.get("frames"), at)
+                yield HeldBlock(address, size, requested, state == "active_allocated", stack)
             address += size
-
-    def _block(self, fields: dict[str, Value], address: int, size: int, where: str) -> HeldBlock | None:
-        state = fields.get("state")
-        if type(state) is not str:
-            _wrong(f"{where}.state", f"is {kind(state)}")
-        if not state.startswith("active"):
-            return None
-        requested = self._size(fields, "requested_size", where, self._limits.size_bytes, size)
-        return HeldBlock(
-            address, size, requested, state == "active_allocated", self._stack(fields.get("frames"), where)
-        )
 
     def _size(self, fields: dict[str, Value], key: str, where: str, limit: int, absent: int | None = None) -> int:
         value = fields.get(key, absent)

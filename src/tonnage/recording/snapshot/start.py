@@ -6,14 +6,13 @@ was taken), the events count.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from tonnage.allocator import AllocatorSettings, LiveBlock, Segment, State
+from tonnage.allocator.settings import SMALL_BYTES
 from tonnage.errors import BadSnapshot
 from tonnage.recording.holes import Ranges
-from tonnage.recording.snapshot.ground import Ground
 from tonnage.recording.snapshot.schema import (
     ALLOC,
     FREE_COMPLETED,
@@ -51,24 +50,82 @@ class Start:
         return State(self.segments, self.blocks)
 
 
+class Ground:
+    """The segments of one device and the large blocks in them, from which each block's size follows.
+
+    The allocator gives a request the whole free block at its address, or splits it; which of the two follows from the
+    distance to the next block in use. This also works for a trace that begins mid-run, if the blocks in use before are
+    added first. Small and expandable blocks have their rounded size.
+    """
+
+    def __init__(self, settings: AllocatorSettings) -> None:
+        self._settings = settings
+        self._rounded: dict[int, int] = {}
+        self._bases: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._starts: dict[int, list[int]] = {}
+        self._base_of: dict[int, int] = {}
+
+    def add_segment(self, address: int, size_bytes: int) -> None:
+        """Add a segment."""
+        if address not in self._ends:
+            insort(self._bases, address)
+            self._starts[address] = []
+        self._ends[address] = address + size_bytes
+
+    def remove_segment(self, address: int) -> None:
+        """Remove a segment."""
+        if self._ends.pop(address, None) is not None:
+            del self._bases[bisect_left(self._bases, address)]
+            for start in self._starts.pop(address):
+                self._base_of.pop(start, None)
+
+    def lay(self, address: int, requested_bytes: int, end: int | None = None) -> int:
+        """Add a block and return its size. `end` is the start of a later block, if one was seen."""
+        rounded = self._rounded.get(requested_bytes)
+        if rounded is None:
+            rounded = self._rounded[requested_bytes] = self._settings.rounded_bytes(requested_bytes)
+        if rounded <= SMALL_BYTES:
+            return rounded
+        segment = bisect_right(self._bases, address) - 1
+        if segment < 0 or address >= self._ends[self._bases[segment]]:
+            return rounded
+        base = self._bases[segment]
+        starts = self._starts[base]
+        place = bisect_right(starts, address)
+        room = min(starts[place] if place < len(starts) else self._ends[base], end or self._ends[base]) - address
+        if not place or starts[place - 1] != address:
+            starts.insert(place, address)
+        self._base_of[address] = base
+        splits = room - rounded > SMALL_BYTES and rounded < self._settings.max_split_bytes
+        return rounded if splits or room < rounded else room
+
+    def lift(self, address: int) -> None:
+        """Free the block at this address."""
+        base = self._base_of.pop(address, None)
+        if base is not None:
+            starts = self._starts[base]
+            del starts[bisect_left(starts, address)]
+
+
 def start_of(trace: Trace, held: list[HeldSegment], settings: AllocatorSettings) -> Start:
     """Return the state from which a device's events lead to what it holds at the end."""
-    segments = _apart([*_fixed_segments(trace, held), *_mapped_ranges(trace, held)])
+    # Memory is in one segment at a time: overlapping ones are dropped.
+    segments: list[Segment] = []
+    found = [*_fixed_segments(trace, held), *_mapped_ranges(trace, held)]
+    for segment in sorted(found, key=lambda segment: segment.address):
+        if not segments or segment.address >= segments[-1].end:
+            segments.append(segment)
     freed, ends = _freed_only(trace)
     blocks = sorted([*freed, *_held_only(trace, held)], key=lambda block: block.address)
-    return Start(segments, _sized(blocks, ends, segments, settings), _strays(trace, segments, blocks))
-
-
-def _sized(
-    blocks: list[StartBlock], ends: dict[int, int], segments: list[Segment], settings: AllocatorSettings
-) -> list[StartBlock]:
     ground = Ground(settings)
     for segment in segments:
         if not segment.is_expandable:
             ground.add_segment(segment.address, segment.size_bytes)
     # From the highest address down: a block's size depends on the next one.
     sizes = {b.address: ground.lay(b.address, b.requested_bytes, ends.get(b.address)) for b in reversed(blocks)}
-    return [block if block.size_bytes else replace(block, size_bytes=sizes[block.address]) for block in blocks]
+    sized = [block if block.size_bytes else replace(block, size_bytes=sizes[block.address]) for block in blocks]
+    return Start(segments, sized, _strays(trace, segments, blocks))
 
 
 def _freed_only(trace: Trace) -> tuple[list[StartBlock], dict[int, int]]:
@@ -116,15 +173,6 @@ def _held_only(trace: Trace, held: list[HeldSegment]) -> list[StartBlock]:
         for b in segment.blocks
         if bisect_left(starts, b.address) == bisect_left(starts, b.address + b.size_bytes)
     ]
-
-
-def _apart(segments: Iterable[Segment]) -> list[Segment]:
-    """Sort by address and drop overlapping segments: memory is in one segment at a time."""
-    kept: list[Segment] = []
-    for segment in sorted(segments, key=lambda segment: segment.address):
-        if not kept or segment.address >= kept[-1].end:
-            kept.append(segment)
-    return kept
 
 
 def _strays(trace: Trace, segments: list[Segment], blocks: list[StartBlock]) -> frozenset[int]:

@@ -1,16 +1,47 @@
-"""Reads a snapshot file in bounded pieces, decompressing gzip. The whole file is never in memory."""
+"""Reads a snapshot file in bounded pieces, decompressing gzip, and limits everything that a file can make grow.
+
+The whole file is never in memory.
+"""
 
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import SnapshotLimits
-from tonnage.units import format_bytes
+from tonnage.units import GIB, MIB, format_bytes
 from tonnage.untrusted import GZIP_MAGIC, open_file
 
 _GZIP_WINDOW = 31
 _CHUNK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotLimits:
+    """The limits of a snapshot. The defaults allow several million events, and keep any file under 1 GiB of memory.
+
+    `object_bytes` limits the memory of the pickle's objects, counted as they are created. It may be at most
+    `objects_per_byte` times what was read; a real snapshot needs a third of that, a decompression bomb a hundred
+    times as much.
+    """
+
+    file_bytes: int = 2 * GIB
+    inflated_bytes: int = 2 * GIB
+    object_bytes: int = 896 * MIB
+    objects_per_byte: int = 10
+    string_bytes: int = 64 * 1024
+    integer_bytes: int = 9
+    nested_marks: int = 64
+    stack_items: int = 1 << 20
+    memo_entries: int = 16_000_000
+    frames: int = 1 << 20
+    dict_keys: int = 1024
+    dict_shapes: int = 4096
+    devices: int = 1024
+    events: int = 4_000_000
+    blocks: int = 2_000_000
+    stack_depth: int = 4096
+    size_bytes: int = 1 << 50
 
 
 class Stream:
@@ -45,16 +76,12 @@ class Stream:
 
     def _next(self, count: int) -> bytes:
         """Return at most `count` bytes; none at the end."""
-        if self._inflater is not None:
-            return self._inflate(count)
-        piece, self._pending = self._pending[:count], self._pending[count:]
-        if not self._pending:
-            self._pending = self._take()
-        return piece
-
-    def _inflate(self, count: int) -> bytes:
         inflater = self._inflater
-        assert inflater is not None
+        if inflater is None:
+            piece, self._pending = self._pending[:count], self._pending[count:]
+            if not self._pending:
+                self._pending = self._take()
+            return piece
         while not inflater.eof:
             try:
                 piece = inflater.decompress(self._pending, count)

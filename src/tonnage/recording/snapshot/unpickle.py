@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tonnage.errors import BadSnapshot
-from tonnage.recording.snapshot.limits import SnapshotLimits
-from tonnage.recording.snapshot.stream import Stream
+from tonnage.recording.snapshot.stream import SnapshotLimits, Stream
 from tonnage.units import MIB, format_bytes
 
 Value = Any  # None | bool | int | float | str | bytes | list[Value] | Table
@@ -89,8 +88,8 @@ class _Machine:
             0x8C: self._text("<B"), "X": self._text("<I"), 0x8D: self._text("<Q"),
             "U": self._text("<B"), "T": self._text("<i"),
             "C": self._raw("<B"), "B": self._raw("<I"), 0x8E: self._raw("<Q"), 0x96: self._raw("<Q"),
-            "}": self._new_table, "s": self._set_item, "u": self._set_items, "d": self._marked_table,
-            "]": self._new_list, ")": self._new_list, 0x8F: self._new_list, "l": self._marked_list,
+            "}": lambda pos: self._begin(SharedKeysDict(), pos), "s": self._set_item, "u": self._set_items,
+            "d": self._marked_table, **dict.fromkeys(("]", ")", 0x8F), lambda pos: self._begin([], pos)), "l": self._marked_list,
             "t": self._marked_list, 0x91: self._marked_list, "a": self._append, "e": self._appends, 0x90: self._appends,
             0x85: self._tuple(1), 0x86: self._tuple(2), 0x87: self._tuple(3),
             "q": self._put("<B"), "r": self._put("<I"), 0x95: self._frame,
@@ -100,20 +99,6 @@ class _Machine:
 
     def run(self) -> Value:
         """Interpret the pickle to its end."""
-        pos = self._start()
-        while True:
-            reached = self._run_window(pos)
-            if reached < 0:
-                return self._result()
-            pos = self._refill(reached)
-
-    def forget(self) -> None:
-        """Drop all but the result, because handlers and machine refer to each other."""
-        for held in (self._stack, self._memo, self._handlers, self._strings, self._shapes, self._lists):
-            held.clear()
-        self._buffer = b""
-
-    def _start(self) -> int:
         self._refill(0)
         if not self._buffer:
             raise BadSnapshot("The file is empty.")
@@ -123,7 +108,20 @@ class _Machine:
             raise BadSnapshot(
                 f"It is a pickle of protocol {self._buffer[1]}; those of {_OLDEST} to {_NEWEST} are read."
             )
-        return 2
+        reached = self._run_window(2)
+        while reached >= 0:
+            reached = self._run_window(self._refill(reached))
+        if len(self._stack) != 1 or self._marks:
+            raise BadSnapshot(
+                f"It stops with {len(self._stack)} values and {len(self._marks)} marks; one value is due."
+            )
+        return self._stack[0]
+
+    def forget(self) -> None:
+        """Drop all but the result, because handlers and machine refer to each other."""
+        for held in (self._stack, self._memo, self._handlers, self._strings, self._shapes, self._lists):
+            held.clear()
+        self._buffer = b""
 
     def _refill(self, pos: int) -> int:
         self._check_growth()
@@ -182,13 +180,6 @@ class _Machine:
         finally:
             self._object_bytes += _NUMBER_BYTES * numbers
         return pos
-
-    def _result(self) -> Value:
-        if len(self._stack) != 1 or self._marks:
-            raise BadSnapshot(
-                f"It stops with {len(self._stack)} values and {len(self._marks)} marks; one value is due."
-            )
-        return self._stack[0]
 
     # Limits and refusals
 
@@ -287,9 +278,6 @@ class _Machine:
 
     # Lists, tuples and sets
 
-    def _new_list(self, pos: int) -> int:
-        return self._begin([], pos)
-
     def _begin(self, container: Value, pos: int) -> int:
         """Push a container, and handle the usual next opcodes at once: memoize it, and set a mark."""
         stack, buffer = self._stack, self._buffer
@@ -363,9 +351,6 @@ class _Machine:
         return items
 
     # Dicts
-
-    def _new_table(self, pos: int) -> int:
-        return self._begin(SharedKeysDict(), pos)
 
     def _marked_table(self, pos: int) -> int:
         items = self._since_mark()

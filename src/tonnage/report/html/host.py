@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tonnage.explain.model_copies import host_capacity_bytes
+from tonnage.explain.causes.host import host_capacity_bytes
 from tonnage.ledger import Category
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import MAPPED

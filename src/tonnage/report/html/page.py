@@ -11,7 +11,7 @@ from tonnage.explain import Advice, Diagnosis, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.explain.outlook import outlook_of
 from tonnage.recording import Recording
-from tonnage.recording.failure import moment_of_failure, until_failure
+from tonnage.recording.beyond import moment_of_failure, until_failure
 from tonnage.report.html import sections
 from tonnage.report.html.host import host_section
 from tonnage.report.html.markup import embedded, policy, read_part, text

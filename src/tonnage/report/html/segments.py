@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tonnage.recording import Allocation, Recording
-from tonnage.recording.failure import moment_of_failure
+from tonnage.recording.beyond import moment_of_failure
 from tonnage.recording.holes import SegmentState, segments_at
 from tonnage.report.html import markup
 from tonnage.report.html.markup import size

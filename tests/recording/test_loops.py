@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from support import MIB, Run, training_run
 from tonnage.allocator import OutOfMemory
-from tonnage.explain.turns import turns
+from tonnage.recording.loops import turns
 
 
 def looped(*lines: tuple[str, ...]) -> Run:
