@@ -49,7 +49,7 @@ def picture_of(values: ConfigValues, fields: Fields, outside: Sequence[Tensor]) 
         beside=sum(tensor.elements // tensor.shape[-1] for tensor in outside if roles.is_extra_token(tensor.name)),
         merge=max(merge, round(1 / shrunk)),
         tokens=stated,
-        tiles=rules["tiles"].get(values("model_type"), 1),
+        tiles=rules["tiles"].get(str(values("model_type")), 1),
     )
 
 

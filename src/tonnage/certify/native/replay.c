@@ -80,7 +80,7 @@ static void drop_block(Machine *m, Block *block) {
   m->spare = block;
 }
 
-/* -- addresses: as addresses.py */
+/* -- addresses: as AddressSpace of allocator/segments.py */
 
 static void insert_stretch(Stretches *s, size_t at, Stretch value) {
   if (s->count == s->room) s->at = realloc(s->at, (s->room = s->room ? 2 * s->room : 4) * sizeof *s->at);

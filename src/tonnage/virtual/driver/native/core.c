@@ -17,7 +17,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // Addresses. The order of addresses decides which of two equally large free blocks torch takes, so stretches are placed as
 // NVIDIA's driver on Linux was seen to: in ranges of a multiple of 32 MiB, from the top of the address space down, the rest of a
-// range serving later and smaller requests, newest range first (tonnage/allocator/addresses.py tells the same in Python).
+// range serving later and smaller requests, newest range first (tonnage/allocator/segments.py tells the same in Python).
 
 #define RANGE (32ull << 20)
 #define PAGE (2ull << 20)
