@@ -70,7 +70,7 @@ CHOICES = st.fixed_dictionaries(
         "optimizer": st.sampled_from(["sgd", "momentum", "adam", "adamw", "adamw-8bit", "adafactor", "lion", "muon"]),
         "optimizer_kernel": st.sampled_from(["foreach", "fused", "loop"]),
         "checkpoint": st.sampled_from(["none", "selective", "full", "every-2"]),
-        "attention": st.sampled_from(["flash", "eager"]),
+        "attention": st.sampled_from(["flash", "flash-2", "eager"]),
         "loss": st.sampled_from(["full", "chunked"]),
         "optimizer_place": PLACES,
         "parameter_place": PLACES,

@@ -45,6 +45,7 @@ def test_it_trains_and_recomputation_changes_nothing_but_memory(tmp_path: Path) 
         (plan(), "dtype=torch.float32"),
         (fsdp2(precision="bf16"), "dtype=torch.bfloat16"),
         (plan(attention="eager"), 'attn_implementation="eager"'),
+        (plan(attention="flash-2"), 'attn_implementation="flash_attention_2"'),
         (plan(lora_rank=8, lora_targets=("q_proj", "v_proj")), 'r=8, target_modules=["q_proj", "v_proj"]'),
         (plan(lora_rank=8, base="nf4"), "BitsAndBytesConfig(load_in_4bit=True"),
         (plan(lora_rank=8, lora_dropout=True), "lora_dropout=0.05"),

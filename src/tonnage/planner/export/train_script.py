@@ -14,7 +14,7 @@ from tonnage.planner.export.text import template
 
 FILE = "train.py"
 DTYPES = {"bf16-mixed": "bfloat16", "fp8": "bfloat16", "bf16": "bfloat16", "fp16-mixed": "float16"}
-_ATTENTION = {"flash": "sdpa", "eager": "eager"}
+_ATTENTION = {"flash": "sdpa", "flash-2": "flash_attention_2", "eager": "eager"}
 
 _LOAD = """
 (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("training_arguments.json")
