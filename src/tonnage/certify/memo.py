@@ -409,7 +409,7 @@ class Memo(GradientEvents):
             if 0 < memo.most_epochs < passes and id(loader) in memo._training_loaders:
                 raise Stopped
             iterator = plain_iter(loader)
-            iterator._tonnage_loader = id(loader)
+            vars(iterator)["_tonnage_loader"] = id(loader)
             return iterator
 
         self._patch([dataloader._BaseDataLoaderIter], "__next__", following)

@@ -32,7 +32,7 @@ def record_on_oom(path: str | Path, *, last_events: int = LAST_EVENTS) -> Callab
             written = True
             _write(recorder, target, requested, free)
 
-    torch._C._cuda_attach_out_of_memory_observer(observe)
+    torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
     def stop() -> None:
         nonlocal written

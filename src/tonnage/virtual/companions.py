@@ -102,11 +102,11 @@ class _Watcher(importlib.abc.MetaPathFinder):
                 return  # its own operators load
         import torch
 
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        _libraries.append(library)
+        declared = torch.library.Library("torchvision", "FRAGMENT")
+        _libraries.append(declared)
         for schema in _DECLARED:
             if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):  # they may be defined already
-                library.define(schema)
+                declared.define(schema)
 
     def _and_then(self, name: str, act: Callable[[ModuleType], None]) -> importlib.machinery.ModuleSpec | None:
         spec = self._plain_spec(name)
@@ -117,7 +117,7 @@ class _Watcher(importlib.abc.MetaPathFinder):
                 plain(module)
                 act(module)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_module
         return spec
 
 

@@ -71,7 +71,8 @@ class LogitsRecipe(Head):
     def compute(self) -> Tensor:
         """Return the plain logits, by the operations that the plain model would have run."""
         self.check_versions()
-        hidden, weight, bias = (leaf if leaf is None else leaf.to(self.dtype) for leaf in self.leaves)
+        hidden, weight = self.hidden.to(self.dtype), self.weight.to(self.dtype)
+        bias = None if self.bias is None else self.bias.to(self.dtype)
         with torch.autocast(self.hidden.device.type, enabled=False):
             logits = functional.linear(hidden, weight, bias)
             for name, argument in self.operations:

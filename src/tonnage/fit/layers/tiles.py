@@ -32,7 +32,7 @@ _PROBE_ROWS = 32  # two slices of sixteen, the smallest that FP8 kernels take
 def tile_forward(module: nn.Module, tiles: int) -> Undo:
     """Make `module` run its current forward in `tiles` slices. Undo in reverse order of replacing."""
     # One function bound to each module, not a closure each: the compiler then treats equal blocks as equal.
-    module._tonnage_tiles = (module.forward, tiles, dropouts(module))
+    module._tonnage_tiles = (module.forward, tiles, dropouts(module))  # type: ignore[assignment]
     undo_forward = replace_forward(module, types.MethodType(_forward, module))
 
     def undo() -> None:
@@ -45,7 +45,8 @@ def tile_forward(module: nn.Module, tiles: int) -> Undo:
 # A graph break for torch.compile, which cannot trace a backward inside a backward.
 @torch.compiler.disable
 def _forward(module: nn.Module, x: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-    run, tiles, dropping = module._tonnage_tiles
+    kept: Any = module._tonnage_tiles
+    run, tiles, dropping = kept
     # A dropout switched on since would sample anew in backward.
     if arguments or keywords or x.ndim < 2 or any(dropout.training for dropout in dropping):
         return run(x, *arguments, **keywords)

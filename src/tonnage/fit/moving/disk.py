@@ -129,7 +129,7 @@ class DiskSpace:
 
     def _move(self, call: Callable[[int, list[memoryview], int], int], buffer: Tensor, start: int) -> None:
         """Read into host memory or write from it, blocking. The buffer and its length must be aligned."""
-        view = memoryview(buffer.numpy())
+        view = memoryview(buffer.numpy())  # type: ignore[arg-type]
         done = 0 if self._has_values else len(view)
         while done < len(view):
             moved = call(self._file, [view[done : done + _CHUNK_BYTES]], start + done)
@@ -203,7 +203,7 @@ def _open_unnamed(directory: Path) -> int:
     finally:
         os.unlink(name)
     try:  # some file systems fail only on write
-        os.pwritev(file, [memoryview(pinned(ALIGNMENT_BYTES, torch.device("cpu")).numpy())], 0)
+        os.pwritev(file, [memoryview(pinned(ALIGNMENT_BYTES, torch.device("cpu")).numpy())], 0)  # type: ignore[arg-type]
     except OSError:
         file, made = made, file
     os.close(made)

@@ -162,7 +162,7 @@ def _put_back(note: tuple[Any, Any]) -> Any:
 
 def _without_steps(optimizer: Optimizer) -> Undo:
     own = vars(optimizer).get("step")  # a scheduler counts its calls
-    optimizer.step = lambda *_, **__: None
+    optimizer.step = lambda *_, **__: None  # type: ignore[assignment]
     steps = parameter_steps(optimizer) if why_not_one_by_one(optimizer) is None else None
     function = steps.function if steps else None
     if steps:

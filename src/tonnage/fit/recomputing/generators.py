@@ -29,7 +29,11 @@ class Generators:
             # Its state lives on the host: reading it needs no synchronization.
             read, write = torch.cuda.get_rng_state, torch.cuda.set_rng_state
             self._torch.insert(1, (partial(read, device), partial(write, device=device)))
-        others = [(random.getstate, random.setstate), (numpy.random.get_state, numpy.random.set_state), *own_others]
+        others: list[Any] = [
+            (random.getstate, random.setstate),
+            (numpy.random.get_state, numpy.random.set_state),
+            *own_others,
+        ]
         self._all = [*self._torch, *others]
 
     def states(self) -> States:

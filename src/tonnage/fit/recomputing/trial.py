@@ -182,7 +182,7 @@ class _RerunTrial:
             memory = Memory(block, has_values=self._has_values)
             finding = self._findings[name]
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
-            written = {"arguments": tensors, "parameters": list(block.parameters())}
+            written: dict[str, list[Tensor]] = {"arguments": tensors, "parameters": list(block.parameters())}
             versions = {what: [tensor._version for tensor in of] for what, of in written.items()}
             # First run.
             with self._running(name) as run:
@@ -211,6 +211,7 @@ class _RerunTrial:
                 if not tensor.requires_grad:
                     return tensor
                 left = tensor.clone()
+                assert left.grad_fn is not None
                 run.exits.add(left.grad_fn)
                 return left
 

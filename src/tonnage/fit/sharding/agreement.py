@@ -65,7 +65,7 @@ class Agreement:
             return
         store = dist.distributed_c10d._get_default_store()
         # Both threads need their own connection: a wait blocks it.
-        self._out, self._in = (dist.PrefixStore(f"tonnage/{key}", store.clone()) for _ in range(2))
+        self._out, self._in = (dist.PrefixStore(f"tonnage/{key}", store.clone()) for _ in range(2))  # type: ignore[attr-defined]
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="tonnage-ranks", daemon=True)
         self._thread.start()

@@ -107,7 +107,7 @@ class Shard(Technique, name="shard"):
         assert isinstance(model, FSDPModule)
         if self.gradients == "each":
             # Gradient accumulation asks the model how to postpone the reduction: not at all.
-            model.no_sync = nullcontext
+            model.no_sync = nullcontext  # type: ignore[assignment]
             stack.callback(delattr, model, "no_sync")
         stack.callback(training.replace_stepper(ShardStepper(model, training.stepper)))
         # Run the first rank's sample on every rank, so that all find the same weighting.

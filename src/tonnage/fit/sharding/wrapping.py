@@ -80,7 +80,8 @@ def reshard(model: nn.Module) -> None:
 def forget_step(model: nn.Module) -> None:
     """Reset FSDP2 after a step that raised, dropping gradients not yet reduced."""
     for module in _wrapped(model):
-        if module is model and hasattr(module, "reset_iter_state"):  # not in the oldest supported PyTorch
+        # Not in the oldest supported PyTorch.
+        if module is model and hasattr(module, "reset_iter_state"):  # type: ignore[comparison-overlap]
             module.reset_iter_state()
         state: Any = module._get_fsdp_state()
         groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
@@ -143,4 +144,4 @@ def whole(value: Tensor) -> Tensor:
     """Return the full tensor; a shard kept on the host is gathered through the mesh's device."""
     if not isinstance(value, DTensor):
         return value.detach()
-    return value.detach().to(value.device_mesh.device_type).full_tensor()
+    return value.detach().to(value.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]

@@ -91,7 +91,7 @@ def why_not_in_pieces(optimizer: Optimizer) -> str | None:
 def _plain_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any]:
     """Return the class's step without its hooks, which belong to the step of all parameters."""
     step = optimizer_class.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
 
 
 class PlainStep:
@@ -199,7 +199,7 @@ class ParameterSteps:
             with ExitStack() as unchanged:
                 self.function = function
                 unchanged.callback(setattr, self, "function", before)
-                for parameter in [*self.optimizer.state]:
+                for parameter in self._stepped():
                     self._convert(parameter, before, function)
                     unchanged.callback(self._convert, parameter, function, before)
                 unchanged.pop_all()
@@ -212,9 +212,12 @@ class ParameterSteps:
                 stack.callback(finish)
             return stack.pop_all().close
 
+    def _stepped(self) -> list[Any]:
+        return [*self.optimizer.state]
+
     def _convert_all(self, before: StepFunction, after: StepFunction) -> None:
         self.function = after
-        for parameter in [*self.optimizer.state]:
+        for parameter in self._stepped():
             self._convert(parameter, before, after)
 
     @torch.no_grad()

@@ -120,7 +120,7 @@ def probe_optimizer(optimizer: Optimizer, meter: GpuMeter, trained: list[nn.Para
                 small.step()
             except RuntimeError:  # some optimizers take sparse gradients only
                 row = torch.zeros_like(probe[:1])
-                probe.grad = torch.sparse_coo_tensor([[0]], row, probe.shape, check_invariants=False)
+                probe.grad = torch.sparse_coo_tensor([[0]], row, probe.shape, check_invariants=False)  # type: ignore[arg-type]
                 small.step()
         with meter.watch() as second:
             small.step()

@@ -126,7 +126,7 @@ class Recompute(Technique, name="recompute"):
             with left_alone(training), torch.enable_grad():
                 on_few_rows(training, lambda batch: training.loss(training.model, batch))
         for name in by_operators:
-            differs = training.model.get_submodule(name).forward.differs
+            differs = training.model.get_submodule(name).forward.differs  # type: ignore[attr-defined]
             if differs:
                 raise self._not_applicable(
                     f"{name} calls other operators than those profiled ({differs}): use mode block"

@@ -6,6 +6,7 @@ intermediates of a slice are saved, and the layer runs forward three times unles
 """
 
 from contextlib import ExitStack
+from typing import Any
 
 from torch import nn
 
@@ -61,5 +62,5 @@ def _obstacle(mlp: nn.Module) -> str | None:
         return "has a hook on a parameter's gradient, which would run for each tile"
     if sharded(mlp):
         return "is sharded over devices, whose wrapper would not see the gradients of its tiles"
-    first = _linears(mlp)[0]
+    first: Any = _linears(mlp)[0]
     return mixes_rows(mlp, first.in_features if isinstance(first, nn.Linear) else first.weight.shape[0])

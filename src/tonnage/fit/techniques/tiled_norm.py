@@ -5,6 +5,7 @@ slice at a time, and only the input is saved. PyTorch's own LayerNorm and RMSNor
 """
 
 from contextlib import ExitStack
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +28,8 @@ class TiledNorm(Technique, name="tiled-norm"):
         for name, norm in found.items():
             if sharded(norm):
                 return f"{name} is sharded over devices, whose wrapper would not see the gradients of its tiles."
-            reason = mixes_rows(norm, norm.weight.shape[0])
+            weight: Any = norm.weight
+            reason = mixes_rows(norm, weight.shape[0])
             if reason:
                 return f"{name} {reason}."
         return None

@@ -7,6 +7,7 @@ as PyTorch's do, changes what is served. PEFT adapters are not served unless mer
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,8 @@ _AROUND = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
 
 def share_decoder(module: nn.Module, *, context: int | None = None) -> Decoder:
     """Return the decoder of a causal language model, on its device and in its precision."""
-    architecture = architecture_of(module.config.to_dict())
+    config: Any = module.config
+    architecture = architecture_of(config.to_dict())
     build = SharingBuilder(module)
     return Decoder(architecture, build, context or architecture.positions)
 

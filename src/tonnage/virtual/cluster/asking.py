@@ -53,6 +53,7 @@ def _claim_gpus(count: int) -> None:
         loading.load(loading.installed_cuda())
     import torch
 
+    owner: Any
     for owner in (torch.cuda, torch.accelerator):
         owner.is_available = lambda *_, **__: True
         owner.device_count = lambda *_, **__: count

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.distributed import device_mesh, rendezvous
+from torch.distributed import device_mesh, rendezvous  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tonnage.virtual.cluster.exchange import HubExchange
 
 
-class HubStore(dist.Store):
+class HubStore(dist.Store):  # type: ignore[name-defined]
     """The rendezvous store, kept by the hub. Stores of the same name share their keys.
 
     A key that is never set is reported at once, instead of after a timeout.

@@ -42,12 +42,12 @@ class Engines:
             (_fsdp_param_group, "foreach_all_gather", Category.WORKSPACE, GATHERED),
             (_fsdp_param_group, "foreach_reduce", Category.WORKSPACE, REDUCED),
             (DistributedDataParallel, "_ddp_init_helper", Category.GRADIENTS, BUCKETS),
-            (dist.Reducer, "_rebuild_buckets", Category.GRADIENTS, BUCKETS),
+            (dist.Reducer, "_rebuild_buckets", Category.GRADIENTS, BUCKETS),  # type: ignore[attr-defined]
         ):
             plain = getattr(owner, name, None)
             if plain is not None:  # a private function, which other versions of torch may lack
                 patches.set(owner, name, self._watched(plain, category, title))
-        reduce = _fsdp_param_group.foreach_reduce
+        reduce = _fsdp_param_group.foreach_reduce  # type: ignore[attr-defined]
 
         def see_gradients(parameters: Any, gradients: Any, *arguments: Any, **keywords: Any) -> Any:
             self._device.attribution.mark(Category.GRADIENTS, gradients)

@@ -29,7 +29,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     def __init__(self, member: Member, group: ProcessGroup) -> None:
         place = group.ranks.index(member.rank)
-        super().__init__(place, len(group.ranks))
+        super().__init__(place, len(group.ranks))  # type: ignore[call-arg]
         self._member, self._group, self._place = member, group, place
         self._staging = staging_of(group.backend)
         self._number = 0

@@ -18,7 +18,8 @@ def install(cards: Cards, patches: Patches) -> None:
     moves = {"scatter": scatter, "gather": gather, "broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}
     patches.set_all(torch._C, {f"_{name}": function for name, function in moves.items()})
     # Storages: `torch.UntypedStorage(size, device="cuda")`, used by copies, saving and loading
-    plain, plain_resize = torch.UntypedStorage.__new__, torch._C.StorageBase.resize_
+    untyped: Any = torch.UntypedStorage
+    plain, plain_resize = untyped.__new__, untyped.resize_
 
     def new(cls: Any, *arguments: Any, device: Any = None, **keywords: Any) -> Any:
         where = torch.device(device) if device is not None else None

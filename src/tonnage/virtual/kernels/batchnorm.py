@@ -153,7 +153,8 @@ def native_batch_norm_backward(
     if reduces and output_mask[0] and not _is_fast_last(input) and small:
         to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device)
         dtype = weight.dtype if weight is not None else None
-        return to_input, *(_per_channel(input, dtype) if wanted else None for wanted in output_mask[1:])
+        scale, shift = (_per_channel(input, dtype) if wanted else None for wanted in output_mask[1:])
+        return to_input, scale, shift
     mean = save_mean if save_mean is not None and save_mean.numel() else running_mean
     deviation = save_invstd if save_invstd is not None and save_invstd.numel() else _per_channel(input)
     sum_dy = sum_dy_xmu = to_weight = to_bias = None
@@ -162,9 +163,9 @@ def native_batch_norm_backward(
         sum_dy, sum_dy_xmu, to_weight, to_bias = batch_norm_backward_reduce(
             grad_out, input, known, deviation, weight, *output_mask
         )  # fmt: skip
-    to_input = _gradient_of_input(grad_out, input, train) if output_mask[0] else None
+    gradient = _gradient_of_input(grad_out, input, train) if output_mask[0] else None
     del sum_dy_xmu, sum_dy, deviation
-    return to_input, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
+    return gradient, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
 
 
 # ---- cuDNN

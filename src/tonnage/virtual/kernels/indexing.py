@@ -53,7 +53,7 @@ def nonzero(self: Tensor) -> Tensor:
 
 @kernel("nonzero.out")
 def nonzero_out(self: Tensor, *, out: Tensor) -> Tensor:
-    return out.set_(nonzero(self))
+    return out.set_(nonzero(self))  # type: ignore[call-overload]
 
 
 # Indexing
@@ -260,7 +260,7 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tens
 @after_outputs("isin.Tensor_Tensor")
 def isin(
     result: Tensor, elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False
-) -> list[Tensor] | None:
+) -> list[Tensor | None] | None:
     """Compare all pairs if there are few, else sort both."""
     if not elements.numel():
         return None

@@ -84,7 +84,7 @@ def _half_weights(network: RecurrentNetwork, weights: list[Tensor]) -> tuple[Ten
     The views are independent tensors, so each weight has its own gradient.
     """
     flat = torch.zeros(network.weight_elements, dtype=torch.half, device=weights[0].device)
-    copies = [flat.new_empty(0).set_(view.detach()) for view in _views(flat, weights)]
+    copies = [flat.new_empty(0).set_(view.detach()) for view in _views(flat, weights)]  # type: ignore[call-overload]
     for copy, weight in zip(copies, weights, strict=True):
         copy.copy_(weight)
     return flat, copies
@@ -112,7 +112,7 @@ def flatten_weight(
     network = _network(shape_of_input, mode, hidden_size, proj_size, num_layers, 0, False, bidirectional, [])
     buffer = torch.empty(network.weight_elements, dtype=weight_arr[0].dtype, device=weight_arr[0].device)
     for weight, view in zip(weight_arr, _views(buffer, weight_arr), strict=True):
-        weight.set_(view)
+        weight.set_(view)  # type: ignore[call-overload]
     return buffer
 
 

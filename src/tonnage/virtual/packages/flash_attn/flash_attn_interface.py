@@ -17,7 +17,7 @@ WIDEST_HEAD = 256
 _UNLIMITED = (-1, -1)
 
 
-def maybe_contiguous(x: Tensor | None) -> Tensor | None:
+def maybe_contiguous(x: Any) -> Any:
     """Return the tensor with a contiguous last dimension."""
     return x.contiguous() if x is not None and x.stride(-1) != 1 else x
 

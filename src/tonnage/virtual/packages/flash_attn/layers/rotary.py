@@ -88,7 +88,7 @@ class RotaryEmbedding(nn.Module):
             return
         self._length = seqlen
         positions = torch.arange(seqlen, device=device, dtype=torch.float32)
-        frequencies = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._frequencies(device)
+        frequencies: Any = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._frequencies(device)
         angles = torch.outer(positions, frequencies)
         self._cos_cached, self._sin_cached = torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
 

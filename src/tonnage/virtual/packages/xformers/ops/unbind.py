@@ -29,7 +29,7 @@ def _beside(parts: Sequence[Tensor], dim: int) -> Tensor | None:
         return None
     shape, stride = list(first.shape), list(first.stride())
     shape.insert(dim, len(parts))
-    stride.insert(dim, steps.pop())
+    stride.insert(dim, int(steps.pop()))
     return first.as_strided(shape, stride)
 
 

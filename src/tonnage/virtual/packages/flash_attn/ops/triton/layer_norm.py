@@ -40,8 +40,8 @@ class LayerNormFn(torch.autograd.Function):
         sums = [torch.empty(rows, x.shape[1], device=x.device) for t in (weight, bias) if t is not None]
         dweight = sums[0].sum(0).to(weight.dtype)
         dbias = sums[1].sum(0).to(bias.dtype) if bias is not None else None
-        dresidual = dresidual.reshape(ctx.shape) if ctx.has_residual else None
-        return dx.reshape(ctx.shape), dweight, dbias, dresidual, None, None, None, None, None
+        to_residual = dresidual.reshape(ctx.shape) if ctx.has_residual else None
+        return dx.reshape(ctx.shape), dweight, dbias, to_residual, None, None, None, None, None
 
 
 def layer_norm_fn(

@@ -138,7 +138,7 @@ class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalMask):
     causal = from_bottom_right = True
 
     @classmethod
-    def from_seqlens(  # type: ignore[override]
+    def from_seqlens(
         cls, q_seqlen: Sequence[int], kv_padding: int, kv_seqlen: Sequence[int], causal_diagonal: None = None, *,
         device: torch.device | str | None = None,
     ) -> "BlockDiagonalCausalWithOffsetPaddedKeysMask":  # fmt: skip
