@@ -140,14 +140,14 @@ def test_draw(dtype: torch.dtype) -> None:
     assert (found == expected).sum() >= 63  # a logarithm may round to either side between two that are near
 
 
-def test_least() -> None:
+def test_logit_threshold() -> None:
     """All but a few rows agree: sums of shares are rounded, and one token more or less may stay."""
     torch.manual_seed(0)
     logits = torch.randn(64, 151936) * 3
     rules = torch.stack([torch.randint(1, 5000, (64,)).float(), torch.rand(64), torch.rand(64) * 0.01])
     rules[0, ::2], rules[1, 1::3], rules[2, 1::3] = 2.0**31, 1.0, 0.0
     where = (logits, torch.rand(64) + 0.3, *rules)
-    found, expected = kernels.least(*(each.cuda() for each in where)).cpu(), kernels.least(*where)
+    found, expected = kernels.logit_threshold(*(each.cuda() for each in where)).cpu(), kernels.logit_threshold(*where)
     kept, meant = ((logits >= each.unsqueeze(1)).sum(1) for each in (found, expected))
     assert (kept == meant).sum() >= 48
     assert torch.equal(kept[1::3], meant[1::3])  # ranks are exact
