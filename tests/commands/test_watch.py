@@ -1,5 +1,6 @@
 import io
 import json
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from virtual_runs import run_tonnage
 def machine(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """A machine with one H200 that somebody trains on."""
     fake = FakeNvml(FakeCard(used_bytes=90 * GIB, busy_percent=99, compute={2**22 + 7: 89 * GIB}))
-    monkeypatch.setattr(nvml_module, "_installed", lambda: fake)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
 
 

@@ -11,7 +11,6 @@ from nvml_fake import GIB, FakeCard, FakeNvml
 from support import MIB, Run, training_run
 from tonnage.allocator import OutOfMemory
 from tonnage.commands.main import main
-from tonnage.hardware import nvml
 from tonnage.ledger import Category
 from tonnage.recording import Note, Recording, StandIn, write_recording
 
@@ -125,7 +124,7 @@ def test_what_is_watched_is_as_wide_as_asked(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     fake = FakeNvml(FakeCard(used_bytes=139 * GIB, busy_percent=99, compute={2**22 + 7: 89 * GIB}))
-    monkeypatch.setattr(nvml, "_installed", lambda: fake)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
     text = said(["watch", "--once"], monkeypatch, capsys)
     assert [line for line in text.splitlines() if len(line) > width] == []
     assert "holds most" in " ".join(text.split())

@@ -131,9 +131,9 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
 
     patches = Patches()
 
-    def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
+    def refuse(builder: str, /, *arguments: Any, **keywords: Any) -> Any:
         what = keywords.get("name") or (arguments[0] if arguments else "")
-        stand_ins.unmodelled(f"torch.utils.cpp_extension.{name}", "a CUDA extension of the script's own")
+        stand_ins.unmodelled(f"torch.utils.cpp_extension.{builder}", "a CUDA extension of the script's own")
         raise NotModelled(
             f"The script builds a CUDA extension of its own ({what}), and nobody here knows what it allocates.",
             hint="Leave the extension out for a virtual run, or register its operators with torch.library and a fake.",
