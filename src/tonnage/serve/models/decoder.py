@@ -125,14 +125,18 @@ class Decoder:
         assert residual is not None
         if batch.samples is not None:
             hidden, residual = hidden[batch.samples], residual[batch.samples]
-        normed, _ = add_norm(hidden, residual, self.norm, eps, offset=offset)
+        return self._logits(hidden, residual)
+
+    def _logits(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        shape = self.architecture
+        normed, _ = add_norm(hidden, residual, self.norm, shape.norm_eps, offset=shape.norm_offset)
         # Accumulated and kept in FP32. On a GPU the product writes FP32 directly, which saves a pass over the
         # vocabulary.
         if normed.is_cuda and normed.dtype != torch.float32:
             logits = torch.mm(normed, self.head.t(), out_dtype=torch.float32)
         else:
             logits = linear(normed, self.head).float()
-        cap = self.architecture.logit_cap
+        cap = shape.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
