@@ -58,6 +58,14 @@ def test_values_that_no_run_has_are_refused(change):
         host_memory(values | change)
 
 
+def test_more_phases_than_a_run_has_are_refused():
+    values = asdict(a_host())
+    phase = asdict(a_host().phases[0]) | {"stack": [], "largest": []}
+    assert len(host_memory(values | {"phases": [phase] * 1000}).phases) == 1000
+    with pytest.raises(ValueError, match="1001 rows"):
+        host_memory(values | {"phases": [phase] * 1001})
+
+
 def test_the_ranks_of_the_fullest_host_are_added_up():
     ranks = (
         RankSummary(rank=0, stands_for=(0,), outcome="ok", host_bytes=20 * GIB),

@@ -25,6 +25,7 @@ CHECKPOINT, PINNED, PYTHON, LIBRARIES, CUDA, WORKERS, SHARED, ROUNDING, MAPPED =
 )  # fmt: skip
 LARGEST = 8
 HOST_KEY = "host"  # key in the header's table
+_MOST_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...
 
 def host_memory(values: Any) -> HostPeaks:
     """Validate and convert what a file says."""
-    peaks = record_of(HostPeaks, values, "host's memory", phases=lambda rows: tuple(map(_moment, rows)))
+    peaks = record_of(HostPeaks, values, "host's memory", phases=lambda rows: tuple(map(_moment, _few(rows))))
     if not peaks.phases:
         raise ValueError("its host's memory has no phase")
     return peaks
@@ -95,6 +96,12 @@ def host_memory(values: Any) -> HostPeaks:
 
 def _moment(values: Any) -> HostMoment:
     def groups(rows: list[Any]) -> tuple[HostGroup, ...]:
-        return tuple(record_of(HostGroup, row, "tensors of the host") for row in rows)
+        return tuple(record_of(HostGroup, row, "tensors of the host") for row in _few(rows))
 
     return record_of(HostMoment, values, "moment of the host's memory", largest=groups)
+
+
+def _few(rows: list[Any]) -> list[Any]:
+    if len(rows) > _MOST_ROWS:
+        raise ValueError(f"its host's memory has a list of {len(rows)} rows")
+    return rows
