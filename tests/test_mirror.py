@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -9,6 +10,7 @@ SOURCE = TESTS.parent / "src" / "tonnage"
 ELSEWHERE: dict[str, str] = tomllib.loads((TESTS / "tested_elsewhere.toml").read_text())
 
 
+@cache
 def with_behaviour() -> set[str]:
     """Modules that define a function or a method."""
     return {
