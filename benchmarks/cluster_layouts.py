@@ -17,13 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.training import training_budget
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.memory import training_budget
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.models import find_model
 from tonnage.recording import Recording, open_recording
-from tonnage.report.plan_figures import ledger_figures
+from tonnage.report.plans.figures import ledger_figures
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "layouts"

@@ -36,8 +36,8 @@ from tonnage.models import find_model
 from tonnage.models.config import from_config
 from tonnage.models.presets import preset_config
 from tonnage.models.shape import ModelShape
-from tonnage.planner.request import TrainingRequest
-from tonnage.planner.rl import RlPlan, RlRequest, plan_rl
+from tonnage.planner.rl.search import RlPlan, RlRequest, plan_rl
+from tonnage.planner.training.request import TrainingRequest
 from tonnage.serve import Engine, Sampling
 from tonnage.serve.config import EngineConfig
 

@@ -17,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.training import TrainingBudget, training_budget
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.memory import TrainingBudget, training_budget
 from tonnage.hardware import find_gpu
 from tonnage.models.config import from_config
-from tonnage.planner.lengths import parse_lengths
+from tonnage.planner.training.lengths import parse_lengths
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "lengths.json"

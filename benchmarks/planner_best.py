@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from tonnage.budget.step_time import StepClock
+from tonnage.budget.time.step import StepClock
 from tonnage.hardware import find_cluster
 from tonnage.hardware.cluster import Cluster
 from tonnage.models import find_model
 from tonnage.models.shape import ModelShape
-from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, layer_count
-from tonnage.planner.search import Judged, judge, search
-from tonnage.planner.simplicity import fastest
-from tonnage.planner.space import OFFLOADS, layouts, passes, shardings
+from tonnage.planner.training.request import NO_OFFLOAD, Offload, TrainingRequest, layer_count
+from tonnage.planner.training.search import Judged, judge, search
+from tonnage.planner.training.simplicity import fastest
+from tonnage.planner.training.space import OFFLOADS, layouts, passes, shardings
 
 QUESTIONS = (
     ("gpt2", "t4", TrainingRequest(seq=1024)),

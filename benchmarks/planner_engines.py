@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.budget.gguf import GgufRecipe
-from tonnage.budget.llama_cpp import llama_budget
-from tonnage.budget.serving import ServingConfiguration, serving_budget
+from tonnage.budget.serving.gguf import GgufRecipe
+from tonnage.budget.serving.llama_cpp import llama_budget
+from tonnage.budget.serving.memory import ServingConfiguration, serving_budget
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model
 from tonnage.units import GIB, MIB

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from published_training import TRUTH, NotSaid, predicted_bytes, rows_of, run_of
 
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.training import Kind, kind_of, training_budget
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.memory import Kind, kind_of, training_budget
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model, from_config
 

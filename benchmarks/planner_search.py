@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
-from tonnage.planner.offers import offers
-from tonnage.planner.request import TrainingRequest
-from tonnage.planner.search import search
+from tonnage.planner.training.offers import offers
+from tonnage.planner.training.request import TrainingRequest
+from tonnage.planner.training.search import search
 
 TONNAGE = str(Path(sys.executable).parent / "tonnage")
 TRIES = 5

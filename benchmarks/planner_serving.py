@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.budget.serving import ServingBudget, ServingConfiguration, serving_budget
+from tonnage.budget.serving.memory import ServingBudget, ServingConfiguration, serving_budget
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu, find_gpu
 from tonnage.models import ModelShape, find_model, from_config

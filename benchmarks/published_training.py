@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from tonnage.commands.plan_train import planned
-from tonnage.planner.search import PlanSearch
-from tonnage.report.plan_figures import one_figures
+from tonnage.planner.training.search import PlanSearch
+from tonnage.report.plans.figures import one_figures
 
 Row = dict[str, Any]
 Figure = Literal["allocated", "reserved", "process"]

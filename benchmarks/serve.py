@@ -34,8 +34,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from tonnage.budget.kv_cache import blocks_for
-from tonnage.budget.serving import ServingConfiguration, serving_budget
+from tonnage.budget.serving.kv_cache import blocks_for
+from tonnage.budget.serving.memory import ServingConfiguration, serving_budget
 from tonnage.errors import TonnageError
 from tonnage.garbage import no_collection
 from tonnage.hardware import find_gpu

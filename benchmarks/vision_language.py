@@ -3,7 +3,7 @@
     python benchmarks/vision_language.py [NAME]...
 
 Each case is a model of transformers with random weights, medium-sized, some of whose parts are frozen. The peaks are kept in
-benchmarks/results/vision-language.json, to which tests/planner/test_vision_language.py holds the planner.
+benchmarks/results/vision-language.json, to which tests/planner/training/test_vision_language.py holds the planner.
 """
 
 import json
@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.training import TrainingBudget, training_budget
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.memory import TrainingBudget, training_budget
 from tonnage.hardware import find_gpu
 from tonnage.models.config import from_config
 from tonnage.models.freezing import freeze

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tonnage.budget.configuration import Configuration
+from tonnage.budget.training.configuration import Configuration
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.export import TrainingRun, export_training

@@ -23,7 +23,7 @@ def with_behaviour() -> set[str]:
 
 
 def mirrored(module: str) -> Path:
-    """Where its test would be: tests/report/test_plan.py for report/plan.py, tests/fit/test_fit.py for fit/__init__.py."""
+    """Where its test would be: tests/report/test_lines.py for report/lines.py, tests/fit/test_fit.py for fit/__init__.py."""
     path = Path(module)
     return TESTS / path.parent / f"test_{path.parent.name if path.stem == '__init__' else path.stem}.py"
 

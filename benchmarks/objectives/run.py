@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:FOLDER_WITH_TRL .venv/bin/python benchmarks/objectives/run.py [--only WORD]
 
-Cases that are in the results already are not run again. `tests/budget/test_objectives.py` reads the file.
+Cases that are in the results already are not run again. `tests/budget/training/test_objectives.py` reads the file.
 """
 
 import argparse

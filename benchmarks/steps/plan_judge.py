@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from published_training import NotSaid, rows_of, run_of
 from trainings import LLAMAS, TRAININGS, Training
 
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.step_time import step_time
+from tonnage.budget.time.step import step_time
+from tonnage.budget.training.configuration import Configuration
 from tonnage.hardware import find_cluster
 from tonnage.models import ModelShape, find_model, from_config
 

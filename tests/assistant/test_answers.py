@@ -6,9 +6,9 @@ from support import training_run
 from tonnage.assistant.answers import sentence, small
 from tonnage.explain import advice_for, diagnose
 from tonnage.explain.diff import compare
-from tonnage.report.diff import diff_figures
-from tonnage.report.explain import explain_figures
-from tonnage.report.figures import figures_of
+from tonnage.report.runs.diff import diff_figures
+from tonnage.report.runs.explain import explain_figures
+from tonnage.report.runs.figures import figures_of
 
 RECORDING = training_run(batch=8)
 FIGURES = figures_of([RECORDING], [advice_for(RECORDING)])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.budget.configuration import Configuration
 from tonnage.budget.loading import Loading, largest_tensor, serving_loading, training_loading
-from tonnage.budget.serving import ServingConfiguration, serving_budget
+from tonnage.budget.serving.memory import ServingConfiguration, serving_budget
+from tonnage.budget.training.configuration import Configuration
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.loss import loss_term
 from tonnage.budget.rl import Cast, Phase, phases
-from tonnage.budget.serving import ServingBudget, ServingConfiguration, serving_budget
-from tonnage.budget.training import training_budget
+from tonnage.budget.serving.memory import ServingBudget, ServingConfiguration, serving_budget
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.loss import loss_term
+from tonnage.budget.training.memory import training_budget
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.models import find_model

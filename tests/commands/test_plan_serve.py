@@ -118,7 +118,7 @@ def test_the_command_itself_without_torch_or_numpy() -> None:
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("tonnage: --users 0")
-    code = "import sys, tonnage.report.serving; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    code = "import sys, tonnage.report.plans.serving; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "set()"
 

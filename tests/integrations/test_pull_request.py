@@ -224,7 +224,7 @@ def test_what_is_wrong_is_said_in_words(runner: Runner, inputs: dict[str, str], 
 
 
 def test_names_of_strangers_are_no_markdown() -> None:
-    from tonnage.report.diff import code
+    from tonnage.report.runs.diff import code
 
     assert code("a`b|c @someone <b>") == "`a'b\\|c @someone <b>`"
     assert len(code("x" * 500)) < 100 and code("") == "`elsewhere`"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.states import stages
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.states import stages
 from tonnage.errors import BadLayout
 from tonnage.models import ModelShape, find_model
 from tonnage.models.freezing import freeze

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.budget.weights import WEIGHT_FORMATS
+from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.errors import UnknownModel
 from tonnage.models import all_presets, find_model
 from tonnage.models.presets import find_preset, hub_id, read_name

@@ -7,7 +7,7 @@ from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster
 from tonnage.models.diffusion import find_pipeline, size_of
 from tonnage.planner.diffusion import ImageRequest, plan_images
-from tonnage.report.diffusion import plan_lines
+from tonnage.report.plans.diffusion import plan_lines
 
 GIB = 2**30
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tonnage.budget.serving import ServingConfiguration
+from tonnage.budget.serving.memory import ServingConfiguration
 from tonnage.hardware import all_gpus, find_cluster
 from tonnage.models import find_model
-from tonnage.planner.request import TrainingRequest
-from tonnage.planner.search import search
-from tonnage.planner.serving import plan_serving
+from tonnage.planner.serving.search import plan_serving
+from tonnage.planner.training.request import TrainingRequest
+from tonnage.planner.training.search import search
 
 SHAPE = find_model("qwen2.5-0.5b")
 

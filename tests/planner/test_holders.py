@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.budget.serving import ServingConfiguration
+from tonnage.budget.serving.memory import ServingConfiguration
 from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.holders import serving_holders, smallest, training_holders
-from tonnage.planner.request import NO_OFFLOAD, TrainingRequest
-from tonnage.planner.search import search
-from tonnage.planner.serving import plan_serving
+from tonnage.planner.serving.search import plan_serving
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest
+from tonnage.planner.training.search import search
 
 
 def test_training_is_what_a_search_says() -> None:

@@ -7,7 +7,7 @@ import pytest
 from rich.text import Text
 
 from serving_shapes import LLAMA_8B, LLAMA_70B
-from tonnage.budget.own_engine import EngineOptions, OwnCard, own_card, own_weight_terms, share_bytes, widths_of
+from tonnage.budget.serving.own_engine import EngineOptions, OwnCard, own_card, own_weight_terms, share_bytes, widths_of
 from tonnage.hardware import find_gpu
 from tonnage.models.shape import ModelShape
 from tonnage.report.serve import (

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from serve.models.tiny import CASES, make_model
-from tonnage.budget.own_engine import own_block_bytes, own_weight_terms, share_bytes, widths_of
-from tonnage.budget.serving import ServingConfiguration, serving_budget
+from tonnage.budget.serving.memory import ServingConfiguration, serving_budget
+from tonnage.budget.serving.own_engine import own_block_bytes, own_weight_terms, share_bytes, widths_of
 from tonnage.hardware import find_gpu
 from tonnage.models.config import from_config
 from tonnage.models.shape import ModelShape

@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tonnage.budget import own_engine
-from tonnage.budget.own_engine import EngineOptions
+from tonnage.budget.serving import own_engine
+from tonnage.budget.serving.own_engine import EngineOptions
 from tonnage.serve.batch import Batch
 from tonnage.serve.models import decoder as decoding
 from tonnage.serve.models import experts

@@ -13,8 +13,8 @@ import torch
 
 from serve.families import saved
 from serve.virtual_starts import SETTINGS, TINY
-from tonnage.budget.own_engine import share_bytes
-from tonnage.budget.serving import ServingConfiguration, serving_budget
+from tonnage.budget.serving.memory import ServingConfiguration, serving_budget
+from tonnage.budget.serving.own_engine import share_bytes
 from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model

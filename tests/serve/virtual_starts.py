@@ -45,7 +45,7 @@ def start(settings: EngineConfig = SETTINGS) -> dict[str, Any]:
 def start_planned_as(reserve_bytes: int) -> dict[str, Any]:
     """A start whose planner is of another opinion."""
     term = Term(Category.WORKSPACE, "everything", reserve_bytes)
-    with patch("tonnage.budget.own_engine.own_reserve", lambda *_: (term,)):
+    with patch("tonnage.budget.serving.own_engine.own_reserve", lambda *_: (term,)):
         return start()
 
 

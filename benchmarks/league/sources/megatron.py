@@ -14,8 +14,8 @@ from typing import Any
 
 from rows import Prediction, Reading, Row, Source
 
-from tonnage.budget.configuration import AttentionKernel, Configuration, Precision
-from tonnage.budget.training import TrainingBudget, training_budget
+from tonnage.budget.training.configuration import AttentionKernel, Configuration, Precision
+from tonnage.budget.training.memory import TrainingBudget, training_budget
 from tonnage.hardware import find_gpu
 from tonnage.models import ModelShape, from_config
 

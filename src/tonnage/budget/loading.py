@@ -22,14 +22,14 @@ moves the shards of parameters to the host and back to make them contiguous.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tonnage.budget.adapters import largest_matrix
-from tonnage.budget.weights import WEIGHT_FORMATS
+from tonnage.budget.serving.weights import WEIGHT_FORMATS
+from tonnage.budget.training.adapters import largest_matrix
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
 if TYPE_CHECKING:
-    from tonnage.budget.configuration import Configuration
-    from tonnage.budget.serving import ServingBudget
+    from tonnage.budget.serving.memory import ServingBudget
+    from tonnage.budget.training.configuration import Configuration
     from tonnage.hardware import Cluster
 
 Way = Literal["every rank", "first rank", "own part", "split", "mapped"]
@@ -63,9 +63,9 @@ class Loading:
 
 def training_loading(shape: ModelShape, configuration: "Configuration", cluster: "Cluster") -> Loading:
     """Return the loading of one configuration with plain numbers, as its framework loads a checkpoint."""
-    from tonnage.budget.overheads import context, nccl
-    from tonnage.budget.states import stages
     from tonnage.budget.terms import total
+    from tonnage.budget.training.overheads import context, nccl
+    from tonnage.budget.training.states import stages
 
     way = _way(configuration)
     parts = [total(end.kept_parameters) for end in stages(shape, configuration)]
@@ -126,7 +126,7 @@ def _host_by_rank(
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:
     """Return the loading of a server, which copies mapped tensors to the GPU one by one and may quantize them."""
-    from tonnage.budget.vllm import find_release
+    from tonnage.budget.serving.vllm import find_release
 
     asked, ledger = budget.configuration, budget.ledger
     form = WEIGHT_FORMATS[asked.weights]

@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tonnage.budget.adapters import largest_matrix
-from tonnage.budget.configuration import Configuration
-from tonnage.budget.forward import layer_elements
-from tonnage.budget.loss import head_weights, loss_term
-from tonnage.budget.own_engine import GRAPHS, ROUNDING
-from tonnage.budget.serving import ServingBudget
+from tonnage.budget.serving.forward import layer_elements
+from tonnage.budget.serving.memory import ServingBudget
+from tonnage.budget.serving.own_engine import GRAPHS, ROUNDING
 from tonnage.budget.terms import Term
-from tonnage.budget.training import training_budget
+from tonnage.budget.training.adapters import largest_matrix
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.loss import head_weights, loss_term
+from tonnage.budget.training.memory import training_budget
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category, Ledger
 from tonnage.models.shape import ModelShape

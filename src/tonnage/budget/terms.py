@@ -10,7 +10,7 @@ from tonnage.ledger import Category
 
 if TYPE_CHECKING:
     # NumPy is slow to import, and a plan of plain numbers does not need it.
-    from tonnage.budget.configuration import Quantity
+    from tonnage.budget.training.configuration import Quantity
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ def command(words: list[str]) -> int:
         )
     from tonnage.allocator import AllocatorSettings
     from tonnage.certify.certificate import certify
-    from tonnage.report.certify import certificate_figures, certificate_lines
     from tonnage.report.lines import print_lines
     from tonnage.report.output import write_json
+    from tonnage.report.runs.certify import certificate_figures, certificate_lines
 
     settings = AllocatorSettings.from_environment(os.environ, training.torch_version)
     certificate = certify(training.program, gpu, settings)
@@ -88,7 +88,7 @@ def _launch(options: Namespace) -> "LaunchCommand":
 
 def _run(options: Namespace, launch: "LaunchCommand", gpu: Gpu) -> "TrainingResult":
     from tonnage.certify.running import run_training
-    from tonnage.report.certify import StepProgress
+    from tonnage.report.runs.certify import StepProgress
 
     progress = StepProgress()
     try:

@@ -30,8 +30,8 @@ def diff(
     """What grew from A to B, by category, module and source line. Exits 1 past --fail-above."""
     from tonnage.explain.diff import GrowthLimit, compare, passes
     from tonnage.recording import open_recording
-    from tonnage.report.diff import diff_figures, print_difference
     from tonnage.report.output import page_target, wants_report, write_json, write_page, write_text
+    from tonnage.report.runs.diff import diff_figures, print_difference
 
     page = page_target(html, opens=opens, force=force)
     limit = GrowthLimit.parse(fail_above) if fail_above else None
@@ -47,7 +47,7 @@ def diff(
     if json:
         write_json(json, diff_figures(names, runs, difference, limit, failed))
     if markdown:
-        from tonnage.report.diff import markdown_difference
+        from tonnage.report.runs.diff import markdown_difference
 
         text = markdown_difference(names, runs, difference, limit, failed, rows=rows)
         sys.stdout.write(text) if markdown == "-" else write_text(Path(markdown), text)

@@ -37,9 +37,9 @@ def explain(
     from tonnage.explain import diagnose
     from tonnage.explain.trial import tried
     from tonnage.recording import open_cluster, open_recording
-    from tonnage.report.explain import explain_figures, print_diagnosis
     from tonnage.report.output import page_target, wants_report, write_json, write_page
-    from tonnage.report.ranks import tell_rank
+    from tonnage.report.runs.explain import explain_figures, print_diagnosis
+    from tonnage.report.runs.ranks import tell_rank
 
     page = page_target(html, opens=opens, force=force)
     recording, cluster = open_recording(file, rank), open_cluster(file)
@@ -69,8 +69,8 @@ def _explain_text(file: Path | None, *, pasted: bool, json: str, verbose: bool) 
 
     from tonnage.explain.text import explain_text, text_lines
     from tonnage.explain.text.sources import clipboard, standard_input
-    from tonnage.report.explain import print_text_diagnosis, text_figures
     from tonnage.report.output import wants_report, write_json
+    from tonnage.report.runs.explain import print_text_diagnosis, text_figures
     from tonnage.untrusted import open_file
 
     if pasted and file is not None:

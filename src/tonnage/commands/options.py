@@ -1,7 +1,7 @@
 """Flags of the commands that argparse parses, which flags.json lists, and what several of these commands do with theirs.
 
-In flags.json a flag without settings has those of the section "shared"; a choice like "budget.adapters:Base" stands for all
-that this name has.
+In flags.json a flag without settings has those of the section "shared"; a choice like "budget.training.adapters:Base" stands for
+all that this name has.
 """
 
 import json
@@ -116,7 +116,7 @@ def check_cards_named(options: Namespace) -> None:
 
 def publish_holders(shape: "ModelShape", holders: "list[Holder]", options: Namespace, *, what: str, most: str) -> int:
     """Where no cards are named, print which hold the model, or write it as JSON; the exit status."""
-    from tonnage.report.holders import holder_figures, holder_lines
+    from tonnage.report.plans.holders import holder_figures, holder_lines
 
     if options.json:
         from tonnage.report.output import write_json

@@ -80,9 +80,9 @@ def _image_parser() -> ArgumentParser:
 
 def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callable[[Cluster], DiffusionSearch]") -> int:
     from tonnage.hardware import find_cluster
-    from tonnage.report import diffusion as report
     from tonnage.report.lines import print_lines
     from tonnage.report.output import write_json
+    from tonnage.report.plans import diffusion as report
 
     if not options.gpus:
         found = _on_common_cards(plan)

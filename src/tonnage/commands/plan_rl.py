@@ -13,7 +13,7 @@ from tonnage.errors import BadLayout, RequestError
 if TYPE_CHECKING:
     from tonnage.budget.rl import Movable, Reference
     from tonnage.models import ModelShape
-    from tonnage.planner.rl import RlRequest
+    from tonnage.planner.rl.search import RlRequest
 
 SUMMARY = "GRPO, PPO and kin: the phases of a step, what each takes, and the fastest way that fits."
 _EPILOG = (
@@ -30,9 +30,9 @@ def command(words: list[str]) -> int:
     options = _parser().parse_args(words)
     from tonnage.commands.plan_train import cluster_of
     from tonnage.models import find_model
-    from tonnage.planner.rl import plan_rl
+    from tonnage.planner.rl.search import plan_rl
     from tonnage.report.lines import print_lines
-    from tonnage.report.rl import rl_figures, rl_lines
+    from tonnage.report.plans.rl import rl_figures, rl_lines
 
     if not options.gpus:
         raise RequestError("No cards are named.", hint="Add --gpus h200, say, or --gpus 8xh100.")
@@ -64,8 +64,8 @@ def _request(options: Namespace, shape: "ModelShape") -> "RlRequest":
     """The flags as the planner takes them."""
     from tonnage.commands.plan_train import adapters_of
     from tonnage.models import find_model
-    from tonnage.planner.request import TrainingRequest
-    from tonnage.planner.rl import RlRequest
+    from tonnage.planner.rl.search import RlRequest
+    from tonnage.planner.training.request import TrainingRequest
     from tonnage.units import parse_count
 
     # Of the actor; the planner puts in the length and the number of samples.

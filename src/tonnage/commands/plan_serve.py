@@ -15,10 +15,10 @@ from tonnage.commands.options import Parser, check_cards_named, page_of, publish
 from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
-    from tonnage.budget.serving import ServingConfiguration
+    from tonnage.budget.serving.memory import ServingConfiguration
     from tonnage.hardware import Cluster
-    from tonnage.planner.beside import Neighbour
-    from tonnage.planner.serving import ServingPlan
+    from tonnage.planner.serving.beside import Neighbour
+    from tonnage.planner.serving.search import ServingPlan
 
 SUMMARY = "What serving a model takes on these GPUs, how many users fit, and how to launch it."
 _EPILOG = (
@@ -51,8 +51,8 @@ def command(words: list[str]) -> int:
 
     from tonnage.hardware import find_cluster
     from tonnage.models import find_model
-    from tonnage.planner.beside import reserved
-    from tonnage.planner.serving import plan_serving
+    from tonnage.planner.serving.beside import reserved
+    from tonnage.planner.serving.search import plan_serving
     from tonnage.units import parse_gib
 
     cluster = find_cluster(options.gpus)
@@ -77,7 +77,7 @@ def command(words: list[str]) -> int:
 def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
     """What else lies on the cards, in the order that it starts: sizes, then models with words of their own."""
     from tonnage.models import find_model
-    from tonnage.planner.beside import of_model, of_size
+    from tonnage.planner.serving.beside import of_model, of_size
     from tonnage.units import is_size, parse_bytes
 
     found = [of_size(words, parse_bytes(words), cluster) for words in options.beside if is_size(words)]
@@ -103,7 +103,7 @@ def _which_cards(options: Namespace) -> int:
     if options.beside or options.host_memory:
         flag = "--beside" if options.beside else "--host-memory"
         raise RequestError(f"{flag} needs --gpus.", hint="Name the cards, like --gpus l40s.")
-    from tonnage.budget.serving import check
+    from tonnage.budget.serving.memory import check
     from tonnage.models import find_model
     from tonnage.planner.holders import serving_holders
 
@@ -121,7 +121,7 @@ def _parser() -> ArgumentParser:
 
 def configuration_of(options: Namespace, max_positions: int) -> "ServingConfiguration":
     """The flags as the budget takes them: what was not given is 0 or empty."""
-    from tonnage.budget.serving import ServingConfiguration
+    from tonnage.budget.serving.memory import ServingConfiguration
     from tonnage.units import parse_count
 
     batched = parse_count(options.batched_tokens) if options.batched_tokens else None
@@ -175,7 +175,7 @@ def _layers(flag: str, text: str | None, engine: str, unsaid: int) -> int:
 
 def _publish(plan: "ServingPlan", options: Namespace, page: Path | None) -> None:
     from tonnage.report.lines import print_lines
-    from tonnage.report.serving import serving_figures, serving_lines
+    from tonnage.report.plans.serving import serving_figures, serving_lines
 
     if options.json:
         from tonnage.report.output import write_json

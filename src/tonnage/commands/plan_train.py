@@ -18,9 +18,9 @@ from tonnage.errors import BadLayout, OutputExists, RequestError
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models import ModelShape
-    from tonnage.planner.lengths import Lengths
-    from tonnage.planner.request import TrainingRequest
-    from tonnage.planner.search import PlanSearch
+    from tonnage.planner.training.lengths import Lengths
+    from tonnage.planner.training.request import TrainingRequest
+    from tonnage.planner.training.search import PlanSearch
 
 SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
 _EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
@@ -66,7 +66,7 @@ def planned(words: list[str]) -> "PlanSearch":
 
 
 def _search(options: Namespace) -> "PlanSearch":
-    from tonnage.planner.search import search
+    from tonnage.planner.training.search import search
 
     shape, request = _asked(options)
     return search(shape, cluster_of(options), request)
@@ -103,8 +103,8 @@ def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
     from tonnage.models import find_model
     from tonnage.models.freezing import freeze
     from tonnage.models.pictures import with_pictures
-    from tonnage.planner.objectives import asked_objective
-    from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, parse_offload
+    from tonnage.planner.training.objectives import asked_objective
+    from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, parse_offload
     from tonnage.units import parse_count
 
     shape, tokens = with_pictures(find_model(options.model, online=options.online), options.images, options.image_size)
@@ -151,7 +151,7 @@ def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
 
 def adapters_of(options: Namespace) -> dict[str, Any]:
     """The rank, the targets and the base of adapters, as the planner takes them."""
-    from tonnage.budget.adapters import parse_targets
+    from tonnage.budget.training.adapters import parse_targets
 
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
@@ -166,7 +166,7 @@ def adapters_of(options: Namespace) -> dict[str, Any]:
 
 def _lengths(options: Namespace) -> "Lengths | None":
     """Of samples, cut where a sequence ends."""
-    from tonnage.planner.lengths import parse_lengths
+    from tonnage.planner.training.lengths import parse_lengths
     from tonnage.units import parse_count
 
     if not options.lengths:
@@ -196,21 +196,21 @@ def _check_export(options: Namespace) -> None:
 
 
 def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seconds: float) -> None:
-    from tonnage.planner.offers import offers
-    from tonnage.planner.reasons import rejected
-    from tonnage.planner.search import batching_choices
-    from tonnage.report.plan import print_plan
+    from tonnage.planner.training.offers import offers
+    from tonnage.planner.training.reasons import rejected
+    from tonnage.planner.training.search import batching_choices
+    from tonnage.report.plans.training import print_plan
 
     reasons, offered, changes = rejected(findings), offers(findings), []
     if not findings.fits:
-        from tonnage.planner.remedies import remedies
+        from tonnage.planner.training.remedies import remedies
 
         changes = remedies(findings)
     campaign, batchings = campaign_of(options), batching_choices(findings)
     if options.json:
-        from tonnage.report.lengths import length_figures
         from tonnage.report.output import write_json
-        from tonnage.report.plan_figures import plan_figures
+        from tonnage.report.plans.figures import plan_figures
+        from tonnage.report.plans.lengths import length_figures
 
         figures = plan_figures(findings, reasons, changes, offered, seconds, campaign)
         write_json(options.json, figures | length_figures(findings, batchings))

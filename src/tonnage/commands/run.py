@@ -155,7 +155,7 @@ def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None
 def _on_cluster(options: Namespace, launch: "LaunchCommand", cards: Cluster, page: Path | None) -> int:
     """The same on many cards: every distinct rank, and the one that needs most in full."""
     from tonnage.recording import write_cluster
-    from tonnage.report.ranks import publish_ranks, tell_round
+    from tonnage.report.runs.ranks import publish_ranks, tell_round
     from tonnage.report.streams import data_on_stdout
     from tonnage.virtual.cluster import recorded, run_cluster
 

@@ -29,14 +29,14 @@ def show(
     if gpu:
         answers, cards = _on_cards(file, gpu, rank)
     elif cluster is not None and rank is None:
-        from tonnage.report.ranks import publish_ranks
+        from tonnage.report.runs.ranks import publish_ranks
 
         publish_ranks(cluster, json_target=json, page=page, opens=opens, verbose=verbose)
         return
     else:
         answers, cards = [open_recording(file, rank)], None
         if cluster is not None:
-            from tonnage.report.ranks import tell_rank
+            from tonnage.report.runs.ranks import tell_rank
 
             tell_rank(cluster.summary, rank)
     publish(answers, json_target=json, page=page, opens=opens, verbose=verbose, cards=cards)

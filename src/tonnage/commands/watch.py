@@ -59,7 +59,7 @@ def _shown(history: "WatchHistory", interval_s: float, served: str, stream: Text
     from rich.live import Live
 
     from tonnage.report.lines import print_lines
-    from tonnage.report.watch import footer, frame, plain_lines
+    from tonnage.report.runs.watch import footer, frame, plain_lines
 
     if once:
         yield lambda moment: print_lines(["", *frame(history)], stream)
@@ -77,7 +77,7 @@ def _shown(history: "WatchHistory", interval_s: float, served: str, stream: Text
 @contextmanager
 def _written(target: str) -> Iterator["Show"]:
     """Each sample as one line of JSON, at once: the watch may be killed."""
-    from tonnage.report.watch import moment_figures
+    from tonnage.report.runs.watch import moment_figures
 
     if not target:
         yield lambda moment: None

@@ -9,7 +9,7 @@ from tonnage.explain import advise
 from tonnage.integrations.meter import Meter
 from tonnage.recording import Recording
 from tonnage.recording.replay import demand
-from tonnage.report.terminal import largest, ledger
+from tonnage.report.runs.terminal import largest, ledger
 from tonnage.units import GIB, MIB, format_bytes
 
 

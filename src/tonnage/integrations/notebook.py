@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from tonnage.errors import OutputExists, TonnageError
 from tonnage.recording import Recording, write_recording
-from tonnage.report.cell import cell_html, cell_text
+from tonnage.report.runs.cell import cell_html, cell_text
 
 
 class _Parser(ArgumentParser):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import RequestError, TonnageError
-from tonnage.report.diff import code
+from tonnage.report.runs.diff import code
 from tonnage.units import format_bytes
 from tonnage.untrusted import clipped
 

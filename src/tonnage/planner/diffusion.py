@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, get_args
 
-from tonnage.budget.collectives import collective_seconds
 from tonnage.budget.diffusion import DiffusionPass, all_weights, passes, text_size
 from tonnage.budget.diffusion_time import Seconds, crossing_s, pass_seconds, streamed_s
-from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace
-from tonnage.budget.states import optimizer_bytes
 from tonnage.budget.terms import Term, total
+from tonnage.budget.time.collectives import collective_seconds
+from tonnage.budget.training.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace
+from tonnage.budget.training.states import optimizer_bytes
 from tonnage.clock.ranges import comparison_error
 from tonnage.errors import BadLayout
 from tonnage.hardware import Cluster
 from tonnage.ledger import Category
 from tonnage.models.diffusion import Pipeline, Size
-from tonnage.planner.search import HEADROOM
+from tonnage.planner.training.search import HEADROOM
 
 Loop = Literal["cached", "frozen"]
 Offload = Literal["none", "model", "group", "sequential"]

@@ -9,15 +9,15 @@ from functools import partial
 
 import numpy as np
 
-from tonnage.budget.serving import ServingConfiguration
+from tonnage.budget.serving.memory import ServingConfiguration
 from tonnage.errors import BadLayout
 from tonnage.hardware import Cluster, find_cluster
 from tonnage.hardware.catalogue import common_cards
 from tonnage.models.shape import ModelShape
-from tonnage.planner.remedies import leanest
-from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, for_checkpoint, for_cluster
-from tonnage.planner.search import PlanSearch, search
-from tonnage.planner.serving import best_layout
+from tonnage.planner.serving.search import best_layout
+from tonnage.planner.training.remedies import leanest
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, for_checkpoint, for_cluster
+from tonnage.planner.training.search import PlanSearch, search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class Recording:
         settings = self.captured.settings if self.captured else {}
         if HOSTS not in settings:
             return None
-        from tonnage.budget.collectives import collective_seconds  # imports numpy
+        from tonnage.budget.time.collectives import collective_seconds  # imports numpy
 
         hosts, cards = (int(number) for number in settings[HOSTS].split("x"))
         return collective_seconds(Cluster(gpu, cards, hosts, read_host(settings[HOST])))

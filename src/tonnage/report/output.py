@@ -29,10 +29,10 @@ def publish(
 ) -> None:
     """Publish one run's answers, one per GPU, as a report or the requested output; `cards` says which hold it."""
     from tonnage.explain import Advice, advice_for
-    from tonnage.report.all_cards import all_cards_figures
     from tonnage.report.campaign import NONE
-    from tonnage.report.figures import figures_of
-    from tonnage.report.terminal import print_report
+    from tonnage.report.runs.all_cards import all_cards_figures
+    from tonnage.report.runs.figures import figures_of
+    from tonnage.report.runs.terminal import print_report
 
     planned = campaign or NONE
     ran = max(answers, key=lambda answer: answer.header.capacity_bytes)

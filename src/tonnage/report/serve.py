@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from tonnage.budget.own_engine import GRAPHS, OwnCard
+from tonnage.budget.serving.own_engine import GRAPHS, OwnCard
 from tonnage.ledger import Category
 from tonnage.report.lines import bar, column, packed, spread, table_unit, wrapped
 from tonnage.units import format_bytes, percent

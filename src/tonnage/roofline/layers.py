@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tonnage.budget.kv_cache import KvFormat, state_bytes, token_bytes
+from tonnage.budget.serving.kv_cache import KvFormat, state_bytes, token_bytes
 from tonnage.clock.operators import Work
 from tonnage.errors import RequestError
 from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape

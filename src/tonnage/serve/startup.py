@@ -1,7 +1,7 @@
 """Start the engine: find the device's memory, what everything but the KV cache needs, and the number of blocks.
 
 look      the device's memory, what other processes hold, and what the engine may take
-plan      the pool by arithmetic alone (`budget.own_engine`), as `tonnage plan serve --engine tonnage` prints it
+plan      the pool by arithmetic alone (`budget.serving.own_engine`), as `tonnage plan serve --engine tonnage` prints it
 check     if the pool holds no sequence: raise an error with the numbers, and flags that would help
 start     on a GPU the plan is checked by measurement: the largest step runs and the graphs are captured over a cache
           of one block. If the measurement is within the planned reserve and close to it, the pool is exactly the
@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tonnage.budget.own_engine import GRAPHS, EngineOptions, ModelWidths, OwnCard, context_term, own_card, share_bytes
+from tonnage.budget.serving.own_engine import (
+    GRAPHS,
+    EngineOptions,
+    ModelWidths,
+    OwnCard,
+    context_term,
+    own_card,
+    share_bytes,
+)
 from tonnage.budget.terms import Term
 from tonnage.errors import RequestError, TonnageError, UnknownGpu
 from tonnage.hardware import Gpu, find_gpu

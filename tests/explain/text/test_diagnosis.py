@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tonnage.errors import TonnageError
 from tonnage.explain.text import explain_text, text_lines
-from tonnage.report.explain import print_text_diagnosis, text_figures
+from tonnage.report.runs.explain import print_text_diagnosis, text_figures
 
 PIECES = [
     "CUDA out of memory. Tried to allocate ", "MPS backend out of memory (MPS allocated: ", " GiB total capacity; ",

@@ -17,7 +17,7 @@ import pytest
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.export import ServingLaunch, export_serving
-from tonnage.planner.serving import ServingConfiguration, plan_serving
+from tonnage.planner.serving.search import ServingConfiguration, plan_serving
 from vllm_flags import SERVED, parser
 
 RAY = json.loads((Path(__file__).parent / "data" / "ray-2.60.0.json").read_text())

@@ -10,8 +10,8 @@ from chromium import Browser
 from clusters import hostile_cluster, one_dies, one_odd
 from tonnage.recording import ClusterRecording
 from tonnage.report.html import render_cluster_page
-from tonnage.report.odd_ranks import compare_ranks
 from tonnage.report.output import write_text
+from tonnage.report.runs.odd_ranks import compare_ranks
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
 

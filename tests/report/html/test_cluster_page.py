@@ -18,7 +18,7 @@ from tonnage.recording import Recording, open_cluster, write_cluster
 from tonnage.report.html import render_cluster_page, render_page
 from tonnage.report.html.markup import read_part
 from tonnage.report.html.series import MOST_STRETCHES, line_of
-from tonnage.report.odd_ranks import compare_ranks
+from tonnage.report.runs.odd_ranks import compare_ranks
 
 
 def part(page: str, name: str, end: str) -> str:

@@ -11,17 +11,17 @@ from chromium import Browser
 from hostile_recordings import hostile_recording
 from html_tags import Tags
 from support import training_run
-from tonnage.budget.serving import ServingConfiguration
+from tonnage.budget.serving.memory import ServingConfiguration
 from tonnage.explain import compare, diagnose
 from tonnage.explain.diff import GrowthLimit
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
-from tonnage.planner.offers import offers
-from tonnage.planner.reasons import rejected
-from tonnage.planner.remedies import remedies
-from tonnage.planner.request import TrainingRequest
-from tonnage.planner.search import search
-from tonnage.planner.serving import plan_serving
+from tonnage.planner.serving.search import plan_serving
+from tonnage.planner.training.offers import offers
+from tonnage.planner.training.reasons import rejected
+from tonnage.planner.training.remedies import remedies
+from tonnage.planner.training.request import TrainingRequest
+from tonnage.planner.training.search import search
 from tonnage.report.html import render_page
 from tonnage.report.html.diff_page import render_diff_page
 from tonnage.report.html.plan_page import render_plan_page

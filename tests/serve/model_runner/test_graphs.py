@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tonnage.budget.own_engine import capture_sizes
+from tonnage.budget.serving.own_engine import capture_sizes
 
 
 def test_fine_steps_first() -> None:

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import torch
 
 from serve.tiny import byte_level_tokenizer
-from tonnage.budget.own_engine import EngineOptions as CardLimits
-from tonnage.budget.own_engine import OwnCard, OwnPool
+from tonnage.budget.serving.own_engine import EngineOptions as CardLimits
+from tonnage.budget.serving.own_engine import OwnCard, OwnPool
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.engine import Engine
 from tonnage.serve.sampling import TokenLogprob

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from tonnage.budget.collectives import collective_seconds
+from tonnage.budget.time.collectives import collective_seconds
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall
 from tonnage.clock.kernels import copies

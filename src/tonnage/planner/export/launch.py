@@ -11,7 +11,7 @@ from tonnage.models.shape import ModelShape
 
 if TYPE_CHECKING:
     # It imports NumPy, which launching a server does not need.
-    from tonnage.budget.configuration import Configuration
+    from tonnage.budget.training.configuration import Configuration
 
 # Nothing in a plan depends on it: a starting point, the same in every file.
 LEARNING_RATE = 1e-4
@@ -62,7 +62,7 @@ class TrainingRun:
     @property
     def sizes(self) -> Sizes:
         """The configuration's numbers."""
-        from tonnage.budget.configuration import NUMBERS
+        from tonnage.budget.training.configuration import NUMBERS
 
         return Sizes(**{name: int(getattr(self.configuration, name)) for name in NUMBERS})
 

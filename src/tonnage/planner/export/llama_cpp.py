@@ -6,7 +6,7 @@ A GGUF file is named by its path; if the model is not a file yet, the script tak
 import shlex
 from pathlib import Path
 
-from tonnage.budget.llama_cpp import CACHES, UBATCH
+from tonnage.budget.serving.llama_cpp import CACHES, UBATCH
 from tonnage.planner.export.launch import ServingLaunch, reasons, shell_script
 
 FILE = "llama_cpp.sh"

@@ -4,7 +4,7 @@ Replicas on one host use SGLang's data parallelism: one server spreads requests 
 by `HEAD` and `RANK`.
 """
 
-from tonnage.budget.weights import WEIGHT_FORMATS
+from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.planner.export.launch import ServingLaunch, reasons, served_model, shell_script
 
 FILE = "sglang.sh"

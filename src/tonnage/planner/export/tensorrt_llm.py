@@ -5,7 +5,7 @@ Written for `trtllm-serve` of TensorRT-LLM 1.2 with its PyTorch backend.
 
 from typing import Any
 
-from tonnage.budget.weights import WEIGHT_FORMATS
+from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.planner.export.launch import ServingLaunch, reasons, served_model, shell_script
 from tonnage.planner.export.text import to_yaml
 

@@ -6,7 +6,7 @@ reads rows of tokens, so it is for models that predict the next one.
 
 import json
 
-from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, target_words
+from tonnage.budget.training.adapters import ALL_LINEAR, EXPERTS, target_words
 from tonnage.models.presets import hub_id
 from tonnage.planner.export import training_arguments
 from tonnage.planner.export.launch import TrainingRun, reasons

@@ -7,7 +7,7 @@ Replicas on one host are numbered by `COPY`, which picks their GPUs and port.
 import shlex
 from pathlib import Path
 
-from tonnage.budget.weights import WEIGHT_FORMATS
+from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.models.presets import hub_id
 from tonnage.planner.export.launch import ServingLaunch, reasons
 from tonnage.planner.export.launch import served_model as named_model

@@ -18,7 +18,7 @@ from tonnage.report.html.page import page_script, page_style, render_page
 from tonnage.report.html.sections import advice_section
 from tonnage.report.html.series import STRETCHES, line_of
 from tonnage.report.html.step import sentence
-from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks
+from tonnage.report.runs.odd_ranks import Comparison, Kind, compare_ranks
 from tonnage.report.step_time import rank_words
 
 MOST_KINDS = 100

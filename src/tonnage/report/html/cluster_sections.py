@@ -9,7 +9,7 @@ from tonnage.report.html.markup import sentence, share, size, text
 from tonnage.report.html.sections import failure, run_facts, verdict_pill, where
 from tonnage.report.html.series import STACKING
 from tonnage.report.lines import table_unit
-from tonnage.report.odd_ranks import BEYOND, LABELS, OUTSIDE, Comparison, Kind, name_of, signed, spans_of
+from tonnage.report.runs.odd_ranks import BEYOND, LABELS, OUTSIDE, Comparison, Kind, name_of, signed, spans_of
 from tonnage.units import format_bytes, percent
 
 PARTS = (*map(str, STACKING), BEYOND, OUTSIDE)

@@ -5,12 +5,12 @@ from string import Template
 
 from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.recording import Recording
-from tonnage.report.diff import growth_percent, labelled, signed
 from tonnage.report.html import markup
 from tonnage.report.html.markup import read_part, simple_page, size, text
 from tonnage.report.html.sections import SOURCES
 from tonnage.report.html.series import line_of
-from tonnage.report.total import verdict_words
+from tonnage.report.runs.diff import growth_percent, labelled, signed
+from tonnage.report.runs.total import verdict_words
 
 _SAMPLES = 3_000
 _ROWS, _MOST_ROWS = 15, 400

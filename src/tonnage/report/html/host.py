@@ -6,11 +6,11 @@ from tonnage.explain.causes.host import host_capacity_bytes
 from tonnage.ledger import Category
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import MAPPED
-from tonnage.report.host import mapped_words, part_label, ranks_host_words, when_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, size, text
 from tonnage.report.lines import table_unit
-from tonnage.report.odd_ranks import spans_of
+from tonnage.report.runs.host import mapped_words, part_label, ranks_host_words, when_words
+from tonnage.report.runs.odd_ranks import spans_of
 from tonnage.units import MIB, percent
 
 # Host parts reuse colours of categories that only the GPU has.

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
-from tonnage.planner.offers import Offer
-from tonnage.planner.reasons import Reason
-from tonnage.planner.remedies import Remedy
-from tonnage.planner.search import PlanSearch, TrainingPlan
+from tonnage.planner.training.offers import Offer
+from tonnage.planner.training.reasons import Reason
+from tonnage.planner.training.remedies import Remedy
+from tonnage.planner.training.search import PlanSearch, TrainingPlan
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, simple_page, size, text
-from tonnage.report.lengths import length_words
-from tonnage.report.plan import brief, flags, notes, number_words, pace, time_words
+from tonnage.report.plans.lengths import length_words
+from tonnage.report.plans.training import brief, flags, notes, number_words, pace, time_words
 from tonnage.units import percent
 
 _ROWS = 12

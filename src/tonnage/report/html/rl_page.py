@@ -2,12 +2,12 @@
 terms.
 """
 
-from tonnage.planner.rl import RlFindings, RlPlan
-from tonnage.planner.rl_settings import trl_settings, verl_settings
+from tonnage.planner.rl.search import RlFindings, RlPlan
+from tonnage.planner.rl.settings import trl_settings, verl_settings
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, simple_page, size, text
-from tonnage.report.plan import flags, time_words
-from tonnage.report.rl import engine_words
+from tonnage.report.plans.rl import engine_words
+from tonnage.report.plans.training import flags, time_words
 
 
 def render_rl_page(found: RlFindings) -> str:

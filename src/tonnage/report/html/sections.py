@@ -9,11 +9,11 @@ from tonnage.explain import Advice, Diagnosis, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.recording import Recording
 from tonnage.recording.records import Header
-from tonnage.report.all_cards import place_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, size, text
 from tonnage.report.lines import table_unit
-from tonnage.report.total import caveat_words, larger_card_words, total_words, verdict_words
+from tonnage.report.runs.all_cards import place_words
+from tonnage.report.runs.total import caveat_words, larger_card_words, total_words, verdict_words
 from tonnage.units import percent
 
 SOURCES = {

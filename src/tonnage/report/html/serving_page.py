@@ -2,11 +2,11 @@
 
 import shlex
 
-from tonnage.planner.serving import ServingPlan
+from tonnage.planner.serving.search import ServingPlan
 from tonnage.report.html import markup
 from tonnage.report.html.markup import simple_page, size, text
 from tonnage.report.html.plan_page import ledger_table, terms_section
-from tonnage.report.serving import engine_words, launch_words, layout_words, ledger_rows, offers_title
+from tonnage.report.plans.serving import engine_words, launch_words, layout_words, ledger_rows, offers_title
 
 _KINDS = ("parameters", "kv_cache", "activations", "gradients", "workspace", "context")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tonnage.budget.own_engine import capture_sizes
+from tonnage.budget.serving.own_engine import capture_sizes
 from tonnage.garbage import no_collection
 
 Body = Callable[[int], Tensor]

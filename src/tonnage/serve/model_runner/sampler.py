@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tonnage.budget.own_engine import FILTERED_ROWS
+from tonnage.budget.serving.own_engine import FILTERED_ROWS
 from tonnage.serve.kernels import logit_threshold, sample
 from tonnage.serve.sampling import MOST_LOGPROBS, Sampling, TokenLogprob
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS
+from tonnage.budget.training.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS
 from tonnage.script import profiler
 from tonnage.virtual.cluster.calls import Payload, ProcessGroup
 from tonnage.virtual.recorded import RecordedDevice

@@ -1,0 +1,1 @@
+"""The seconds of a training step: kernels, links, drives and the optimizer."""

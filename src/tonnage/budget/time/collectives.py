@@ -1,0 +1,273 @@
+"""Seconds of communication between GPUs: how much is sent, over which link, and how much compute hides.
+
+| parallelism | what is sent                                                       | hidden behind                |
+|-------------|--------------------------------------------------------------------|------------------------------|
+| tensor      | a gather and a scatter of activations around attention and MLP     | nothing; some of it products |
+| context     | keys and values around a ring                                      | the attention of that layer  |
+| expert      | tokens to their experts and back                                   | nothing                      |
+| pipeline    | activations to the next stage, gradients back                      | nothing                      |
+| data        | gradients; parameters if they are sharded                          | the pass they belong to      |
+| FSDP2 in a  | parameters for the first micro-batch; gradients after the last one | the first forward pass;      |
+| pipeline    |                                                                    | nothing                      |
+
+Tensor parallelism is the innermost dimension of ranks, then context, data and, outermost, the pipeline. The experts of a layer
+are on neighbouring GPUs, so replicas of one expert are that many GPUs apart. Bandwidths are the vendors', times the share that
+NCCL reaches; every step of a ring costs a hop, every message a start.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tonnage.budget.time.roofline import Calibration, calibration
+from tonnage.budget.training.configuration import Configuration, Number, Quantity
+from tonnage.budget.training.states import StageShare
+from tonnage.hardware.cluster import Cluster
+from tonnage.models.shape import AttentionKind
+
+# Collectives of a captured step, by how they are sent.
+_REDUCTIONS = ("all_reduce", "barrier")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
+_MESSAGES = ("send", "recv")
+_LARGE_TENSORS = 3  # per layer: before attention, into and out of the MLP
+_LEAST_MESSAGES = 1e-9  # for a stage chunk without layers
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLinks:
+    """The links of a cluster as collectives use them."""
+
+    cluster: Cluster
+    shares: Calibration
+
+    def gather_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
+        """Return the seconds of ring all-gathers (or reduce-scatters) of `size_bytes` in total."""
+        steps = np.asarray(ranks) - 1
+        piece = size_bytes / ranks / np.maximum(messages, _LEAST_MESSAGES)
+        # One step of the ring. Between hosts, NCCL sends small pieces by a low-latency protocol.
+        hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
+        large_s = hop_s + piece / rate
+        small_s = hop_s - self.shares.network_small_saves_s + piece / self.shares.network_small_bytes_per_s
+        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
+        step_s = np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece / rate)), large_s)
+        return messages * steps * step_s + messages * self.shares.link_start_s * (steps > 0)
+
+    def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
+        """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts."""
+        ring_s = 2 * self.gather_s(size_bytes, ranks, stride, messages)
+        members = np.minimum(self._members(stride), ranks)
+        hosts = np.maximum(np.ceil(np.asarray(ranks) / members), 1)
+        deep_s = 2 * (np.ceil(np.log2(hosts)) * self._network_hop_s + (members - 1) * self.shares.link_hop_s)
+        rate = self._ring_bytes_per_s(ranks, stride) * self.cluster.host.network_tree_share
+        sent_s = 2 * size_bytes * (np.asarray(ranks) - 1) / ranks / rate
+        tree_s = sent_s + messages * (deep_s + self.shares.link_start_s)
+        return np.where(hosts > 1, np.minimum(ring_s, tree_s), ring_s)
+
+    def exchange_s(self, size_bytes: Quantity, ranks: Number, messages: Quantity = 1) -> Quantity:
+        """Return the seconds of all-to-alls among neighbours, in which each rank sends `size_bytes` in total."""
+        steps = np.asarray(ranks) - 1
+        starts_s = messages * (self.shares.link_start_s + self._hop_s(ranks, 1)) * (steps > 0)
+        return steps / ranks * size_bytes / self.pair_bytes_per_s(ranks) + starts_s
+
+    def send_s(self, size_bytes: Quantity, span: Quantity, messages: Quantity = 1) -> Quantity:
+        """Return the seconds of point-to-point sends within `span` neighbouring GPUs."""
+        return size_bytes / self.pair_bytes_per_s(span) + messages * (self.shares.link_start_s + self._hop_s(span, 1))
+
+    def pair_bytes_per_s(self, span: Quantity) -> Quantity:
+        """Return the point-to-point bandwidth within `span` neighbouring GPUs."""
+        return self.cluster.link_bytes_per_s(np.asarray(span, dtype=np.int64)) * self.shares.link_ceiling
+
+    @property
+    def _network_hop_s(self) -> float:
+        return self.cluster.host.network_hop_s or self.shares.network_hop_s
+
+    def _members(self, stride: Number) -> Any:
+        """Return how many ranks of a group with this stride share a host."""
+        return np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
+
+    def _ring_bytes_per_s(self, ranks: Number, stride: Number) -> Quantity:
+        """Return a ring's bandwidth: the host's own link, or beyond it one network card per group member in the host."""
+        span = np.asarray(ranks) * stride
+        inside = self.cluster.peer_bytes_per_s
+        outside = np.minimum(inside, self.cluster.network_bytes_per_s * self._members(stride))
+        near = self.cluster.link_bytes_per_s(np.minimum(span, self.cluster.gpus_per_host))
+        return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
+
+    def _hop_s(self, ranks: Quantity, stride: Number) -> Quantity:
+        """Return the latency of one hop. A ring advances in lockstep, so one hop that leaves the host slows all."""
+        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
+        return np.where(beyond, self._network_hop_s, self.shares.link_hop_s)
+
+
+class Traffic(NamedTuple):
+    """Seconds per micro-batch on one stage, and per step. Fields that can be hidden are named after what hides them."""
+
+    plain_s: Quantity  # per micro-batch, tensor and expert parallelism and pipeline: not hidden
+    products_s: Quantity  # per micro-batch, tensor parallelism: behind the products of the backward pass
+    ring_s: Quantity  # per micro-batch, context parallelism: behind attention
+    forward_s: Quantity  # per micro-batch, gathered parameters: behind the forward pass
+    backward_s: Quantity  # per micro-batch, gathered parameters and scattered gradients: behind the backward pass
+    last_backward_s: Quantity  # per step, gradients: behind the last backward pass
+    first_forward_s: Quantity  # per step, parameters that are gathered once: behind the first forward pass
+    step_s: Quantity  # per step, updated parameters and gradients of an embedding tied across stages: not hidden
+    ends: Quantity  # share of a pass's traffic that nothing hides: the embedding's, at either end of it
+
+
+def traffic(stage: StageShare, network: ClusterLinks) -> Traffic:
+    """Return the traffic of one configuration or many."""
+    shape, configuration = stage.shape, stage.configuration
+    plain_s, products_s = _tensor_s(stage, network)
+    stages_apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
+    in_pipeline = np.asarray(configuration.pp) > 1
+    # Pipeline sends to the next stage and back, from each of its chunks.
+    sent_bytes = 2 * (_activation_bytes(stage) / configuration.tp)
+    next_s = network.send_s(sent_bytes, stages_apart + 1, configuration.traits.pipeline_messages)
+    pipeline_s = next_s * configuration.chunks * in_pipeline
+    plain_s = plain_s + _expert_s(stage, network) + pipeline_s
+    # The first and last stages also reduce the gradients of an embedding tied to the head.
+    tied_bytes = shape.embedding_parameters * configuration.gradient_bytes / configuration.tp
+    tied = shape.tied and not configuration.lora_rank
+    tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * tied
+    gather_s, scatter_s, reduce_s = _data_s(stage, network)
+    zero, none = configuration.zero, 0.0 * gather_s
+    ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
+    ring_s = _ring_s(stage, network)
+    if zero == 0:
+        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, tied_s, ends)
+    if not configuration.shards_parameters:
+        each_s, last_s = (scatter_s, none) if zero == 2 else (none, scatter_s)
+        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, none, gather_s + tied_s, ends)
+    again_s, once = gather_s * (zero == 3), configuration.reduces_once
+    # In a pipeline, a forward pass reuses what the backward pass before it has gathered.
+    first_s, after_s, each = once * gather_s, once * scatter_s, 1 - once
+    return Traffic(
+        plain_s, products_s, ring_s, each * gather_s, again_s + each * scatter_s, none, first_s, after_s + tied_s, ends
+    )
+
+
+def _activation_bytes(stage: StageShare) -> Quantity:
+    """Return the bytes of one micro-batch between two layers, summed over tensor-parallel ranks."""
+    return stage.configuration.tokens * stage.shape.hidden * stage.configuration.compute_bytes
+
+
+def _passes(configuration: Configuration) -> int:
+    """Return 2, for forward and backward, or 3 with full recomputation."""
+    return 3 if configuration.checkpoint == "full" else 2
+
+
+def _tensor_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity]:
+    """Return exposed seconds, and those hidden behind products of the backward pass.
+
+    A layer has two pairs of collectives per pass (an all-reduce counts as a pair), and one pair is outside. Frameworks
+    with their own code scatter an input's gradient while computing the weight's, and gather the input again. Selective
+    checkpointing of operators saves what was scattered, and gathers again.
+    """
+    configuration, layers = stage.configuration, stage.layers
+    once_s = network.gather_s(_activation_bytes(stage), configuration.tp)
+    everything = 4 * layers * _passes(configuration) + 4
+    if configuration.checkpoint == "selective" and configuration.traits.selective == "operators":
+        everything = everything + 2 * layers * configuration.sequence_parallel
+    if configuration.traits.parallel == "torch":
+        return once_s * everything, 0.0 * once_s
+    hidden = 2 if configuration.sequence_parallel else 4
+    return once_s * (everything - hidden * layers), once_s * 4 * layers
+
+
+def _ring_s(stage: StageShare, network: ClusterLinks) -> Quantity:
+    """Return the seconds of ring attention: keys and values go around once forward, and with their gradients backward."""
+    configuration = stage.configuration
+    widths = [
+        layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.value_head_dim)
+        for stack in stage.shape.stacks
+        for layer in stack.layers
+        if layer.attention is not None and layer.attention.kind is not AttentionKind.RECURRENT
+    ]
+    per_rank = configuration.tokens * sum(widths) * stage.share * configuration.compute_bytes / configuration.tp
+    messages = len(widths) * stage.share
+    once_s = network.gather_s(per_rank * configuration.cp, configuration.cp, configuration.tp, messages)
+    return once_s * (_passes(configuration) + 1)
+
+
+def _expert_s(stage: StageShare, network: ClusterLinks) -> Quantity:
+    """Return the seconds of sending tokens to their experts and back, in every pass."""
+    mlps = [layer.feed_forward for stack in stage.shape.stacks for layer in stack.layers]
+    chosen = [mlp.experts_per_token for mlp in mlps if mlp is not None and mlp.experts]
+    size = _activation_bytes(stage) / stage.configuration.tp * sum(chosen) * stage.share
+    exchanged_s = network.exchange_s(size, stage.configuration.ep, len(chosen) * stage.share)
+    return 2 * _passes(stage.configuration) * exchanged_s
+
+
+class _Ring(NamedTuple):
+    """Parameters that the same GPUs replicate and shard."""
+
+    parameters: Quantity
+    layers: Quantity
+    shards: Any
+    copies: Any
+    stride: Any  # distance between two of these GPUs
+
+
+def _rings(stage: StageShare) -> list[_Ring]:
+    """Return one ring for all parameters; experts under expert parallelism have fewer replicas, further apart."""
+    configuration = stage.configuration
+    ranks, everyone = configuration.shards, configuration.data * np.asarray(configuration.cp)
+    spread = np.asarray(configuration.ep) > 1
+    if not np.any(spread):
+        return [_Ring(stage.parameters, stage.layers, ranks, everyone, configuration.tp)]
+    apart = configuration.ep * configuration.expert_tp
+    copies = np.maximum(configuration.tp * everyone // apart, 1)
+    experts = stage.experts * spread
+    mixtures = sum(layer.expert_parameters > 0 for stack in stage.shape.stacks for layer in stack.layers)
+    return [
+        _Ring(stage.parameters - experts, stage.layers, ranks, everyone, configuration.tp),
+        _Ring(experts, mixtures * stage.share * spread, configuration.expert_shards, copies, apart),
+    ]
+
+
+def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity, Quantity]:
+    """Return the seconds to gather parameters, to reduce-scatter gradients and to all-reduce them.
+
+    Hybrid sharding reduce-scatters within a shard group, then all-reduces between groups.
+    """
+    configuration, bucket = stage.configuration, stage.configuration.traits.bucket_bytes
+    trained = 0.0 if configuration.lora_rank else stage.trained.parameters / stage.parameters
+    found: list[Quantity] = [0.0, 0.0, 0.0]
+    for place, ring in enumerate(_rings(stage)):
+        # Messages: one per layer if parameters are sharded, else gradient buckets or large tensors.
+        messages = ring.layers
+        if bucket and not configuration.shards_parameters:
+            made_bytes = ring.parameters * configuration.made_bytes
+            messages = np.clip(made_bytes / bucket, 1, _LARGE_TENSORS * ring.layers + 1)
+            messages = messages * (np.asarray(ring.parameters) > 0)
+        at_once = configuration.traits.gathers_at_once and not configuration.shards_parameters
+        gathers = np.minimum(messages, 1) if at_once else messages
+        outside = stage.outside if place == 0 else 0
+        parameters = outside * configuration.compute_bytes + (ring.parameters - outside) * configuration.base_bytes
+        gradients = trained * ring.parameters * configuration.gradient_bytes
+        gather_s = network.gather_s(parameters, ring.shards, ring.stride, gathers)
+        scatter_s = network.gather_s(gradients, ring.shards, ring.stride, messages)
+        between = ring.copies // ring.shards, ring.stride * ring.shards
+        scatter_s = scatter_s + network.reduce_s(gradients / ring.shards, *between, messages)
+        whole_s = network.reduce_s(gradients, ring.copies, ring.stride, messages)
+        found = [known + more for known, more in zip(found, (gather_s, scatter_s, whole_s), strict=True)]
+    return found[0], found[1], found[2]
+
+
+def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float]:
+    """Return a function of operation, total bytes, ranks and stride that gives the seconds of a collective."""
+    network = ClusterLinks(cluster, calibration())
+
+    def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:
+        if operation in _MESSAGES:
+            found = network.send_s(size_bytes, apart + 1)
+        elif operation in _EXCHANGES:
+            found = network.exchange_s(size_bytes, ranks)
+        elif operation in _REDUCTIONS:
+            found = network.reduce_s(size_bytes, ranks, apart)
+        else:  # gathers and scatters; a broadcast goes around the ring as a gather does
+            found = network.gather_s(size_bytes, ranks, apart)
+        return float(found)
+
+    return seconds

@@ -1,0 +1,166 @@
+"""Seconds of one optimizer step on one GPU, from the states it streams through memory or the kernels it launches.
+
+| kernel  | how it runs                                                                 |
+|---------|-----------------------------------------------------------------------------|
+| fused   | every state is read and written once                                        |
+| foreach | one kernel per operation over all tensors: each reads and writes            |
+| loop    | the same, with kernels launched tensor by tensor                            |
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tonnage.budget.time.launches import LaunchCost
+from tonnage.budget.time.layer import Busy, PassTime, busy
+from tonnage.budget.training.configuration import Configuration, Quantity
+from tonnage.clock.host import host_costs
+from tonnage.clock.launch import Launch
+from tonnage.hardware import Gpu
+from tonnage.models.shape import ModelShape
+
+# Elements that a fused kernel reads or writes per parameter: parameter, gradient and states.
+_FUSED_NUMBERS = {
+    "sgd": 3,
+    "momentum": 5,
+    "adam": 7,
+    "adamw": 7,
+    "lion": 5,
+    "muon": 5,
+    "adafactor": 12,
+    "adamw-8bit": 3,
+}
+# The same per operation if they run one after another, with the clock's family of the kernel.
+_ADAM = ((3, "foreach"), (2, "foreach"), (4, "foreach"), (2, "divided"), (2, "divided"), (2, "foreach"), (4, "divided"))
+_PASSES: dict[str, tuple[tuple[int, str], ...]] = {
+    "sgd": ((3, "foreach"),),
+    "momentum": ((2, "foreach"), (3, "foreach"), (3, "foreach")),
+    "adam": _ADAM,
+    "adamw": ((2, "foreach"), *_ADAM),
+    "lion": ((2, "foreach"), (4, "foreach"), (3, "foreach"), (3, "foreach")),
+    "muon": ((2, "foreach"), (3, "foreach"), (3, "foreach")),
+    "adafactor": ((3, "divided"), (3, "divided"), (3, "foreach"), (3, "foreach")),
+    "adamw-8bit": ((3, "foreach"),),
+}
+# Two states of one byte, read and written.
+_EIGHT_BIT_BYTES = 4
+# Muon's Newton-Schulz: five iterations of three products of about the hidden size.
+_NEWTON_SCHULZ_PRODUCTS = 5 * 3
+_TENSORS_PER_LAYER = 9
+_NANOTRON_TENSORS = 6  # two norms and four matrices
+# PyTorch's multi-tensor chunk size.
+_CHUNK = 65536
+_CHUNKS_PER_KERNEL = 320
+
+
+def update(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
+    """Return the work of updating `parameters` parameters on the GPU."""
+    kernel = configuration.optimizer_kernel
+    operations = _PASSES[configuration.optimizer]
+    tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
+    narrow = "narrow" if configuration.state_bytes < 4 else "wide"
+    if configuration.step_in_backward and (kernel == "fused" or len(operations) == 1):
+        calls = [LaunchCost(_lists(parameters / tensors, step_bytes(configuration), f"fused_{narrow}"), times=tensors)]
+    elif kernel == "fused" or len(operations) == 1:
+        calls = [LaunchCost(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
+    elif kernel == "foreach":
+        calls = [
+            LaunchCost(_lists(parameters, numbers * configuration.state_bytes, f"{form}_{narrow}"))
+            for numbers, form in operations
+        ]
+    else:
+        # One kernel per tensor and operation, timed by the tensor's share of the bytes.
+        calls = [
+            replace(LaunchCost(_each(parameters / tensors, numbers * configuration.state_bytes)), times=tensors)
+            for numbers, _ in operations
+        ]
+    if configuration.traits.clips and not configuration.step_in_backward:
+        # The norm reads gradients once, scaling them reads and writes.
+        calls += [
+            LaunchCost(_lists(parameters, passes * configuration.gradient_bytes, "foreach_wide")) for passes in (1, 2)
+        ]
+    if configuration.precision == "fp16-mixed":
+        calls.append(
+            LaunchCost(_lists(parameters, 2 * configuration.gradient_bytes, "foreach_wide"))
+        )  # the gradient scaler's inf check
+    if configuration.optimizer == "muon":
+        sides = parameters / (2 * shape.hidden**2)
+        product = Launch(
+            kind="matmul", name="mm", shape=(1, *(shape.hidden,) * 3), precision="bf16",
+            operations=2.0 * shape.hidden**3, variant="nn-16",
+        )  # fmt: skip
+        calls.append(LaunchCost(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
+    found = busy(calls, replace(configuration, compile=False), gpu, "optimizer")
+    steps = tensors if configuration.step_in_backward else 1
+    return found + Busy(host_s=steps * host_costs().optimizer_s(tensors / steps))
+
+
+def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
+    """Return the copies around nanotron's gather of parameters: three flat ones, then one per tensor and rank."""
+    if not configuration.traits.gathers_at_once or configuration.zero != 1:
+        return Busy()
+    ranks = configuration.shards
+    tensors = _NANOTRON_TENSORS * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
+    size = configuration.working_bytes
+    calls = [
+        replace(LaunchCost(_each(parameters, 2 * size, "joined", 2)), times=3),
+        LaunchCost(
+            _each(parameters / tensors / ranks, 2 * size, "vector", 2), operators=0, inner=1, times=tensors * ranks
+        ),
+    ]
+    return busy(calls, replace(configuration, compile=False), gpu, "optimizer") * (np.asarray(ranks) > 1)
+
+
+def accumulated(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
+    """Return the work of accumulating a micro-batch's gradients, tensor by tensor."""
+    tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
+    kept, made = configuration.gradient_bytes, configuration.made_bytes
+    form = "mixed" if kept != made else "vector"
+    added = LaunchCost(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
+    return busy([added], configuration, gpu, "backward")
+
+
+def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> PassTime:
+    """Return the copies that FSDP2 and DeepSpeed make around their collectives in each pass.
+
+    Those that a pipeline makes once a step are spread over its micro-batches.
+    """
+    if configuration.framework not in ("fsdp2", "deepspeed") or configuration.zero < 2:
+        return PassTime()
+    gathered = [LaunchCost(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
+    share = np.where(configuration.reduces_once, 1 / configuration.accumulate, 1.0)
+    if not configuration.shards_parameters:
+        gathered = []
+    scattered = LaunchCost(_each(parameters, configuration.made_bytes + configuration.gradient_bytes, "joined", 2))
+    again = gathered if configuration.zero == 3 else []
+    forward, backward = busy(gathered, configuration, gpu), busy([scattered], configuration, gpu, "backward")
+    return PassTime(forward * share, backward * share + busy(again, configuration, gpu, "backward"))
+
+
+def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:
+    """Return a multi-tensor launch: tensors are cut into chunks, some hundreds per kernel."""
+    chunks = np.ceil(parameters / _CHUNK)
+    kernels = np.ceil(chunks / _CHUNKS_PER_KERNEL)
+    return Launch(
+        kind="optimizer", name="", shape=(parameters, chunks, np.minimum(parameters, _CHUNK)), variant=variant,
+        moved_bytes=parameters * moved_bytes, kernels=kernels,
+    )  # fmt: skip
+
+
+def _each(elements: Quantity, moved_bytes: float, form: str = "vector", accesses: int = 1) -> Launch:
+    return Launch(
+        kind="elementwise", name="", shape=(elements, 1), variant=form, moved_bytes=elements * moved_bytes,
+        operations=elements * accesses,
+    )  # fmt: skip
+
+
+def step_bytes(configuration: Configuration) -> float:
+    """Return the bytes read and written per parameter."""
+    fused = configuration.optimizer_kernel == "fused"
+    passed = sum(numbers for numbers, _ in _PASSES[configuration.optimizer])
+    numbers = _FUSED_NUMBERS[configuration.optimizer] if fused else passed
+    moved = numbers * configuration.state_bytes
+    if configuration.optimizer == "adamw-8bit":
+        moved += _EIGHT_BIT_BYTES
+    # A 16-bit copy is written for the next forward pass.
+    return moved + (2 if configuration.master_bytes else 0)

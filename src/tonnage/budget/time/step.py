@@ -1,0 +1,447 @@
+"""The time of one training step by parts: compute, exposed communication and offload, and the pipeline bubble.
+
+The parts sum to the step. Traffic that overlaps compute counts only where it is exposed; `hidden_s` is the rest. The
+slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches, divided by the interleaved
+chunks of a stage. Data loading, logging and checkpointing to disk are not modelled.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.terms import total
+from tonnage.budget.time.collectives import ClusterLinks, Traffic, traffic
+from tonnage.budget.time.launches import LayerLaunches
+from tonnage.budget.time.layer import FIGURES, Busy, LayerWork, PassTime, layer_pass, work_of
+from tonnage.budget.time.offload import Crossing, bytes_per_s, crossing
+from tonnage.budget.time.optimizer import accumulated, gathered, sharding_copies, update
+from tonnage.budget.time.roofline import Calibration, calibration
+from tonnage.budget.training.activations import configuration_of
+from tonnage.budget.training.configuration import NUMBERS, Configuration, Quantity
+from tonnage.budget.training.frozen import frozen_weights
+from tonnage.budget.training.memory import needed_bytes
+from tonnage.budget.training.moments import recomputed_blocks
+from tonnage.budget.training.objectives import NEXT_TOKEN
+from tonnage.budget.training.states import StageShare, stages
+from tonnage.clock.host import host_costs
+from tonnage.clock.kernels.figures import distinct
+from tonnage.clock.power import limit_of, slowdown_of
+from tonnage.hardware import Gpu
+from tonnage.hardware.cluster import Cluster
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+
+# The numbers of a configuration that determine a layer's kernels.
+_LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
+_CHOICES = tuple(
+    field.name
+    for field in fields(Configuration)
+    if field.name not in (*NUMBERS, "checkpoint", "loss", "activation_place")
+)
+_BACKWARD = 4  # index where the backward pass begins among the parts in `_paced`
+_NOTHING_S = 1e-12
+_NO_BACKWARD = {"backward": Busy(), "attention_backward": Busy(), "packing": Busy()}
+# Share of the backward pass whose products can hide tensor-parallel traffic: half of those with two of three weights.
+_BEHIND_PRODUCTS = 0.25
+# A pass without gradients before the loss: a frozen model's, or another one of the trained model.
+NO_GRAD = "no-grad forward"
+PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble", NO_GRAD)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step, and the tokens it trains on."""
+
+    parts: dict[str, Quantity]
+    hidden_s: Quantity  # traffic that overlaps compute
+    tokens: Quantity
+    busy: Busy = field(default_factory=Busy)  # busy seconds of GPU and host, before the power limit
+    slower: Quantity = 1.0  # slowdown of arithmetic by the power limit
+
+    @property
+    def total_s(self) -> Quantity:
+        """Seconds of the whole step."""
+        return sum(self.parts.values(), start=0.0)
+
+    @property
+    def tokens_per_s(self) -> Quantity:
+        """Tokens per second of all GPUs together."""
+        return self.tokens / self.total_s
+
+
+def step_time(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> StepTime:
+    """Predict the step time of one configuration, or of each of many."""
+    return StepClock(shape, cluster).step(configuration)
+
+
+class StepClock:
+    """Predicts step times of a model on a cluster. It caches layer times across configurations that share them."""
+
+    sample_tokens = 0.0  # mean length of samples, where they are shorter than the sequence
+
+    def __init__(self, shape: ModelShape, cluster: Cluster, shares: Calibration | None = None) -> None:
+        self._shape, self._cluster = shape, cluster
+        self.shares = shares or calibration()
+        self._network = ClusterLinks(cluster, self.shares)
+        self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
+        self._census = [(stack, stack.kinds()) for stack in shape.stacks]
+        self._known: dict[tuple[object, ...], _Known] = {}
+        self._teacher: StepClock | None = None
+        # Holds the configuration too: its arrays are keyed by id and must stay alive.
+        self._kept: dict[tuple[object, ...], tuple[Configuration, _Around]] = {}
+
+    def step(self, configuration: Configuration) -> StepTime:
+        """Predict one configuration, or each of many."""
+        shape, gpu = self._shape, self._cluster.gpu
+        stage, sent, update, beside = self._around(configuration)
+        passes, attention = self._passes(configuration)
+        passes = _on_slowest_stage(passes, stage)
+        layers = passes.layers + beside
+        if configuration.step_in_backward:
+            layers, update = layers + PassTime(backward=update), Busy()
+        passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
+        update = update.slowed(self._slowest)
+        frozen = self._no_grad(passes, sent, configuration)
+        # The cached stage may recompute and offload other activations.
+        moved = crossing(replace(stage, configuration=configuration), self._cluster, self.shares)
+        if configuration.paged:
+            # Paged optimizer states cross the host link for their update.
+            size = total(term for term in stage.kept if term.category is Category.OPTIMIZER_STATES)
+            needed, _ = needed_bytes(shape, configuration, gpu)
+            away = np.clip(size + needed - gpu.memory_bytes, 0.0, size)
+            link = self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling
+            moved = moved._replace(step_s=moved.step_s + 2 * away / link)
+        framework = configuration.traits
+        # Decoders of transformers check for packed sequences in every forward pass, which synchronizes host and GPU.
+        together = framework.written == "transformers" and not configuration.compile and shape.decoder.causal
+        # The host also waits between the passes of a stage.
+        waits = (np.asarray(configuration.pp) > 1) & (framework.pipeline_operators > 0)
+        taken = self.shares.link_channels / gpu.sm_count
+
+        def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
+            """Return the seconds of every part and the hidden ones, with arithmetic slowed by this factor."""
+            seconds = _paced(passes, update, slower, together=together, waits=waits)
+            attention_s = attention.at(slower) * stage.share
+            exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
+            exposed, no_grad_s = frozen.beside(exposed, slower, configuration.accumulate)
+            bubble_s = (configuration.pp - 1) / configuration.chunks * (seconds.total_s + sent.plain_s)
+            count = configuration.accumulate
+            found = {
+                "forward": count * seconds.forward_s,
+                "backward": count * seconds.backward_s,
+                "recompute": count * seconds.recompute_s,
+                "optimizer": seconds.update_s,
+                **exposed,
+                "bubble": bubble_s,
+                NO_GRAD: no_grad_s,
+            }
+            return found, hidden_s
+
+        # A GPU averages its power over about 0.1 s: the passes reach the limit, not the update after them.
+        at_full_clock, _ = parts(1.0)
+        passed = (sum((one.whole for one in passes), Busy()) + frozen.busy) * configuration.accumulate
+        passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
+        slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
+        return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
+
+    def _no_grad(self, passes: "_Passes", sent: Traffic, configuration: Configuration) -> "_NoGrad":
+        """Return a micro-batch's passes without gradients: a teacher's, a reference's, or the model's own."""
+        objective = configuration.objective
+        own = objective.own_passes + (0 if objective.teacher else objective.frozen_passes)
+        if not own and not objective.frozen_passes:
+            return _NoGrad()
+        busy = sum((one.forward for one in passes), Busy()) * own
+        sent_s: Quantity = own * sent.forward_s
+        moved_s: Quantity = 0.0
+        if objective.teacher is not None:
+            read = replace(
+                configuration, objective=NEXT_TOKEN, lora_rank=0, base=objective.teacher_base, checkpoint="none"
+            )
+            read = replace(read, precision="bf16") if read.mixed else read
+            self._teacher = self._teacher or StepClock(objective.teacher, self._cluster, self.shares)
+            taught, sent_s = self._teacher.forward(read)
+            busy = busy + taught.slowed(self._slowest)
+        if configuration.parameter_place != "gpu":
+            weights = total(frozen_weights(self._shape, configuration))
+            moved_s = weights / bytes_per_s(configuration.parameter_place, self._cluster, self.shares)
+        return _NoGrad(busy, sent_s, moved_s)
+
+    def forward(self, configuration: Configuration) -> tuple[Busy, Quantity]:
+        """Return one forward pass of a micro-batch, and the seconds to gather its parameters."""
+        passes, _ = self._passes(configuration)
+        return sum((one.forward for one in passes), Busy()), self._around(configuration).sent.forward_s
+
+    def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
+        """Return one micro-batch through the whole model, and its attention alone. Results of layers are cached."""
+        texts = configuration.objective.texts
+        if texts > 1:
+            # One after another, in smaller kernels.
+            alone = replace(configuration, micro_batch=configuration.micro_batch // texts, objective=NEXT_TOKEN)
+            passes, attention = self._passes(alone)
+            return _Passes(*(one * (1.0 * texts) for one in passes)), attention * (1.0 * texts)
+        columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
+        if not any(np.ndim(column) for column in columns):
+            return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
+        first, places = distinct(columns)
+        rows = np.stack(np.broadcast_arrays(*columns), axis=-1)[first]
+        works = self._works(configuration, [tuple(row) for row in rows.tolist()], None)
+        passes, attention = _model_passes(works, configuration)
+        spread = _Passes(*(one.each(lambda value: value[places]) for one in passes))
+        return spread, attention.each(lambda value: value[places])
+
+    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
+        """Return the work of each kind of layer, the embedding and the head, per row of the numbers they depend on."""
+        kinds = ["precision", "sequence_parallel", "attention", "compile", "compile_loss"]
+        kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss", "logit_share"]
+        # FSDP2 and DeepSpeed run the same layers, except for FSDP2's hooks on compiled ones.
+        same = configuration.framework == "deepspeed" and not configuration.compile
+        key = "fsdp2" if same else configuration.framework, *(getattr(configuration, kind) for kind in kinds)
+        known = self._known.setdefault(key, _Known())
+        missing = [row for row in dict.fromkeys(rows) if row not in known.places]
+        if missing:
+            numbers: dict[str, Any] = dict(zip(_LAYER_NUMBERS, np.array(missing).T, strict=True))
+            known.add(missing, self._work(replace(configuration, **numbers)))
+        found = np.array([known.places[row] for row in rows])
+        return known.works(found if at is None else found[at])
+
+    def _around(self, configuration: Configuration) -> "_Around":
+        """Return everything around the layers, cached across configurations that differ only in recomputation and loss."""
+        recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
+        # Numbers may be arrays, which are keyed by id.
+        numbers = (id(getattr(configuration, name)) for name in NUMBERS)
+        key = (*numbers, *(getattr(configuration, name) for name in _CHOICES), recomputed)
+        if key not in self._kept:
+            shape, gpu = self._shape, self._cluster.gpu
+            stage = next(stages(shape, configuration))
+            sent = traffic(stage, self._network)
+            beside = sharding_copies(stage.parameters, configuration, gpu)
+            if operators := configuration.traits.pipeline_operators:
+                # The host receives and sends on a pipeline stage.
+                staged = np.asarray(configuration.pp) > 1
+                once = Busy(host_s=operators * host_costs().forward.operator / 3 * staged)
+                beside = beside + PassTime(once * 2, once)
+            self._kept[key] = configuration, _Around(stage, sent, _update(stage, gpu), beside)
+        return self._kept[key][1]
+
+    def _work(self, configuration: Configuration) -> "_Works":
+        gpu = self._cluster.gpu
+        layers = []
+        read: Quantity = 0
+        for stack, census in self._census:
+            seen = configuration
+            if stack.tokens:
+                seen = replace(seen, seq=stack.tokens, micro_batch=seen.micro_batch * max(stack.sequences, 1))
+            for layer, places in census:
+                how = configuration_of(layer, seen)
+                launches = LayerLaunches(self._shape, how, gpu)
+                work = work_of(launches.layer(layer, stack.hidden, read), how, gpu)
+                work = replace(work, **_NO_BACKWARD) if layer.frozen == "still" else work
+                layers.append((work, places if stack.sequences else []))
+            read = launches.tokens
+        ends = seen if self._shape.trains_table else replace(seen, lora_rank=1, lora_targets=())
+        embedding = work_of(LayerLaunches(self._shape, ends, gpu).embedding(), ends, gpu)
+        ends = seen if self._shape.trains_head else replace(seen, lora_rank=1, lora_targets=())
+        return _Works(layers, embedding, self._head(ends))
+
+    def _head(self, configuration: Configuration) -> LayerWork:
+        """Return the head's work, computed together for configurations whose logits take the same kernels."""
+        gpu = self._cluster.gpu
+        launches = LayerLaunches(self._shape, configuration, gpu)
+        tokens, tp = np.broadcast_arrays(*np.atleast_1d(launches.tokens, configuration.tp))
+        first, places = distinct((tokens, tp))
+        tokens, tp = tokens[first], tp[first]
+        forms = {degree: launches.head_form(degree) for degree in set(tp.tolist())}
+        figures = np.empty((FIGURES, tp.size))
+        for form in set(forms.values()):
+            chosen = np.isin(tp, [degree for degree in forms if forms[degree] == form])
+            some = replace(configuration, seq=tokens[chosen], tp=tp[chosen], micro_batch=1, cp=1, ep=1)
+            found = work_of(replace(launches, configuration=some).head(), configuration, gpu)
+            figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
+        return LayerWork.of(list(figures[:, places]))
+
+
+class _Around(NamedTuple):
+    """Parts of a step outside its layers."""
+
+    stage: StageShare
+    sent: Traffic
+    update: Busy
+    beside: PassTime  # copies that sharding adds to each pass, and the host's pipeline sends and receives
+
+
+class _NoGrad(NamedTuple):
+    """Passes without gradients in one micro-batch, and the transfers they need."""
+
+    busy: Busy = Busy()
+    sent_s: Quantity = 0.0
+    moved_s: Quantity = 0.0
+
+    def beside(
+        self, exposed: dict[str, Quantity], slower: Quantity, count: Quantity
+    ) -> tuple[dict[str, Quantity], Quantity]:
+        """Return the exposed seconds of all micro-batches including these transfers, and the passes' own seconds."""
+        once_s = np.maximum(self.busy.at(slower), self.busy.host_s)
+        more = {"collectives": self.sent_s, "offload": self.moved_s}
+        waits = {name: exposed[name] + count * np.maximum(more_s - once_s, 0.0) for name, more_s in more.items()}
+        return waits, count * once_s
+
+
+class _Works(NamedTuple):
+    """Work of a micro-batch in the layers, with the indices of each kind, and in embedding and head."""
+
+    layers: list[tuple[LayerWork, list[int]]]
+    embedding: LayerWork
+    head: LayerWork
+
+    @property
+    def all(self) -> list[LayerWork]:
+        return [*(work for work, _ in self.layers), self.embedding, self.head]
+
+
+class _Known:
+    """A cache of works: one column of figures per row of numbers."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, ...], int] = {}
+        self._places: list[list[int]] = []
+        self._figures: NDArray[np.float64] | None = None
+
+    def add(self, rows: list[tuple[int, ...]], works: _Works) -> None:
+        figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works.all for figure in work.figures()])
+        self.places |= {row: len(self.places) + at for at, row in enumerate(rows)}
+        self._places = [places for _, places in works.layers]
+        self._figures = figures if self._figures is None else np.concatenate([self._figures, figures], axis=1)
+
+    def works(self, places: Any) -> _Works:
+        """Return the cached works at these indices, or at one."""
+        assert self._figures is not None
+        figures = self._figures[:, places]
+        size = len(figures) // (len(self._places) + 2)
+        each = [LayerWork.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
+        return _Works(list(zip(each[:-2], self._places, strict=True)), *each[-2:])
+
+
+class _Passes(NamedTuple):
+    """The passes of a micro-batch on the slowest stage."""
+
+    embedding: PassTime
+    layers: PassTime
+    head: PassTime
+
+
+class _Seconds(NamedTuple):
+    """Seconds of a micro-batch on the slowest stage, and of the update."""
+
+    forward_s: Quantity
+    backward_s: Quantity
+    recompute_s: Quantity
+    update_s: Quantity
+
+    @property
+    def total_s(self) -> Quantity:
+        return self.forward_s + self.backward_s + self.recompute_s
+
+
+def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
+    """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
+    embedding = PassTime(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
+    product_again = works.head.products * (1.0 if configuration.loss == "chunked" else 0.0)
+    head = PassTime(works.head.forward, works.head.backward, product_again)
+    layers, attention = PassTime(), Busy()
+    for work, places in works.layers:
+        one, count = layer_pass(work, configuration), len(places)
+        # Layers without a backward pass are not recomputed.
+        back = np.asarray(one.backward.card_s) > 0
+        again = recomputed_blocks(configuration.checkpoint, places) * back
+        layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
+        attention = attention + count * (work.attention + work.attention_backward)
+    return _Passes(embedding, layers, head), attention
+
+
+def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
+    """Return the passes of the stage with the most layers, or of the last one with the head, whichever is slower."""
+    embedding, layers, head = passes
+    full, last = stage.share, 1 - stage.share * (stage.configuration.pp - 1)
+    layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
+    slower_last = layers_s * last + ends_s > layers_s * full
+    share = np.where(slower_last, np.maximum(last, 0.0), full)
+    return _Passes(embedding * (1.0 * slower_last), layers * share, head * (1.0 * slower_last))
+
+
+def _slowest(gpus: int, spread: float) -> float:
+    """Return how much slower than the median the slowest of `gpus` cards is: the expected maximum of normal deviates."""
+    return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+
+
+def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
+    """Return the seconds at the pace of GPU or host, whichever is behind.
+
+    They start a micro-batch together, or the host keeps the lead of the one before; if it `waits`, they also start the
+    backward pass together.
+    """
+    embedding, layers, head = passes
+    # Each block is recomputed right before its backward pass: the host launches one while the GPU runs the other.
+    again = layers.recompute + layers.backward
+    recomputed = layers.recompute.at(slower) / np.maximum(again.at(slower), _NOTHING_S)
+    order = (
+        ("forward", embedding.forward), ("forward", layers.forward), ("forward", head.forward), ("recompute", head.recompute),
+        ("backward", head.backward), ("layers", again), ("backward", embedding.backward), ("update", update),
+    )  # fmt: skip
+    found: dict[str, Quantity] = dict.fromkeys(("forward", "backward", "recompute", "update", "layers"), 0.0)
+    begins_s: Quantity = 0.0
+    whole = sum((part for _, part in order), Busy())
+    lead_s = 0.0 if together else np.maximum(whole.at(slower) - whole.host_s, 0.0) * np.logical_not(waits)
+    launched_s: Quantity = -1.0 * lead_s
+    for place, (name, part) in enumerate(order):
+        if place == _BACKWARD:
+            launched_s = np.where(waits, begins_s, launched_s)
+        launched_s = launched_s + part.host_s
+        ends_s = np.maximum(begins_s + part.at(slower), launched_s)
+        found[name] = found[name] + (ends_s - begins_s)
+        begins_s = ends_s
+    layers_s = found.pop("layers")
+    found["recompute"] = found["recompute"] + recomputed * layers_s
+    found["backward"] = found["backward"] + (1 - recomputed) * layers_s
+    return _Seconds(*found.values())
+
+
+def _update(stage: StageShare, gpu: Gpu) -> Busy:
+    """Return the optimizer's step and the accumulation of gradients over micro-batches."""
+    shape, configuration, count = stage.shape, stage.configuration, stage.updated
+    sums = np.where(configuration.reduces_once, stage.trained.parameters, stage.trained.sharded(2))[()]
+    held = count if configuration.lora_rank else sums
+    if configuration.traits.fuses_sums and not configuration.lora_rank:
+        held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
+    # If gradients are accumulated in another dtype than computed, those of the first micro-batch are added too.
+    first = 1 if configuration.gradient_bytes == configuration.made_bytes else 0
+    summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
+    if configuration.optimizer_place != "gpu":
+        return summed
+    return summed + update(shape, configuration, count, gpu) + gathered(shape, configuration, stage.parameters, gpu)
+
+
+def _exposed(
+    busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration, taken: float
+) -> tuple[dict[str, Quantity], Quantity]:
+    """Return exposed and hidden seconds: collectives overlap first, then offload; they occupy `taken` of the SMs."""
+    count = configuration.accumulate
+    forward_s, backward_s = busy.forward_s, busy.backward_s + busy.recompute_s
+    # The first exchange of a ring has nothing to hide behind.
+    ring_s = np.maximum(sent.ring_s - attention_s, sent.ring_s / configuration.cp)
+    passes = [(sent.forward_s, moved.forward_s, forward_s), (sent.backward_s, moved.backward_s, backward_s)]
+    products_s = np.maximum(sent.products_s - _BEHIND_PRODUCTS * backward_s, 0.0)
+    collectives_s = count * (sent.plain_s + ring_s + products_s) + sent.step_s
+    offload_s = moved.step_s
+    for sent_s, moved_s, behind_s in passes:
+        collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, sent.ends * sent_s)
+        offload_s = offload_s + count * np.maximum(moved_s - np.maximum(behind_s - sent_s, 0.0), 0.0)
+    for once_s, behind_s in ((sent.first_forward_s, forward_s), (sent.last_backward_s, backward_s)):
+        collectives_s = collectives_s + np.maximum(once_s - behind_s, sent.ends * once_s)
+    offload_s = offload_s + np.maximum(moved.last_backward_s - backward_s, 0.0)
+    sent_s = count * (sent.forward_s + sent.backward_s + sent.plain_s + sent.products_s + sent.ring_s)
+    hidden_s = sent_s + sent.first_forward_s + sent.last_backward_s + sent.step_s - collectives_s
+    moved_s = count * (moved.forward_s + moved.backward_s) + moved.last_backward_s + moved.step_s
+    return {"collectives": collectives_s + taken * hidden_s, "offload": offload_s}, hidden_s + moved_s - offload_s

@@ -1,0 +1,80 @@
+"""A frozen reference or teacher beside the trained model: its weights and the memory of its forward pass.
+
+It is sharded as the framework shards parameters: TRL passes a reference to DeepSpeed's ZeRO 3 or to FSDP2 if the policy
+uses them, and otherwise keeps it whole on every GPU.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tonnage.budget.serving.forward import layer_elements
+from tonnage.budget.terms import Term, model_term
+from tonnage.budget.training.activations import FP32
+from tonnage.budget.training.adapters import largest_matrix
+from tonnage.budget.training.configuration import MAX_LIVE_PARAMETERS, Configuration, Quantity
+from tonnage.budget.training.loss import head_weights
+from tonnage.budget.training.states import StageShare, base_terms, stages
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+
+# Hidden-size vectors beside those of attention or MLP: the residual, and a norm's input and output.
+_HELD = 3
+
+
+def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term]:
+    """Return its weights on one GPU; empty without one, or if it is the trained model with adapters off."""
+    objective = configuration.objective
+    if not objective.holds_frozen:
+        return []
+    name, stage = objective.frozen_name, _stage(shape, configuration)
+    count = stage.parameters_kept
+    if objective.teacher is None and not configuration.lora_rank:
+        # Loaded as the trained one is.
+        size = configuration.working_bytes
+        numbers, formula = {"parameters": count, "bytes": size}, "parameters on this GPU × bytes"
+        return [Term(Category.PARAMETERS, f"{name} parameters", count * size, formula, numbers)]
+    terms = base_terms(stage, count / stage.parameters)
+    return [replace(term, name=term.name.replace("frozen", name)) for term in terms]
+
+
+def frozen_pass(shape: ModelShape, configuration: Configuration) -> tuple[list[Term], Term]:
+    """Return what its forward pass takes: weights in another dtype or gathered, and its largest block."""
+    objective, name = configuration.objective, configuration.objective.frozen_name
+    stage = _stage(shape, configuration)
+    read: list[Term] = []
+    size: Quantity
+    if objective.holds_frozen:
+        # Autocast's copies, or a dequantized matrix.
+        if stage.configuration.quantized_base:
+            size = stage.configuration.compute_bytes * largest_matrix(stage.shape)
+            read.append(model_term(Category.WORKSPACE, f"a matrix of the {name} made wide", size, "bytes × weights"))
+        elif configuration.autocast and objective.teacher is None:
+            count = stage.dense + head_weights(shape)
+            words = f"autocast copies of the {name}"
+            read.append(model_term(Category.WORKSPACE, words, 2 * count, "2 B × weights", weights=count))
+    if objective.holds_frozen and configuration.shards_parameters:
+        if configuration.framework == "deepspeed":
+            count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
+        elif objective.teacher is None or configuration.zero < 3:
+            # TRL wraps a reference for FSDP2 as one unit; without resharding after a pass, all of it is gathered at the
+            # end.
+            count = stage.parameters
+        else:
+            count = np.minimum(stage.outside + 2 * stage.largest_block, stage.parameters)
+        size, words = stage.configuration.base_bytes, f"gathered parameters of the {name}"
+        numbers = {"bytes": size, "parameters": count}
+        read.append(model_term(Category.PARAMETERS, words, size * count, "bytes × parameters", **numbers))
+    layers = [(layer, stack.hidden) for stack in stage.shape.stacks for layer, _ in stack.groups()]
+    elements = max(layer_elements(layer, hidden, 1, held=_HELD) for layer, hidden in layers)
+    width = FP32 if configuration.autocast and objective.teacher is None else configuration.compute_bytes
+    numbers = {"bytes": width, "elements": elements, "tokens": configuration.tokens}
+    words, size = f"one block of the {name}", width * elements * configuration.tokens
+    return read, model_term(Category.ACTIVATIONS, words, size, "bytes × elements × tokens", **numbers)
+
+
+def _stage(shape: ModelShape, configuration: Configuration) -> StageShare:
+    """Return the whole frozen model as one stage, in its base format: pipelines are not combined with frozen models."""
+    objective = configuration.objective
+    kept = configuration if objective.teacher is None else replace(configuration, base=objective.teacher_base)
+    return next(stages(objective.frozen_shape(shape), kept))

@@ -1,0 +1,212 @@
+"""The memory of one training step on one GPU: every moment of every stage, and the worst of them as a ledger.
+
+What is offloaded counts on the host, per GPU.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget import table
+from tonnage.budget.terms import Term, total
+from tonnage.budget.training.configuration import Configuration, Place, Quantity
+from tonnage.budget.training.moments import StepMoment, moments
+from tonnage.budget.training.overheads import context, fragmentation, nccl, other_streams, workspace
+from tonnage.budget.training.states import StageShare, stages
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category, Ledger
+from tonnage.models.shape import ModelShape
+
+# DeepSpeed's defaults for NVMe offload: this many buffers of this many FP32 elements stay in pinned host memory.
+NVME_BUFFERS = 5
+NVME_BUFFER_BYTES = 4 * 100_000_000
+# Kinds of training with their own error range of a predicted peak, learned from published runs.
+Kind = Literal["whole", "split", "adapters"]
+_OUTSIDE_ALLOCATOR = (Category.CONTEXT, Category.FRAGMENTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBudget:
+    """What one GPU needs at the worst moment of the worst pipeline stage; `terms` sum to `total_bytes`."""
+
+    terms: tuple[Term, ...]
+    moments: tuple[str, ...]  # their names
+    moment: NDArray[np.intp]  # index of the peak, per configuration
+    host_bytes: Quantity
+    pinned_bytes: Quantity
+
+    @property
+    def total_bytes(self) -> Quantity:
+        """Total that must fit on the card, including CUDA context and fragmentation."""
+        return total(self.terms)
+
+    @property
+    def peak_allocated_bytes(self) -> Quantity:
+        """Peak as `torch.cuda.max_memory_allocated` reports it."""
+        return total(term for term in self.terms if term.category not in _OUTSIDE_ALLOCATOR)
+
+    @property
+    def peak_reserved_bytes(self) -> Quantity:
+        """Peak as `torch.cuda.max_memory_reserved` reports it."""
+        return total(term for term in self.terms if term.category is not Category.CONTEXT)
+
+    def terms_at(self, index: int) -> tuple[Term, ...]:
+        """Return the non-zero terms of one of many configurations, as plain numbers."""
+        found = []
+        for term in self.terms:
+            size = float(_at(term.size_bytes, index))  # type: ignore[arg-type]
+            if size:
+                numbers = {name: _at(value, index) for name, value in term.numbers.items()}
+                found.append(replace(term, size_bytes=size, numbers=numbers))
+        return tuple(found)
+
+    def ledger_at(self, index: int) -> Ledger:
+        """Return the ledger of one of many configurations."""
+        return Ledger.of((term.category, round(float(term.size_bytes))) for term in self.terms_at(index))
+
+    def moment_at(self, index: int) -> str:
+        """Return the moment of the peak of one of many configurations."""
+        return self.moments[int(np.ravel(self.moment)[index if self.moment.size > 1 else 0])]
+
+
+def training_budget(
+    shape: ModelShape, configuration: Configuration, gpu: Gpu, *, stage: Literal["worst", "first", "last"] = "worst"
+) -> TrainingBudget:
+    """Predict the memory of one configuration or of each of many, optionally of one end of a pipeline only."""
+    ends = [end for end in stages(shape, configuration) if end.name in ("stage", f"{stage} stage") or stage == "worst"]
+    seen = [moment for end in ends for moment in _seen(end)]
+    host = _host(seen, ends[0])
+    if configuration.offloads:
+        here = (
+            [term if stays(term, configuration) else replace(term, size_bytes=0.0) for term in moment.terms]
+            for moment in seen
+        )
+        seen = [replace(moment, terms=tuple(terms)) for moment, terms in zip(seen, here, strict=True)]
+    chosen, peak = _worst(seen)
+    terms = (*chosen, workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
+    names = tuple(moment.name for moment in seen)
+    return TrainingBudget(tuple(map(_plain, terms)), names, peak, host.host_bytes, host.pinned_bytes)
+
+
+def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:
+    """Return `total_bytes` and `host_bytes` without building terms, as a search needs them."""
+    ends = list(stages(shape, configuration))
+    seen = [moment for end in ends for moment in _seen(end)]
+    if configuration.offloads:
+        held = [total(term for term in moment.terms if stays(term, configuration)) for moment in seen]
+    else:
+        held = [total(moment.terms) for moment in seen]
+    beside = (workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
+    return functools.reduce(np.maximum, held) + total(beside), _host(seen, ends[0]).host_bytes
+
+
+def _seen(stage: StageShare) -> list[StepMoment]:
+    """Return the moments of a stage, with the allocator's fragmentation."""
+    found = list(moments(stage))
+    wasted = (fragmentation(stage), *other_streams(stage, [moment.terms for moment in found]))
+    return [StepMoment(f"{moment.name}, {stage.name}", (*moment.terms, *wasted)) for moment in found]
+
+
+class HostBytes(NamedTuple):
+    """Bytes on the host, and how many of them must be pinned for transfers to overlap."""
+
+    host_bytes: Quantity
+    pinned_bytes: Quantity
+
+
+def _host(seen: Sequence[StepMoment], stage: StageShare) -> HostBytes:
+    """Return the most host memory of any moment."""
+    if not stage.configuration.offloads:
+        return HostBytes(0.0, 0.0)
+    kept = stage.kept_parameters, stage.gradients
+    found = [host_memory(moment.terms, *kept, stage.configuration) for moment in seen]
+    return HostBytes(*(np.max(np.stack(np.broadcast_arrays(*sizes)), axis=0)[()] for sizes in zip(*found, strict=True)))
+
+
+def host_memory(
+    terms: Sequence[Term], parameters: Sequence[Term], gradients: Term, configuration: Configuration
+) -> HostBytes:
+    """Return the host memory of what is offloaded among `terms`, given the stage's kept parameters and all gradients.
+
+    With the optimizer on the host, there are also pinned gradients to read and parameters to write. Parameters on the
+    host are written in place, and frozen ones are not written.
+    """
+    host: Quantity = 0.0
+    pinned: Quantity = 0.0
+    for term in terms:
+        place, size = _place(term, configuration), term.size_bytes
+        if place == "gpu" or term.name == "gradients":
+            continue
+        if place == "nvme":
+            size = np.minimum(size, float(NVME_BUFFERS * NVME_BUFFER_BYTES))
+        host = host + size
+        # Parameters and activations are transferred in every pass, so they are pinned.
+        pinned = pinned + (size if place == "nvme" or term.category is not Category.OPTIMIZER_STATES else 0.0)
+    if configuration.optimizer_place == "gpu":
+        return HostBytes(host, pinned)
+    exchanged = gradients.size_bytes
+    if not configuration.master_bytes and configuration.parameter_place != "host":
+        exchanged = exchanged + total(term for term in parameters if not term.name.startswith("frozen"))
+    return HostBytes(host + exchanged, pinned + exchanged)
+
+
+def stays(term: Term, configuration: Configuration) -> bool:
+    """Say whether the term stays on the GPU."""
+    return _place(term, configuration) == "gpu"
+
+
+def _place(term: Term, configuration: Configuration) -> Place:
+    if term.category is Category.OPTIMIZER_STATES:
+        # Paged states need room for one tensor's states at a time, which is negligible.
+        return "host" if configuration.paged else configuration.optimizer_place
+    if term.category is Category.PARAMETERS and not term.name.startswith("gathered parameters"):
+        return configuration.parameter_place
+    if term.category is Category.ACTIVATIONS and term.name.startswith("kept by"):
+        return configuration.activation_place
+    if term.name == "gradients" and configuration.framework in ("deepspeed", "fsdp2"):
+        # Copied as soon as they are reduced; the host's copy is counted in `host_memory`.
+        return "gpu" if configuration.optimizer_place == "gpu" else "host"
+    return "gpu"
+
+
+def _worst(seen: list[StepMoment]) -> tuple[list[Term], NDArray[np.intp]]:
+    """Return, for each configuration, the terms of its worst moment."""
+    sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
+    peak = np.argmax(sums, axis=0)
+    merged: dict[tuple[Category, str], Term] = {}
+    for number, moment in enumerate(seen):
+        here = peak == number
+        if not np.any(here):
+            continue
+        for term in moment.terms:
+            key = (term.category, term.name)
+            known = merged.get(key)
+            size = np.where(here, term.size_bytes, known.size_bytes if known else 0.0)
+            merged[key] = replace(term, size_bytes=size)
+    return list(merged.values()), peak
+
+
+def _plain(term: Term) -> Term:
+    size = np.asarray(term.size_bytes, dtype=float)
+    return replace(term, size_bytes=float(size) if size.ndim == 0 else size)
+
+
+def _at(value: object, index: int) -> object:
+    return value[index] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def kind_of(configuration: Configuration) -> Kind:
+    """Return the kind of one configuration with plain numbers."""
+    if configuration.lora_rank:
+        return "adapters"
+    return "split" if max(configuration.tp, configuration.pp, configuration.cp) > 1 else "whole"
+
+
+def peak_factors(configuration: Configuration) -> tuple[float, float]:
+    """Return the low and high factors between which nine of ten runs lie."""
+    low, high = table("ranges")[kind_of(configuration)]["peak"]
+    return low, high

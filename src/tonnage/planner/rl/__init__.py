@@ -1,0 +1,1 @@
+"""The search for the fastest step of reinforcement learning that fits."""

@@ -1,0 +1,593 @@
+"""Find the fastest step of reinforcement learning that fits: placement of engine and trainer, sleep and offload.
+
+Given settings are kept. Open ones are searched: the engine on the trainer's GPUs or its own, its sleep level, memory
+share and tensor parallelism, what is offloaded between phases, and the trainer's layout (`planner.training.search`, on a card
+reduced by what waits beside it). Times come from the training clock, a rollout in which every completion has the full
+length, and the links that weights and states cross.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tonnage.budget.rl import MOVABLE, Algorithm, Cast, Held, Movable, Phase, Reference, phases, valued
+from tonnage.budget.serving.memory import ServingBudget, ServingConfiguration, divides, serving_budget
+from tonnage.budget.time.roofline import calibration
+from tonnage.budget.time.step import StepClock
+from tonnage.budget.training.configuration import Configuration
+from tonnage.errors import BadLayout, RequestError, TonnageError
+from tonnage.hardware import Cluster
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+from tonnage.planner.rl.rollout import Rollout, rollout
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, divisors
+from tonnage.planner.training.search import HEADROOM, PlanSearch, TrainingPlan, search
+
+# vLLM's share of the card is at most its default.
+_LARGEST_SHARE = 0.9
+# Shares of all samples at once for which a cache that is never freed is sized.
+_POOLS = (1.0, 0.25)
+# Shares of the GPUs tried for rollouts.
+_APART = (0.125, 0.25, 0.5, 0.75)
+_ALTERNATIVES = 4
+# Relative difference within the clock's error.
+_AS_QUICK = 0.03
+# Tokens per vLLM step, as TRL starts it.
+_BATCHED_TOKENS = 4096
+_MOST_SEQS = 1024
+# No trainer is searched for with less card memory left.
+_LEAST_BYTES = 2**30
+_GIB = 2**30
+_MOST_TRIES = 3
+_LONGEST = 1 << 24
+_LARGEST = {"group": 1 << 16, "prompts": 1 << 20, "prompt": 1 << 24, "completion": 1 << 24, "iterations": 1 << 10}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlRequest:
+    """A request; fields that are None are searched. `rollout_gpus` 0: the engine shares the trainer's GPUs."""
+
+    training: TrainingRequest  # its `seq` and `global_batch` are derived
+    algorithm: Algorithm = "grpo"
+    prompts: int = 32
+    group: int = 8
+    prompt: int = 512
+    completion: int = 2048
+    iterations: int = 1
+    reference: Reference = "none"
+    reward: ModelShape | None = None
+    critic: ModelShape | None = None
+    engine: str = "vllm"
+    engine_tp: int | None = None
+    utilization: float | None = None
+    rollout_gpus: int | None = None
+    sleep: int | None = None
+    offload: frozenset[Movable] | None = None
+    share_weights: bool = False
+    own_process: bool = False
+    overlap: bool = False
+    eager: bool = False
+
+    @property
+    def samples(self) -> int:
+        """Completions per step."""
+        return self.prompts * self.group
+
+    @property
+    def seq(self) -> int:
+        """Tokens per sample."""
+        return self.prompt + self.completion
+
+    @property
+    def old_log_probs(self) -> bool:
+        """Whether the actor scores its samples before it is trained on them.
+
+        Another engine's log-probabilities differ from the trainer's, and after the first pass over the samples so do
+        the weights.
+        """
+        return not self.share_weights or self.iterations > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlPlan:
+    """One way to run a step. `rollout` is None if not even one sequence fits."""
+
+    request: RlRequest
+    cluster: Cluster
+    cast: Cast
+    trainer: TrainingPlan
+    engine: ServingBudget
+    rollout: Rollout | None
+    phases: tuple[Phase, ...]
+    rollout_gpus: int
+    host_bytes: int
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of all phases in sequence; with separate GPUs and `overlap`, rollouts run concurrently."""
+        seconds = {phase.name: phase.seconds for phase in self.phases}
+        if self.request.overlap and self.rollout_gpus:
+            made, sent = seconds.pop("rollout", 0.0), seconds.pop("sync", 0.0)
+            return max(made, sum(seconds.values())) + sent
+        return sum(seconds.values())
+
+    @property
+    def peak(self) -> Phase:
+        """The phase with the most memory."""
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+    @property
+    def utilization(self) -> float:
+        """The engine's share of its card."""
+        return self.engine.configuration.utilization
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of all GPUs."""
+        return self.request.samples / self.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, generated and trained on."""
+        return self.samples_per_s * self.request.completion
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the fullest phase exceeds the card by."""
+        return max(self.peak.total_bytes - self.cluster.gpu.memory_bytes, 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits on the card and on the host."""
+        enough = self.host_bytes <= self.cluster.host_memory_per_gpu_bytes
+        return self.rollout is not None and self.missing_bytes == 0 and enough and self.step_s > 0
+
+    @property
+    def unhindered(self) -> bool:
+        """Whether more memory would not help: nothing is recomputed, and all samples run at once."""
+        made, recomputes = self.rollout, self.trainer.configuration.checkpoint != "none"
+        return self.fits and made is not None and made.waves == 1 and not recomputes
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Key by which two plans look different to a reader."""
+        return self.rollout_gpus, bool(self.cast.sleep), self.cast.offload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlFindings:
+    """The best plan, or the one closest to fitting; alternatives; and remedies that make it fit."""
+
+    shape: ModelShape
+    cluster: Cluster
+    request: RlRequest
+    best: RlPlan
+    alternatives: tuple[RlPlan, ...]
+    remedies: tuple[tuple[str, "RlPlan"], ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether any plan fits."""
+        return self.best.fits
+
+
+def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindings:
+    """Search every option that the request leaves open."""
+    check(request, shape, cluster)
+    ranked = _ranked(shape, cluster, request)
+    seen = {ranked[0].kind}
+    others = []
+    best = ranked[0]
+    for plan in ranked[1:]:
+        # Skip plans that move more data than the best without gaining from it.
+        alike = plan.rollout_gpus == best.rollout_gpus and bool(plan.cast.sleep) == bool(best.cast.sleep)
+        gains = plan.step_s < best.step_s or plan.peak.total_bytes < (1 - _AS_QUICK) * best.peak.total_bytes
+        outdone = alike and plan.cast.offload > best.cast.offload and not gains
+        if plan.kind not in seen and plan.fits and not outdone:
+            seen.add(plan.kind)
+            others.append(plan)
+    remedies = () if best.fits else tuple(_remedies(shape, cluster, request))
+    alternatives = tuple(others[:_ALTERNATIVES])
+    return RlFindings(
+        shape=shape, cluster=cluster, request=request, best=best, alternatives=alternatives, remedies=remedies
+    )
+
+
+def _ranked(shape: ModelShape, cluster: Cluster, request: RlRequest) -> list[RlPlan]:
+    """Return the plans, the fastest fitting one first, then by missing memory."""
+    bench = _Bench(shape, cluster, request)
+    found = list(bench.plans())
+    if not found:
+        raise bench.problem or BadLayout(
+            "No way to share these GPUs satisfies all of these flags together.",
+            hint="Leave one of --rollout-gpus, --engine-tp, --sleep, --offload out.",
+        )
+    quickest = min((plan.step_s for plan in found if plan.fits), default=0.0)
+
+    def rank(plan: RlPlan) -> tuple[object, ...]:
+        # Among plans of about the same speed, prefer the one that moves least.
+        as_quick = plan.fits and plan.step_s <= (1 + _AS_QUICK) * quickest
+        moves = (len(plan.cast.offload), plan.engine.configuration.tp) if as_quick else (0, 0)
+        return not plan.fits, plan.missing_bytes // _GIB, not as_quick, *moves, plan.step_s
+
+    return sorted(found, key=rank)
+
+
+def check(request: RlRequest, shape: ModelShape, cluster: Cluster) -> None:
+    """Raise RequestError for an impossible request."""
+    for name, most in _LARGEST.items():
+        number = getattr(request, name)
+        if not 1 <= number <= most:
+            raise BadLayout(f"--{name} {number} makes no sense.", hint=f"Give --{name} between 1 and {most:,}.")
+    if not shape.decoder.causal or not shape.logits or not shape.vocab:
+        raise RequestError(f"{shape.name} writes no tokens, so there is nothing to reinforce.")
+    most = shape.max_positions if shape.learned_positions else _LONGEST
+    if request.seq > most:
+        both = f"--prompt {request.prompt} and --completion {request.completion}"
+        problem = f"{both} are {request.seq:,} tokens together."
+        raise BadLayout(problem, hint=f"{shape.name} takes {most:,} at most.")
+    for problem, hint in _misfits(request, cluster):
+        raise BadLayout(problem, hint=hint)
+    tp, cards = request.engine_tp, request.rollout_gpus or cluster.gpus
+    if tp is not None and (tp < 1 or cards % tp or not divides(shape, tp)):
+        good = [str(number) for number in divisors(cards) if number <= 8 and divides(shape, number)]
+        problem = f"--engine-tp {tp} does not divide {cards} GPUs and the heads of {shape.name}."
+        raise BadLayout(problem, hint=f"Choose {', '.join(good)}.")
+
+
+def _misfits(request: RlRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    training, apart = request.training, request.rollout_gpus
+    if request.group == 1 and request.algorithm in ("grpo", "rloo", "dapo"):
+        yield f"--group 1: {request.algorithm} compares the completions of a prompt.", "Give --group 2 at least."
+    if request.critic and request.algorithm != "ppo":
+        yield f"--critic: {request.algorithm} has none.", "Add --algorithm ppo, or leave it out."
+    if request.reference == "adapters-off" and not training.lora_rank:
+        yield "--reference adapters-off: no adapters are trained.", "Add --lora 16, or use --reference copy."
+    if request.utilization is not None and not 0 < request.utilization <= 1:
+        yield f"--utilization {request.utilization:g} is no share of a card.", "Write it like 0.4."
+    if request.share_weights and request.engine != "tonnage":
+        yield "--share-weights: vLLM keeps weights of its own.", "Add --engine tonnage."
+    if request.share_weights and not training.lora_rank and training.precision != "bf16":
+        hint = "Add --precision bf16, or --lora 16."
+        yield "--share-weights: the engine serves 16 bits, and the trained weights are FP32.", hint
+    if request.share_weights and training.base != "16-bit":
+        yield f"--share-weights: the engine serves no {training.base} base.", "Leave one of the two out."
+    if request.share_weights and (apart or request.own_process):
+        yield "--share-weights needs the engine in the trainer's process.", "Leave one of the two out."
+    if request.engine == "tonnage" and (request.engine_tp or 1) > 1:
+        yield "Tonnage's own engine serves from one GPU.", "Use --engine vllm, or leave --engine-tp out."
+    if request.engine == "tonnage" and request.sleep == 2:
+        yield "Tonnage's own engine keeps its weights asleep.", "Write --sleep 1."
+    if request.engine == "tonnage" and training.base != "16-bit":
+        yield "Tonnage's own engine serves no 4-bit weights.", "Use --engine vllm."
+    if apart is not None and not 0 <= apart < cluster.gpus:
+        yield f"--rollout-gpus {apart}: there are {cluster.gpus} GPUs, and one must train.", "Give fewer, or 0."
+    if apart and _without(cluster, apart) is None:
+        yield (
+            f"--rollout-gpus {apart} leaves hosts of different sizes.",
+            f"Give whole hosts of {cluster.gpus_per_host}.",
+        )
+    if request.overlap and (apart == 0 or cluster.gpus == 1):
+        yield (
+            "--overlap makes rollouts beside the training, on GPUs of their own.",
+            "Give --rollout-gpus, or leave it out.",
+        )
+    if apart and request.sleep:
+        yield "--sleep: an engine on GPUs of its own has nobody to make room for.", "Leave one of the two out."
+
+
+def _without(cluster: Cluster, gpus: int) -> Cluster | None:
+    """Return the hosts left after taking away `gpus` GPUs; None if they would differ in size."""
+    if gpus % cluster.gpus_per_host == 0 and gpus < cluster.gpus:
+        return replace(cluster, hosts=cluster.hosts - gpus // cluster.gpus_per_host)
+    if cluster.hosts == 1:
+        return replace(cluster, gpus_per_host=cluster.gpus_per_host - gpus)
+    return None
+
+
+class _Bench:
+    """One request, with a cache of the trainers that its plans share."""
+
+    def __init__(self, shape: ModelShape, cluster: Cluster, request: RlRequest) -> None:
+        self.shape, self.cluster, self.request = shape, cluster, request
+        training, share = request.training, request.completion / request.seq
+        crowded = request.critic is not None or request.reward is not None or request.reference == "copy"
+        # Beside other models everything is sharded, as in verl and OpenRLHF, so what waits does not depend on the
+        # trainer.
+        several = cluster.gpus - (request.rollout_gpus or 0) > 1
+        zero = 3 if training.zero is None and crowded and several else training.zero
+        self._training = replace(
+            training, seq=request.seq, global_batch=request.samples, logit_share=share, offload=NO_OFFLOAD, zero=zero
+        )
+        self._trainers: dict[tuple[int, int], PlanSearch | None] = {}
+        self._clocks: dict[tuple[int, int], StepClock] = {}
+        self.problem: TonnageError | None = None
+
+    def plans(self) -> Iterator[RlPlan]:
+        """Yield a plan for every open option with a trainer."""
+        for apart in self._placements():
+            cluster = _without(self.cluster, apart) if apart else self.cluster
+            assert cluster is not None
+            degrees = self._degrees(apart)
+            asleep = 1 if self.request.engine == "tonnage" else 2
+            sleeps = [asleep, 0] if self.request.sleep is None else [self.request.sleep]
+            for sleep in [0] if apart else sleeps:
+                for offload in self._offloads(sleep):
+                    ways = [(tp, pool) for tp in degrees for pool in ([1.0] if sleep or apart else _POOLS)]
+                    found = [self._plan(cluster, apart, sleep, offload, *way) for way in ways]
+                    yield from (plan for plan in found if plan is not None)
+                    if any(plan is not None and plan.unhindered for plan in found):
+                        break
+
+    def _placements(self) -> list[int]:
+        request, gpus = self.request, self.cluster.gpus
+        if request.rollout_gpus is not None:
+            return [request.rollout_gpus]
+        if request.share_weights or request.own_process or request.sleep:
+            return [0]
+        apart = sorted({round(share * gpus) for share in _APART} - {0, gpus})
+        apart = [number for number in apart if _without(self.cluster, number) is not None]
+        return apart if request.overlap else [0, *apart]
+
+    def _offloads(self, sleep: int) -> list[frozenset[Movable]]:
+        """Return the offload options: nothing, then what is cheapest to move, then more.
+
+        Offloading the actor's own states makes room for the engine, not for its training: only that of others does.
+        """
+        if self.request.offload is not None:
+            return [self.request.offload]
+        frozen = self.request.reference == "copy" or self.request.reward is not None
+        some = MOVABLE if frozen else MOVABLE[1:]
+        if not sleep and self.request.critic is None:
+            some = tuple(name for name in some if name == "frozen")
+        if not self.cluster.host_memory_bytes or self.request.share_weights:
+            some = tuple(name for name in some if name == "frozen" and self.cluster.host_memory_bytes)
+        return [frozenset(some[:count]) for count in range(len(some) + 1)]
+
+    def _degrees(self, apart: int) -> list[int]:
+        """Return the engine's tensor parallelism: as asked, or the fastest that divides GPUs and heads."""
+        request, cards = self.request, apart or self.cluster.gpus
+        if request.engine == "tonnage":
+            return [1]
+        if request.engine_tp is not None:
+            return [request.engine_tp] if cards % request.engine_tp == 0 else []
+        most = min(cards, self.cluster.gpus_per_host)
+        tried = [tp for tp in divisors(cards) if tp <= min(most, 8) and divides(self.shape, tp)]
+        seconds: dict[int, float] = {}
+        for tp in tried:
+            engine = self._engine(tp, apart, self._share_wanted(tp, apart, 1.0))
+            made = rollout(self.shape, self.cluster, engine, request, apart) if engine else None
+            if made is not None:
+                seconds[tp] = made.seconds
+        # The smallest degree of about the best speed, and the largest, which needs the least memory per GPU.
+        quick = [tp for tp in seconds if seconds[tp] <= (1 + _AS_QUICK) * min(seconds.values())]
+        return sorted({quick[0], max(seconds)}) if quick else tried[-1:]
+
+    def _plan(
+        self, cluster: Cluster, apart: int, sleep: int, offload: frozenset[Movable], tp: int, pool: float
+    ) -> RlPlan | None:
+        """Find a trainer beside all that waits on its card, then the largest engine that fits."""
+        engine = self._engine(tp, apart, share=self._share_wanted(tp, apart, pool))
+        found = self._beside(cluster, engine, apart, sleep, offload) if engine else None
+        if engine is None or found is None:
+            return None
+        trainer, cast = found
+        if not apart and self.request.utilization is None:
+            engine = self._fitted(cast, engine, tp) or engine
+        made = rollout(self.shape, self.cluster, engine, self.request, apart)
+        clock = _Clock(self, cluster, cast, trainer)
+        shown = tuple(phases(cast, engine))
+        timed = tuple(replace(phase, seconds=clock.seconds(phase, made, engine)) for phase in shown)
+        return RlPlan(
+            request=self.request, cluster=self.cluster, cast=cast, trainer=trainer, engine=engine, rollout=made,
+            phases=timed, rollout_gpus=apart, host_bytes=_host_bytes(cast, shown, engine),
+        )  # fmt: skip
+
+    def _beside(
+        self, cluster: Cluster, engine: ServingBudget, apart: int, sleep: int, offload: frozenset[Movable]
+    ) -> tuple[TrainingPlan, Cast] | None:
+        """Find a trainer on a card reduced by everything else on it, which in turn depends on how the trainer shards."""
+        card = self.cluster.gpu.memory_bytes
+        left, found = card, None
+        for _ in range(_MOST_TRIES):
+            trainer = self._trainer(cluster, left)
+            if trainer is None:
+                return found
+            cast = self._cast(trainer.configuration, apart, sleep, offload)
+            found = trainer, cast
+            needed = max(phase.total_bytes for phase in phases(cast, engine) if phase.name not in ("rollout", "sync"))
+            if needed <= (1 - HEADROOM) * card or not trainer.fits:
+                return found
+            left -= max(round(needed - (1 - HEADROOM) * card), _GIB)
+        return found
+
+    def _cast(self, training: Configuration, apart: int, sleep: int, offload: frozenset[Movable]) -> Cast:
+        request = self.request
+        return Cast(
+            shape=self.shape, gpu=self.cluster.gpu, training=training, reference=request.reference,
+            reward=request.reward, critic=request.critic, old_log_probs=request.old_log_probs, sleep=sleep,
+            share_weights=request.share_weights, own_process=request.own_process, apart=bool(apart), offload=offload,
+        )  # fmt: skip
+
+    # The engine.
+
+    def _engine(self, tp: int, apart: int, share: float) -> ServingBudget | None:
+        request = self.request
+        copies = (apart or self.cluster.gpus) // tp
+        samples = min(-(-request.samples // copies), _MOST_SEQS)
+        asked = ServingConfiguration(
+            engine="tonnage" if request.engine == "tonnage" else "vllm", tp=tp, context=request.seq, users=1,
+            weights=request.training.base if request.training.base == "nf4" else "", utilization=share,
+            max_seqs=samples, batched_tokens=max(_BATCHED_TOKENS, samples), eager=request.eager,
+        )  # fmt: skip
+        try:
+            return serving_budget(self.shape, asked, self.cluster.gpu)
+        except (BadLayout, RequestError) as error:
+            self.problem = error
+            return None
+
+    def _share_wanted(self, tp: int, apart: int, pool: float) -> float:
+        """Return the engine's share, in hundredths, that holds `pool` of all samples at once, or the share asked for."""
+        if self.request.utilization is not None:
+            return self.request.utilization
+        engine = self._engine(tp, apart, _LARGEST_SHARE)
+        if engine is None:
+            return _LARGEST_SHARE
+        copies = (apart or self.cluster.gpus) // tp
+        samples = min(-(-self.request.samples // copies), engine.configuration.max_seqs)
+        blocks = Rollout.blocks(engine, self.request) * max(1, round(pool * samples)) + 2
+        layout = engine.kv.layout.bytes_per_block
+        wanted = engine.limit_bytes - engine.kv.blocks * layout + blocks * layout
+        return min(-(-wanted * 100 // engine.capacity_bytes) / 100, _LARGEST_SHARE)
+
+    def _fitted(self, cast: Cast, engine: ServingBudget, tp: int) -> ServingBudget | None:
+        """Return the engine with what all phases leave of the card, at most what it wants."""
+        card, most = self.cluster.gpu.memory_bytes, engine.configuration.utilization
+        over = max(phase.total_bytes for phase in phases(cast, engine)) - (1 - HEADROOM) * card
+        if over <= 0:
+            return engine
+        share = (most * card - over) * 100 // card / 100
+        return self._engine(tp, 0, share) if share > 0 else None
+
+    # The trainer.
+
+    def _trainer(self, cluster: Cluster, left_bytes: int) -> TrainingPlan | None:
+        """Return the fastest trainer that fits, or the one closest to fitting."""
+        # To a hundredth of the card: options that differ by less share a trainer.
+        grain = self.cluster.gpu.memory_bytes // 100
+        left = left_bytes // grain
+        if left * grain < _LEAST_BYTES:
+            return None
+        key = cluster.gpus, left
+        if key not in self._trainers:
+            smaller = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=left * grain))
+            try:
+                self._trainers[key] = search(self.shape, smaller, self._training, self.clock(self.shape, cluster))
+            except (BadLayout, RequestError) as error:
+                self.problem, self._trainers[key] = error, None
+        found = self._trainers[key]
+        return found.closest if found else None
+
+    def clock(self, shape: ModelShape, cluster: Cluster) -> StepClock:
+        """Return the clock of a model on these GPUs."""
+        key = id(shape), cluster.gpus
+        if key not in self._clocks:
+            self._clocks[key] = StepClock(shape, cluster)
+        return self._clocks[key]
+
+    @cached_property
+    def valued_reward(self) -> ModelShape | None:
+        """The reward model with one output."""
+        return valued(self.request.reward) if self.request.reward else None
+
+    @cached_property
+    def valued_critic(self) -> ModelShape | None:
+        """The critic with one output."""
+        return valued(self.request.critic) if self.request.critic else None
+
+
+def _host_bytes(cast: Cast, shown: tuple[Phase, ...], engine: ServingBudget) -> int:
+    """Return the most bytes on the host: everything offloaded, and an engine's weights at sleep level 1."""
+    every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
+    size = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
+    if cast.sleep == 1 and engine.configuration.engine == "vllm":
+        size += engine.ledger[Category.PARAMETERS]
+    return size
+
+
+def away(one: Held) -> str:
+    """Return the name under which it is offloaded, or ""."""
+    if one.term.category is Category.OPTIMIZER_STATES:
+        return "optimizer"
+    if one.term.category is not Category.PARAMETERS or one.owner == "engine" or one.term.name == "gathered parameters":
+        return ""
+    return "weights" if one.owner in ("actor", "critic") else "frozen"
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    bench: _Bench
+    cluster: Cluster  # the trainer's
+    cast: Cast
+    trainer: TrainingPlan
+
+    def seconds(self, phase: Phase, made: Rollout | None, engine: ServingBudget) -> float:
+        """Return the seconds of one phase, with its transfers between GPU and host."""
+        bench, cast = self.bench, self.cast
+        if phase.name == "rollout":
+            return made.seconds if made else 0.0
+        if phase.name == "sync":
+            return self._sync_s(phase, engine)
+        # States are loaded before training and offloaded after; read-only weights are only loaded. Idle models have
+        # nothing offloaded on the card.
+        size = sum(one.size_bytes for one in phase.held if away(one) in cast.offload)
+        link = self.cluster.host_link_bytes_per_s * calibration().host_link_ceiling
+        moved = size * (2 if phase.name.startswith("train") else 1) / link
+        if phase.name == "reward" and bench.valued_reward:
+            return self._forward_s(bench.valued_reward) + moved
+        if phase.name == "values" and bench.valued_critic:
+            return self._forward_s(bench.valued_critic) + moved
+        if phase.name in ("reference", "old log-probs"):
+            return self._forward_s(bench.shape) + moved
+        shape = bench.valued_critic if phase.name == "train critic" else bench.shape
+        assert shape is not None
+        once = float(bench.clock(shape, self.cluster).step(cast.training).total_s)
+        return once * bench.request.iterations + moved
+
+    def _forward_s(self, shape: ModelShape) -> float:
+        """Return a pass over all samples; sharded parameters are gathered once, of three times in a step."""
+        parts = self.bench.clock(shape, self.cluster).step(self.cast.training).parts
+        return float(parts["forward"]) + float(parts["collectives"]) / 3
+
+    def _sync_s(self, phase: Phase, engine: ServingBudget) -> float:
+        """Return the seconds to gather weights, or send them to the engine's GPUs, and to write them once.
+
+        Waking from sleep level 1 first loads the old ones from the host.
+        """
+        shape, cast, shares = self.bench.shape, self.cast, calibration()
+        weights = shape.parameters * cast.training.compute_bytes
+        mine = engine.ledger[Category.PARAMETERS]
+        seconds = 2 * mine / self.bench.cluster.gpu.bandwidth_bytes_per_s
+        if cast.training.shards_parameters or cast.apart:
+            cards = self.bench.cluster.gpus if cast.apart else self.cluster.gpus
+            seconds += weights / (self.bench.cluster.link_bytes_per_s(cards) * shares.link_ceiling)
+        host = self.cluster.host_link_bytes_per_s * shares.host_link_ceiling
+        if cast.sleep == 1 and engine.configuration.engine == "vllm":
+            seconds += 2 * mine / host
+        if "weights" in cast.offload:
+            kept = [one for one in phase.held if one.owner == "actor" and one.term.category is Category.PARAMETERS]
+            seconds += sum(one.size_bytes for one in kept) / host
+        return seconds
+
+
+def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterator[tuple[str, RlPlan]]:
+    """Yield single flags that make it fit, the mildest first."""
+    training = request.training
+    trials: list[tuple[str, RlRequest, Cluster]] = []
+
+    def changed(flag: str, **changes: object) -> None:
+        trials.append((flag, replace(request, training=replace(training, **changes)), cluster))  # type: ignore[arg-type]
+
+    if training.optimizer == "adamw" and not training.lora_rank:
+        changed("--optimizer adamw-8bit", optimizer="adamw-8bit")
+    if training.precision != "bf16" and not training.lora_rank and cluster.gpu.has_bf16:
+        changed("--precision bf16", precision="bf16")
+    if not training.lora_rank:
+        # The reference of adapters is the base without them.
+        reference: Reference = "adapters-off" if request.reference == "copy" else request.reference
+        adapted = replace(request, reference=reference, training=replace(training, lora_rank=16))
+        trials.append(("--lora 16", adapted, cluster))
+    elif training.base == "16-bit" and request.engine == "vllm":
+        changed("--base nf4", base="nf4")
+    for times in (2, 4, 8):
+        larger = replace(cluster, gpus_per_host=min(cluster.gpus * times, 8), hosts=max(cluster.gpus * times // 8, 1))
+        trials.append((f"--gpus {larger.gpus}x{larger.gpu.key}", request, larger))
+    for flag, trial, cards in trials:
+        try:
+            best = _ranked(shape, cards, trial)[0]
+        except TonnageError:
+            continue
+        if best.fits:
+            yield flag, best
+            if flag.startswith("--gpus"):
+                return

@@ -1,0 +1,1 @@
+"""The layout of a served model over the available GPUs."""

@@ -1,0 +1,434 @@
+"""Lay out a model for serving on the available GPUs: given settings are kept, open ones are searched.
+
+Searched are tensor and pipeline parallelism, the split of layers into stages, and the number of replicas; layouts that
+vLLM would not start are left out (`planner.serving.splitting`). Of the layouts that hold all users, the one with the highest
+upper bound of decoded tokens per second wins: weights and cache read once a step at memory bandwidth, and two
+all-reduces per layer. The bound ranks layouts; it is no prediction. An engine's share of the card defaults to its own,
+or less if the card would not hold what lies outside it. If nothing fits, changes are tried one at a time and those that
+help are offered; if it fits, those that leave more room.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tonnage.budget.serving.llama_cpp import LlamaBudget
+from tonnage.budget.serving.memory import (
+    BLOCK,
+    GGML_CACHES,
+    ServingBudget,
+    ServingConfiguration,
+    resolved,
+    serving_budget,
+)
+from tonnage.budget.serving.own_engine import OWN_WEIGHTS
+from tonnage.budget.serving.vllm import GRAPHS
+from tonnage.budget.serving.weights import WEIGHT_FORMATS, stages
+from tonnage.errors import BadLayout, RequestError
+from tonnage.hardware import Cluster
+from tonnage.hardware.cluster import common_clusters
+from tonnage.ledger import Category
+from tonnage.models.shape import AttentionKind, ModelShape
+from tonnage.planner.serving import llama_cpp
+from tonnage.planner.serving.splitting import cut, splits
+from tonnage.units import GIB
+
+if TYPE_CHECKING:
+    from tonnage.planner.export import ServingLaunch
+    from tonnage.planner.serving.beside import Neighbour
+
+# Latency of a small all-reduce over NVLink, whatever its size.
+_ALL_REDUCE_S = 10e-6
+_MOST_TIMES_GPUS = 64
+# How many format changes to offer, and how much more a KV cache must hold to be worth a line.
+_MOST_TRIALS = 2
+# How many layouts that nearly fit get their layers split anew.
+_MOST_CUT = 3
+_WORTH_SAYING = 1.01
+# vLLM may use more beside its share than is counted: this much outside torch, and this many times its CUDA graphs.
+_UNSURE_BYTES = 3 * GIB // 2
+_UNSURE_GRAPHS = 2
+# What SGLang's guide recommends to leave beside weights, KV cache and graphs, including activations.
+_SGLANG_LEFT_BYTES = 5 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLayout:
+    """One layout: `replicas` copies as in `budget`, with users spread over them."""
+
+    budget: ServingBudget
+    replicas: int
+    decode_step_s: float
+
+    @property
+    def configuration(self) -> ServingConfiguration:
+        """Configuration of one replica, for its share of the users."""
+        return self.budget.configuration
+
+    @property
+    def fits(self) -> bool:
+        """Whether all users fit at once."""
+        return self.budget.fits
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that one GPU lacks."""
+        return max(self.budget.needed_bytes - self.budget.available_bytes, 0)
+
+    @property
+    def on_host(self) -> str:
+        """What is not on the GPUs, like "40 of 81 layers on the host"; empty if all is."""
+        budget = self.budget
+        if not isinstance(budget, LlamaBudget):
+            return ""
+        parts = (
+            [f"{budget.layers - budget.gpu_layers} of {budget.layers} layers"]
+            if budget.gpu_layers < budget.layers
+            else []
+        )
+        parts += [f"experts of {self.configuration.cpu_experts} layers"] if self.configuration.cpu_experts else []
+        return f"{' and '.join(parts)} on the host" if parts else ""
+
+    @property
+    def most_users(self) -> int:
+        """Users that fit at this context, over all replicas."""
+        asked = self.configuration
+        return self.replicas * self.budget.kv.most_users(asked.context, asked.shared_prefix)
+
+    @property
+    def longest_context(self) -> int:
+        """Longest context for these users."""
+        asked = self.configuration
+        return self.budget.kv.longest_context(asked.users, asked.shared_prefix)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Upper bound of decoded tokens per second, over all replicas."""
+        return self.replicas * self.configuration.users / self.decode_step_s
+
+
+@dataclass(frozen=True, slots=True)
+class FlagChange:
+    """One flag that would make it fit or leave more room, and its effect."""
+
+    flag: str
+    words: str
+    users: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """The resulting plan. `users` is the total over all replicas."""
+
+    shape: ModelShape
+    model: str
+    cluster: Cluster
+    users: int
+    best: ServingLayout
+    others: tuple[ServingLayout, ...]
+    changes: tuple[FlagChange, ...]
+    neighbours: "tuple[Neighbour, ...]" = ()  # other processes on the cards
+
+    @property
+    def fits(self) -> bool:
+        """Whether the best layout fits."""
+        return self.best.fits
+
+    @property
+    def launch(self) -> "ServingLaunch":
+        """The best layout in the form that exports use."""
+        from tonnage.planner.export import ServingLaunch
+
+        asked, budget = self.best.configuration, self.best.budget
+        counts = [len(stage.layers) for stage in stages(self.shape, asked.pp, asked.stage_layers)]
+        names = (
+            "engine", "gpus", "tp", "pp", "context", "max_seqs", "batched_tokens", "weights", "kv", "utilization", "eager",
+            "cpu_experts", "flash_attention",
+        )  # fmt: skip
+        return ServingLaunch(
+            model=self.model,
+            **{name: getattr(asked, name) for name in names if name not in self._llama},
+            stored=self.shape.dtype,
+            tokenizer=self.shape.name,
+            block=0 if self._free_block else asked.block,
+            copies=self.best.replicas,
+            gpus_per_host=self.cluster.gpus_per_host,
+            stage_layers=() if len(set(counts)) == 1 else tuple(counts),
+            card=self.cluster.gpu.name,
+            card_bytes=budget.capacity_bytes,
+            users=self.users,
+            cache_tokens=budget.kv.tokens,
+            ledger=tuple((category.label, size) for category, size in budget.ledger.ranked()),
+            **self._llama,
+        )
+
+    @property
+    def _llama(self) -> dict[str, Any]:
+        """Return llama.cpp's settings: all GPUs of the host serve one replica."""
+        budget = self.best.budget
+        return (
+            {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
+            if isinstance(budget, LlamaBudget)
+            else {}
+        )
+
+    @property
+    def _free_block(self) -> bool:
+        """Say whether vLLM should choose the block size: fast latent-attention kernels need larger blocks."""
+        latent = any(
+            layer.attention and layer.attention.kind is AttentionKind.LATENT for layer in self.shape.decoder.layers
+        )
+        return latent and self.best.configuration.block == BLOCK
+
+
+def plan_serving(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, model: str = "", tp: int = 0, pp: int = 0
+) -> ServingPlan:
+    """Return the best layout, the others, and what to change if none fits. `tp` and `pp` 0 are searched."""
+    ranked = _ranked(shape, cluster, asked, tp, pp)
+    changes = (_roomier if ranked[0].fits else _changes)(shape, cluster, asked, tp, pp, ranked[0])
+    return ServingPlan(
+        shape=shape,
+        model=model or shape.name,
+        cluster=cluster,
+        users=asked.users,
+        best=ranked[0],
+        others=tuple(ranked[1:]),
+        changes=tuple(changes),
+    )
+
+
+def best_layout(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0
+) -> ServingLayout | None:
+    """Return only the best layout that holds all users; None if there is none."""
+    weights = WEIGHT_FORMATS[resolved(shape, asked, cluster.gpu).weights]
+    hosted = weights.experts_only or asked.engine == "llama.cpp"
+    if not hosted and weights.matrix_bytes(shape.parameters) > cluster.gpus * cluster.gpu.memory_bytes:
+        return None
+    try:
+        best = _ranked(shape, cluster, asked, tp, pp)[0]
+    except (BadLayout, RequestError):
+        return None
+    return best if best.fits else None
+
+
+def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[ServingLayout]:
+    """Return layouts, the fastest fitting one first; if none fits, by missing memory to a tenth of the card."""
+    step = cluster.gpu.memory_bytes // 10
+
+    def rank(layout: ServingLayout) -> tuple[bool, int, float]:
+        return not layout.fits, layout.missing_bytes // step, -layout.tokens_per_s
+
+    if asked.engine == "llama.cpp":
+        budget = llama_cpp.placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
+        return [ServingLayout(budget, cluster.hosts, llama_cpp.decode_step_s(shape, budget, cluster))]
+    ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
+    layouts = sorted((_layout(shape, cluster, asked, *each) for each in ways), key=rank)
+    # Only vLLM can be given another split.
+    if asked.engine != "vllm":
+        return layouts
+    # The layers of the closest are split anew if that leaves more room.
+    close = layouts[: 1 if layouts[0].fits else _MOST_CUT]
+    for number, each in enumerate(close):
+        if each.missing_bytes < step:
+            found = cut(shape, each.configuration, cluster.gpu)
+            layouts[number] = replace(each, budget=found, decode_step_s=decode_step_s(shape, found, cluster))
+    return sorted(layouts, key=rank)
+
+
+def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> ServingLayout:
+    replicas = cluster.gpus // (tp * pp)
+    share = replace(asked, tp=tp, pp=pp, users=-(-asked.users // replicas))
+    budget = serving_budget(shape, share, cluster.gpu)
+    if budget.overflows and not asked.utilization and 0 < budget.largest_utilization < budget.configuration.utilization:
+        budget = serving_budget(shape, replace(share, utilization=budget.largest_utilization), cluster.gpu)
+    return ServingLayout(budget, replicas, decode_step_s(shape, budget, cluster))
+
+
+def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) -> float:
+    """Return one decode step for every user at full context: weights read once per micro-batch, the cache once."""
+    asked, kv = budget.configuration, budget.kv.layout
+    batch = -(-asked.users // asked.pp)
+    weights = budget.ledger[Category.PARAMETERS] * share_read(shape, batch) * asked.pp
+    tokens = sum(min(asked.context, group.window or asked.context) for group in kv.groups)
+    cache = asked.users * tokens * kv.bytes_per_block / kv.block
+    return (weights + cache) / cluster.gpu.bandwidth_bytes_per_s + all_reduces_s(shape, asked, cluster, batch)
+
+
+def share_read(shape: ModelShape, tokens: int) -> float:
+    """Return the share of weights that `tokens` tokens touch: in a mixture, experts picked by at least one of them."""
+    idle = 0.0
+    for layer in shape.decoder.layers:
+        mlp = layer.feed_forward
+        if mlp and mlp.experts:
+            untouched = (1 - mlp.experts_per_token / mlp.experts) ** tokens
+            idle += untouched * mlp.experts * layer.expert_parameters
+    return 1 - idle / shape.parameters
+
+
+def all_reduces_s(shape: ModelShape, asked: ServingConfiguration, cluster: Cluster, batch: int) -> float:
+    """Return the all-reduces of one step: two per layer."""
+    if asked.tp == 1:
+        return 0.0
+    layers = len(shape.decoder.layers)
+    sent = 2 * (asked.tp - 1) / asked.tp * batch * shape.hidden * asked.compute_bytes
+    return 2 * layers * (_ALL_REDUCE_S + sent / cluster.link_bytes_per_s(asked.tp))
+
+
+def _changes(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: ServingLayout
+) -> Iterator[FlagChange]:
+    """Yield changes that would make it fit, the mildest first."""
+    if best.budget.overflows and best.budget.outside_bytes:
+        share = best.budget.largest_utilization
+        found = _ranked(shape, cluster, replace(asked, utilization=share), tp, pp)[0]
+        yield from [_change(f"--utilization {share:g}", found)] if found.fits else []
+    worked = 0
+    for flag, trial in _trials(best, asked):
+        found = _ranked(shape, cluster, trial, tp, pp)[0]
+        if found.fits and worked < _MOST_TRIALS:
+            worked += 1
+            yield _change(flag, found, beside=best)
+    more = list(_more_gpus(shape, cluster, asked, tp, pp))
+    yield from more
+    yield from (
+        change
+        for change in _other_cards(shape, cluster, asked, tp, pp)
+        if change.flag not in {each.flag for each in more}
+    )
+    if not best.budget.overflows:
+        yield from _less(best, asked.users)
+
+
+def _trials(best: ServingLayout, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
+    """Yield flags that change no output, then those that cost increasing accuracy."""
+    known = best.configuration
+    fewer = 1 << (max(known.users, best.most_users // best.replicas) - 1).bit_length()
+    if not asked.max_seqs and fewer < known.max_seqs:
+        yield f"--max-seqs {fewer}", replace(asked, max_seqs=fewer)
+    llama = asked.engine == "llama.cpp"
+    if llama and asked.gpu_layers >= 0:
+        yield "no --gpu-layers", replace(asked, gpu_layers=-1)
+    cache = [] if known.kv in ("fp8", "int4", *GGML_CACHES) else ["q8_0" if llama else "fp8"]
+    for kv in cache:
+        yield f"--kv {kv}", replace(asked, kv=kv)
+    # Formats that save at least a quarter of the bits.
+    formats = ("q8_0", "q4_k_m", "iq3_xxs") if llama else ("bf16", "fp8", "int4")
+    bits = 0.75 * WEIGHT_FORMATS[known.weights].bits
+    served = [name for name in formats if asked.engine != "tonnage" or name in OWN_WEIGHTS]
+    smaller = [name for name in served if WEIGHT_FORMATS[name].bits < bits]
+    for weights in smaller:
+        yield f"--weights {weights}", replace(asked, weights=weights)
+    for weights in smaller:
+        for kv in cache:
+            yield f"--weights {weights} --kv {kv}", replace(asked, weights=weights, kv=kv)
+
+
+def _roomier(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: ServingLayout
+) -> Iterator[FlagChange]:
+    """Yield changes that leave more room in a layout that fits."""
+    if asked.engine == "llama.cpp":
+        yield from _faster(shape, cluster, asked, best)
+        return
+    known, share = best.configuration, _surest_utilization(best.budget)
+    trials = list(_trials(best, asked))[:_MOST_TRIALS]
+    if known.engine in ("vllm", "sglang") and not asked.utilization and share > known.utilization:
+        trials.append((f"--utilization {share:g}", replace(asked, utilization=share)))
+    for flag, trial in trials:
+        found = _layout(shape, cluster, replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
+        gain = found.budget.kv.tokens / max(best.budget.kv.tokens, 1)
+        if gain > _WORTH_SAYING:
+            change = _change(flag, found)
+            yield replace(
+                change, words=f"{found.budget.kv.tokens:,} tokens ({100 * (gain - 1):+.0f} %), {change.words}"
+            )
+
+
+def _faster(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, best: ServingLayout
+) -> Iterator[FlagChange]:
+    """Yield changes with which llama.cpp would decode faster, if layers are on the host."""
+    trials = list(_trials(best, asked)) if best.on_host else []
+    mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
+    fewest = llama_cpp.fewest_experts(shape, cluster, asked) if best.on_host and any(mixed) else 0
+    if fewest and fewest != asked.cpu_experts:
+        trials.insert(0, (f"--cpu-moe {fewest}", replace(asked, gpu_layers=-1, cpu_experts=fewest)))
+    found = [(flag, _ranked(shape, cluster, trial, 0, 0)[0]) for flag, trial in trials]
+    better = [
+        (flag, each) for flag, each in found if each.fits and each.tokens_per_s > _WORTH_SAYING * best.tokens_per_s
+    ]
+    for flag, each in better[:_MOST_TRIALS]:
+        change = _change(flag, each)
+        yield replace(
+            change, words=f"{each.on_host or 'all of it on the GPU'}, {each.tokens_per_s:,.1f} tokens/s at most"
+        )
+
+
+def _surest_utilization(budget: ServingBudget) -> float:
+    """Return the utilization, in hundredths, that leaves room even if counts outside it are off by as much as observed.
+
+    vLLM's is a share of the card, SGLang's of the memory free before loading.
+    """
+    known = budget.configuration
+    graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
+    unsure = _UNSURE_BYTES + _UNSURE_GRAPHS * graphs
+    if known.engine == "sglang":
+        unsure = max(unsure, _SGLANG_LEFT_BYTES - budget.ledger[Category.ACTIVATIONS])
+    free = budget.room_bytes - budget.outside_bytes - unsure
+    whole = budget.limit_bytes / known.utilization if known.engine == "sglang" else budget.capacity_bytes
+    return max(int(free * 100 / whole) if whole else 0, 0) / 100
+
+
+def _change(flag: str, found: ServingLayout, beside: ServingLayout | None = None) -> FlagChange:
+    """Return the effect of a flag, naming the layout if it differs from `beside`."""
+    most = min(found.most_users, found.replicas * found.configuration.max_seqs)
+    words = f"{_users(most)} at {found.configuration.context:,} tokens"
+    if beside is not None and found.replicas != beside.replicas:
+        words += f", {found.replicas} copies of {found.configuration.gpus} GPUs"
+    return FlagChange(flag, words, most, found.longest_context)
+
+
+def _more_gpus(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
+) -> Iterator[FlagChange]:
+    times = 2
+    while times <= _MOST_TIMES_GPUS:
+        # Fill a host before adding another.
+        room = max(cluster.host.gpus, cluster.gpus_per_host)
+        per_host = min(cluster.gpus_per_host * times, room // cluster.gpus_per_host * cluster.gpus_per_host)
+        larger = replace(cluster, gpus_per_host=per_host, hosts=cluster.gpus * times // per_host)
+        found = _ranked(shape, larger, asked, tp, pp)[0]
+        if found.fits:
+            yield _change(f"--gpus {larger.gpus}x{larger.gpu.key}", found)
+            return
+        times *= 2
+
+
+def _other_cards(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
+) -> Iterator[FlagChange]:
+    """Yield the smallest common GPU on which it fits."""
+    for other in common_clusters(cluster.gpu.maker):
+        found = best_layout(shape, other, asked, tp=tp, pp=pp)
+        if found is not None:
+            change = _change(f"--gpus {other.name}", found)
+            yield replace(change, words=f"would do: {change.words}")
+            return
+
+
+def _less(best: ServingLayout, users: int) -> Iterator[FlagChange]:
+    """Yield a shorter context or fewer users, if any fit at all."""
+    asked = best.configuration
+    if best.longest_context >= asked.block:
+        context = best.longest_context // asked.block * asked.block
+        yield FlagChange(f"--context {context}", f"{_users(users)} at {context:,} tokens", users, context)
+    if best.most_users:
+        most = best.most_users
+        yield FlagChange(f"--users {most}", f"{_users(most)} at {asked.context:,} tokens", most, asked.context)
+
+
+def _users(number: int) -> str:
+    return f"{number:,} user{'s' * (number != 1)}"

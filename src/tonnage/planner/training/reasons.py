@@ -1,0 +1,147 @@
+"""Why each rejected family lost: the memory its best member needs, or how much slower it is and why."""
+
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.time.step import StepTime
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.memory import needed_bytes, training_budget
+from tonnage.planner.training.search import HEADROOM, Judged, PlanSearch, TrainingPlan
+from tonnage.planner.training.space import passes
+from tonnage.units import GIB
+
+DIMENSIONS = ("zero", "tp", "pp", "cp", "ep", "checkpoint", "loss", "offload")
+# Share of a step below which a part is not mentioned.
+_WORTH_SAYING = 0.05
+_CAUSES = {
+    "collectives": "collectives take {share:.0f} % of the step",
+    "bubble": "the pipeline is empty for {share:.0f} % of it",
+    "recompute": "recomputing takes {share:.0f} % of the step",
+    "offload": "offloading takes {share:.0f} % of the step",
+    "optimizer": "the update takes {share:.0f} % of the step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One value of one choice: `needs_bytes` if it does not fit, else `slower`, the relative loss of speed."""
+
+    choice: str
+    value: str
+    words: str
+    needs_bytes: int | None = None
+    slower: float | None = None
+
+
+def rejected(findings: PlanSearch) -> list[Reason]:
+    """Return every searched value of every choice except the best plan's; empty if nothing fits."""
+    if findings.best is None:
+        return []
+    found = []
+    for choice in DIMENSIONS:
+        taken = str(value_of(findings.best, choice))
+        values = _values(findings.pool, choice)
+        for way in passes(findings.request, findings.best.offload)[::-1]:  # including those that no layout needed
+            if choice in ("checkpoint", "loss"):
+                values.setdefault(way[choice == "loss"], [])
+        reasons = (_reason(findings, choice, value, members) for value, members in values.items() if value != taken)
+        found += [reason for reason in reasons if reason is not None]
+    return found
+
+
+def value_of(plan: TrainingPlan, choice: str) -> object:
+    """Return what a plan has chosen."""
+    return plan.offload.words if choice == "offload" else getattr(plan.configuration, choice)
+
+
+def _values(judged: list[Judged], choice: str) -> dict[str, list[tuple[Judged, NDArray[np.bool_]]]]:
+    """Return the configurations with each value, family by family."""
+    found: dict[str, list[tuple[Judged, NDArray[np.bool_]]]] = {}
+    for one in judged:
+        everything = np.ones(one.family.size, dtype=bool)
+        setting = one.family.offload.words if choice == "offload" else getattr(one.family.configuration, choice)
+        if isinstance(setting, np.ndarray):
+            for value in sorted(set(setting.tolist())):
+                found.setdefault(str(value), []).append((one, setting == value))
+        else:
+            found.setdefault(str(setting), []).append((one, everything))
+    return found
+
+
+def _reason(
+    findings: PlanSearch, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
+) -> Reason | None:
+    best = findings.best
+    assert best
+    fitting = [(one, chosen & one.fits) for one, chosen in members]
+    fitting = [(one, chosen) for one, chosen in fitting if chosen.any()]
+    beside = _beside(findings, best, choice, value)
+    if not fitting and beside is None:
+        return _too_large(findings, choice, value, members) if members else None
+    found = []
+    for one, chosen in fitting:
+        index = int(np.where(chosen, one.tokens_per_s, -1.0).argmax())
+        found.append((float(one.tokens_per_s[index]), one.family.configuration.at(index)))
+    if beside is not None:
+        found.append((float(findings.clock.step(beside).tokens_per_s), beside))
+    speed, other = max(found, key=itemgetter(0))
+    slower = 1 - speed / best.tokens_per_s
+    if slower < _WORTH_SAYING / 10:
+        equal = slower > -_WORTH_SAYING / 5
+        words = "as fast, and asks for more" if equal else "no slower, within what the clock errs by"
+        return Reason(choice, value, words, slower=slower)
+    said = [f"{100 * slower:.0f} % slower" if slower >= _WORTH_SAYING / 5 else "a little slower"]
+    cause = _cause(best, other, findings.clock.step(other))
+    if other.tp > findings.cluster.gpus_per_host:
+        said.append("crosses hosts")
+        cause = cause.replace("of the step", "of it")
+    return Reason(choice, value, ", ".join(filter(None, [*said, cause])), slower=slower)
+
+
+def _beside(findings: PlanSearch, best: TrainingPlan, choice: str, value: str) -> Configuration | None:
+    """Return the best plan with more recomputation than it needs, which the search skips; None if that does not fit."""
+    if choice not in ("checkpoint", "loss"):
+        return None
+    changed: dict[str, Any] = {choice: value}
+    configuration, cluster = replace(best.configuration, **changed), findings.cluster
+    needed, host = needed_bytes(findings.shape, configuration, cluster.gpu)
+    fits = needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes and host <= cluster.host_memory_per_gpu_bytes
+    return configuration if fits else None
+
+
+def _too_large(
+    findings: PlanSearch, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
+) -> Reason:
+    one, chosen = min(members, key=lambda item: item[0].total_bytes[item[1]].min())
+    configuration = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
+    budget, cluster = training_budget(findings.shape, configuration, findings.cluster.gpu), findings.cluster
+    ledger, host_bytes = budget.ledger_at(0), round(float(budget.host_bytes))
+    category, size = next(ledger.ranked())
+    if ledger.total_bytes > cluster.gpu.memory_bytes:
+        words = f"needs {ledger.total_bytes / GIB:,.0f} GiB a GPU, of which {size / GIB:,.0f} {category.label}"
+        return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
+    if host_bytes > cluster.host_memory_per_gpu_bytes:
+        there = cluster.host_memory_per_gpu_bytes / GIB
+        words = f"needs {host_bytes / GIB:,.0f} GiB of host memory a GPU, of {there:,.0f}"
+        return Reason(choice, value, words, needs_bytes=host_bytes)
+    words = f"leaves less than {100 * HEADROOM:.0f} % of the card free"
+    return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
+
+
+def _cause(best: TrainingPlan, other: Configuration, time: StepTime) -> str:
+    """Return the part that grew most per token, if it is large enough to mention."""
+    tokens, best_tokens = float(time.tokens), best.step_s * best.tokens_per_s
+    grown = {name: float(part) / tokens - best.parts_s[name] / best_tokens for name, part in time.parts.items()}
+    name = max(grown, key=lambda part: grown[part])
+    share = float(time.parts[name] / time.total_s)
+    if name in _CAUSES and share >= _WORTH_SAYING / 5:
+        return _CAUSES[name].format(share=100 * share)
+    if other.pp > best.configuration.pp:
+        return "the stage with the head is slower"
+    if other.micro_batch < best.configuration.micro_batch:
+        return f"leaves room for a micro-batch of {other.samples} only"
+    return "its products are smaller" if name in ("forward", "backward") else ""

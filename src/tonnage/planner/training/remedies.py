@@ -1,0 +1,147 @@
+"""Changes that would make it fit if nothing does: one change each, with its flag and the resulting bytes.
+
+Only memory is compared, in the leanest configuration that the request allows. In order: given flags that could be left
+to the planner, changes to the training, more or larger GPUs, and the smallest common GPU that suffices.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from tonnage.budget.training.adapters import Base
+from tonnage.budget.training.configuration import Configuration
+from tonnage.budget.training.memory import needed_bytes
+from tonnage.errors import BadLayout, UnknownGpu
+from tonnage.hardware import find_cluster
+from tonnage.hardware.cluster import Cluster, common_clusters
+from tonnage.models.shape import ModelShape
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, check, for_cluster
+from tonnage.planner.training.search import PlanSearch
+from tonnage.planner.training.space import searches
+from tonnage.techniques import asked_by_flag
+
+_SHORTEST_SEQ = 256
+_MOST_DOUBLINGS = 8
+_MOST = 5
+# Flags count samples, which have several sequences if pairs are compared.
+_MEANT = {"micro_batch": "samples"}
+# A common LoRA rank.
+DEFAULT_RANK = 16
+_Candidate = tuple[Cluster, TrainingRequest, str, str]  # where, what is asked, the change in words, its flag
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that makes it fit."""
+
+    change: str
+    flag: str
+    total_bytes: int
+    capacity_bytes: int
+
+
+def remedies(findings: PlanSearch) -> list[Remedy]:
+    """Return the first few that help, the least intrusive first."""
+    shape, cluster, request = findings.shape, findings.cluster, findings.request
+
+    def tried(candidates: Iterable[_Candidate]) -> Iterator[Remedy]:
+        """Yield the changes that help. In a flag, `{}` stands for the value found."""
+        for where, asked, change, flag in candidates:
+            if found := leanest(shape, where, asked):
+                configuration, offload, total_bytes = found
+                name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
+                value = offload if name == "offload" else getattr(configuration, _MEANT.get(name, name), "")
+                yield Remedy(change, flag.format(value), total_bytes, where.gpu.memory_bytes)
+
+    doubled = (f"{cluster.gpus * 2**times}x{cluster.gpu.key}" for times in range(1, _MOST_DOUBLINGS))
+    tries = [
+        tried(_released(cluster, request)),
+        tried(_other_training(cluster, request)),
+        islice(tried(_adapters(cluster, request)), 1),
+        islice(tried(_shorter(shape, cluster, request)), 1),
+        islice(tried(_clusters(request, "more GPUs", doubled)), 1),
+    ]
+    found = list(islice(chain.from_iterable(tries), _MOST - 1))
+    # The smallest common GPU that holds it without offload, unless already offered.
+    names = (each.name for each in common_clusters(cluster.gpu.maker))
+    asked = replace(request, offload=request.offload or NO_OFFLOAD)
+    other = next(tried(_clusters(asked, "{} would do", names)), None)
+    return [*found, other] if other and other.flag not in {remedy.flag for remedy in found} else found
+
+
+def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tuple[Configuration, str, int] | None:
+    """Return the first fitting configuration among the leanest, its offload and its bytes; None if none fits."""
+    lean = replace(
+        request,
+        checkpoint=request.checkpoint or "full",
+        loss=request.loss or "chunked",
+        micro_batch=request.micro_batch or 1,
+        global_batch=request.step_sequences(cluster.gpus) if request.micro_batch is None else request.global_batch,
+    )
+    if request.objective.sees_whole_batch:
+        alone = request.micro_batch is None and request.global_batch is None
+        lean = replace(lean, micro_batch=1 if alone else request.micro_batch, global_batch=request.global_batch)
+    try:
+        check(lean, shape, cluster)
+    except BadLayout:
+        return None
+    for asked in chain.from_iterable(searches(shape, cluster, lean)):
+        needed, host_bytes = needed_bytes(shape, asked.configuration, cluster.gpu)
+        total = np.broadcast_to(np.asarray(needed), (asked.size,))
+        fits = (total <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)
+        if fits.any():
+            index = int(np.where(fits, total, np.inf).argmin())
+            return asked.configuration.at(index), asked.offload.words, int(total[index])
+    return None
+
+
+def _released(cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
+    """Yield the request with each given flag left to the planner."""
+    for name in ("checkpoint", "loss", "zero", "micro_batch", "offload", "tp", "pp", "cp", "ep"):
+        if getattr(request, name) is not None:
+            released: dict[str, Any] = {name: None}
+            flag = f"--{name.replace('_', '-')}"
+            yield cluster, replace(request, **released), f"another {flag}", f"{flag} {{}}"
+
+
+def _other_training(cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
+    """Yield changes to how it is trained or in which precision."""
+    objective, whole = request.objective, not request.lora_rank
+    tries: list[tuple[bool, str, dict[str, Any]]] = [
+        (objective.sees_whole_batch, "grad-cache", {"objective": replace(objective, grad_cache=True)}),
+        (objective.how == "copy", "precomputed-reference", {"objective": replace(objective, how="precomputed")}),
+        (request.optimizer in ("adam", "adamw") and whole, "eight-bit-states", {}),
+        (request.precision != "bf16" and cluster.gpu.has_bf16 and whole, "bf16-parameters", {}),
+    ]
+    for applies, technique, changed in tries:
+        if applies:
+            change, flag, fields = asked_by_flag(technique)
+            yield cluster, replace(request, **fields, **changed), change, flag
+
+
+def _adapters(cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
+    rank = request.lora_rank or DEFAULT_RANK
+    bases: dict[str, Base] = {} if request.lora_rank else {"adapters": request.base}
+    for technique, base in (bases | {"quantized-adapters": "nf4"}).items():
+        change, flag, _ = asked_by_flag(technique, rank=rank)
+        yield cluster, replace(request, lora_rank=rank, base=base), change, flag
+
+
+def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[_Candidate]:
+    """Yield the sequence length halved again and again, if the shortest fits."""
+    lengths = [request.seq >> halved for halved in range(1, 32) if request.seq >> halved >= _SHORTEST_SEQ]
+    cut = [replace(request, seq=seq, lengths=request.lengths and request.lengths.limited(seq)) for seq in lengths]
+    if not shape.fixed_tokens and cut and leanest(shape, cluster, cut[-1]):
+        for asked in cut:
+            yield cluster, asked, "shorter sequences", f"--seq {asked.seq}"
+
+
+def _clusters(request: TrainingRequest, change: str, names: Iterable[str]) -> Iterator[_Candidate]:
+    for name in names:
+        with suppress(UnknownGpu):
+            cluster = find_cluster(name)
+            yield cluster, for_cluster(request, cluster), change.format(name), f"--gpus {name}"

@@ -1,0 +1,407 @@
+"""Find the fastest configuration that fits, or a simpler one of about equal speed; alternatives; the Pareto front.
+
+Every family is one array of configurations evaluated at once. Offload is searched only if memory is short without it:
+the host link is a hundredth as fast as the GPU's own memory.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import itemgetter
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.terms import Term
+from tonnage.budget.time.step import StepClock
+from tonnage.budget.training.configuration import Configuration, Loss, Quantity
+from tonnage.budget.training.memory import TrainingBudget, needed_bytes, peak_factors, training_budget
+from tonnage.errors import BadLayout
+from tonnage.hardware.cluster import Cluster
+from tonnage.ledger import Ledger
+from tonnage.models.shape import ModelShape
+from tonnage.planner.training.lengths import BATCHINGS, Batching, clock_of
+from tonnage.planner.training.request import NO_OFFLOAD, Offload, TrainingRequest, check, for_checkpoint, for_cluster
+from tonnage.planner.training.simplicity import burden, comparable, fastest, simplest
+from tonnage.planner.training.space import Family, recomputed_share, recomputes_less, searches
+
+# A configuration that needs this much less is worth showing beside a faster one.
+_AS_SMALL = 0.05
+# A layout that needs this much of the card in its leanest form is not tried in others, nor one with at best this share
+# of the speed of what fits.
+_HOPELESS = 1.1
+_WORTH_TRYING = 0.9
+# Share of the card that plans leave free if any can: about the error of predicted reserved memory.
+HEADROOM = 0.05
+_ALTERNATIVES = 4
+_FRONT = 8
+Timed = Literal["all", "what fits", "what leaves headroom"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """One configuration with plain numbers, the memory it needs on one GPU and its step time."""
+
+    configuration: Configuration
+    offload: Offload
+    terms: tuple[Term, ...]
+    ledger: Ledger
+    moment: str  # of the peak
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    total_bytes: int
+    host_bytes: int
+    pinned_bytes: int
+    capacity_bytes: int
+    host_capacity_bytes: int
+    parts_s: dict[str, float]
+    hidden_s: float
+    tokens_per_s: float  # of samples, without padding
+    sample_tokens: float  # mean
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)  # sizes of both ends of a pipeline
+
+    @property
+    def sequences_per_s(self) -> float:
+        """Samples per second of all GPUs together."""
+        return self.tokens_per_s / self.sample_tokens
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one optimizer step."""
+        return sum(self.parts_s.values())
+
+    @property
+    def samples(self) -> int:
+        """Samples per step: sequences, or pairs if they are compared."""
+        return round(self.tokens / self.sample_tokens) // self.configuration.objective.sequences
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per step."""
+        return round(self.tokens_per_s * self.step_s)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits on the card and on the host."""
+        return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
+
+    @property
+    def range_bytes(self) -> tuple[int, int]:
+        """Range in which nine of ten such runs lie."""
+        low, high = peak_factors(self.configuration)
+        return round(low * self.total_bytes), round(high * self.total_bytes)
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits, but would not at the high end of its range."""
+        return self.fits and self.range_bytes[1] > self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A family and its results, one number per configuration. Configurations not timed have speed 0."""
+
+    family: Family
+    total_bytes: NDArray[np.float64]
+    fits: NDArray[np.bool_]
+    tokens_per_s: NDArray[np.float64]
+    leaves_headroom: NDArray[np.bool_]  # and fits
+    ruled_out: int = 0  # skipped configurations: a leaner one is too large, or one with less recomputation fits
+
+
+@dataclass(frozen=True)
+class PlanSearch:
+    """Everything that was searched."""
+
+    shape: ModelShape
+    cluster: Cluster
+    request: TrainingRequest
+    clock: StepClock
+    judged: list[Judged]
+    pool: list[Judged]  # the same, counting only what leaves headroom as fitting: plans are chosen from it
+    best: TrainingPlan | None
+    closest: TrainingPlan  # the best if one fits, else the one that needs least
+    alternatives: list[TrainingPlan] = field(default_factory=list)
+    fastest: TrainingPlan | None = (
+        None  # of the pool: the best itself, or one that is faster by less than the clock's error
+    )
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits."""
+        return self.best is not None
+
+    @property
+    def gain_of_fastest(self) -> float:
+        """Relative speedup of the fastest over the best."""
+        return self.fastest.tokens_per_s / self.closest.tokens_per_s - 1 if self.fastest else 0.0
+
+    @property
+    def searched(self) -> int:
+        """Number of configurations, evaluated or ruled out by another."""
+        return sum(one.family.size + one.ruled_out for one in self.judged)
+
+    @property
+    def looked_at(self) -> int:
+        """Number of configurations evaluated one by one."""
+        return sum(one.family.size for one in self.judged)
+
+    @property
+    def fitting(self) -> int:
+        """Number of evaluated configurations that fit."""
+        return sum(int(one.fits.sum()) for one in self.judged)
+
+    @cached_property
+    def front(self) -> list[TrainingPlan]:
+        """Return the thinned Pareto front of speed and memory, from the fastest to the smallest."""
+        timed = [one.fits & (one.tokens_per_s > 0) for one in self.judged]
+        owner = np.concatenate([np.full(int(rows.sum()), number) for number, rows in enumerate(timed)])
+        index = np.concatenate([np.flatnonzero(rows) for rows in timed])
+        speed = np.concatenate([one.tokens_per_s[rows] for one, rows in zip(self.judged, timed, strict=True)])
+        size = np.concatenate([one.total_bytes[rows] for one, rows in zip(self.judged, timed, strict=True)])
+        order = np.lexsort((size, -speed))
+        least = np.minimum.accumulate(size[order])
+        smaller = np.ones(order.size, dtype=bool)
+        smaller[1:] = size[order][1:] < least[:-1]
+        kept = [(self.judged[owner[number]], int(index[number])) for number in order[smaller]]
+        count = min(_FRONT, len(kept))
+        chosen = sorted({round(number * (len(kept) - 1) / max(count - 1, 1)) for number in range(count)})
+        return [plan_of(self.shape, self.cluster, self.clock, *kept[number]) for number in chosen]
+
+
+def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock | None = None) -> PlanSearch:
+    """Search every configuration that the request leaves open. A clock of the same cluster reuses its cached times."""
+    request = for_cluster(for_checkpoint(request, shape), cluster)
+    check(request, shape, cluster)
+    clock = clock or clock_of(shape, cluster, request.lengths)
+    judged: list[Judged] = []
+    for families in searches(shape, cluster, request):
+        judged += explore(shape, cluster, clock, families)
+        if any(one.fits.any() for one in judged) and not _short_of_memory(request, judged):
+            break
+    if not judged:
+        raise BadLayout(
+            "No layout satisfies all of these flags together.",
+            hint="Leave one of --tp, --pp, --cp, --ep, --zero, --framework, --offload out.",
+        )
+    return _findings(shape, cluster, request, clock, judged)
+
+
+def _short_of_memory(request: TrainingRequest, judged: list[Judged]) -> bool:
+    """Say whether the fastest fitting plan recomputes or splits the model unasked, with nothing offloaded yet."""
+    one, index = fastest(judged)
+    plan = one.family.configuration.at(index)
+    recomputes = plan.checkpoint != "none" and request.checkpoint is None
+    spreads = any(getattr(plan, name) > 1 and getattr(request, name) is None for name in ("tp", "pp", "cp"))
+    return (recomputes or spreads) and all(other.family.offload == NO_OFFLOAD for other in judged)
+
+
+class _Ends(NamedTuple):
+    """A family with the leanest and the fastest of its recomputation options, and those between them."""
+
+    family: Family  # without layouts that are far too large
+    judged: list[Judged]
+    between: list[tuple[str, Loss]]
+    lightest: tuple[str, Loss]
+    least: NDArray[np.float64]  # tokens per second of each layout with full recomputation
+    most: NDArray[np.float64]  # and without any
+    roomy: NDArray[np.bool_]  # the leanest option leaves headroom
+
+    def quick(self, way: tuple[str, Loss], tokens_per_s: float) -> NDArray[np.bool_]:
+        """Return the layouts that reach about that speed: seconds grow with the share of recomputed blocks."""
+        share = recomputed_share(way[0])
+        return (1 - share) / self.most + share / self.least <= 1 / max(tokens_per_s, 1e-9)
+
+
+def explore(
+    shape: ModelShape, cluster: Cluster, clock: StepClock, found: list[Family], worth_trying: float = _WORTH_TRYING
+) -> list[Judged]:
+    """Evaluate all families with all options of recomputation and loss, except those that cannot win.
+
+    A layout is fastest without recomputation and slowest with all of it: options between are skipped if they would be
+    far slower than what already fits, and so is recomputation that a layout does not need in order to fit.
+    """
+    ends = [_ends(shape, cluster, clock, family) for family in found]
+    top = _top_speed([one for each in ends for one in each.judged])
+    judged: list[Judged] = []
+    for each in ends:
+        lean, *others = each.judged
+        ruled_out = lean.ruled_out + len(each.between) * each.most.size
+        fitting = {each.lightest: others[0].leaves_headroom} if others else {}
+        near, near_rows = each.family, np.ones(each.most.size, dtype=bool)
+        for way in reversed(each.between):
+            # If activations are offloaded, recomputing them may save time, and not recomputing may save memory.
+            crosses = each.family.offload.activations != "gpu"
+            fits_already = [fits for other, fits in fitting.items() if recomputes_less(other, way) and not crosses]
+            rows = each.quick(way, worth_trying * top) & ~np.logical_or.reduce(fits_already)
+            rows = rows & each.roomy if top and not crosses else rows
+            if not rows.any():
+                continue
+            if (rows != near_rows).any():  # the clock caches traffic by array identity
+                near, near_rows = each.family.where(rows), rows
+            timed: Timed = "what leaves headroom" if top else "what fits"
+            one = judge(shape, cluster, clock, near.running(*way), timed=timed)
+            others.append(one)
+            top = max(top, _top_speed([one]))
+            ruled_out -= one.family.size
+            fitting[way] = np.zeros_like(rows)
+            fitting[way][rows] = one.leaves_headroom
+        judged += [replace(lean, ruled_out=ruled_out), *others]
+    return judged
+
+
+def _top_speed(judged: list[Judged]) -> float:
+    """Return the highest speed among those that fit and leave headroom."""
+    speeds = (float(one.tokens_per_s[one.leaves_headroom].max()) for one in judged if one.leaves_headroom.any())
+    return max(speeds, default=0.0)
+
+
+def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, family: Family) -> _Ends:
+    """Evaluate both ends, dropping layouts that are far too large in the leanest option."""
+    leanest, *between = family.ways
+    lean = judge(shape, cluster, clock, family)
+    hopeful = lean.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes
+    lean = replace(lean, ruled_out=len(between) * int((~hopeful).sum()))
+    if not between or not hopeful.any():
+        nothing = np.zeros(0)
+        return _Ends(family, [lean], [], leanest, nothing, nothing, nothing.astype(bool))
+    near, lightest = family.where(hopeful), between.pop()
+    light = judge(shape, cluster, clock, near.running(*lightest), timed="all")
+    least, most = lean.tokens_per_s[hopeful], light.tokens_per_s
+    if family.offload.activations != "gpu":
+        # Recomputed activations are not offloaded: no option is faster than one that offloads nothing.
+        here = replace(light.family.configuration, activation_place="gpu")
+        most = _full(clock.step(here).tokens_per_s, light.family.size)
+        least = most
+    least = np.where(least > 0, least, most)
+    return _Ends(near, [lean, light], between, lightest, least, most, lean.leaves_headroom[hopeful])
+
+
+def judge(
+    shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, *, timed: Timed = "what fits"
+) -> Judged:
+    """Evaluate memory and speed of a family; speed only for the kind of configurations that `timed` names."""
+    total_bytes, host_bytes = (
+        _full(size, asked.size) for size in needed_bytes(shape, asked.configuration, cluster.gpu)
+    )
+    fits = (total_bytes <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)
+    roomy = fits & (total_bytes <= (1 - HEADROOM) * cluster.gpu.memory_bytes)
+    worth = {"all": True, "what fits": fits.any(), "what leaves headroom": roomy.any()}[timed]
+    speed = _full(clock.step(asked.configuration).tokens_per_s if worth else 0.0, asked.size)
+    return Judged(asked, total_bytes, fits, speed, roomy)
+
+
+def _full(values: Quantity, size: int) -> NDArray[np.float64]:
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), (size,))
+
+
+def _findings(
+    shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock, judged: list[Judged]
+) -> PlanSearch:
+    known = (shape, cluster, request, clock, judged)
+    if not any(one.fits.any() for one in judged):
+        smallest = min(judged, key=lambda one: one.total_bytes.min())
+        closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
+        return PlanSearch(*known, judged, None, closest)
+    # With headroom, if any configuration has it.
+    roomy = any(one.leaves_headroom.any() for one in judged)
+    pool = [replace(one, fits=one.leaves_headroom) for one in judged] if roomy else judged
+    chosen = simplest(pool, cluster)
+    best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool, chosen, cluster)]
+    quickest = plan_of(shape, cluster, clock, *fastest(comparable(pool, cluster)))
+    return PlanSearch(*known, pool, best, best, others, quickest)
+
+
+def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) -> list[tuple[Judged, int]]:
+    """Return the best, then the best of other kinds by speed, without those that need more and give no more."""
+    top = max(float(one.tokens_per_s[one.fits].max()) for one in judged if one.fits.any())
+    found: list[tuple[float, float, Judged, int]] = []
+    for one in judged:
+        steps = np.round(
+            one.tokens_per_s / top, 2
+        )  # to a hundredth of the fastest, below which differences do not count
+        found += [(-steps[index], one.total_bytes[index], one, index) for index in _leaders(one, steps)]
+    chosen = [best]
+    for *_, one, index in sorted(found, key=itemgetter(0, 1)):
+        item = one, index
+        if len(chosen) > _ALTERNATIVES:
+            break
+        if not any(_kind(*item) == _kind(*other) or _outdone(item, other, cluster) for other in chosen):
+            chosen.append(item)
+    return chosen
+
+
+def _outdone(item: tuple[Judged, int], other: tuple[Judged, int], cluster: Cluster) -> bool:
+    """Say whether the other is as simple, needs about as little memory, and is about as fast or faster."""
+    (one, index), (than, place) = item, other
+    less = than.total_bytes[place] <= (1 + _AS_SMALL) * one.total_bytes[index]
+    slower = than.tokens_per_s[place] < (1 - _AS_SMALL / 5) * one.tokens_per_s[index]
+    burdens = [burden(each.family.configuration.at(row), cluster) for each, row in (other, item)]
+    return bool(less and not slower and burdens[0] <= burdens[1])
+
+
+def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
+    """Return, for every layout of a family, the fastest that fits, ties going to the one that needs least."""
+    numbers = one.family.configuration
+    chosen = np.flatnonzero(one.fits)
+    degrees = np.stack([numbers.tp, numbers.pp, numbers.cp, numbers.ep])[:, chosen]
+    order = np.lexsort((one.total_bytes[chosen], -steps[chosen], *degrees))
+    new = np.ones(order.size, dtype=bool)
+    new[1:] = (np.diff(degrees[:, order], axis=1) != 0).any(axis=0)
+    return [int(index) for index in chosen[order[new]]]
+
+
+def _kind(one: Judged, index: int) -> tuple[object, ...]:
+    """Return the key by which plans look different to a reader: parallelism, recomputation and offload."""
+    numbers = one.family.configuration.at(index)
+    return numbers.zero, numbers.tp, numbers.pp, numbers.cp, numbers.ep, numbers.checkpoint, one.family.offload
+
+
+def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, index: int) -> TrainingPlan:
+    """Return one configuration of a family with plain numbers."""
+    configuration = one.family.configuration.at(index)
+    budget = training_budget(shape, configuration, cluster.gpu)
+    time = clock.step(configuration)
+    ends: tuple[Literal["first", "last"], ...] = ("first", "last") if configuration.pp > 1 else ()
+    sizes = (_sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for end in ends)
+    return TrainingPlan(
+        configuration=configuration,
+        offload=one.family.offload,
+        terms=budget.terms_at(0),
+        ledger=budget.ledger_at(0),
+        moment=budget.moment_at(0),
+        parts_s={name: float(value) for name, value in time.parts.items()},
+        hidden_s=float(time.hidden_s),
+        tokens_per_s=float(time.tokens_per_s),
+        sample_tokens=clock.sample_tokens or float(configuration.seq),
+        capacity_bytes=cluster.gpu.memory_bytes,
+        host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
+        stages={f"{end} stage": size for end, size in zip(ends, sizes, strict=True)},
+        **_sizes(budget),
+    )
+
+
+def _sizes(budget: TrainingBudget) -> dict[str, int]:
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "total_bytes", "host_bytes", "pinned_bytes")
+    return {name: round(float(np.ravel(getattr(budget, name))[0])) for name in names}
+
+
+class BatchingChoice(NamedTuple):
+    """A way to batch samples and its best plan; None if nothing fits."""
+
+    batching: Batching
+    plan: TrainingPlan | None
+
+
+def batching_choices(findings: PlanSearch) -> list[BatchingChoice]:
+    """Return every way to batch, each with its best plan."""
+    request = findings.request
+    if request.lengths is None:
+        return []
+    found = []
+    for batching in BATCHINGS:
+        asked = replace(request, lengths=replace(request.lengths, batching=batching))
+        same = batching == request.lengths.batching
+        best = findings.best if same else search(findings.shape, findings.cluster, asked).best
+        found.append(BatchingChoice(batching, best))
+    return found

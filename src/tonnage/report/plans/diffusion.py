@@ -1,0 +1,226 @@
+"""A diffusion plan as text and as JSON values: the bytes of its parts, its seconds, and why alternatives lost."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from tonnage import __version__
+from tonnage.budget.diffusion import all_weights
+from tonnage.hardware import Cluster
+from tonnage.models.diffusion import Pipeline
+from tonnage.planner.diffusion import DiffusionPlan, DiffusionRequest, DiffusionSearch
+from tonnage.planner.training.search import HEADROOM
+from tonnage.report.lines import (
+    beside,
+    column,
+    heading,
+    ledger_row,
+    packed,
+    report_width,
+    said,
+    spread,
+    table,
+    table_unit,
+    wrapped,
+)
+from tonnage.report.output import picked
+from tonnage.report.plans.training import number_words, time_words
+from tonnage.units import GIB, format_bytes, percent
+
+_BAR = 22
+_PLAIN = ("off", "bf16", "cached", "none", "1")  # values of choices that are not mentioned
+_NAME = 32
+
+
+def plan_lines(findings: DiffusionSearch, *, explain: bool = False) -> Iterator[Text | str]:
+    """Yield the lines of the report."""
+    yield ""
+    yield from _headline(findings)
+    yield ""
+    yield from _ledger(findings.plan)
+    if findings.fits:
+        yield ""
+        yield from _time(findings.plan)
+    if findings.others:
+        yield ""
+        yield from _why_not(findings)
+    if explain:
+        yield ""
+        yield from _arithmetic(findings.plan)
+    yield ""
+
+
+def _headline(findings: DiffusionSearch) -> Iterator[Text | str]:
+    pipeline, plan, request = findings.pipeline, findings.plan, findings.request
+    trains = isinstance(request, DiffusionRequest)
+    parameters = all_weights()[pipeline.denoiser].parameters
+    verdict = Text("fits", style="bold green") if findings.fits else Text("does not fit", style="bold red")
+    title = f"  {pipeline.name}, {parameters / 1e9:,.2f} B · {findings.cluster.words}"
+    yield from spread(Text(title, style="bold"), verdict)
+    speed = []
+    if findings.fits:
+        # "12.3 s a batch of 4 (11.0 s to 13.9 s)"
+        batch = int(plan.choices.get("batch", plan.choices.get("micro-batch", "1")))
+        what = "step" if trains else "video" if pipeline.is_video else "image"
+        of = f" of {batch}" if batch > 1 else ""
+        each = f"{what}{of}" if what == "step" else f"batch{of}" if batch > 1 else what
+        seconds, low, high = map(time_words, (plan.seconds, *plan.range_s))
+        rate = f"{rate_words(plan.images_per_s)} {'videos' if pipeline.is_video else 'images'}/s"
+        speed = [rate, f"{seconds} {'an' if each == 'image' else 'a'} {each} ({low} to {high})"]
+    used = f"{plan.total_bytes / GIB:,.1f} of {plan.cluster.gpu.memory_bytes / GIB:,.1f} GiB a GPU"
+    yield from packed([*speed, used])
+    yield from packed(flags(findings), gap="  ")
+    if isinstance(request, DiffusionRequest):
+        what = f"adapters of rank {request.lora_rank} on {request.base}" if request.lora_rank else request.precision
+        most = f", micro-batch {findings.most} at most" if findings.most else ""
+        yield from wrapped(f"{request.size.words}, {what}, {request.optimizer}{', EMA' * request.ema}{most}")
+    else:
+        passes = {"batch": ", guided in one batch", "passes": ", guided in two passes"}.get(pipeline.guidance, "")
+        most = f", batch {findings.most} at most" if findings.most else ""
+        yield from wrapped(f"{request.size.words}, {request.steps} steps{passes if request.guided else ''}{most}")
+    there, over = plan.cluster.host_memory_per_gpu_bytes, plan.total_bytes - plan.cluster.gpu.memory_bytes
+    if plan.host_bytes:
+        yield from wrapped(f"host memory {plan.host_bytes / GIB:,.1f} of {there / GIB:,.0f} GiB")
+    if over > 0:
+        yield from said(f"the closest plan is {format_bytes(over)} over", "red")
+    elif not findings.fits:
+        yield from said(f"its host needs {format_bytes(round(plan.host_bytes) - there)} more", "red")
+
+
+def rate_words(rate: float) -> str:
+    """Format a rate with three digits: "12.3", "0.041"."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def flags(findings: DiffusionSearch) -> list[str]:
+    """Return the choices as flags without their dashes."""
+    return [f"{name} {value}" for name, value in findings.plan.choices.items()]
+
+
+def _ledger(plan: DiffusionPlan) -> Iterator[Text | str]:
+    capacity = plan.cluster.gpu.memory_bytes
+    unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
+    for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
+        if size := round(float(term.size_bytes)):
+            yield ledger_row(term.name, f"{column(size, unit)}  ", size / whole, width=_NAME, cells=_BAR, style="cyan")
+    free = capacity - plan.total_bytes
+    if free > 0:
+        yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
+    yield Text(f"  peak in the {plan.moment}", style="dim")
+
+
+def _time(plan: DiffusionPlan) -> Iterator[Text | str]:
+    yield heading("where the time goes")
+    rows = {name: part.s for name, part in plan.parts.items()} | {"copies to and from host": plan.moved_s}
+    for name, seconds in sorted(rows.items(), key=lambda row: -row[1]):
+        share = seconds / plan.seconds
+        if share >= 0.0005:
+            yield ledger_row(name, f"{time_words(seconds):>11}  ", share, width=_NAME, cells=_BAR, style="cyan")
+
+
+def _why_not(findings: DiffusionSearch) -> Iterator[Text | str]:
+    best = findings.plan
+    yield heading("why not")
+    for plan in findings.others:
+        name, value = next((name, value) for name, value in plan.choices.items() if best.choices[name] != value)
+        yield from wrapped(reason(plan, best), first=f"   {f'{name} {value}':<22}")
+
+
+def reason(plan: DiffusionPlan, best: DiffusionPlan) -> str:
+    """Say why another plan is not the answer."""
+    capacity = plan.cluster.gpu.memory_bytes
+    needs = f"{plan.total_bytes / GIB:,.1f} GiB"
+    if plan.total_bytes > capacity:
+        return f"needs {needs}, {format_bytes(plan.total_bytes - capacity)} too much, in the {plan.moment}"
+    if not plan.host_fits:
+        there = plan.cluster.host_memory_per_gpu_bytes
+        return f"needs {plan.host_bytes / GIB:,.1f} GiB of its host, which has {there / GIB:,.0f}"
+    if best.total_bytes <= (1 - HEADROOM) * capacity < plan.total_bytes:
+        return f"needs {needs}, and leaves less than {percent(HEADROOM, 0)} of the card free"
+    gain = plan.images_per_s / best.images_per_s - 1
+    speed = "as fast" if abs(gain) < 0.005 else f"{percent(abs(gain), 0)} {'faster' if gain > 0 else 'slower'}"
+    return f"{speed}, {needs}" + (", within the clock's error" if gain >= 0.005 else "")
+
+
+def _arithmetic(plan: DiffusionPlan) -> Iterator[Text | str]:
+    yield heading("term by term, at the peak")
+    for term in plan.terms:
+        first = f"  {column(round(float(term.size_bytes)), 'GiB')}  "
+        name = f"{term.category.label}: {term.name}"
+        yield from beside(name, report_width() - 34, f"  {term.source}", first=first, rest=f"{'':15}")
+        numbers = ", ".join(f"{name} {number_words(value)}" for name, value in term.numbers.items())
+        for words in filter(None, (term.formula and f"= {term.formula}", numbers)):
+            yield from said(words, "dim", first=f"{'':15}")
+
+
+def holder_lines(
+    pipeline: Pipeline, found: "list[tuple[Cluster, DiffusionSearch | None]]", what: str
+) -> Iterator[Text | str]:
+    """Yield the lines that say which GPUs hold it."""
+    yield ""
+    yield from wrapped(f"{pipeline.name} · {what} · which cards hold it")
+    yield ""
+    holding = [(cluster, each.plan) for cluster, each in found if each is not None and each.fits]
+    if holding:
+        unit = "videos/s" if pipeline.is_video else "images/s"
+        rows = [("card", "memory", "used", unit, "how")]
+        for cluster, plan in holding:
+            how = ", ".join(f"{name} {value}" for name, value in plan.choices.items() if value not in _PLAIN)
+            memory, used = (f"{size / GIB:,.1f} GiB" for size in (cluster.gpu.memory_bytes, plan.total_bytes))
+            rows.append((cluster.name, memory, used, rate_words(plan.images_per_s), how))
+        yield from table(rows, align="<>>><", names=(4,))
+        yield ""
+    small = [cluster.name for cluster, each in found if each is not None and not each.fits]
+    others = [cluster.name for cluster, each in found if each is None]
+    for words, names in (("too small", small), ("without BF16", others)):
+        if names:
+            yield from wrapped(f"{words}: {', '.join(names)}")
+
+
+def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, DiffusionSearch | None]]") -> dict[str, Any]:
+    """Return the same as JSON values."""
+    cards = [
+        {"gpus": cluster.name, "memory_bytes": cluster.gpu.memory_bytes, "fits": each is not None and each.fits}
+        | ({"plan": one_figures(each.plan)} if each is not None else {})
+        for cluster, each in found
+    ]
+    return {"tonnage": __version__, "model": {"name": pipeline.name}, "cards": cards}
+
+
+def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
+    """Return everything in the report as JSON values."""
+    return {
+        "tonnage": __version__,
+        "fits": findings.fits,
+        "capacity_bytes": findings.cluster.gpu.memory_bytes,
+        "model": {"name": findings.pipeline.name, "parameters": all_weights()[findings.pipeline.denoiser].parameters},
+        "cluster": {"gpu": findings.cluster.gpu.key, "gpus": findings.cluster.gpus},
+        "request": asdict(findings.request),
+        "best": one_figures(findings.plan),
+        "most": findings.most,
+        "others": [one_figures(plan) | {"why_not": reason(plan, findings.plan)} for plan in findings.others],
+    }
+
+
+def one_figures(plan: DiffusionPlan) -> dict[str, Any]:
+    """Return one plan as JSON values."""
+    return {
+        **picked(plan, "choices fits total_bytes peak_allocated_bytes"),
+        "peak_moment": plan.moment,
+        "host_bytes": round(plan.host_bytes),
+        "seconds": plan.seconds,
+        "range_s": list(plan.range_s),
+        "images_per_s": plan.images_per_s,
+        "parts_s": {name: part.s for name, part in plan.parts.items()} | {"copies": plan.moved_s},
+        "terms": [
+            {
+                "category": str(term.category),
+                "name": term.name,
+                "size_bytes": round(float(term.size_bytes)),
+                "source": term.source,
+            }
+            for term in plan.terms
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Recorded runs as text and as JSON values."""

@@ -1,0 +1,177 @@
+"""Why a run ran out of memory, as text and as JSON values. It only formats."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from rich.text import Text
+
+from tonnage.explain import Advice, Diagnosis
+from tonnage.explain.text import TextDiagnosis
+from tonnage.recording import Recording
+from tonnage.report.lines import cut, heading, print_sections, report_width, said, spread, table
+from tonnage.report.output import picked
+from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines
+from tonnage.units import format_bytes
+from tonnage.untrusted import printable
+
+_FINDINGS = 4
+_FIXES = 5
+_LINES = 3
+_STYLES = {"none": "bold green"}
+
+
+def print_diagnosis(recording: Recording, diagnosis: Diagnosis, *, stream: TextIO, verbose: bool = False) -> None:
+    """Print the cause, the evidence and what to do."""
+    print_sections(diagnosis_sections(recording, diagnosis, verbose=verbose), stream)
+
+
+def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: bool) -> list[Iterable[Text]]:
+    """Return the sections of the report, in order."""
+    total = Advice(larger_card=diagnosis.larger_card, total=diagnosis.total)
+    fixes = list(fix_lines("what to do", diagnosis.fixes if verbose else diagnosis.fixes[:_FIXES], how_below=True))
+    if diagnosis.larger_card:
+        fixes.append(Text(f"  {larger_card_words(recording, diagnosis.larger_card)}"))
+    return [_cause(recording, diagnosis), total_lines(recording, total), _evidence(diagnosis, verbose), fixes]
+
+
+def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
+    header = recording.header
+    name = cut(header.program, report_width() // 2)
+    card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
+    verdict = Text(diagnosis.cause, style=_STYLES.get(diagnosis.cause, "bold red"))
+    yield from spread(Text(f"  {' · '.join(filter(None, (name, card)))}", style="bold"), verdict)
+    yield from said(diagnosis.sentence)
+
+
+def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
+    if not diagnosis.evidence:
+        return
+    yield heading("evidence")
+    shown = diagnosis.evidence if verbose else diagnosis.evidence[:_FINDINGS]
+    for finding in shown:
+        # The cause's own sentence is already printed above.
+        words = finding.rule if finding.sentence in diagnosis.sentence else finding.sentence
+        yield from said(words, first=f"  {format_bytes(finding.size_bytes):>11}   ")
+        rows = [
+            (
+                format_bytes(g.size_bytes),
+                g.line or "no line known",
+                f"{g.count:,} × {g.what}" if g.count > 1 else g.what,
+            )
+            for g in (finding.lines if verbose else finding.lines[:_LINES])
+        ]
+        lines = table(rows, align="><<", names=(1, 2), first=" " * 9) if rows else []
+        yield from (Text(line, style="dim") for line in lines)
+    if len(shown) < len(diagnosis.evidence):
+        yield Text(f"   and {len(diagnosis.evidence) - len(shown)} more: --verbose", style="dim")
+
+
+def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:
+    """Return the JSON values; the keys are stable and every size is in bytes."""
+    # `change` is complete: the name in the report and how exactly to do it.
+    return {
+        "cause": diagnosis.cause,
+        "sentence": diagnosis.sentence,
+        "evidence": [
+            picked(finding, "rule sentence")
+            | {
+                "bytes": finding.size_bytes,
+                "lines": [
+                    {"line": g.line, "bytes": g.size_bytes, "count": g.count, "what": g.what} for g in finding.lines
+                ],
+            }
+            for finding in diagnosis.evidence
+        ],
+        "fixes": [asdict(fix) | {"change": f"{fix.change}: {fix.how}", "name": fix.change} for fix in diagnosis.fixes],
+        "larger_card": diagnosis.larger_card,
+        "total": asdict(diagnosis.total) if diagnosis.total else None,
+        "outcome": recording.header.outcome,
+        **picked(recording, "peak_allocated_bytes peak_reserved_bytes"),
+    }
+
+
+_OTHER_CAUSES = 3
+_LABELS = {
+    "asked": "asked for",
+    "total": "the card",
+    "free": "free on it",
+    "allowed": "allowed to this process",
+    "process": "held by this process",
+    "allocated": "in tensors",
+    "unallocated": "reserved, not in tensors",
+    "private": "in private pools (CUDA graphs)",
+    "elsewhere": "other allocations of the Mac's GPU",
+}
+_CERTAINTIES = {"certain": "bold red", "likely": "bold red", "possible": "bold yellow"}
+
+
+def print_text_diagnosis(name: str, found: TextDiagnosis, *, stream: TextIO, verbose: bool = False) -> None:
+    """Print the cause, the numbers, what they do and do not prove, and what to do."""
+    numbers, others = [], found.causes[1:] if verbose else found.causes[1 : 1 + _OTHER_CAUSES]
+    if found.numbers is not None:
+        sizes = [(label, getattr(found.numbers, name)) for name, label in _LABELS.items()]
+        held, count = found.numbers.others, len(found.numbers.others)
+        sizes += [(f"held by {count} other process{'es' if count > 1 else ''}", sum(held))] if held else []
+        numbers = [Text(f"  {format_bytes(size):>11}   {label}") for label, size in sizes if size is not None]
+    sections: list[Iterator[Text]] = [
+        _text_cause(name, found),
+        iter([heading("the numbers"), *numbers] if found.numbers is not None else []),
+        _listed("proved", [("   · ", sentence) for sentence in found.proves if sentence]),
+        _listed("other causes", [(f"  {one.certainty:>9}  {one.cause}: ", one.sentence) for one in others], " " * 13),
+        _listed("not proved", [("   · ", sentence) for sentence in found.unproved if sentence]),
+        _listed("what to do", [(f"   {number}  ", step) for number, step in enumerate(found.steps, 1)]),
+    ]
+    print_sections(sections, stream)
+
+
+def _listed(title: str, entries: list[tuple[str, str]], rest: str | None = None) -> Iterator[Text]:
+    """Yield a heading and sentences, each after its mark; nothing without sentences."""
+    if entries:
+        yield heading(title)
+    for first, sentence in entries:
+        yield from said(printable(sentence), first=first, rest=rest)
+
+
+def _text_cause(name: str, found: TextDiagnosis) -> Iterator[Text]:
+    first = found.first
+    frame = found.place.own_frame
+    title = [cut(printable(name), report_width() // 2), found.speaker]
+    verdict = Text(f"{first.cause}, {first.certainty}", style=_CERTAINTIES[first.certainty])
+    yield from spread(Text(f"  {' · '.join(filter(None, title))}", style="bold"), verdict)
+    yield from said(printable(f"{first.title}: {first.sentence}."))
+    if frame:
+        phase = f", in {found.place.phase}" if found.place.phase else ""
+        behind = printable(f":{frame.line} ({cut(frame.function, 30)}){phase}")
+        yield Text(f"  at {cut(printable(frame.file), report_width() - 5 - len(behind))}{behind}", style="dim")
+    if found.episode.count > 1:
+        count, line = found.episode.count, found.episode.first_line
+        yield Text(f"  the last of {count:,} in the text, at line {line:,}", style="dim")
+
+
+def text_figures(found: TextDiagnosis) -> dict[str, object]:
+    """Return the JSON values; the keys are stable and every size is in bytes."""
+    frame, numbers = found.place.own_frame, found.numbers
+    sizes: dict[str, Any] | None = None
+    if numbers:
+        sizes = {f"{name}_bytes": getattr(numbers, name) for name in _LABELS}
+        sizes |= {"other_process_bytes": list(numbers.others), "device": numbers.device}
+    return {
+        "cause": found.first.cause,
+        "certainty": found.first.certainty,
+        "sentence": printable(f"{found.first.title}: {found.first.sentence}."),
+        "causes": [
+            {"cause": s.cause, "certainty": s.certainty, "sentence": printable(s.sentence)} for s in found.causes
+        ],
+        "speaker": found.speaker,
+        "framework": found.framework,
+        "phase": found.place.phase or None,
+        "operator": found.place.operator.name if found.place.operator else None,
+        "line": printable(f"{frame.file}:{frame.line}") if frame else None,
+        "numbers": sizes,
+        "proved": [printable(sentence) for sentence in found.proves if sentence],
+        "not_proved": [printable(sentence) for sentence in found.unproved],
+        "steps": [printable(step) for step in found.steps],
+        "found": found.episode.count,
+        "text_line": found.episode.first_line,
+    }

@@ -1,0 +1,278 @@
+"""The report of a run as text: the memory it takes, what it is used for, and what to do.
+
+One function per section turns a recording into lines; it only formats.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TextIO
+
+from rich.text import Text
+
+from tonnage.explain import Advice, Outlook
+from tonnage.explain.cards import AllCards
+from tonnage.explain.case import is_limited_by_itself
+from tonnage.ledger import Category
+from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
+from tonnage.recording.timeline import name_at
+from tonnage.report.campaign import NONE, Campaign
+from tonnage.report.lines import (
+    column,
+    cut,
+    heading,
+    ledger_row,
+    packed,
+    print_sections,
+    report_width,
+    said,
+    spread,
+    table,
+    table_unit,
+    wrapped,
+)
+from tonnage.report.runs.all_cards import all_cards_sections
+from tonnage.report.runs.host import host_lines
+from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines, verdict_words
+from tonnage.report.step_time import time_lines, time_words
+from tonnage.script.notebook import source_line
+from tonnage.units import GIB, format_bytes, percent
+from tonnage.untrusted import clipped
+
+_LARGEST = 5
+_FIXES = 4
+_STEPS = 6
+_LONGEST_REASON = 320  # characters
+_WORTH_SAYING = 0.01
+# Phases that are not mentioned beside the others.
+_BESIDE = ("setup", "other", "data")
+_STYLES = {"ok": "bold green", "oom": "bold red", "error": "bold yellow"}
+
+
+def print_report(
+    answers: Sequence[Recording],
+    ran: Recording,
+    advice: Advice,
+    *,
+    stream: TextIO,
+    verbose: bool,
+    campaign: Campaign = NONE,
+    cards: AllCards | None = None,
+) -> None:
+    """Print a table of all GPUs if there are several, then the GPU that ran in full."""
+    sections = [cards_table(answers, climbs=bool(advice.outlook.climb))] if len(answers) > 1 else []
+    sections += all_cards_sections(cards) if cards else []
+    sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
+    print_sections(sections, stream)
+
+
+def report_sections(
+    recording: Recording, advice: Advice, *, verbose: bool, campaign: Campaign | None = None
+) -> list[Iterator[Text]]:
+    """Return the sections of one GPU's report, in order; without a campaign, times are omitted."""
+    return [
+        headline(recording, advice.outlook),
+        iter(()) if campaign is None else time_lines(recording, campaign),
+        failure(recording),
+        out_of_memory(recording),
+        total_lines(recording, advice, alone=campaign is not None),
+        ledger(recording),
+        course(recording, verbose),
+        largest(recording),
+        host_lines(recording, verbose=verbose),
+        to_save_memory(recording, advice),
+        footnotes(recording, verbose),
+    ]
+
+
+def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
+    """Yield the GPU, the verdict, the peaks, where the peak is, and the outlook."""
+    header = recording.header
+    # GPU, version and source as far as they are known: a snapshot does not have all.
+    size = f", {header.capacity_bytes / GIB:.1f} GiB" if header.capacity_bytes else ""
+    torch = header.torch_modelled.partition("+")[0]
+    card = " · ".join(filter(None, [f"{header.gpu_name}{size}", f"torch {torch}" if torch else "", header.source]))
+    yield from spread(Text(f"  {card}", style="bold"), Text(*_verdict(recording, bool(ahead.climb))))
+    process = recording.peak_process_bytes
+    share = f" ({percent(process / header.capacity_bytes, 0)})" if header.capacity_bytes else ""
+    sizes = (
+        f"allocated {format_bytes(recording.peak_allocated_bytes)}",
+        f"reserved {format_bytes(recording.peak_reserved_bytes)}",
+        f"process {format_bytes(process)}{share}",
+    )
+    yield from map(Text, packed(sizes))
+    at = recording.peak_allocation
+    if at is not None:
+        yield from _place_lines(recording, "peak", at)
+    style = "bold yellow" if ahead.climb else "yellow"
+    yield from (line for words in ahead.lines for line in said(words, style, rest="    "))
+
+
+def _verdict(recording: Recording, climbs: bool) -> tuple[str, str]:
+    outcome = recording.header.outcome
+    return verdict_words(outcome, climbs), "bold yellow" if climbs and outcome == "ok" else _STYLES[outcome]
+
+
+def failure(recording: Recording) -> Iterator[Text]:
+    """Yield why the script failed, if not for lack of memory."""
+    header = recording.header
+    if header.outcome == "error" and header.error:
+        yield from said(f"failed: {clipped(header.error.splitlines()[0], _LONGEST_REASON)}", "yellow")
+        yield Text("  the figures are of what ran until then", style="dim")
+
+
+def out_of_memory(recording: Recording) -> Iterator[Text]:
+    """Yield the line that failed, what it requested and what was free."""
+    oom = recording.oom
+    if oom is None:
+        return
+    yield from _place_lines(recording, "out of memory", oom, "red")
+    maker = " of ".join(filter(None, [oom.operator.removeprefix("aten::"), oom.module]))
+    short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
+    asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
+    yield from said(f"{asked}{f', in {maker}' if maker else ''}")
+    unused = oom.reserved_bytes - oom.allocated_bytes
+    if unused > _WORTH_SAYING * oom.reserved_bytes:
+        yield from said(
+            f"{format_bytes(unused)} of the {format_bytes(oom.reserved_bytes)} reserved lay unused in pieces"
+        )
+
+
+def ledger(recording: Recording) -> Iterator[Text]:
+    """Yield bytes by category at the peak."""
+    found = recording.ledger()
+    total = found.total_bytes
+    if not total:
+        yield Text("  nothing was allocated on the GPU", style="yellow")
+    for category, size in found.ranked() if total else ():
+        amount = f"{column(size, table_unit(total))}  "
+        yield ledger_row(category.label, amount, size / total, width=17, cells=28, style="cyan")
+
+
+def course(recording: Recording, verbose: bool) -> Iterator[Text]:
+    """Yield the peak of each phase and step, and what was unused when most was reserved."""
+    if not recording.peak_allocated_bytes:
+        return
+    unit = table_unit(recording.peak_allocated_bytes)
+    named = [phase for phase in recording.phases if phase.name not in _BESIDE] or recording.phases
+    highest = max(phase.peak_allocated_bytes for phase in recording.phases)
+    named += [p for p in recording.phases if p.name == "data" and p.peak_allocated_bytes == highest and p not in named]
+    phases = [f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in named]
+    # "steps 2–20 1.34 GiB": neighbours with equal peaks together.
+    steps = []
+    peaks = [(step.step, format_bytes(step.peak_allocated_bytes, unit)) for step in recording.steps if step.step]
+    for peak, alike in groupby(peaks, key=lambda step: step[1]):
+        numbers = [number for number, _ in alike]
+        name = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]}–{numbers[-1]}"
+        steps.append(f"{name} {peak}")
+    shown = steps if verbose else steps[:_STEPS]
+    yield from (Text(line) for entries in (phases, shown) for line in packed(entries, first="  peak of   "))
+    if len(shown) < len(steps):
+        yield Text(f"            and {len(steps) - len(shown)} more: --verbose", style="dim")
+    unused, reserved = recording.unused_at_peak_bytes, recording.peak_reserved_bytes
+    if reserved:
+        # At the peak of reserved bytes, which may differ from that of allocated ones.
+        moment = recording.reserved_peak_sequence or 0
+        step, phase = (name_at(recording.marks, kind, moment) for kind in ("step", "phase"))
+        of, allocated = format_bytes(reserved, unit), format_bytes(reserved - unused, unit)
+        words = f"{format_bytes(unused, unit)} of the {of} reserved ({percent(unused / reserved)})"
+        words += f", {_where(int(step or 0), phase)}, when {allocated} were allocated"
+        yield from said(words, first="  unused    ")
+
+
+def largest(recording: Recording) -> Iterator[Text]:
+    """Yield the largest tensors at the peak, merging similar ones."""
+    groups = recording.largest(_LARGEST)
+    if not groups:
+        return
+    yield heading("largest at the peak")
+    unit = table_unit(recording.peak_allocated_bytes)
+    rows = []
+    for group, line in zip(groups, telling_lines((group.line, group.stack) for group in groups), strict=True):
+        module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
+        operator = group.operator.removeprefix("aten::")
+        rows.append((column(group.total_bytes, unit).strip(), group.what, operator, module, line))
+    beside = table(rows, align="><<<<", names=(2, 3), gap=" ")
+    if max(map(len, beside)) <= report_width():
+        yield from map(Text, beside)
+        return
+    # Too long for one line: what it is, then where it was made.
+    sizes = max(len(size) for size, *_ in rows)
+    room = report_width() - sizes - 3
+    for size, what, operator, module, line in rows:
+        yield Text(f"  {size:>{sizes}} {cut(f'{what}  {operator}', room)}")
+        yield Text(" " * (sizes + 3) + cut(f"{module}  ".lstrip() + line, room))
+
+
+def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
+    """Yield the changes that save most; for a failed run, whether all of it fits with each."""
+    died = recording.header.outcome == "oom"
+    yield from said(advice.why)
+    yield from fix_lines("what would save it" if died else "to save memory", advice.fixes[:_FIXES])
+    if died and not is_limited_by_itself(recording):
+        yield Text(f"  {larger_card_words(recording, advice.larger_card)}")
+
+
+def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
+    """Yield what the figures are based on: substituted values, assumptions, and what is not modelled."""
+    stand_ins, caught = recording.stand_ins, recording.header.ooms_caught
+    if stand_ins:
+        total = sum(stand_in.count for stand_in in stand_ins)
+        words = f"{total} {'value was' if total == 1 else 'values were'} read from the virtual GPU"
+        first = f"{stand_ins[0].what} ×{stand_ins[0].count}{', …' if len(stand_ins) > 1 else ''}"
+        rows = [(f"×{each.count}", each.what, each.line, each.value) for each in stand_ins]
+        if verbose:
+            yield Text(f"  {words}", style="dim")
+            yield from (Text(row, style="dim") for row in table(rows, align="<<<<", names=(1, 2, 3), first="   "))
+        else:
+            yield from said(f"{words} ({first}): --verbose", "dim", rest="    ")
+    for note in recording.notes:
+        kind, style = ("not modelled", "yellow") if note.kind == "not_modelled" else ("assumed", "dim")
+        times = f" ×{note.count}" if note.count > 1 else ""
+        yield from said(f"{kind}: {note.operator}{times}: {note.text}", style, rest="    ")
+    if recording.header.pinned_host_bytes:
+        yield Text(f"  pinned host memory {format_bytes(recording.header.pinned_host_bytes)}", style="dim")
+    if caught:
+        times = "once" if caught == 1 else f"{caught} times"
+        words = f"it ran out of memory {times}; the script caught that and went on"
+        yield from said(words, "yellow", rest="    ")
+
+
+def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterator[Text]:
+    """Yield one run on several GPUs."""
+    cells: list[tuple[str, ...]] = [("card", "memory", "allocated", "reserved", "process", "step", "verdict")]
+    for answer in answers:
+        peaks = (answer.peak_allocated_bytes, answer.peak_reserved_bytes, answer.peak_process_bytes)
+        sizes = (format_bytes(size, "GiB") for size in (answer.header.capacity_bytes, *peaks))
+        verdict = (answer.oom.line or "dies") if answer.oom else _verdict(answer, climbs)[0]
+        time = time_words(answer.step_time.step_s) if answer.step_time else ""
+        cells.append((answer.header.gpu, *sizes, time, verdict))
+    head, *rows = table(cells, align="<>>>>><", names=(6,), spare=(1, 2))
+    yield Text(head.removesuffix("verdict").rstrip(), style="bold")
+    for answer, row in zip(answers, rows, strict=True):
+        text, (_, style) = Text(row), _verdict(answer, climbs)
+        text.stylize(style, start=row.rindex("  ") + 2)
+        yield text
+    if any(answer.oom for answer in answers):
+        yield Text("  a card that cannot hold it shows the line that dies there", style="dim")
+
+
+def _where(step: int, phase: str) -> str:
+    places = ", ".join(filter(None, [f"step {step}" if step else "", phase]))
+    return f"in {places}" if places else "before any step"
+
+
+def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest, style: str = "") -> Iterator[Text]:
+    """Yield "peak in step 2, backward, at train.py:88  loss.backward()", with source if the script is available.
+
+    Below it is the library's line that the script's own line led to, if any.
+    """
+    words = f"{what} {_where(at.step, at.phase)}" + (f", at {at.line}" if at.line else "")
+    *lines, last = wrapped(words)
+    source = source_line(recording.header.script, at.line) if at.line else ""
+    if source and len(last) + 2 + len(source) <= report_width():
+        last, source = f"{last}  {source}", ""
+    yield from (Text(line, style=style) for line in (*lines, last))
+    if source:
+        yield Text("    " + cut(source, report_width() - 4), style=style)
+    if at.stack and at.stack[0] != at.line:
+        yield Text("  inside " + cut(at.stack[0], report_width() - 9), style="dim")

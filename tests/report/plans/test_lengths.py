@@ -1,0 +1,57 @@
+"""What a plan says of samples of many lengths."""
+
+from dataclasses import replace
+
+import pytest
+
+from tonnage.hardware import find_cluster
+from tonnage.models import find_model
+from tonnage.planner.training.lengths import Batching, parse_lengths
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest
+from tonnage.planner.training.search import PlanSearch, batching_choices, search
+from tonnage.report.plans.lengths import length_figures, length_lines, length_words
+
+
+def found(text: str = "mean 600 max 4096", batching: Batching = "pad", card: str = "h100") -> PlanSearch:
+    lengths = replace(parse_lengths(text), batching=batching).limited(4096)
+    request = TrainingRequest(seq=4096, lengths=lengths, cp=1, lora_rank=16, offload=NO_OFFLOAD)
+    return search(find_model("llama-3.1-8b"), find_cluster(card), request)
+
+
+def test_the_section_fits_on_a_page_and_says_what_to_do() -> None:
+    findings = found()
+    lines = [line for line, _ in length_lines(findings, batching_choices(findings))]
+    assert all(len(line) <= 80 for line in lines)
+    assert "--batching pack would train" in lines[-1]
+    assert sum(line.split()[0] in ("pad", "bucket", "padding-free", "pack") for line in lines) == 4
+
+
+def test_where_the_best_way_is_taken_no_other_is_advised() -> None:
+    findings = found(batching="pack")
+    *_, (last, _) = length_lines(findings, batching_choices(findings))
+    assert "no other way" in last
+
+
+def test_where_nothing_fits_there_is_no_advice() -> None:
+    findings = found(card="rtx-3060")
+    lines = [line for line, _ in length_lines(findings, batching_choices(findings))]
+    assert not findings.fits and "does not fit" in lines[-1]
+
+
+def test_what_is_cut_is_said() -> None:
+    assert "0.1 % are longer and cut" in next(length_words(found("999x600,32k")))
+
+
+def test_samples_of_one_length_say_nothing() -> None:
+    plain = search(find_model("llama-3.2-1b"), find_cluster("h100"), TrainingRequest(seq=1024, lora_rank=8))
+    assert not list(length_words(plain)) and not list(length_lines(plain, [])) and length_figures(plain, []) == {}
+
+
+def test_figures_are_those_of_the_plan() -> None:
+    findings = found()
+    figures = length_figures(findings, batching_choices(findings))["lengths"]
+    best = findings.best
+    assert best is not None
+    padded = next(row for row in figures["batchings"] if row["batching"] == "pad")
+    assert padded["samples_per_s"] == pytest.approx(best.sequences_per_s)
+    assert figures["worst_tokens"] == best.configuration.micro_batch * 4096
