@@ -170,10 +170,15 @@ def test_an_interrupt_inside_a_finalizer_is_not_lost(tmp_path: Path) -> None:
         "        signal.raise_signal(signal.SIGINT)\n"
         "guard = Guard()\n"
         "del guard\n"
-        "time.sleep(20)\n"
+        "began_s = time.monotonic()\n"
+        "try:\n"
+        "    time.sleep(20)\n"
+        "finally:\n"
+        "    print('woken' if time.monotonic() < began_s + 10 else 'slept on')\n"
         "print('went on')\n"
     )
     command = [str(TONNAGE), "run", "--gpu", "h200", "--json", str(figures), str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "woken" in done.stdout
     assert "went on" not in done.stdout
     assert json.loads(figures.read_text())["error"] == "interrupted"

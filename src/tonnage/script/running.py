@@ -87,12 +87,17 @@ def _interrupts_outside_the_device() -> Iterator[None]:
         yield
         return
 
+    def interrupt_soon(number: int) -> None:
+        # The signal goes to the main thread itself: one that the timer's thread gets does not wake it from a wait.
+        main = threading.main_thread().ident or 0
+        threading.Timer(_SOON_S, signal.pthread_kill, (main, number)).start()
+
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal since
         since = since or time.monotonic()
         while frame is not None and frame.f_code.co_filename != RUNNER:
             if frame.f_code.co_filename.startswith(_DEVICE) and time.monotonic() < since + _LONGEST_S:
-                threading.Timer(_SOON_S, signal.raise_signal, (number,)).start()
+                interrupt_soon(number)
                 return
             frame = frame.f_back
         since = 0.0
@@ -101,7 +106,7 @@ def _interrupts_outside_the_device() -> Iterator[None]:
     def tell(problem: "sys.UnraisableHookArgs") -> None:
         """Raise an interrupt again that hit a finalizer, where Python would drop it."""
         if issubclass(problem.exc_type, KeyboardInterrupt):
-            threading.Timer(_SOON_S, signal.raise_signal, (signal.SIGINT,)).start()
+            interrupt_soon(signal.SIGINT)
         else:
             told_by(problem)
 
