@@ -63,11 +63,39 @@ def load() -> ctypes.PyDLL:
     ):
         function = getattr(library, f"tonnage_{name}")
         function.restype, function.argtypes = result, arguments
-    if "torch" not in sys.modules:
-        library.tonnage_keep_shape_rules()
     with no_collection():
+        _keep_shape_rules(library)
         _register(library)
     return library
+
+
+def _keep_shape_rules(library: ctypes.PyDLL) -> None:
+    """Let the library keep torch's shape rules in C++, over which `import torch` puts slower ones in Python.
+
+    If torch is imported already, its Python rules are lifted off for that moment.
+    """
+    if "torch" not in sys.modules:
+        library.tonnage_keep_shape_rules()
+        return
+    import torch
+    import torch._meta_registrations as registrations
+
+    in_python = registrations._meta_lib_dont_use_me_use_register_meta
+    operators = [_operator_named(key.split("/")[1]) for key in in_python._op_impls]
+    in_python._destroy()
+    library.tonnage_keep_shape_rules()
+    again = torch.library.Library("aten", "IMPL", "Meta")
+    for operator in operators:
+        again.impl(operator, operator.py_kernels[torch._C.DispatchKey.Meta])
+    registrations._meta_lib_dont_use_me_use_register_meta = again
+
+
+def _operator_named(name: str) -> Any:
+    """Return the operator of a name like "add.Tensor"."""
+    import torch
+
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _register(library: ctypes.PyDLL) -> None:

@@ -173,9 +173,10 @@ def _forget() -> None:
             for value in list(vars(module).values()):
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()
-    if "torch._dynamo.eval_frame" in sys.modules:
-        interface = sys.modules["torch._dynamo.device_interface"]
+    if (interface := sys.modules.get("torch._dynamo.device_interface")) is not None:
         interface.caching_worker_device_properties.clear()
+    # A reset imports Inductor, which takes seconds.
+    if (frames := sys.modules.get("torch._dynamo.convert_frame")) is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
 
 

@@ -75,7 +75,7 @@ const Traits& traits_of(const c10::OperatorHandle& op) {
 void name_library(const std::string& op, const std::string& library) { libraries[op] = library; }
 void never_work_out(const std::string& op) { valueless_operators.insert(op); }
 
-// Before torch is imported; see native_shape_rules.
+// Before torch is imported, or while its rules in Python are lifted off; see native_shape_rules.
 void keep_shape_rules() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {

@@ -204,7 +204,7 @@ void tonnage_listen(PyObject* unknown, PyObject* unmodelled, PyObject* library, 
   listeners.laws = laws;
 }
 
-// To be called before torch is imported; see native_shape_rules.
+// To be called before torch is imported, or while its rules in Python are lifted off; see native_shape_rules.
 void tonnage_keep_shape_rules() { keep_shape_rules(); }
 
 // `computed`: operators (one a line) that run through `compute` on the CUDA key; `plain`: all that CUDA implements, which
