@@ -195,7 +195,7 @@ def _registers_decide(autotuner: Any, config: Any) -> bool:
     registers_of_block = _MOST_REGISTERS * card.warp_size * config.num_warps
     resident = max(card.regs_per_multiprocessor // registers_of_block, 1) * card.multi_processor_count
     in_grid = math.ceil(autotuner.size_hints["x"] / config.kwargs.get("XBLOCK", 1))
-    return math.prod(blocks) > 64 and in_grid > resident
+    return math.prod(blocks) > 64 and bool(in_grid > resident)
 
 
 def register_count(cubin: bytes) -> int:

@@ -50,6 +50,7 @@ class DriverSession(Session):
         self.values = DriverValues(self, torch)
         self.unwritten = Unwritten(self.follower, torch)
         self.device.on_freed = self.values.dropped
+        self.is_known, self.forget = self.values.is_known, self.values.forget
 
     @property
     def pinned_peak_bytes(self) -> int:
@@ -85,12 +86,6 @@ class DriverSession(Session):
         self.device.drain()
         self.history.take()
         return super().recording(**header)
-
-    def is_known(self, tensor: Any) -> bool:
-        return self.values.is_known(tensor)
-
-    def forget(self, tensor: Any) -> None:
-        self.values.forget(tensor)
 
     def _answer(self, question: bytes) -> int:
         if question.startswith(b"grant "):

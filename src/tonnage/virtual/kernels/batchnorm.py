@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tonnage.virtual.kernels.convolution import suggested_format
 from tonnage.virtual.kernels.library_sizes import batch_norm_bytes
-from tonnage.virtual.kernels.reduce_plan import last_power
+from tonnage.virtual.kernels.reductions import last_power
 from tonnage.virtual.kernels.registry import accumulator_dtype, kernel, scratch
 from tonnage.virtual.session import active
 
