@@ -94,16 +94,6 @@ def _rounded_width(width: int) -> int:
     return round_up(width, 32 if width <= 128 else 64)
 
 
-def _random_state(like: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    if _device().torch_version < (2, 7):
-        return _seed(), _seed()
-    state = torch.empty(2, dtype=torch.uint64, device=like.device)
-    unused = torch.empty((), dtype=torch.uint64, device=like.device)
-    if dropout > 0:
-        state = torch.empty(2, dtype=torch.uint64, device=like.device)  # allocated again
-    return state, unused
-
-
 def _flash(
     query: Any, key: Any, dropout: float, debug: bool, windowed: bool, ends: Any = None, longest: Tensors = (0, 0)
 ) -> Tensors:
@@ -126,7 +116,13 @@ def _flash(
     may_split = dropout == 0 and (dense or swapped or key.dim() == 4)
     sizes, processors = (batch, heads, queries, keys), _device().gpu.sm_count
     parts = split_accumulators(query, sizes, width, processors) if may_split else []
-    state, unused = _random_state(query, dropout)
+    if _device().torch_version < (2, 7):
+        state, unused = _seed(), _seed()
+    else:
+        state = torch.empty(2, dtype=torch.uint64, device=query.device)
+        unused = torch.empty((), dtype=torch.uint64, device=query.device)
+        if dropout > 0:
+            state = torch.empty(2, dtype=torch.uint64, device=query.device)  # allocated again
     if swapped and dense:
         out = out.transpose(1, 2).reshape(batch, 1, heads * queries, width)
         statistics = statistics.reshape(batch, heads * queries, 1)

@@ -7,14 +7,13 @@ and on the number of SMs. Over a single row, cumulative operators run on CUB and
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tonnage.hardware import Gpu
 from tonnage.virtual.kernels.cub import scan_bytes
 from tonnage.virtual.kernels.registry import after_outputs, contiguous, free_reversed, kernel, plain, scratch
 from tonnage.virtual.kernels.values import choose, is_known
@@ -89,11 +88,6 @@ class Loop:
         return prod(self.shape)
 
 
-@cache
-def _card(gpu: Gpu) -> WarpLimits:
-    return WarpLimits(gpu.sm_count, gpu.max_threads_per_sm, gpu.warp_size)
-
-
 def _types(kind: str, self: Tensor, result: Tensor) -> tuple[torch.dtype, Element, bool]:
     """Return the dtype that is read, its element sizes, and whether the result can hold partial sums."""
     dtype = self.dtype
@@ -153,7 +147,8 @@ def _stage(self: Tensor, result: Tensor, dim: Any, keepdim: bool, kind: str) -> 
     if self.numel() < FEWEST_SPLIT:
         return
     loop = loop_of(source, result, dim, keepdim)
-    card = _card(active().device.gpu)
+    gpu = active().device.gpu
+    card = WarpLimits(gpu.sm_count, gpu.max_threads_per_sm, gpu.warp_size)
     held = None
     if not accumulates and element.carried_bytes > result.dtype.itemsize and not fits_32_bits(loop):
         spans = (size * stride for size, stride in zip(loop.shape, loop.output, strict=True))
@@ -368,7 +363,10 @@ def _staging(loop: Loop, element: Element, card: WarpLimits) -> tuple[int, int]:
     output_vector = 1
     if loop.input[0 if along_input else reduced] == element.scalar_bytes:
         if not along_input:
-            output_vector = _output_vector(loop, element.scalar_bytes)
+            output_vector, strides = 4, [s // element.scalar_bytes for d, s in enumerate(loop.input) if d != reduced]
+            for number in (loop.address // element.scalar_bytes, loop.shape[reduced], *strides):
+                while number % output_vector:
+                    output_vector //= 2
             width_limit //= output_vector
         elif width_limit >= 128 and reduced == 1:
             width_limit //= element.vector
@@ -387,16 +385,6 @@ def _staging(loop: Loop, element: Element, card: WarpLimits) -> tuple[int, int]:
         return 0, 0
     staged = outputs * blocks * (1 if along_input else width * output_vector)
     return staged * element.carried_bytes, 4 * grid
-
-
-def _output_vector(loop: Loop, scalar_bytes: int) -> int:
-    vector = 4
-    reduced = loop.reduced()
-    strides = [s // scalar_bytes for d, s in enumerate(loop.input) if d != reduced]
-    for number in (loop.address // scalar_bytes, loop.shape[reduced], *strides):
-        while number % vector:
-            vector //= 2
-    return vector
 
 
 def _block(width: int, height: int, threads: int, warp: int) -> tuple[int, int]:
