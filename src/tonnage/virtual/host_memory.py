@@ -120,8 +120,21 @@ class HostMeter:
     def memory(self) -> HostPeaks | None:
         """Return the peaks so far."""
         self._save_blocks()
+        moments = []
+        for phase, height in self._heights.items():
+            blocks, parts = height.blocks or (), dict(height.beside or {})
+            for block in blocks:
+                parts[block.part] = parts.get(block.part, 0) + block.size
+            parts[host.ROUNDING] = sum(block.rounding for block in blocks)
+            moments.append(
+                HostMoment(
+                    phase=phase, step=height.step, line=height.place.line, stack=height.place.stack,
+                    parts={part: size for part, size in parts.items() if size},
+                    largest=groups_of((block.part, block.line, block.operator, block.size) for block in blocks),
+                )
+            )  # fmt: skip
         return HostPeaks(
-            phases=tuple(_moment(phase, height) for phase, height in self._heights.items()),
+            phases=tuple(moments),
             mapped_peak_bytes=self._mapped_peak[0],
             mapped_file_bytes=self._mapped_peak[1],
             resident_peak_bytes=self._resident_peak,
@@ -247,22 +260,6 @@ class HostMeter:
         self._rises(place or self._device.attribution.place())
         took = time.thread_time() - began
         self._next_look = time.perf_counter() + max(took / _SHARE, _SHORTEST_S)
-
-
-def _moment(phase: str, height: _Height) -> HostMoment:
-    blocks = height.blocks or ()
-    parts = dict(height.beside or {})
-    for block in blocks:
-        parts[block.part] = parts.get(block.part, 0) + block.size
-    parts[host.ROUNDING] = sum(block.rounding for block in blocks)
-    return HostMoment(
-        phase=phase,
-        step=height.step,
-        line=height.place.line,
-        stack=height.place.stack,
-        parts={part: size for part, size in parts.items() if size},
-        largest=groups_of((block.part, block.line, block.operator, block.size) for block in blocks),
-    )
 
 
 class _Files:

@@ -31,7 +31,7 @@ class RecordedDevice:
     end_copy: Callable[[Any], None]
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int]) -> None:
-        self.gpu = gpu
+        self.gpu: Gpu = gpu
         self.torch_version = torch_version
         self.attribution = Attribution(self)
         self.held_line = ""

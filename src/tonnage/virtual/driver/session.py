@@ -9,9 +9,8 @@ from tonnage.hardware import Gpu
 from tonnage.virtual.companions import install_companions
 from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.driver import answers, loading
-from tonnage.virtual.driver.device import DriverDevice
+from tonnage.virtual.driver.device import DriverDevice, DriverTrace
 from tonnage.virtual.driver.following import Follower
-from tonnage.virtual.driver.history import DriverTrace
 from tonnage.virtual.driver.unwritten import Unwritten
 from tonnage.virtual.driver.values import DriverValues
 from tonnage.virtual.session import Session, version_pair

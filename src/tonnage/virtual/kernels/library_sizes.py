@@ -237,6 +237,7 @@ class RecurrentNetwork:
     def workspace_bytes(self) -> int:
         """Return the maximum of the forward and, in training, the backward pass."""
         figures = _figures()
+        units: float
         fixed: int = figures["bytes_per_layer_and_direction"] * self.layers * self.directions + figures["fixed_bytes"]
         if self.rows:
             per_row, per_layer = figures["packed"][self.kind]
