@@ -15,7 +15,7 @@ import pytest
 
 from tonnage.hardware import find_gpu
 from tonnage.virtual.compiling import kernels
-from tonnage.virtual.compiling.kernels import _registers_decide, register_count
+from tonnage.virtual.compiling.kernels import Kernel, register_count
 from tonnage.virtual.cuda.patches import Patches
 from virtual_runs import SCRIPTS, run_tonnage
 
@@ -93,7 +93,11 @@ def _reduction(rows: int, configs: int = 1, **blocks: int) -> tuple[Any, Any]:
         warp_size=card.warp_size, regs_per_multiprocessor=card.registers_per_sm, multi_processor_count=card.sm_count
     )
     config = SimpleNamespace(kwargs=blocks, num_warps=16)
-    return SimpleNamespace(compile_results=[None] * configs, device_props=properties, size_hints={"x": rows}), config
+    function = SimpleNamespace(src="")
+    return (
+        SimpleNamespace(compile_results=[None] * configs, device_props=properties, size_hints={"x": rows}, fn=function),
+        config,
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,8 @@ def _reduction(rows: int, configs: int = 1, **blocks: int) -> tuple[Any, Any]:
 def test_only_large_reductions_with_one_configuration_depend_on_registers(
     reduction: tuple[Any, Any], decides: bool
 ) -> None:
-    assert _registers_decide(*reduction) is decides
+    compiled = SimpleNamespace(asm={"cubin": _cubin([40])})
+    assert Kernel(*reduction, lambda: compiled).n_regs == (40 if decides else 0)
 
 
 def test_before_torch_2_9_a_configuration_is_described_here() -> None:

@@ -45,6 +45,7 @@ def test_bernoulli(size: int) -> None:
     assert masked.nonzero().shape[0] == 0.15 * size
     assert replaced.nonzero().shape[0] == pytest.approx(0.12 * size)
     assert (torch.rand(size, device="cuda") < probabilities).sum().item() == 0.15 * size
+    assert torch.bernoulli(torch.rand(size, device="cuda")).bool().sum().item() == 0.5 * size
 
 
 def test_integers_repeat() -> None:

@@ -39,10 +39,10 @@ def run_training(
     memo.take_over()
     session.open()
     session.device.lift_limit()
-    from tonnage.virtual.cluster import alone  # imports torch, so only once the session is open
+    from tonnage.virtual.cluster.exchange import install_alone
 
     patches = Patches()
-    alone.install(session, patches)
+    install_alone(session, patches)
     if progress is not None:
         memo.on_step = lambda: progress(memo)
     restore = memo.install()

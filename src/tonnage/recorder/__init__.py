@@ -1,6 +1,5 @@
 """Recordings of a real GPU: PyTorch's memory history combined with hooks on the script. Requires torch and CUDA."""
 
-from tonnage.recorder.recorder import Recorder, record_script
-from tonnage.recorder.watchdog import record_on_oom
+from tonnage.recorder.recorder import Recorder, record_on_oom, record_script
 
 __all__ = ["Recorder", "record_on_oom", "record_script"]

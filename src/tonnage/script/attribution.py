@@ -19,6 +19,7 @@ from tonnage.script.training import facts_of_driver, facts_of_model, name_of_opt
 
 if TYPE_CHECKING:
     from tonnage.script.capture import StepCapture
+    from tonnage.virtual.host_memory import HostMeter
 
 # Backward passes and optimizer steps keep their phase, whatever function they run in.
 _PLAIN = ("backward", "optimizer")
@@ -39,22 +40,6 @@ class Sink(Protocol):
         """Set the category of the blocks at these addresses (with `only`: if they have that category so far)."""
 
 
-class HostLedger(Protocol):
-    """Counts tensors on the host."""
-
-    def categorise(self, category: Category, addresses: Iterable[int]) -> None:
-        """Set the category of the tensors at these addresses."""
-
-    def tick(self) -> None:
-        """Called regularly, to allow periodic work."""
-
-    def event(self, kind: int, address: int, size: int, operator: str) -> None:
-        """Record that a large host block was allocated, freed, pinned or read."""
-
-    def card_used(self) -> None:
-        """Record that CUDA's context, and possibly another CUDA library, is loaded."""
-
-
 class Attribution:
     """The current state of the script, as seen through PyTorch's hooks."""
 
@@ -62,7 +47,7 @@ class Attribution:
         """With `frugal`, a model and its optimizer states are examined once, not at every step."""
         self.sink = sink
         self.observer: StepCapture | None = None
-        self.host: HostLedger | None = None
+        self.host: HostMeter | None = None  # of a virtual run
         self._frugal = frugal
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self.phase = "setup"

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,44 +16,6 @@ from tonnage.script.profiler import wrapped
 
 def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], None]:
     """Install all hooks (without `modules`: only on outermost modules); the returned function removes them."""
-    depth = 0
-
-    def backward(plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
-        if _is_traced():
-            return plain(*arguments, **keywords)
-        who.backward_starts()
-        try:
-            return plain(*arguments, **keywords)
-        finally:
-            who.backward_ends()
-
-    def apply(plain: Any, model: Any, /, *arguments: Any, **keywords: Any) -> Any:
-        # `Module.to` and similar: what is on the device afterwards is the model, even if not all of it fitted.
-        nonlocal depth
-        depth += 1
-        try:
-            return plain(model, *arguments, **keywords)
-        finally:
-            depth -= 1
-            if not depth:
-                who.mark_model(model)
-
-    def make(plain: Any, optimizer: Any, /, *arguments: Any, **keywords: Any) -> None:
-        # A script with an optimizer trains, so what it runs without gradients is not a step.
-        plain(optimizer, *arguments, **keywords)
-        who.optimizer_made(optimizer)
-
-    def within(phase: str) -> Callable[..., Any]:
-        # Saving and loading may allocate no block but are marked as a phase.
-        def call(plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            # The state of an optimizer that has not stepped: accelerate moves optimizers this way.
-            if any(isinstance(given, dict) and given.get("state") == {} for given in arguments):
-                return plain(*arguments, **keywords)
-            with who.within(phase):
-                return plain(*arguments, **keywords)
-
-        return call
-
     handles = [
         optim.register_optimizer_step_pre_hook(_outside_graphs(who.step_starts)),
         optim.register_optimizer_step_post_hook(_outside_graphs(who.step_ends)),
@@ -63,19 +26,28 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
         strategy = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
         for method in (who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model):
             native.set_code_exec_strategy(method.__code__, strategy)
+    backward, saving, loading = (
+        partial(_backward, who),
+        partial(_within, who, "saving"),
+        partial(_within, who, "loading"),
+    )
     undo = [
-        wrapped(graph, "_engine_run_backward", backward),
-        wrapped(torch.autograd, "_engine_run_backward", backward),
-        wrapped(torch.nn.Module, "_apply", apply),
-        wrapped(optim.Optimizer, "__init__", make),
-        _wrap_call(who, outermost_only=not modules),
-        wrapped(torch, "save", within("saving")),
-        wrapped(torch.serialization, "save", within("saving")),
-        wrapped(torch, "load", within("loading")),
-        wrapped(torch.serialization, "load", within("loading")),
-        wrapped(torch.nn.Module, "load_state_dict", within("loading")),
-        wrapped(optim.Optimizer, "load_state_dict", within("loading")),
+        wrapped(owner, name, around)
+        for owner, name, around in (
+            (graph, "_engine_run_backward", backward),
+            (torch.autograd, "_engine_run_backward", backward),
+            (torch.nn.Module, "_apply", partial(_apply, who, [])),
+            (optim.Optimizer, "__init__", partial(_make, who)),
+            # Saving and loading may allocate no block but are marked as a phase.
+            (torch, "save", saving),
+            (torch.serialization, "save", saving),
+            (torch, "load", loading),
+            (torch.serialization, "load", loading),
+            (torch.nn.Module, "load_state_dict", loading),
+            (optim.Optimizer, "load_state_dict", loading),
+        )
     ]
+    undo.append(_wrap_call(who, outermost_only=not modules))
 
     def uninstall() -> None:
         for handle in handles:
@@ -84,6 +56,41 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
             restore()
 
     return uninstall
+
+
+def _backward(who: Attribution, plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    if _is_traced():
+        return plain(*arguments, **keywords)
+    who.backward_starts()
+    try:
+        return plain(*arguments, **keywords)
+    finally:
+        who.backward_ends()
+
+
+def _apply(who: Attribution, moving: list[Any], plain: Any, model: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    """Handle `Module.to` and similar: what is on the device afterwards is the model, even if not all of it fitted."""
+    moving.append(model)
+    try:
+        return plain(model, *arguments, **keywords)
+    finally:
+        moving.pop()
+        if not moving:
+            who.mark_model(model)
+
+
+def _make(who: Attribution, plain: Any, optimizer: Any, /, *arguments: Any, **keywords: Any) -> None:
+    """Handle an optimizer: a script that has one trains, so what it runs without gradients is not a step."""
+    plain(optimizer, *arguments, **keywords)
+    who.optimizer_made(optimizer)
+
+
+def _within(who: Attribution, phase: str, plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    # The state of an optimizer that has not stepped: accelerate moves optimizers this way.
+    if any(isinstance(given, dict) and given.get("state") == {} for given in arguments):
+        return plain(*arguments, **keywords)
+    with who.within(phase):
+        return plain(*arguments, **keywords)
 
 
 def _outside_graphs(act: Callable[[Any], None]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 Only the list of calls is used, not the times. Notes add what the profiler lacks: the current stream, and which stream
 waits for what. They are taken from torch's Python; of native code only autograd's engine is tracked
-(`notes.BackwardStreams`). `clock.streams` interprets them.
+(`profiled.BackwardStreams`). `clock.streams` interprets them.
 """
 
 import os

@@ -58,8 +58,15 @@ def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
 def facts_of_model(model: Any) -> dict[str, str]:
     """Return a model's capabilities, from the first library class beneath wrappers (DDP, peft)."""
     torch = sys.modules["torch"]
-    facts = {}
-    for module in _unwrapped(model):
+    facts, beneath = {}, [model]
+    while len(beneath) < 8:
+        inner = getattr(beneath[-1], "module", None) or getattr(beneath[-1], "base_model", None)
+        if type(beneath[-1]).__module__.startswith("peft.tuners"):
+            inner = beneath[-1].model
+        if not isinstance(inner, torch.nn.Module) or inner is beneath[-1]:
+            break
+        beneath.append(inner)
+    for module in beneath:
         names = [kind.__module__.partition(".")[0] for kind in type(module).__mro__]
         library = next((name for name in names if name in _CHECKPOINTING), None)
         if library is None:
@@ -71,31 +78,16 @@ def facts_of_model(model: Any) -> dict[str, str]:
             facts["sdpa"] = "yes"
         break
     named = list(model.named_modules())
-    recomputed = [path for path, module in named if _is_recomputed(module)]
+    recomputed = []
+    for path, module in named:  # by its class in transformers; in diffusers, these two kinds of blocks
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        is_block = kinds[0].endswith(("ResnetBlock2D", "TransformerBlock"))
+        if is_block if type(module).__module__.startswith("diffusers.") else "GradientCheckpointingLayer" in kinds:
+            recomputed.append(path)
     tables = [module.weight for _, module in named if isinstance(module, torch.nn.Embedding)]
     facts["recomputed"] = "\n".join(recomputed)
     facts["embeddings"] = " ".join("x".join(map(str, table.shape)) for table in tables)
     return {key: value for key, value in facts.items() if value}
-
-
-def _unwrapped(model: Any) -> list[Any]:
-    torch = sys.modules["torch"]
-    found = [model]
-    while len(found) < 8:
-        inner = getattr(found[-1], "module", None) or getattr(found[-1], "base_model", None)
-        if type(found[-1]).__module__.startswith("peft.tuners"):
-            inner = found[-1].model
-        if not isinstance(inner, torch.nn.Module) or inner is found[-1]:
-            break
-        found.append(inner)
-    return found
-
-
-def _is_recomputed(module: Any) -> bool:
-    """Whether a module is recomputed: by its class in transformers; in diffusers, these two kinds of blocks."""
-    if type(module).__module__.startswith("diffusers."):
-        return type(module).__name__.endswith(("ResnetBlock2D", "TransformerBlock"))
-    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 
 
 def name_of_optimizer(optimizer: Any) -> str:

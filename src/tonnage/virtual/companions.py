@@ -80,9 +80,9 @@ class _Watcher(importlib.abc.MetaPathFinder):
         if name == "torchvision":
             self._declare_operators()
         elif name == "torch._dynamo":
-            from tonnage.virtual.compiling import dynamo
+            from tonnage.virtual.compiling import dynamo_answers, pass_on_to_dynamo
 
-            return lazily(self._plain_spec(name), dynamo.answers(), dynamo.pass_on)
+            return lazily(self._plain_spec(name), dynamo_answers(), pass_on_to_dynamo)
         return None
 
     def _plain_spec(self, name: str) -> importlib.machinery.ModuleSpec | None:

@@ -44,7 +44,9 @@ class Device(RecordedDevice):
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], settings: AllocatorSettings) -> None:
         super().__init__(gpu, torch_version)
-        self.allocator = CachingAllocator(gpu.memory_bytes, settings, observer=self._on_segment)
+        own = self.allocator = CachingAllocator(gpu.memory_bytes, settings, observer=self._on_segment)
+        self.memory_stats, self.lift_limit, self.synchronize = own.memory_stats, own.lift_limit, own.process_events
+        self.record_stream, self.end_copy = own.record_stream, own.retire_stream
         self._outside: dict[str, int] = {}  # bytes that the process holds outside the allocator, by part
         self.use("context")
         self.native_context = ctypes.c_int32()  # the module id that autograd nodes created now are tagged with
@@ -52,12 +54,6 @@ class Device(RecordedDevice):
         self._copies = count(_FIRST_COPY)
         self.history: DeviceHistory | None = None
         self.oom_observers: list[Callable[[Shortage], None]] = []
-
-    def lift_limit(self) -> None:
-        self.allocator.lift_limit()
-
-    def memory_stats(self) -> dict[str, int]:
-        return self.allocator.memory_stats()
 
     @property
     def overhead_parts(self) -> dict[str, int]:
@@ -112,15 +108,6 @@ class Device(RecordedDevice):
         for address in {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}:
             self.record_stream(address, copy)
         return copy
-
-    def end_copy(self, copy: int) -> None:
-        self.allocator.retire_stream(copy)
-
-    def record_stream(self, address: int, stream: int) -> None:
-        self.allocator.record_stream(address, stream)
-
-    def synchronize(self) -> None:
-        self.allocator.process_events()
 
     # Called by the attribution
 

@@ -14,20 +14,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tonnage.ledger import Category
-from tonnage.recording.host import (
-    CHECKPOINT,
-    CUDA,
-    LIBRARIES,
-    MAPPED,
-    PINNED,
-    PYTHON,
-    ROUNDING,
-    SHARED,
-    WORKERS,
-    HostMoment,
-    HostPeaks,
-    groups_of,
-)
+from tonnage.recording import host
+from tonnage.recording.host import HostMoment, HostPeaks, groups_of
 from tonnage.script.lines import NOWHERE, ScriptPlace
 from tonnage.virtual import process_memory
 from tonnage.virtual.driver.loading import is_cuda_build, torch_root
@@ -132,8 +120,21 @@ class HostMeter:
     def memory(self) -> HostPeaks | None:
         """Return the peaks so far."""
         self._save_blocks()
+        moments = []
+        for phase, height in self._heights.items():
+            blocks, parts = height.blocks or (), dict(height.beside or {})
+            for block in blocks:
+                parts[block.part] = parts.get(block.part, 0) + block.size
+            parts[host.ROUNDING] = sum(block.rounding for block in blocks)
+            moments.append(
+                HostMoment(
+                    phase=phase, step=height.step, line=height.place.line, stack=height.place.stack,
+                    parts={part: size for part, size in parts.items() if size},
+                    largest=groups_of((block.part, block.line, block.operator, block.size) for block in blocks),
+                )
+            )  # fmt: skip
         return HostPeaks(
-            phases=tuple(_moment(phase, height) for phase, height in self._heights.items()),
+            phases=tuple(moments),
             mapped_peak_bytes=self._mapped_peak[0],
             mapped_file_bytes=self._mapped_peak[1],
             resident_peak_bytes=self._resident_peak,
@@ -164,7 +165,9 @@ class HostMeter:
             if not self._files.read(address, size, really=kind == READ):
                 return
         else:
-            part = PINNED if kind == PINS else CHECKPOINT if self._reading_checkpoint else Category.OTHER.value
+            part = (
+                host.PINNED if kind == PINS else host.CHECKPOINT if self._reading_checkpoint else Category.OTHER.value
+            )
             rounding = footprint_bytes(size) - size if self._rounds and kind == ALLOCATED else 0
             self._kept.pop(address, None)
             self._live[address] = _Block(size, rounding, part, operator.removeprefix("aten::"), place.line)
@@ -194,7 +197,7 @@ class HostMeter:
         """Set the category of these tensors."""
         for address in addresses:
             block = self._live.get(address)
-            if block and block.part != PINNED:
+            if block and block.part != host.PINNED:
                 block.part = category.value
 
     def _mark(self, parameter: Any) -> None:
@@ -203,7 +206,7 @@ class HostMeter:
         except (RuntimeError, ValueError):  # a subclass without its own storage, or a lazy parameter without a shape
             return
         block = self._live.get(address)
-        if block and block.part in (CHECKPOINT, Category.OTHER):
+        if block and block.part in (host.CHECKPOINT, Category.OTHER):
             block.part = Category.PARAMETERS.value
 
     # Peaks
@@ -221,7 +224,7 @@ class HostMeter:
             height = self._heights[who.phase] = _Height()
         if needed > height.needed:
             height.needed, height.step, height.place = needed, who.step, place
-            height.blocks, height.beside = None, self._beside | {CUDA: self._cuda_bytes, MAPPED: mapped}
+            height.blocks, height.beside = None, self._beside | {host.CUDA: self._cuda_bytes, host.MAPPED: mapped}
             self._open = height
 
     def _save_blocks(self) -> None:
@@ -247,7 +250,8 @@ class HostMeter:
         objects = max(now.anonymous_bytes - written - self._own.anonymous_bytes - records, 0)
         self._save_blocks()
         self._beside = {
-            PYTHON: objects, LIBRARIES: libraries, WORKERS: process_memory.of_children(), SHARED: now.shared_bytes,
+            host.PYTHON: objects, host.LIBRARIES: libraries, host.WORKERS: process_memory.of_children(),
+            host.SHARED: now.shared_bytes,
         }  # fmt: skip
         for module in list(self._modules):
             for parameter in module._parameters.values():
@@ -256,22 +260,6 @@ class HostMeter:
         self._rises(place or self._device.attribution.place())
         took = time.thread_time() - began
         self._next_look = time.perf_counter() + max(took / _SHARE, _SHORTEST_S)
-
-
-def _moment(phase: str, height: _Height) -> HostMoment:
-    blocks = height.blocks or ()
-    parts = dict(height.beside or {})
-    for block in blocks:
-        parts[block.part] = parts.get(block.part, 0) + block.size
-    parts[ROUNDING] = sum(block.rounding for block in blocks)
-    return HostMoment(
-        phase=phase,
-        step=height.step,
-        line=height.place.line,
-        stack=height.place.stack,
-        parts={part: size for part, size in parts.items() if size},
-        largest=groups_of((block.part, block.line, block.operator, block.size) for block in blocks),
-    )
 
 
 class _Files:

@@ -50,16 +50,14 @@ def load() -> ctypes.PyDLL:
         ctypes.CDLL(str(root / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.PyDLL(str(native_library(root)), mode=ctypes.RTLD_GLOBAL)
     for name, result, arguments in (
-        ("current_stream", ctypes.c_int64, None),
-        ("new_stream", ctypes.c_int64, None),
+        *((name, ctypes.c_int64, None) for name in ("current_stream", "new_stream")),
         ("set_stream", ctypes.c_int, [ctypes.c_int, ctypes.c_int64]),
         ("valueless_count", ctypes.c_uint64, None),
         ("is_known", ctypes.c_bool, [ctypes.c_void_p]),
         ("forget", None, [ctypes.c_void_p]),
         ("law", ctypes.c_int32, [ctypes.c_void_p]),
         ("set_cudnn_version", ctypes.c_int, [ctypes.c_int64]),
-        ("start", None, None),
-        ("listen", None, None),
+        *((name, None, None) for name in ("start", "listen", "reset_host_stats", "empty_pinned_cache")),
     ):
         function = getattr(library, f"tonnage_{name}")
         function.restype, function.argtypes = result, arguments
@@ -106,14 +104,17 @@ def _register(library: ctypes.PyDLL) -> None:
 
     # In the native library
     kernels.load_all()
-    names = [name for name in cuda_operators() if name not in NATIVE]
+    operators = _operators()
+    on_cuda = {entry.name for entry in operators if "CUDA" in entry.keys or entry.has_ufunc}
+    names = [e.name for e in operators if e.name not in NATIVE and (e.name in on_cuda or e.delegate in on_cuda)]
+    # Of sparse and nested tensors, those whose code is the same for host and CUDA.
+    sparse, nested = ([e.name for e in operators if layout in e.shared] for layout in ("Sparse", "NestedTensor"))
     computed = [name for name in names if name not in registry.KERNELS]
     libraries = _lines(f"aten::{n} {lib}" for n, lib in kernels.LIBRARIES.items())
     library.tonnage_set_libraries(libraries, b"")
     library.tonnage_register(_lines(computed), _lines({*names, *registry.KERNELS} - set(registry.SCHEMAS)))
     library.tonnage_register_fallback()
-    nested = [*shared_operators("NestedTensor"), *NESTED_LIKE_HOST]
-    library.tonnage_register_layouts(_lines(shared_operators("Sparse")), _lines(nested))
+    library.tonnage_register_layouts(_lines(sparse), _lines([*nested, *NESTED_LIKE_HOST]))
     library.tonnage_register_host(_lines(HOST_FILLS), _lines(DERIVES))
     # In Python
     own, aten, everything = (
@@ -164,20 +165,6 @@ class _Entry:
     shared: set[str] = field(default_factory=set)  # layouts whose code is the same for host and CUDA
     delegate: str = ""
     has_ufunc: bool = False
-
-    def runs_on_cuda(self) -> bool:
-        return "CUDA" in self.keys or self.has_ufunc
-
-
-def cuda_operators() -> list[str]:
-    """Return the names ("add.Tensor") of all operators with their own CUDA kernel, in the list's order."""
-    entries = {entry.name: entry for entry in _operators()}
-    return [e.name for e in entries.values() if e.runs_on_cuda() or (e.delegate and entries[e.delegate].runs_on_cuda())]
-
-
-def shared_operators(layout: str) -> list[str]:
-    """Return operators on "Sparse" or "NestedTensor" tensors whose code is the same for host and CUDA."""
-    return [entry.name for entry in _operators() if layout in entry.shared]
 
 
 def _operators() -> list[_Entry]:

@@ -4,7 +4,6 @@ The attribution reports to it. Its subclasses provide the blocks: our model of t
 torch's own allocator on a CUDA build.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,11 +17,21 @@ from tonnage.virtual.going_on import GoingOn
 Shape = tuple[int, ...]
 
 
-class RecordedDevice(ABC):
-    """The state of one card during a run."""
+class RecordedDevice:
+    """The state of one card during a run. Its two subclasses have what is only declared here."""
+
+    overhead_parts: dict[str, int]  # bytes that the process holds outside the allocator, by part
+    memory_stats: Callable[[], dict[str, int]]  # the allocator's, by the names of `torch.cuda.memory_stats`
+    lift_limit: Callable[[], None]  # the card's memory limit
+    synchronize: Callable[[], None]  # the device with the host
+    hold: Callable[[dict[str, int]], None]  # counts more bytes outside the allocator (such as a communicator's buffers)
+    at_module: Callable[[int], None]  # sets the current module, for autograd nodes created from now on
+    # Begins a copy to these tensors on its own stream, and ends it; blocks freed meanwhile are not reused.
+    begin_copy: Callable[[Iterable[Any]], Any]
+    end_copy: Callable[[Any], None]
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int]) -> None:
-        self.gpu = gpu
+        self.gpu: Gpu = gpu
         self.torch_version = torch_version
         self.attribution = Attribution(self)
         self.held_line = ""
@@ -37,35 +46,6 @@ class RecordedDevice(ABC):
         self.on_progress: Callable[[], None] | None = None
         self.on_request: Callable[[], None] | None = None
         self.going_on: GoingOn | None = None  # set if the run continues past its memory limit
-
-    @abstractmethod
-    def memory_stats(self) -> dict[str, int]:
-        """Return the allocator's statistics, by the names of `torch.cuda.memory_stats`."""
-
-    @property
-    @abstractmethod
-    def overhead_parts(self) -> dict[str, int]:
-        """Bytes that the process holds outside the allocator, by part."""
-
-    @abstractmethod
-    def lift_limit(self) -> None:
-        """Lift the card's memory limit."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Synchronize the device with the host."""
-
-    @abstractmethod
-    def hold(self, parts: dict[str, int]) -> None:
-        """Count more bytes outside the allocator, by part (such as a communicator's buffers)."""
-
-    @abstractmethod
-    def begin_copy(self, tensors: Iterable[Any]) -> Any:
-        """Begin a copy to these tensors on its own stream; blocks freed meanwhile are not reused. Returns its handle."""
-
-    @abstractmethod
-    def end_copy(self, copy: Any) -> None:
-        """End that copy."""
 
     # Called by subclasses
 
@@ -118,8 +98,8 @@ class RecordedDevice(ABC):
         if self.attribution.host:
             self.attribution.host.card_used()
 
-    def drain(self) -> None:  # noqa: B027 - only a device that keeps a log has something to do
-        """Process all pending events."""
+    def drain(self) -> None:
+        """Process all pending events; only a device that keeps a log has some."""
 
     # Called by the attribution
 
@@ -128,10 +108,6 @@ class RecordedDevice(ABC):
         self.marks.append(Mark(self.sequence + 1, kind, name))
         if self.going_on is not None:
             self.going_on.check(kind)
-
-    @abstractmethod
-    def at_module(self, context: int) -> None:
-        """Set the current module, for autograd nodes created from now on."""
 
     def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
         """Set the category of these blocks, if they are live."""

@@ -40,14 +40,14 @@ def run_script(
         progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)
 
     device.on_progress = tell if progress is not None else None
-    from tonnage.virtual.cluster import alone  # imports torch, so not before the session is open
+    from tonnage.virtual.cluster.exchange import install_alone
 
     if unlimited:
         device.lift_limit()
     else:
         device.going_on = GoingOn(device, session.torch.OutOfMemoryError)
     patches = Patches()
-    alone.install(session, patches)
+    install_alone(session, patches)
     try:
         ending = run_as_main(program, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped,))
     finally:

@@ -6,7 +6,6 @@ What replaces CUDA depends on the build of torch: `modelled` for CPU builds, `dr
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -28,7 +27,7 @@ _open = threading.Lock()
 _ONE_CARD = "One process has tensors on {} cards. They are taken as one card, and its figures are their sum."
 
 
-class Session(ABC):
+class Session:
     """One virtual GPU in this process. Only one can be open at a time.
 
     With several `cards`, a rank of a cluster uses its own one; here they are all this one.
@@ -36,6 +35,11 @@ class Session(ABC):
 
     device: RecordedDevice
     stand_ins: StandIns  # what the script read from the card, and what was assumed
+    pinned_peak_bytes: int  # of host memory
+    _install: Callable[[], None]  # replaces CUDA
+    _uninstall: Callable[[], None]
+    is_known: Callable[[Any], bool]  # whether the values of a tensor on the card are known
+    forget: Callable[[Any], None]  # marks them as unknown
 
     def __init__(self, gpu: Gpu, torch: Any, torch_version: str | None, cards: int) -> None:
         self.torch = torch
@@ -48,11 +52,6 @@ class Session(ABC):
         self.host: HostMeter | None = None
         self.cluster: Cluster | None = None  # the cluster that this card is a rank of
         self._started = time.perf_counter()
-
-    @property
-    @abstractmethod
-    def pinned_peak_bytes(self) -> int:
-        """Peak of pinned host memory, in bytes."""
 
     def open(self, *, capture: bool = False) -> None:
         """Make `cuda` this card; with `capture`, record the calls of a typical step."""
@@ -89,22 +88,6 @@ class Session(ABC):
     def uncaptured(self) -> AbstractContextManager[None]:
         """Return a context whose contents do not count as a step of the script."""
         return self._capture.paused() if self._capture else nullcontext()
-
-    @abstractmethod
-    def _install(self) -> None:
-        """Replace CUDA."""
-
-    @abstractmethod
-    def _uninstall(self) -> None:
-        """Restore CUDA."""
-
-    @abstractmethod
-    def forget(self, tensor: Any) -> None:
-        """Mark the values of a tensor on the card as unknown."""
-
-    @abstractmethod
-    def is_known(self, tensor: Any) -> bool:
-        """Whether the values of a tensor on the card are known."""
 
     def recording(self, **header: Any) -> Recording:
         """Return the recording so far."""

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage.virtual.cluster.classes import checks, nearest, stand_ins
+from tonnage.virtual.cluster.cluster import checks, nearest, stand_ins
 
 meshes = st.lists(st.integers(1, 8), min_size=1, max_size=3)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tonnage.virtual.kernels.batchnorm import MAX_BLOCK, MAX_ROWS_OF_BLOCKS, reduction_grid
+from tonnage.virtual.kernels.norms import MAX_BLOCK, MAX_ROWS_OF_BLOCKS, reduction_grid
 
 pytestmark = pytest.mark.usefixtures("gpu")
 Events = Callable[[Callable[[], object]], str]

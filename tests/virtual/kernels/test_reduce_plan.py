@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.virtual.kernels.reduce_plan import Element, WarpLimits, make_loop, staging_bytes
+from tonnage.virtual.kernels.reductions import Element, WarpLimits, make_loop, staging_bytes
 
 H200 = WarpLimits(132, 2048)
 FLOAT = Element(4, 4)

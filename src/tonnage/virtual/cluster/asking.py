@@ -25,7 +25,17 @@ def main() -> None:
         for name in ("torch", package):
             if find_spec(name) is None:
                 raise ModuleNotFoundError(name=name)
-        _claim_gpus(int(gpus))
+        from tonnage.virtual.driver import loading
+
+        if loading.is_cuda_build(loading.torch_root()):  # it may be installed without CUDA's own libraries
+            loading.load(loading.installed_cuda())
+        import torch
+
+        owner: Any
+        for owner in (torch.cuda, torch.accelerator):
+            owner.is_available = lambda *_, **__: True
+            owner.device_count = lambda *_, **__: int(gpus)
+        torch.cuda.is_bf16_supported = lambda *_, **__: True
         {"torch": _torchrun, "accelerate": _accelerate, "deepspeed": _deepspeed}[package](launcher, words, int(gpus))
         return
     except _Answer as found:
@@ -44,20 +54,6 @@ class _Answer(BaseException):
         super().__init__()
         changed = {name: value for name, value in os.environ.items() if _BEFORE.get(name) != value}
         self.values = {"environment": changed, **values}
-
-
-def _claim_gpus(count: int) -> None:
-    from tonnage.virtual.driver import loading
-
-    if loading.is_cuda_build(loading.torch_root()):  # it may be installed without CUDA's own libraries
-        loading.load(loading.installed_cuda())
-    import torch
-
-    owner: Any
-    for owner in (torch.cuda, torch.accelerator):
-        owner.is_available = lambda *_, **__: True
-        owner.device_count = lambda *_, **__: count
-    torch.cuda.is_bf16_supported = lambda *_, **__: True
 
 
 def _torchrun(launcher: str, words: list[str], gpus: int) -> None:

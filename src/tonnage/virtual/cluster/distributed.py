@@ -28,8 +28,7 @@ from tonnage.virtual.cluster.member import Member
 from tonnage.virtual.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from tonnage.virtual.cluster.alone import OwnExchange
-    from tonnage.virtual.cluster.exchange import HubExchange
+    from tonnage.virtual.cluster.exchange import HubExchange, OwnExchange
 
 
 class HubStore(dist.Store):  # type: ignore[name-defined]

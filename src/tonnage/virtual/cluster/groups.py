@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from tonnage.virtual.cluster.calls import Collective, Payload, ProcessGroup, SendReceive
-from tonnage.virtual.cluster.member import DoneWork, Member, Noted, Tensors, staging_of
+from tonnage.virtual.cluster.member import DoneWork, Member, Tensors, flat_tensor, is_gloo
 
 
 class VirtualGroup(dist.ProcessGroup):
@@ -31,7 +31,7 @@ class VirtualGroup(dist.ProcessGroup):
         place = group.ranks.index(member.rank)
         super().__init__(place, len(group.ranks))  # type: ignore[call-arg]
         self._member, self._group, self._place = member, group, place
-        self._staging = staging_of(group.backend)
+        self._is_gloo = is_gloo(group.backend)  # results then reach the card by copies from the host
         self._number = 0
         self._messages: Counter[tuple[int, int]] = Counter()
         self._name, self._desc = "", ""
@@ -110,7 +110,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self._collective("reduce", tensors, tensors, (), lambda parts: None, manner)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
-        flat = self._staging.flattens(outputs[0]) if inputs[0].is_cuda else None
+        flat = flat_tensor(outputs[0]) if inputs[0].is_cuda else None
         every = [tensor for tensors in outputs for tensor in tensors]
         return self._collective(
             "all_gather",
@@ -125,7 +125,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        flats = [self._staging.gathers_single(output) for output in outputs if output.is_cuda]
+        flats = [torch.empty_like(output) for output in outputs if output.is_cuda and self._is_gloo]
         work = self._collective("all_gather_into_tensor", inputs, inputs, outputs, _each(_joined))
         del flats
         return work
@@ -157,7 +157,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
         """Reduce a list of tensors, one to each rank."""
-        flat = self._staging.flattens(inputs[0]) if outputs[0].is_cuda else None
+        flat = flat_tensor(inputs[0]) if outputs[0].is_cuda else None
         return self._scatters("reduce_scatter", outputs, list(inputs), opts.reduceOp, kept=flat)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
@@ -165,8 +165,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        made = [self._staging.scatters_single(source) for source in inputs if source.is_cuda]
-        copies = [copy for copy in made if copy is not None]
+        copies = [source.clone() for source in inputs if source.is_cuda and self._is_gloo]  # that are reduced
         pieces = [source.chunk(len(self._group.ranks)) for source in inputs]
         return self._scatters("reduce_scatter_tensor", outputs, pieces, opts.reduceOp, kept=copies)
 
@@ -198,7 +197,7 @@ class VirtualGroup(dist.ProcessGroup):
         def finish() -> None:
             self._member.exchange.collect(call)
 
-        return DoneWork([], self._staging.barrier(), finish)
+        return DoneWork([], None if self._is_gloo else torch.empty(1, device="cuda"), finish)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, or raise an error that names a missing one."""
@@ -227,7 +226,7 @@ class VirtualGroup(dist.ProcessGroup):
             return DoneWork(tensors, kept=list(tensors), noted=noted)
         return DoneWork(tensors, finish=lambda: _fill(tensors, self._member.exchange.receive(message)), noted=noted)
 
-    def _note_message(self, operation: str, tensors: Tensors, peer: int) -> Noted | None:
+    def _note_message(self, operation: str, tensors: Tensors, peer: int) -> int:
         ranks = sorted((self._member.rank, self._group.ranks[peer]))
         return self._member.notes.called(self._group, operation, _card_bytes(tensors), tuple(ranks))
 
@@ -253,7 +252,7 @@ class VirtualGroup(dist.ProcessGroup):
         member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
         # Copies of results to the card begin here and finish some time after the work has been waited for.
         on_card = [tensor for tensor in (*outputs, *(kept if isinstance(kept, list) else ())) if tensor.is_cuda]
-        queue = member.copies_back.begin(on_card) if self._staging.copies_back and on_card else None
+        queue = member.copies_back.begin(on_card) if self._is_gloo and on_card else None
         noted = member.notes.called(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
         if not travels:
             member.forget(outputs)

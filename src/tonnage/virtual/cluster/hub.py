@@ -176,27 +176,20 @@ class Hub:
             return [None if value is _LET_GO else value for value in values], places
 
         def answer(words: Answer) -> None:
+            """Reply, and drop the values of old calls once the whole group has been answered; the calls are kept.
+
+            Recent values stay: ranks in groups of the same role may be a few calls behind.
+            """
             reply(words)
-            self._collected(call)
+            identity, before = call.group.identity, call.number - _KEPT_CALLS
+            self._answered[identity, call.number] += 1
+            if self._answered[identity, call.number] < len(self.running & set(call.group.ranks)):
+                return
+            for rank, (said, _) in self._parts.get(("group", identity, before), {}).items():
+                for where in (("group", said.group.identity, before), ("role", said.group.role, before)):
+                    self._parts[where][rank] = (said, _LET_GO)
 
         self._waiting[rank] = Waiting(call.words, ready, missing, answer)
-
-    def _collected(self, call: Collective) -> None:
-        """Drop the values of old calls once the whole group has been answered; the calls themselves are kept.
-
-        Recent values stay: ranks in groups of the same role may be a few calls behind.
-        """
-        key = (call.group.identity, call.number)
-        self._answered[key] += 1
-        if self._answered[key] < len(self.running & set(call.group.ranks)):
-            return
-        before = call.number - _KEPT_CALLS
-        for rank, (said, _) in self._parts.get(("group", call.group.identity, before), {}).items():
-            for parts in (
-                self._parts["group", said.group.identity, before],
-                self._parts["role", said.group.role, before],
-            ):
-                parts[rank] = (said, _LET_GO)
 
     def _tell(self, rank: int, message: SendReceive, payload: Payload, reply: Reply) -> None:
         self.journal.is_new |= message.group.ranks not in self.journal.with_messages

@@ -4,8 +4,7 @@ Nothing runs on a virtual GPU, so work is always complete; only host messages ar
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +17,7 @@ from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.session import Session
 
 if TYPE_CHECKING:
-    from tonnage.virtual.cluster.alone import OwnExchange
-    from tonnage.virtual.cluster.exchange import HubExchange
+    from tonnage.virtual.cluster.exchange import HubExchange, OwnExchange
 
 Tensors = Sequence[torch.Tensor]
 _MOST_ON_CARD = 1 << 20  # elements: the virtual GPU keeps no larger integer tensors
@@ -61,7 +59,10 @@ class Member:
         self.calls += 1
         if group not in self.communicators:
             self.communicators.append(group)
-            self._session.device.hold(communicator_bytes(self.communicators))
+            # What NCCL holds outside the allocator by communicator, as the planner models it; Gloo holds nothing.
+            used = [each for each in self.communicators if len(each.ranks) > 1 and not is_gloo(each.backend)]
+            each_bytes = NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS
+            self._session.device.hold({f"NCCL communicator {number}": each_bytes for number, _ in enumerate(used, 1)})
         return torch.cuda.current_stream().stream_id
 
     def waits_for_device(self) -> None:
@@ -91,52 +92,23 @@ class Member:
                 self._session.forget(tensor)
 
 
-# Backends
+# Backends: the temporary tensors that one takes from the caching allocator, on the calling stream. NCCL reduces and
+# gathers in place; only the list variants go through a flat copy. Gloo moves tensors through host memory, gathers into
+# a flat tensor and reduces a copy of what it scatters.
 
 
-@dataclass(frozen=True)
-class Staging:
-    """The temporary tensors that a backend takes from the caching allocator, on the calling stream.
-
-    NCCL reduces and gathers in place; only the list variants go through a flat copy. Gloo moves tensors through host
-    memory, gathers into a flat tensor and reduces a copy of what it scatters.
-    """
-
-    copies_back: bool  # whether results reach the card by copies from the host
-
-    def gathers_single(self, output: torch.Tensor) -> Any:
-        """Return the flat tensor that the result is copied from."""
-        return torch.empty_like(output) if self.copies_back else None
-
-    def scatters_single(self, source: torch.Tensor) -> Any:
-        """Return the copy that is reduced; the rank's part is taken from it."""
-        return source.clone() if self.copies_back else None
-
-    def flattens(self, tensors: Tensors) -> Any:
-        """Return a flat tensor for a list of equal tensors; unequal ones are sent one by one."""
-        first = tensors[0]
-        if any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in tensors):
-            return None
-        return torch.empty((len(tensors), *first.shape), dtype=first.dtype, device=first.device)
-
-    def barrier(self) -> Any:
-        """Return the tensor of the barrier's all-reduce."""
-        return None if self.copies_back else torch.empty(1, device="cuda")
-
-
-NCCL, GLOO = Staging(copies_back=False), Staging(copies_back=True)
-
-
-def communicator_bytes(groups: Iterable[ProcessGroup]) -> dict[str, int]:
-    """Return the bytes NCCL holds outside the allocator by communicator, as the planner models it; Gloo holds none."""
-    used = [group for group in groups if len(group.ranks) > 1 and staging_of(group.backend) is NCCL]
-    return {f"NCCL communicator {number}": NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS for number, _ in enumerate(used, 1)}
-
-
-def staging_of(backend: str) -> Staging:
-    """Return the backend of CUDA tensors, also for names like "cpu:gloo,cuda:nccl"."""
+def is_gloo(backend: str) -> bool:
+    """Whether CUDA tensors go through Gloo, not NCCL, also for names like "cpu:gloo,cuda:nccl"."""
     pairs = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
-    return GLOO if pairs.get("cuda", backend) == "gloo" else NCCL
+    return pairs.get("cuda", backend) == "gloo"
+
+
+def flat_tensor(tensors: Tensors) -> torch.Tensor | None:
+    """Return a flat tensor for a list of equal tensors; None for unequal ones, which are sent one by one."""
+    first = tensors[0]
+    if any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in tensors):
+        return None
+    return torch.empty((len(tensors), *first.shape), dtype=first.dtype, device=first.device)
 
 
 # Gloo's copies from the host back to the card, each on its own stream and queued when `wait` returns. A tensor freed
@@ -194,26 +166,19 @@ class CollectiveNotes:
         self._count = 0
         self._lanes: dict[tuple[ProcessGroup, tuple[int, ...]], int] = {}
 
-    def called(
-        self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None
-    ) -> "Noted | None":
-        """Note a collective of `card_bytes` among these ranks (default: the whole group); return None for host tensors."""
+    def called(self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None) -> int:
+        """Note a collective of `card_bytes` among these ranks (default: the whole group); return its number.
+
+        That is 0 for host tensors, which are not noted.
+        """
         if not card_bytes:
-            return None
+            return 0
         ranks = among or group.ranks
         apart = -(-(ranks[-1] - ranks[0]) // (len(ranks) - 1)) if len(ranks) > 1 else 1
         self._count += 1
         lane = self._lanes.setdefault((group, among or ()), len(self._lanes) + 1)
         profiler.note("collective", operation, self._count, card_bytes, len(ranks), apart, lane)
-        return Noted(self._count)
-
-
-class Noted:
-    """A noted collective."""
-
-    def __init__(self, number: int) -> None:
-        self.waited: Callable[[], None] = lambda: profiler.note("stream", "wait_collective", number)
-        self.promised: Callable[[], None] = lambda: profiler.note("stream", "future_collective", number)
+        return self._count
 
 
 class DoneWork(dist.Work):
@@ -228,7 +193,7 @@ class DoneWork(dist.Work):
         kept: Any = None,
         finish: Callable[[], None] | None = None,
         waited: Callable[[], None] | None = None,
-        noted: Noted | None = None,
+        noted: int = 0,
     ) -> None:
         super().__init__()
         self._noted = noted
@@ -239,7 +204,7 @@ class DoneWork(dist.Work):
     def wait(self, timeout: Any = None) -> bool:
         """Finish the collective and release the tensors it held."""
         if self._noted:
-            self._noted.waited()
+            profiler.note("stream", "wait_collective", self._noted)
         return self.is_completed()
 
     def is_completed(self) -> bool:
@@ -253,7 +218,7 @@ class DoneWork(dist.Work):
     def get_future(self) -> "torch.futures.Future[Any]":
         """Return a completed future. Callers such as DDP's reducer wait for it when the backward pass is over."""
         if self._noted:
-            self._noted.promised()
+            profiler.note("stream", "future_collective", self._noted)
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self.result())
         return future

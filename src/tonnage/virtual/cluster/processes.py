@@ -98,7 +98,14 @@ def look_for_idle(children: Iterable[Child], hub: Hub, folder: Path) -> None:
     """End the round if a rank neither waits in the hub nor computes, itself or in child processes."""
     now_s = time.monotonic()
     for child in children:
-        done = _done_by(child.process.pid)
+        ticks = moved_bytes = 0  # CPU time, and what was read and written so far
+        for each in [child.process.pid, *_children_of(child.process.pid)]:
+            with suppress(OSError, ValueError):
+                fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+                io = Path(f"/proc/{each}/io").read_text().splitlines()
+                moved_bytes += sum(int(line.split()[1]) for line in io[:2])
+        done = (ticks, moved_bytes)
         if done != child.done or hub.is_waiting(child.rank):
             child.done, child.idle_since_s = done, now_s
         elif now_s - child.idle_since_s > _IDLE_S:
@@ -119,17 +126,6 @@ def look_for_polling(hub: Hub, polling_since_s: float | None) -> float | None:
     if now_s - since_s > _IDLE_S:
         hub.journal.trouble = words
     return since_s
-
-
-def _done_by(pid: int | None) -> tuple[int, ...]:
-    """Return the CPU ticks and the bytes read and written so far by a process and its children."""
-    done = [0, 0]
-    for each in [pid, *_children_of(pid)]:
-        with suppress(OSError, ValueError):
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            done[0] += int(fields[11]) + int(fields[12])
-            done[1] += sum(int(line.split()[1]) for line in Path(f"/proc/{each}/io").read_text().splitlines()[:2])
-    return tuple(done)
 
 
 def _children_of(pid: int | None) -> list[int]:

@@ -167,10 +167,18 @@ class Kernel:
 
     @property
     def n_regs(self) -> int:
-        """Registers per thread; 0 where the true number would make no difference."""
-        if not _registers_decide(self._autotuner, self._config):
+        """Registers per thread; 0 where none would give the kernel its second configuration (`_dynamic_scale_rblock`)."""
+        tuner, config = self._autotuner, self._config
+        results = tuner.compile_results if hasattr(tuner, "compile_results") else tuner.configs  # in torch 2.6
+        if len(results) != 1:  # they will be timed anyway
             return 0
-        return register_count(self._compile().asm["cubin"])
+        card = tuner.device_props
+        blocks = [size for name, size in config.kwargs.items() if name.startswith("R")]
+        registers_of_block = _MOST_REGISTERS * card.warp_size * config.num_warps
+        resident = max(card.regs_per_multiprocessor // registers_of_block, 1) * card.multi_processor_count
+        in_grid = math.ceil(tuner.size_hints["x"] / config.kwargs.get("XBLOCK", 1))
+        may_decide = math.prod(blocks) > 64 and in_grid > resident
+        return register_count(self._compile().asm["cubin"]) if may_decide else 0
 
 
 class CompileResult:
@@ -183,19 +191,6 @@ class CompileResult:
     def make_launcher(self) -> Launcher:
         """Return a launcher; there is nothing to load."""
         return Launcher(self.config, self.kernel.hash, self._on_launch)
-
-
-def _registers_decide(autotuner: Any, config: Any) -> bool:
-    """Whether some register count would give a kernel its second configuration (see `_dynamic_scale_rblock`)."""
-    results = autotuner.compile_results if hasattr(autotuner, "compile_results") else autotuner.configs  # in torch 2.6
-    if len(results) != 1:  # they will be timed anyway
-        return False
-    card = autotuner.device_props
-    blocks = [size for name, size in config.kwargs.items() if name.startswith("R")]
-    registers_of_block = _MOST_REGISTERS * card.warp_size * config.num_warps
-    resident = max(card.regs_per_multiprocessor // registers_of_block, 1) * card.multi_processor_count
-    in_grid = math.ceil(autotuner.size_hints["x"] / config.kwargs.get("XBLOCK", 1))
-    return math.prod(blocks) > 64 and in_grid > resident
 
 
 def register_count(cubin: bytes) -> int:

@@ -47,7 +47,7 @@ class Cards:
     @property
     def selected(self) -> int:
         """The card that the calling thread has selected."""
-        return self.library.tonnage_current_device()
+        return int(self.library.tonnage_current_device())
 
     @selected.setter
     def selected(self, index: int) -> None:
@@ -56,7 +56,7 @@ class Cards:
 
     def stream(self, index: int | None = None) -> int:
         """Return the id of a card's current stream."""
-        return self.library.tonnage_current_stream(self.selected if index is None or index < 0 else index)
+        return int(self.library.tonnage_current_stream(self.selected if index is None or index < 0 else index))
 
     def memory_info(self, index: int) -> tuple[int, int]:
         """Return a card's free and total bytes."""

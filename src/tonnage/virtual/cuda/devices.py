@@ -28,89 +28,6 @@ _REQUIRE_INIT = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "tonnage")
 
 
-class _Devices:
-    """The functions of `torch._C` about cards, under their names there."""
-
-    def __init__(self, cards: Cards, patches: Patches) -> None:
-        self.cards, self.patches = cards, patches
-        self.release = release_of(cards.at(0).torch_version)
-        self.properties = [_CudaDeviceProperties(device.gpu, index) for index, device in enumerate(cards.devices)]
-        hidden_from_outside = os.environ.get("CUDA_VISIBLE_DEVICES")
-        self.sync_debug_mode = 0
-
-        def visible_cards() -> int:
-            """Return the number of cards, 0 if the script itself has hidden them, without initialising CUDA."""
-            is_changed = os.environ.get("CUDA_VISIBLE_DEVICES") != hidden_from_outside
-            return 0 if is_changed and not torch.cuda._parse_visible_devices() else len(cards)
-
-        self.visible_cards = visible_cards
-
-    def _cuda_init(self) -> None:
-        """Set what PyTorch's native initialisation sets in `torch.cuda`."""
-        _Process.touched = True
-        generators = tuple(torch.ops.tonnage.default_generator(index) for index in range(len(self.cards)))
-        self.patches.set(torch.cuda, "default_generators", generators)
-        self.patches.set(torch.cuda, "_get_device_properties", self.properties.__getitem__)
-
-    def _cuda_isInBadFork(self) -> bool:
-        return _Process.in_bad_fork
-
-    def _cuda_getDeviceCount(self) -> int:
-        _Process.touched = True
-        return self.visible_cards()
-
-    def _cuda_getDevice(self) -> int:
-        return self.cards.selected
-
-    def _cuda_setDevice(self, index: int) -> None:
-        """Select a card. This initialises CUDA, as in PyTorch; fake tensors check for that."""
-        torch.cuda._lazy_init()
-        self.cards.selected = index
-
-    def _cuda_exchangeDevice(self, index: int) -> int:
-        """Select a card and return the previous one; a negative index does nothing."""
-        if index < 0:
-            return -1
-        before = self.cards.selected
-        if before != index:
-            self.cards.selected = index
-        return before
-
-    def _cuda_maybeExchangeDevice(self, index: int) -> int:
-        """Do the same; PyTorch's compiler expects two such functions."""
-        return self._cuda_exchangeDevice(index)
-
-    def _cuda_hasPrimaryContext(self, index: int) -> bool:
-        return torch.cuda.is_initialized()
-
-    def _cuda_synchronize(self) -> None:
-        self.cards.at().synchronize()
-
-    def _cuda_canDeviceAccessPeer(self, index: int, peer: int) -> bool:
-        """Return True for any two different cards of a machine."""
-        return index != peer
-
-    def _cuda_get_sync_debug_mode(self) -> int:
-        return self.sync_debug_mode
-
-    def _cuda_set_sync_debug_mode(self, mode: int) -> None:
-        """Store the mode; it has no effect because nothing here synchronizes."""
-        self.sync_debug_mode = mode
-
-    def _cuda_getArchFlags(self) -> str:
-        return self.release.architectures
-
-    def _cuda_getCompiledVersion(self) -> int:
-        return self.release.cuda_number
-
-    def _nccl_version(self) -> int:
-        major, minor, patch = self.release.nccl
-        return major << 32 | minor << 16 | patch
-
-    def _nccl_version_suffix(self) -> bytes:
-        return b""
-
-
 class _CUuuid:
     """A card's UUID, the same for the same GPU and index."""
 
@@ -188,24 +105,86 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.set(_Process, "touched", False)
     _require_init()
     patches.on_undo(_require_init)
-    devices = _Devices(cards, patches)
-    patches.set_methods(torch._C, devices)
+    release = release_of(cards.at(0).torch_version)
+    properties = [_CudaDeviceProperties(device.gpu, index) for index, device in enumerate(cards.devices)]
+    hidden_from_outside, debug_mode = os.environ.get("CUDA_VISIBLE_DEVICES"), [0]
+
+    def init() -> None:
+        """Set what PyTorch's native initialisation sets in `torch.cuda`."""
+        _Process.touched = True
+        generators = tuple(torch.ops.tonnage.default_generator(index) for index in range(len(cards)))
+        patches.set(torch.cuda, "default_generators", generators)
+        patches.set(torch.cuda, "_get_device_properties", properties.__getitem__)
+
+    def visible_cards() -> int:
+        """Return the number of cards, 0 if the script itself has hidden them, without initialising CUDA."""
+        is_changed = os.environ.get("CUDA_VISIBLE_DEVICES") != hidden_from_outside
+        return 0 if is_changed and not torch.cuda._parse_visible_devices() else len(cards)
+
+    def device_count() -> int:
+        _Process.touched = True
+        return visible_cards()
+
+    def set_device(index: int) -> None:
+        """Select a card. This initialises CUDA, as in PyTorch; fake tensors check for that."""
+        torch.cuda._lazy_init()
+        cards.selected = index
+
+    def exchange_device(index: int) -> int:
+        """Select a card and return the previous one; a negative index does nothing."""
+        if index < 0:
+            return -1
+        before = cards.selected
+        if before != index:
+            cards.selected = index
+        return before
+
+    def maybe_exchange_device(index: int) -> int:
+        """Do the same; PyTorch's compiler expects two such functions."""
+        return exchange_device(index)
+
+    def is_in_bad_fork() -> bool:
+        return _Process.in_bad_fork
+
+    major, minor, patch = release.nccl
+    patches.set_all(
+        torch._C,
+        {
+            "_cuda_init": init,
+            "_cuda_isInBadFork": is_in_bad_fork,
+            "_cuda_getDeviceCount": device_count,
+            "_cuda_getDevice": lambda: cards.selected,
+            "_cuda_setDevice": set_device,
+            "_cuda_exchangeDevice": exchange_device,
+            "_cuda_maybeExchangeDevice": maybe_exchange_device,
+            "_cuda_hasPrimaryContext": lambda index: torch.cuda.is_initialized(),
+            "_cuda_synchronize": lambda: cards.at().synchronize(),
+            "_cuda_canDeviceAccessPeer": lambda index, peer: index != peer,  # any two cards of a machine
+            # The mode has no effect, because nothing here synchronizes.
+            "_cuda_get_sync_debug_mode": lambda: debug_mode[0],
+            "_cuda_set_sync_debug_mode": lambda mode: debug_mode.__setitem__(0, mode),
+            "_cuda_getArchFlags": lambda: release.architectures,
+            "_cuda_getCompiledVersion": lambda: release.cuda_number,
+            "_nccl_version": lambda: major << 32 | minor << 16 | patch,
+            "_nccl_version_suffix": lambda: b"",
+            **dict.fromkeys(("_has_cuda", "_has_cudnn", "_has_magma", "_has_cusparselt"), True),
+        },
+    )
     # The module state of `torch.cuda` as just imported, in a build with CUDA.
     fresh = {
         "_initialized": False,
-        "_is_in_bad_fork": devices._cuda_isInBadFork,
+        "_is_in_bad_fork": is_in_bad_fork,
         "_queued_calls": list(torch.cuda._queued_calls),
         "_lazy_seed_tracker": _LazySeedTracker(),
         "_cached_device_count": None,
-        "_exchange_device": devices._cuda_exchangeDevice,
-        "_maybe_exchange_device": devices._cuda_maybeExchangeDevice,
-        "_device_count_nvml": devices.visible_cards,
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": maybe_exchange_device,
+        "_device_count_nvml": visible_cards,
         "_CudaDeviceProperties": _CudaDeviceProperties,
         "has_magma": True,
     }
     patches.set_all(torch.cuda, fresh)
-    patches.set(torch.version, "cuda", devices.release.cuda)
-    patches.set_all(torch._C, dict.fromkeys(("_has_cuda", "_has_cudnn", "_has_magma", "_has_cusparselt"), True))
+    patches.set(torch.version, "cuda", release.cuda)
     torch.cuda._check_bf16_tensor_supported.cache_clear()
     patches.on_undo(torch.cuda._check_bf16_tensor_supported.cache_clear)
     for index in range(len(cards)):

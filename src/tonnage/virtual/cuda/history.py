@@ -78,13 +78,13 @@ class DeviceHistory:
         self._complete_frees()
         if self.when >= _STATE:
             self._frames[allocation.address] = allocation.index, self._stack()
-        self._record("alloc", allocation.address, allocation.requested_bytes, allocation.stream)
+        self.record("alloc", allocation.address, allocation.requested_bytes, allocation.stream)
 
     def freed(self, allocation: Allocation, block: Block) -> None:
         """Record that a block was freed; the free completes once no stream uses the block."""
         self._complete_frees()
         self._frames.pop(allocation.address, None)
-        self._record("free_requested", allocation.address, allocation.requested_bytes, allocation.stream)
+        self.record("free_requested", allocation.address, allocation.requested_bytes, allocation.stream)
         self._pending.append((block, allocation))
         self._complete_frees()
 
@@ -94,7 +94,7 @@ class DeviceHistory:
             self._segment_frames[address] = self._stack()
         elif action in _FREES:
             self._segment_frames.pop(address, None)
-        self._record(action, address, size, stream)
+        self.record(action, address, size, stream)
 
     def _complete_frees(self) -> None:
         pending, self._pending = self._pending, []
@@ -102,9 +102,9 @@ class DeviceHistory:
             if block.state == PENDING:
                 self._pending.append((block, allocation))
             else:
-                self._record("free_completed", allocation.address, allocation.requested_bytes, allocation.stream)
+                self.record("free_completed", allocation.address, allocation.requested_bytes, allocation.stream)
 
-    def _record(self, action: str, address: int, size: int, stream: int) -> None:
+    def record(self, action: str, address: int, size: int, stream: int) -> None:
         if action in self.skipped:
             return
         entry: Entry = {
@@ -153,11 +153,6 @@ class DeviceHistory:
         live = self.device.live.get(address)
         return frames if live is not None and live.index == index else None
 
-    def note_snapshot(self) -> None:
-        if self.device.history is self:
-            active = self.device.allocator.memory_stats()["active_bytes.all.current"]
-            self._record("snapshot", 0, active, 0)
-
 
 class _Histories:
     """The functions of `torch._C` about history, under their names there, over all cards."""
@@ -168,16 +163,9 @@ class _Histories:
         self.annotations: list[Entry] = []
 
     def _cuda_record_memory_history(
-        self,
-        enabled: str | None,
-        context: str | None,
-        stacks: str,
-        max_entries: int,
-        clear_history: bool = False,
-        compile_context: bool = False,
-        global_record_annotations: bool = False,
-        skip_actions: Sequence[str] = (),
-    ) -> None:
+        self, enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False,
+        compile_context: bool = False, global_record_annotations: bool = False, skip_actions: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         """Start or stop recording, with the parameters of all releases."""
         for is_right, message in (
             (enabled in (None, "state", "all"), "expected state to be 'state', 'all', or None"),
@@ -190,17 +178,10 @@ class _Histories:
         _start_or_stop(self, enabled is not None, _CONTEXTS[context], limit, clear_history, skip_actions)
 
     def _cuda_record_memory_history_legacy(
-        self,
-        enabled: bool,
-        record_context: bool = True,
-        trace_alloc_max_entries: int = 1,
-        trace_alloc_record_context: bool = False,
-        record_context_cpp: bool = False,
-        clear_history: bool = False,
-        compile_context: bool = False,
-        global_record_annotations: bool = False,
-        skip_actions: Sequence[str] = (),
-    ) -> None:
+        self, enabled: bool, record_context: bool = True, trace_alloc_max_entries: int = 1,
+        trace_alloc_record_context: bool = False, record_context_cpp: bool = False, clear_history: bool = False,
+        compile_context: bool = False, global_record_annotations: bool = False, skip_actions: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         when = _ALLOC if trace_alloc_record_context else _STATE if record_context else _NEVER
         _start_or_stop(self, enabled, when, trace_alloc_max_entries, clear_history, skip_actions)
 
@@ -219,7 +200,9 @@ class _Histories:
             "external_annotations": list(self.annotations),
         }
         for history in self.histories:
-            history.note_snapshot()
+            if history.device.history is history:
+                active = history.device.memory_stats()["active_bytes.all.current"]
+                history.record("snapshot", 0, active, 0)
         return taken
 
     def _cuda_allocationTraceback(self, address: int) -> Frames | None:

@@ -96,7 +96,7 @@ class _CudaEventBase(torch.Event):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded_ns is None or end_event._recorded_ns is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return (end_event._recorded_ns - self._recorded_ns) / 1e6
+        return float(end_event._recorded_ns - self._recorded_ns) / 1e6
 
     ipc_handle = refusal("events that are shared between processes")
     from_ipc_handle = classmethod(refusal("events that are shared between processes"))

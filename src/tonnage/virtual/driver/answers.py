@@ -13,16 +13,9 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING
 
+from tonnage.virtual.kernels import convolution_engines as engines
 from tonnage.virtual.kernels import library_sizes as sizes
-from tonnage.virtual.kernels.convolution_engines import (
-    Convolution,
-    ConvolutionCall,
-    Way,
-    measured_bytes,
-    search_bytes,
-    takes_none,
-    workspace_bytes,
-)
+from tonnage.virtual.kernels.convolution_engines import Convolution, ConvolutionCall, Way
 from tonnage.virtual.kernels.library_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 
 if TYPE_CHECKING:
@@ -77,13 +70,13 @@ def _convolution(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     layer = Convolution(x[1:], weight, stride, padding, dilation, x[1] // weight[1])
     plan = ConvolutionCall(_WAYS[fields["way"]], layer, x[0], fields["dtype"], _is_channels_last(fields))
     engine = int(fields["engine"])
-    if engine == 0 and takes_none(plan, device.gpu.rates):
+    if engine == 0 and engines.takes_none(plan, device.gpu.rates):
         return 0
     if engine == 0:
-        if measured_bytes(plan) is None:
+        if engines.measured_bytes(plan) is None:
             assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
-        return workspace_bytes(plan)
-    others = [size for size in search_bytes(plan)[1:] if size]
+        return engines.workspace_bytes(plan)
+    others = [size for size in engines.search_bytes(plan)[1:] if size]
     return others[engine - 1] if engine <= len(others) else NONE
 
 

@@ -84,7 +84,7 @@ class KnownValues:
         limit = MOST_FLOATS if tensor.dtype.is_floating_point else MOST_INTEGERS
         if tensor.layout is not self._torch.strided or tensor.is_complex():
             return False
-        return tensor.numel() <= limit or without_repeats(tensor).numel() <= limit
+        return bool(tensor.numel() <= limit or without_repeats(tensor).numel() <= limit)
 
     def _mirror(self, tensor: Any) -> _Mirror | None:
         if not self._mirrors or not tensor.is_cuda or not self._may_be_known(tensor):

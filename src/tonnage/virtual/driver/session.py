@@ -9,9 +9,8 @@ from tonnage.hardware import Gpu
 from tonnage.virtual.companions import install_companions
 from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.driver import answers, loading
-from tonnage.virtual.driver.device import DriverDevice
+from tonnage.virtual.driver.device import DriverDevice, DriverTrace
 from tonnage.virtual.driver.following import Follower
-from tonnage.virtual.driver.history import DriverTrace
 from tonnage.virtual.driver.unwritten import Unwritten
 from tonnage.virtual.driver.values import DriverValues
 from tonnage.virtual.session import Session, version_pair
@@ -50,6 +49,7 @@ class DriverSession(Session):
         self.values = DriverValues(self, torch)
         self.unwritten = Unwritten(self.follower, torch)
         self.device.on_freed = self.values.dropped
+        self.is_known, self.forget = self.values.is_known, self.values.forget
 
     @property
     def pinned_peak_bytes(self) -> int:
@@ -85,12 +85,6 @@ class DriverSession(Session):
         self.device.drain()
         self.history.take()
         return super().recording(**header)
-
-    def is_known(self, tensor: Any) -> bool:
-        return self.values.is_known(tensor)
-
-    def forget(self, tensor: Any) -> None:
-        self.values.forget(tensor)
 
     def _answer(self, question: bytes) -> int:
         if question.startswith(b"grant "):

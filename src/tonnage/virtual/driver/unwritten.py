@@ -70,27 +70,23 @@ class Unwritten:
         self._mark(target)
         # Fill a small tensor of the same remainder, because the last elements are drawn twice or in part; skip the
         # rest.
-        small = self._plain.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype)
-        words = 2 if target.dtype is self._torch.float64 else 1
-        self._pass_over(keywords.get("generator"), words * (target.numel() - small.numel()))
-        operator(small, *arguments[1:], **keywords)
-        return target
-
-    def _pass_over(self, generator: Any, count: int) -> None:
-        """Advance the generator by this many 32-bit numbers."""
         torch = self._torch
-        generator = generator or torch.default_generator
-        # torch's state: the seed, how many numbers are left, which is next, and the twister's words
+        small = self._plain.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype)
+        skipped = (2 if target.dtype is torch.float64 else 1) * (target.numel() - small.numel())  # 32-bit numbers
+        # The generator's state: the seed, how many numbers are left, which is next, and the twister's words.
+        generator = keywords.get("generator") or torch.default_generator
         state = generator.get_state()
         longs, integers = state.view(torch.int64), state.view(torch.int32)
         words = longs[3 : 3 + _WORDS].to(torch.uint32)
         left, following = ctypes.c_int32(int(integers[2])), ctypes.c_uint32(int(longs[2]))
         self._core.tn_pass_over(
-            ctypes.c_void_p(words.data_ptr()), ctypes.byref(left), ctypes.byref(following), ctypes.c_int64(count)
+            ctypes.c_void_p(words.data_ptr()), ctypes.byref(left), ctypes.byref(following), ctypes.c_int64(skipped)
         )
         longs[3 : 3 + _WORDS] = words.to(torch.int64)
         integers[2], longs[2] = left.value, following.value
         generator.set_state(state)
+        operator(small, *arguments[1:], **keywords)
+        return target
 
     def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         to, source = arguments[0], arguments[1]

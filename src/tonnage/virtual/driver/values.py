@@ -179,8 +179,7 @@ class DriverValues(KnownValues):
         result = call()
         target, *numbers = arguments
         self.dropped(address_of(target))
-        operands = [self._operand(a) if isinstance(a, self._torch.Tensor) else a for a in numbers]
-        operands = [float(a) if isinstance(a, (int, float)) and not isinstance(a, bool) else a for a in operands]
+        operands = [None if number is None else self._operand(number) for number in numbers]
         elements = target.numel()
         number, _ = self._session.laws.follow(
             operator._schema.name, [None, *operands], elements, elements, _dtype(target)
@@ -212,12 +211,8 @@ class DriverValues(KnownValues):
             return result
         name, last = _name(operator), arguments[-1]
         answer = _expected(name, arguments)
-        if (
-            answer is None
-            and result.numel() == 1
-            and arguments[0].is_floating_point()
-            and isinstance(last, (int, float))
-        ):
+        is_number = result.numel() == 1 and arguments[0].is_floating_point() and isinstance(last, (int, float))
+        if answer is None and is_number:
             answer = beyond_tolerance(name, float(last))
         if answer is not None:
             self._put_number(result, answer)

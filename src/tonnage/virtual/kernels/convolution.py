@@ -15,15 +15,8 @@ import torch
 from torch import Tensor
 
 from tonnage.virtual.cuda.releases import release_of
-from tonnage.virtual.kernels.convolution_engines import (
-    Convolution,
-    ConvolutionCall,
-    Way,
-    measured_bytes,
-    search_bytes,
-    takes_none,
-    workspace_bytes,
-)
+from tonnage.virtual.kernels import convolution_engines as engines
+from tonnage.virtual.kernels.convolution_engines import Convolution, ConvolutionCall, Way
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
 
@@ -90,14 +83,14 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
         allocated = allocator.memory_stats()["allocated_bytes.all.current"]
         free_bytes = session.gpu.memory_bytes - allocator.outside_bytes - allocated
         with suppress(torch.OutOfMemoryError):
-            scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
+            scratch(max((size for size in engines.search_bytes(plan) if size <= free_bytes), default=0), x)
         session.device.empty_cache()
-    if takes_none(plan, session.gpu.rates):
+    if engines.takes_none(plan, session.gpu.rates):
         return
-    if measured_bytes(plan) is None:
+    if engines.measured_bytes(plan) is None:
         session.stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
     with suppress(torch.OutOfMemoryError):
-        scratch(workspace_bytes(plan), x)
+        scratch(engines.workspace_bytes(plan), x)
 
 
 def _convolve(x: Tensor, weight: Tensor, how: How, benchmark: bool, out: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ starts as large as the input, so the result may keep more bytes than it needs. P
 their outputs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,33 +19,37 @@ from tonnage.virtual.session import active
 LEAST_CHANNELS = 4
 
 
-@after_outputs("adaptive_max_pool3d", "avg_pool3d", "reflection_pad2d", "upsample_bicubic2d_backward")
-@after_outputs("_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward")
-def copy_input(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
-    return [contiguous(source)]
-
-
-@after_outputs("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-def copy_both(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+def _copies_both(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
     return [contiguous(result), contiguous(source)]
 
 
-@after_outputs("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d_backward")
-@after_outputs("upsample_nearest2d_backward", "_upsample_nearest_exact2d_backward")
-def copy_unless_channels_last(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+def _copies_unless_channels_last(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
     is_native = suggested_format(source) == torch.channels_last and source.shape[1] >= LEAST_CHANNELS
-    return [] if is_native else copy_both(result, source)
+    return [] if is_native else _copies_both(result, source)
 
 
-@after_outputs("adaptive_max_pool2d")
-def adaptive_max_pool2d(result: tuple[Tensor, Tensor], self: Tensor, output_size: list[int]) -> list[Tensor]:
-    return [contiguous(result[0]), contiguous(result[1]), contiguous(self)]
-
-
-@after_outputs("adaptive_max_pool2d_backward")
-def adaptive_max_pool2d_backward(result: Tensor, grad_output: Tensor, self: Tensor, indices: Tensor) -> list[Tensor]:
-    """Scatter the gradient to the positions of the maxima."""
-    return [contiguous(grad_output), contiguous(indices), contiguous(result)]
+# What is copied once the outputs are allocated.
+_COPIES: dict[str, Callable[..., list[Tensor]]] = {
+    "adaptive_max_pool3d avg_pool3d reflection_pad2d upsample_bicubic2d_backward "
+    "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward": lambda _, source, *__, **___: [contiguous(source)],
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": _copies_both,
+    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d_backward upsample_nearest2d_backward "
+    "_upsample_nearest_exact2d_backward": _copies_unless_channels_last,
+    "adaptive_max_pool2d": lambda result, self, _: [contiguous(result[0]), contiguous(result[1]), contiguous(self)],
+    # The gradient is scattered to the positions of the maxima.
+    "adaptive_max_pool2d_backward": lambda result, grad, _, indices: [
+        contiguous(grad), contiguous(indices), contiguous(result)
+    ],
+    # The gradient is copied to the input's layout, if it differs; one of any strides is read if the input is channels last.
+    "max_pool2d_with_indices_backward avg_pool2d_backward": lambda _, grad, self, *__, **___: [
+        grad.contiguous(memory_format=suggested_format(self))
+    ],
+    "_adaptive_avg_pool2d_backward": lambda _, grad, self: (
+        [contiguous(grad)] if suggested_format(self) is torch.contiguous_format else []
+    ),
+}  # fmt: skip
+for _names, _copies in _COPIES.items():
+    after_outputs(*_names.split())(_copies)
 
 
 @kernel("_adaptive_avg_pool3d")
@@ -54,18 +59,6 @@ def adaptive_avg_pool3d(self: Tensor, output_size: list[int]) -> Tensor:
     output: Tensor = plain("_adaptive_avg_pool3d")(self, output_size)
     del laid
     return output
-
-
-@after_outputs("max_pool2d_with_indices_backward", "avg_pool2d_backward")
-def pool_backward(result: Tensor, grad_output: Tensor, self: Tensor, *_: Any, **__: Any) -> list[Tensor]:
-    """Copy the gradient to the input's layout, if it differs."""
-    return [grad_output.contiguous(memory_format=suggested_format(self))]
-
-
-@after_outputs("_adaptive_avg_pool2d_backward")
-def adaptive_avg_pool2d_backward(result: Tensor, grad_output: Tensor, self: Tensor) -> list[Tensor]:
-    """Read a gradient of any strides if the input is channels last."""
-    return [contiguous(grad_output)] if suggested_format(self) is torch.contiguous_format else []
 
 
 def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:

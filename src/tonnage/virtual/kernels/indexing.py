@@ -53,7 +53,8 @@ def nonzero(self: Tensor) -> Tensor:
 
 @kernel("nonzero.out")
 def nonzero_out(self: Tensor, *, out: Tensor) -> Tensor:
-    return out.set_(nonzero(self))  # type: ignore[call-overload]
+    out.set_(nonzero(self))  # type: ignore[call-overload]
+    return out
 
 
 # Indexing
@@ -107,7 +108,8 @@ def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     mask, self = torch.broadcast_tensors(
         mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0)
     )
-    return aten.index.Tensor(self, [mask])
+    result: Tensor = aten.index.Tensor(self, [mask])
+    return result
 
 
 # Writing at indices

@@ -237,7 +237,8 @@ class RecurrentNetwork:
     def workspace_bytes(self) -> int:
         """Return the maximum of the forward and, in training, the backward pass."""
         figures = _figures()
-        fixed = figures["bytes_per_layer_and_direction"] * self.layers * self.directions + figures["fixed_bytes"]
+        units: float
+        fixed: int = figures["bytes_per_layer_and_direction"] * self.layers * self.directions + figures["fixed_bytes"]
         if self.rows:
             per_row, per_layer = figures["packed"][self.kind]
             units = self.directions * (self.rows / self.batch * per_row + per_layer * self.layers)

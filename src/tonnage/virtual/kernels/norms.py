@@ -1,16 +1,28 @@
 """Softmax, layer, RMS and group norm: copies of non-contiguous inputs, products, and partial sums of weights' gradients.
 
-Batch normalization is in `batchnorm`.
+Batch normalization is cuDNN's or PyTorch's own, between which PyTorch's own code chooses. cuDNN's workspace for channels
+last was measured on an H200 (cuDNN 9.19) and follows a formula for 64 channels and more; with fewer it is within a few
+hundred bytes. Contiguous inputs need none.
 """
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tonnage.virtual.kernels.registry import accumulator_dtype, after_outputs, contiguous, free_reversed, kernel
+from tonnage.virtual.kernels.convolution import suggested_format
+from tonnage.virtual.kernels.library_sizes import batch_norm_bytes
+from tonnage.virtual.kernels.reductions import last_power
+from tonnage.virtual.kernels.registry import (
+    accumulator_dtype,
+    after_outputs,
+    contiguous,
+    free_reversed,
+    kernel,
+    scratch,
+)
 from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
@@ -139,5 +151,195 @@ def native_group_norm_backward(
 
 
 def _accumulator(like: Tensor, *shape: int) -> Tensor:
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return torch.empty(shape, dtype=dtype, device=like.device)
+    return torch.empty(shape, dtype=_statistics_type(like), device=like.device)
+
+
+# Batch normalization
+
+Maybe: TypeAlias = "Tensor | None"
+
+MAX_BLOCK = 512
+TILE_WIDTH = 32
+ELEMENTS_PER_THREAD = 16
+MAX_ROWS_OF_BLOCKS = 128
+LEAST_ROWS_WORTH_A_GRID = 8
+INDEX_LIMIT = 2**31
+
+
+def _statistics_type(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _is_fast_last(x: Tensor) -> bool:
+    """Whether PyTorch's channels-last kernels apply; they also do for a matrix, whose channels are its last dimension."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    last = layout is not None and x.is_contiguous(memory_format=layout)
+    return last or (x.is_contiguous() and x.stride(1) == 1)
+
+
+def _way(x: Tensor) -> str:
+    if x.numel() >= INDEX_LIMIT:
+        return "general"
+    if x.is_contiguous():
+        return "channels_last" if x.stride(1) == 1 else "contiguous"
+    return "channels_last" if x.dim() == 4 and _is_fast_last(x) else "general"
+
+
+# ---- PyTorch's kernels
+
+
+def reduction_grid(length: int, channels: int) -> tuple[int, int]:
+    """Return the columns and rows of blocks of a reduction over all but the channels; in one row no block waits."""
+    block_x = min(last_power(channels), TILE_WIDTH)
+    block_y = min(last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
+    if block_x * block_y != MAX_BLOCK:
+        block_x = min(last_power(channels), MAX_BLOCK // block_y)
+    rows = min(-(-length // (block_y * ELEMENTS_PER_THREAD)), MAX_ROWS_OF_BLOCKS)
+    return -(-channels // block_x), 1 if rows < LEAST_ROWS_WORTH_A_GRID else rows
+
+
+def _between_blocks(x: Tensor, values: int) -> None:
+    """Allocate what blocks exchange: partial results, and a counter for each column of blocks."""
+    channels = x.shape[1]
+    columns, rows = reduction_grid(x.numel() // channels, channels)
+    if rows == 1:
+        return
+    staging = torch.empty(values * channels * rows, dtype=_statistics_type(x), device=x.device)
+    counters = torch.empty(columns, dtype=torch.int32, device=x.device)
+    del counters, staging
+
+
+def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(x.shape[1], dtype=dtype or _statistics_type(x), device=x.device)
+
+
+@kernel("native_batch_norm", "_native_batch_norm_legit")
+def native_batch_norm(
+    input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate the output, two statistics, then the reduction's buffers."""
+    output = torch.empty_like(input)
+    mean, deviation = _per_channel(input), _per_channel(input)
+    if training and _way(input) == "channels_last":
+        _between_blocks(input, 4)
+    elif training and _way(input) == "general" and input.dtype == torch.bfloat16:
+        torch.empty(input.shape, dtype=torch.float32, device=input.device)
+    return output, mean, deviation
+
+
+@kernel("batch_norm_stats")
+def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Allocate for the first half of a synchronized batch norm."""
+    mean, deviation = _per_channel(input), _per_channel(input)
+    if _is_fast_last(input):
+        _between_blocks(input, 4)
+    return mean, deviation
+
+
+@kernel("batch_norm_backward_reduce")
+def batch_norm_backward_reduce(
+    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, input_g: bool, weight_g: bool, bias_g:
+    bool,
+) -> tuple[Maybe, Maybe, Maybe, Maybe]:  # fmt: skip
+    """Allocate two sums for the input's gradient, and the gradients of weight and bias."""
+    last = _is_fast_last(grad_out) and _is_fast_last(input) and grad_out.numel() < INDEX_LIMIT
+    dtype = weight.dtype if weight is not None else mean.dtype
+    sums = (torch.empty_like(mean), torch.empty_like(mean)) if input_g or last else (None, None)
+    if last and weight is None:
+        gradients: tuple[Maybe, Maybe] = (mean.new_empty(0), mean.new_empty(0))
+    else:
+        gradients = tuple(_per_channel(input, dtype) if wanted or last else None for wanted in (weight_g, bias_g))  # type: ignore[assignment]
+    if last:
+        _between_blocks(input, 2)
+    return *sums, *gradients
+
+
+def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
+    way = _way(x) if _way(x) == _way(grad_out) else "general"
+    if training and way != "general":
+        layout = suggested_format(x) if way == "channels_last" else torch.contiguous_format
+        return torch.empty_like(x, memory_format=layout)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+# SyncBatchNorm: statistics of all ranks are merged, and the rest is elementwise
+
+
+@kernel("batch_norm_gather_stats_with_counts")
+def batch_norm_gather_stats_with_counts(input: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Allocate two values per channel, in float32 for half-precision inputs."""
+    dtype = accumulator_dtype(mean.dtype)
+    return mean.new_empty(mean.shape[1], dtype=dtype), mean.new_empty(mean.shape[1], dtype=dtype)
+
+
+@kernel("batch_norm_elemt")
+def batch_norm_elemt(input: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(input)
+
+
+@kernel("batch_norm_backward_elemt")
+def batch_norm_backward_elemt(grad_out: Tensor, input: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(input, memory_format=suggested_format(input))
+
+
+@kernel("native_batch_norm_backward")
+def native_batch_norm_backward(
+    grad_out: Tensor, input: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
+    save_invstd: Maybe, train: bool, eps: float, output_mask: list[bool],
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    """Allocate gradients: fused unless channels are last, else in two steps."""
+    reduces = train or output_mask[1] or output_mask[2]
+    small = max(input.numel(), grad_out.numel()) < INDEX_LIMIT
+    if reduces and output_mask[0] and not _is_fast_last(input) and small:
+        to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        dtype = weight.dtype if weight is not None else None
+        scale, shift = (_per_channel(input, dtype) if wanted else None for wanted in output_mask[1:])
+        return to_input, scale, shift
+    mean = save_mean if save_mean is not None and save_mean.numel() else running_mean
+    deviation = save_invstd if save_invstd is not None and save_invstd.numel() else _per_channel(input)
+    sum_dy = sum_dy_xmu = to_weight = to_bias = None
+    if reduces:
+        known = mean if mean is not None and mean.dtype == _statistics_type(input) else _per_channel(input)
+        sum_dy, sum_dy_xmu, to_weight, to_bias = batch_norm_backward_reduce(
+            grad_out, input, known, deviation, weight, *output_mask
+        )  # fmt: skip
+    gradient = _gradient_of_input(grad_out, input, train) if output_mask[0] else None
+    del sum_dy_xmu, sum_dy, deviation
+    return gradient, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
+
+
+# ---- cuDNN
+
+
+def _take_workspace(x: Tensor, backward: bool) -> None:
+    if suggested_format(x) != torch.contiguous_format:
+        scratch(batch_norm_bytes(x.numel(), x.shape[1], x.element_size(), backward), x)
+
+
+@kernel("cudnn_batch_norm")
+def cudnn_batch_norm(
+    input: Tensor, weight: Tensor, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocate statistics and workspace in training only; the reserve space is empty without a fused activation."""
+    active().device.use("cudnn")
+    output = torch.empty_like(input, memory_format=suggested_format(input))
+    reserve = torch.empty(0, dtype=torch.uint8, device=input.device)
+    if not training:
+        return output, weight.new_empty(0), weight.new_empty(0), reserve
+    mean, deviation = torch.empty_like(weight), torch.empty_like(weight)
+    _take_workspace(input, False)
+    return output, mean, deviation, reserve
+
+
+@kernel("cudnn_batch_norm_backward")
+def cudnn_batch_norm_backward(
+    input: Tensor, grad_output: Tensor, weight: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate all three gradients; the input's has its layout."""
+    layout = suggested_format(input)
+    laid_grad = grad_output.contiguous(memory_format=layout)
+    to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=layout)
+    to_weight, to_bias = torch.empty_like(weight), torch.empty_like(weight)
+    _take_workspace(input, True)
+    del laid_grad
+    return to_input, to_weight, to_bias

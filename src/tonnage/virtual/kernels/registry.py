@@ -15,7 +15,7 @@ schema's defaults may be missing, so a kernel repeats the defaults of those that
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -53,22 +53,17 @@ def after_outputs(*names: str) -> Callable[[Kernel], Kernel]:
     The temporaries that it returns are freed, those allocated last first.
     """
 
-    def register(function: Kernel) -> Kernel:
-        for name in names:
-            _register(name, function)
-        return function
-
-    return register
-
-
-def _register(name: str, function: Callable[..., Any]) -> None:
-    by_shape = plain(name)
-
-    @kernel(name)
-    def run(*arguments: Any, **keywords: Any) -> Any:
+    def run(function: Callable[..., Any], by_shape: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         result = by_shape(*arguments, **keywords)
         free_reversed(function(result, *arguments, **keywords))
         return result
+
+    def register(function: Kernel) -> Kernel:
+        for name in names:
+            kernel(name)(partial(run, function, plain(name)))
+        return function
+
+    return register
 
 
 def free_reversed(held: list[Any] | None) -> None:

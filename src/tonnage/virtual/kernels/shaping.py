@@ -13,8 +13,6 @@ from tonnage.virtual.kernels.registry import accumulator_dtype, after_outputs, k
 from tonnage.virtual.kernels.sorting import radix_sort
 from tonnage.virtual.kernels.values import MOST_COMPARED, is_known, put
 
-aten = torch.ops.aten
-
 
 @kernel("where.self")
 def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
@@ -42,16 +40,11 @@ def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
 def roll(self: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # type: ignore[assignment]
     """Roll one dimension after the other."""
     if len(dims) == 1 and len(shifts) == 1:
-        source = self.contiguous()
-        result: Tensor = plain("roll")(source, shifts, dims)
-        del source
+        result: Tensor = plain("roll")(self.contiguous(), shifts, dims)
         return result
     if not dims:
-        return aten.roll(self.contiguous().view(-1), shifts, [0]).view(self.shape)
-    first = aten.roll(self, shifts[:1], dims[:1])
-    result = aten.roll(first, shifts[1:], dims[1:])
-    del first
-    return result
+        return torch.roll(self.contiguous().view(-1), shifts, [0]).view(self.shape)
+    return torch.roll(torch.roll(self, shifts[:1], dims[:1]), shifts[1:], dims[1:])
 
 
 @after_outputs("unfold_backward")

@@ -5,19 +5,13 @@ Unknown indices are sampled uniformly (`values`).
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from tonnage.virtual.assumptions import distinct_values
-from tonnage.virtual.kernels.cub import (
-    radix_sort_bytes,
-    run_length_bytes,
-    scan_by_key_bytes,
-    scan_bytes,
-    segmented_sort_bytes,
-    select_unique_bytes,
-)
+from tonnage.virtual.kernels import cub
 from tonnage.virtual.kernels.registry import free_reversed, is_dense, kernel, plain, scratch
 from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, law_of, put
 from tonnage.virtual.session import active
@@ -88,14 +82,14 @@ def _sort_long(self: Tensor, dim: int, values: Tensor, indices: Tensor) -> None:
             del sorted_pairs, pairs
         else:
             positions = _empty(count, torch.int64, self)
-            scratch(segmented_sort_bytes(count, key_bytes, 8), self)
+            scratch(cub.segmented_sort_bytes(count, key_bytes, 8), self)
             del positions
     free_reversed(held)
 
 
 def radix_sort(count: int, key_bytes: int, value_bytes: int, like: Tensor, bits: int | None = None) -> None:
     """Allocate and free CUB's storage."""
-    scratch(radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
+    scratch(cub.radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
 
 
 # Top k
@@ -141,7 +135,7 @@ def _topk_in_blocks(slices: int, length: int, self: Tensor) -> None:
     )  # fmt: skip
     held = [scratch(size, self) for size in sizes]
     for _ in range(2):
-        scratch(scan_by_key_bytes(blocks, 4), self)
+        scratch(cub.scan_by_key_bytes(blocks, 4), self)
     free_reversed(held)
 
 
@@ -165,7 +159,8 @@ def nanmedian(self: Tensor) -> Tensor:
     half = rest / 2
     place = half.to(torch.int64)
     del half, rest, count, mask
-    return aten.index.Tensor(ordered, [place])
+    result: Tensor = aten.index.Tensor(ordered, [place])
+    return result
 
 
 # Sampling
@@ -182,20 +177,7 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, ge
         torch.cumsum(held[1], 1, out=held[2])
         free_reversed(held)
         return choose(result, self.shape[-1], "multinomial")
-    valid, any_zero = _check_weights(self)
-    keys = torch.empty_like(self)
-    if num_samples == 1:
-        torch.argmax(keys, -1, True, out=result)
-    else:
-        values = torch.empty(shape, dtype=self.dtype, device=self.device)
-        torch.topk(keys, num_samples, out=(values, result))
-        del values
-    del keys, any_zero, valid
-    return result
-
-
-def _check_weights(self: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the flags that live during sampling: whether all weights are valid, and whether a row has none."""
+    # The flags that live during sampling: whether all weights are valid, and whether a row has none.
     largest = self.max()
     finite = largest < math.inf
     smallest = self.min()
@@ -208,7 +190,15 @@ def _check_weights(self: Tensor) -> tuple[Tensor, Tensor]:
     del zero, total
     nonzero = ~any_zero
     del nonzero
-    return valid, any_zero
+    keys = torch.empty_like(self)
+    if num_samples == 1:
+        torch.argmax(keys, -1, True, out=result)
+    else:
+        values = torch.empty(shape, dtype=self.dtype, device=self.device)
+        torch.topk(keys, num_samples, out=(values, result))
+        del values
+    del keys, any_zero, valid
+    return result
 
 
 # Unique values
@@ -241,7 +231,7 @@ def unique_dim(self: Tensor, dim: int, sorted: bool = True, *returned: bool, **n
 def _found(self: Tensor, consecutive: bool, dim: int | None = None) -> tuple[Tensor, ...] | None:
     if not is_known(self):
         return None
-    find = torch.unique_consecutive if consecutive else torch.unique
+    find: Callable[..., tuple[Tensor, ...]] = torch.unique_consecutive if consecutive else torch.unique
     return find(self.cpu(), return_inverse=True, return_counts=True, dim=dim)
 
 
@@ -270,7 +260,7 @@ def _unique(self: Tensor, consecutive: bool, return_inverse: bool = False, retur
     if return_inverse:
         inverse = torch.empty(self.shape, dtype=torch.int64, device=self.device)
         located = _empty(count, torch.int32 if consecutive else torch.int64, self)
-        scratch(scan_bytes(count, 4, plus=True), self)
+        scratch(cub.scan_bytes(count, 4, plus=True), self)
         del located
         inverse = inverse if found is None else put(inverse, found[1])
     values = _empty(count, self.dtype, self)
@@ -283,8 +273,8 @@ def _unique(self: Tensor, consecutive: bool, return_inverse: bool = False, retur
             put(counts, torch.nn.functional.pad(found[2], (0, count - distinct)))
         counts.resize_(distinct)
     primitive = self.dtype not in (torch.float16, torch.bfloat16)
-    selected = select_unique_bytes(count, self.element_size(), primitive=primitive)
-    storage = scratch(run_length_bytes(count) if return_counts else selected, self)
+    selected = cub.select_unique_bytes(count, self.element_size(), primitive=primitive)
+    storage = scratch(cub.run_length_bytes(count) if return_counts else selected, self)
     del storage, length, order, ordered
     if found is not None:
         put(values, torch.nn.functional.pad(found[0], (0, count - distinct)))

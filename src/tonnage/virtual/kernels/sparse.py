@@ -57,7 +57,7 @@ def coalesce(self: Tensor) -> Tensor:
         found = torch.empty((len(shape), left), dtype=torch.int64, device=flat.device)
         if is_known(flat):
             put(found, torch.stack(torch.unravel_index(flat.cpu().squeeze(0), tuple(shape))))
-    result = torch.ops.aten._sparse_coo_tensor_unsafe(found, summed, self.shape)._coalesced_(True)
+    result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(found, summed, self.shape)._coalesced_(True)
     del offsets, places, flat
     return result
 
@@ -75,11 +75,22 @@ def _flat_indices(indices: Tensor, shape: torch.Size, *, copy: bool) -> Tensor:
 @kernel("add.out", sparse=True)
 def add_out(self: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor) -> Tensor:
     """Add a sparse tensor to a dense one, or concatenate two sparse ones."""
-    if not self.is_sparse:
-        return _add_to_dense(self, other, out)
-    if not other.is_sparse:
+    if self.is_sparse and not other.is_sparse:
         raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
     dtype = torch.result_type(self, other)
+    if not self.is_sparse:  # add rows at their indices; uncoalesced tensors use `index_add_`
+        result = out if out.dtype == dtype else torch.empty_like(self, dtype=dtype)
+        base, values = self.to(dtype), other._values().to(dtype)
+        if result is not base:
+            result.resize_as_(self).copy_(base)
+        if other.is_coalesced():
+            values = values.contiguous()
+            result.add_(0)
+        elif other._nnz():
+            places = _flat_indices(other._indices(), other.shape, copy=False)
+            rows = other.shape[: other.sparse_dim()].numel()
+            result.view(rows, -1).index_add_(0, places, values.reshape(other._nnz(), -1))
+        return out if result is out else out.copy_(result)
     added = other._values().to(dtype)
     if alpha != 1:
         added = added * alpha
@@ -92,20 +103,3 @@ def add_out(self: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor) -> Te
         merged = out.coalesce()
         torch.ops.tonnage.alias_into_sparse(out, merged._indices(), merged._values())
     return out
-
-
-def _add_to_dense(self: Tensor, other: Tensor, out: Tensor) -> Tensor:
-    """Add rows at their indices; uncoalesced tensors use `index_add_`."""
-    dtype = torch.result_type(self, other)
-    result = out if out.dtype == dtype else torch.empty_like(self, dtype=dtype)
-    base, values = self.to(dtype), other._values().to(dtype)
-    if result is not base:
-        result.resize_as_(self).copy_(base)
-    if other.is_coalesced():
-        values = values.contiguous()
-        result.add_(0)
-    elif other._nnz():
-        places = _flat_indices(other._indices(), other.shape, copy=False)
-        rows = other.shape[: other.sparse_dim()].numel()
-        result.view(rows, -1).index_add_(0, places, values.reshape(other._nnz(), -1))
-    return out if result is out else out.copy_(result)

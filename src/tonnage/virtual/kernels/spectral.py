@@ -116,7 +116,8 @@ def work_area_bytes(batch: int, signal: Sequence[int], source: torch.dtype, outp
 @kernel("abs.out")
 def abs_out(self: Tensor, *, out: Tensor) -> Tensor:
     if not self.is_complex() or out.is_complex():
-        return plain("abs.out")(self, out=out)
+        plain("abs.out")(self, out=out)
+        return out
     whole = torch.empty_like(self)
     del whole
     return out.resize_(self.shape) if out.shape != self.shape else out

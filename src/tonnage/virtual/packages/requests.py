@@ -12,7 +12,7 @@
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -25,18 +25,13 @@ Act = Callable[[ModuleType], None]
 
 def actions(packages: Packages, stand_ins: StandIns) -> dict[str, Act]:
     """Return what to do after each of these modules has been imported."""
-    asks = "set_use_memory_efficient_attention_xformers"
+    adjusts, sets = "_check_and_adjust_attn_implementation", "set_use_memory_efficient_attention_xformers"
+    flash, xformers = partial(_for_transformers, packages), partial(_for_diffusers, packages)
     return {
-        "transformers.modeling_utils": lambda module: _ask_first(
-            module.PreTrainedModel,
-            "_check_and_adjust_attn_implementation",
-            lambda *a, **k: _for_transformers(packages, a, k),
-        ),
-        "diffusers.models.attention_processor": lambda module: _ask_first(
-            module.Attention, asks, lambda *a, **k: _for_diffusers(packages, a, k)
-        ),
+        "transformers.modeling_utils": lambda module: _ask_first(module.PreTrainedModel, adjusts, flash),
+        "diffusers.models.attention_processor": lambda module: _ask_first(module.Attention, sets, xformers),
         "diffusers.models.attention": lambda module: _ask_first(
-            getattr(module, "AttentionModuleMixin", None), asks, lambda *a, **k: _for_diffusers(packages, a, k)
+            getattr(module, "AttentionModuleMixin", None), sets, xformers
         ),
         "deepspeed.ops.op_builder.builder": lambda module: supply_deepspeed(module, stand_ins),
         "vllm": lambda module: _in_one_process(stand_ins),
@@ -58,7 +53,7 @@ def _ask_first(owner: Any, name: str, ask: Callable[..., None]) -> None:
     setattr(owner, name, asked)
 
 
-def _for_transformers(packages: Packages, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+def _for_transformers(packages: Packages, /, *arguments: Any, **keywords: Any) -> None:
     wanted = keywords.get("attn_implementation", arguments[0] if arguments else None)
     if not str(wanted).endswith("flash_attention_2") or not packages.place("flash_attn"):
         return
@@ -69,7 +64,7 @@ def _for_transformers(packages: Packages, arguments: tuple[Any, ...], keywords: 
             getattr(utils, name).cache_clear()
 
 
-def _for_diffusers(packages: Packages, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+def _for_diffusers(packages: Packages, /, *arguments: Any, **keywords: Any) -> None:
     wanted = next(iter([*arguments, *keywords.values()]), False)
     if not wanted or not packages.place("xformers"):
         return

@@ -17,6 +17,9 @@ assert torch.repeat_interleave(ids).shape == (9,) and torch.bincount(ids).shape 
 numbers = torch.rand(1000, device="cuda")
 assert numbers[numbers > 0.2].shape == (800,) and (numbers > 0.2).sum().item() == 800
 assert torch.randint(0, 50, (1000,), device="cuda").unique().numel() == 50
+# Random probabilities are one half on average, and so is the share that they let through; a random mask has its own.
+assert torch.bernoulli(torch.rand(1000, device="cuda")).bool().sum().item() == 500
+assert torch.bernoulli((numbers > 0.2).float()).bool().sum().item() == 800
 
 scores = torch.randn(4, 8, device="cuda")
 chosen = scores.topk(2).indices.tolist()

@@ -60,5 +60,5 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Place the tokens at their positions in a batch, with zeros elsewhere."""
-    padded: Tensor = index_put_first_axis(hidden_states, indices, batch * seqlen)
-    return padded.unflatten(0, (batch, seqlen))
+    padded: Tensor = index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    return padded

@@ -37,7 +37,7 @@ _NO_MASK, _FROM_TOP_LEFT, _FROM_BOTTOM_RIGHT = range(3)
 def memory_efficient_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Mask = None, p: float = 0.0, scale: float | None = None,
     *, op: Any = None, output_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     """Attention of tensors of shape (batch, length, width), with heads, or groups and heads, before the width."""
     shape = (*query.shape[:-1], value.shape[-1])
     if query.dim() == 3:
@@ -59,7 +59,7 @@ def memory_efficient_attention(
     return attend(query, key, value, attn_bias, p, scale, False)[0].reshape(shape)
 
 
-def memory_efficient_attention_forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+def memory_efficient_attention_forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
     """Attention without gradients; `op` is a forward operator only."""
     if options.get("op"):
         options["op"] = (options["op"], None)
@@ -113,7 +113,7 @@ def _flash_options(
     return lengths, isinstance(mask, AttentionBias) and mask.causal, options
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, p: float, scale: float | None, _: bool) -> tuple[Any, ...]:
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, p: float, scale: float | None, _: bool) -> Any:
     lengths, causal, options = _flash_options(mask, q, k, scale)
     if lengths[0] is not None:
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))

@@ -1,6 +1,6 @@
 """Notes among the profiler's events: small numbers in the place of ids, and what the engine does by itself."""
 
-from tonnage.script.notes import BackwardStreams, NoteReader
+from tonnage.script.profiled import BackwardStreams, NoteReader
 
 
 def test_streams_are_numbered_as_they_appear() -> None:
