@@ -34,7 +34,17 @@ def command(words: list[str]) -> int:
     if plan_diffusion.is_asked(words):
         return plan_diffusion.train(words)
     options = _parser().parse_args(words)
-    _check_export(options)
+    # Before the work, so that no one waits for a mistake.
+    folder = options.export
+    if folder is not None and options.objective != "next-token":
+        hint = "Leave --export out: --json has every choice of the plan."
+        raise BadLayout(f"--export writes scripts that train on next tokens, not by {options.objective}.", hint=hint)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
+    for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):
+        if folder is not None and given:
+            problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
+            raise BadLayout(problem, hint="Leave one of the two out.")
     check_cards_named(options)
     page = page_of(options)
     if not options.gpus:
@@ -179,20 +189,6 @@ def _lengths(options: Namespace) -> "Lengths | None":
     if seq < 1:
         raise BadLayout(f"--seq {seq}: there must be at least one.", hint="Write --seq 4096, or leave it out.")
     return lengths.limited(seq)
-
-
-def _check_export(options: Namespace) -> None:
-    """Before the work, so that no one waits for a mistake."""
-    folder = options.export
-    if folder is not None and options.objective != "next-token":
-        hint = "Leave --export out: --json has every choice of the plan."
-        raise BadLayout(f"--export writes scripts that train on next tokens, not by {options.objective}.", hint=hint)
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
-    for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):
-        if folder is not None and given:
-            problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
-            raise BadLayout(problem, hint="Leave one of the two out.")
 
 
 def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seconds: float) -> None:

@@ -53,7 +53,19 @@ def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | s
             words = "the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
             yield from wrapped(words, first="   ")
         yield ""
-    yield from _sums(analysis)
+    yield heading(f"{seconds_words(analysis.seconds)} " + ("of kernels and copies" if analysis.measured else "at best"))
+    for bound, seconds in analysis.seconds_by_bound().items():
+        row = _share_row(bound, seconds, analysis.part(seconds))
+        row.stylize(_COLOURS[bound], 41)
+        yield row
+    if not analysis.measured:
+        launches = sum(row.item.launches for row in analysis.rows)
+        first = f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}           "
+        yield from wrapped(
+            f"{launches:,} launches of {seconds_words(analysis.ceilings.launch_s)}, beside it", first=first
+        )
+    for bound in analysis.seconds_by_bound():
+        yield from said(f"{bound}: {MEANINGS[bound]}", "dim", first="   ", rest="     ")
     yield ""
     yield from _table(analysis, rows)
     yield ""
@@ -78,22 +90,6 @@ def seconds_words(seconds: float) -> str:
 
 def _three(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _sums(analysis: Analysis) -> Iterator[Text | str]:
-    yield heading(f"{seconds_words(analysis.seconds)} " + ("of kernels and copies" if analysis.measured else "at best"))
-    for bound, seconds in analysis.seconds_by_bound().items():
-        row = _share_row(bound, seconds, analysis.part(seconds))
-        row.stylize(_COLOURS[bound], 41)
-        yield row
-    if not analysis.measured:
-        launches = sum(row.item.launches for row in analysis.rows)
-        first = f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}           "
-        yield from wrapped(
-            f"{launches:,} launches of {seconds_words(analysis.ceilings.launch_s)}, beside it", first=first
-        )
-    for bound in analysis.seconds_by_bound():
-        yield from said(f"{bound}: {MEANINGS[bound]}", "dim", first="   ", rest="     ")
 
 
 def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:

@@ -378,9 +378,14 @@ class _Bench:
         clock = _Clock(self, cluster, cast, trainer)
         shown = tuple(phases(cast, engine))
         timed = tuple(replace(phase, seconds=clock.seconds(phase, made, engine)) for phase in shown)
+        # The most bytes on the host: everything offloaded, and an engine's weights at sleep level 1.
+        every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
+        host_bytes = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
+        if cast.sleep == 1 and engine.configuration.engine == "vllm":
+            host_bytes += engine.ledger[Category.PARAMETERS]
         return RlPlan(
             request=self.request, cluster=self.cluster, cast=cast, trainer=trainer, engine=engine, rollout=made,
-            phases=timed, rollout_gpus=apart, host_bytes=_host_bytes(cast, shown, engine),
+            phases=timed, rollout_gpus=apart, host_bytes=host_bytes,
         )  # fmt: skip
 
     def _beside(
@@ -486,15 +491,6 @@ class _Bench:
         return valued(self.request.critic) if self.request.critic else None
 
 
-def _host_bytes(cast: Cast, shown: tuple[Phase, ...], engine: ServingBudget) -> int:
-    """Return the most bytes on the host: everything offloaded, and an engine's weights at sleep level 1."""
-    every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
-    size = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
-    if cast.sleep == 1 and engine.configuration.engine == "vllm":
-        size += engine.ledger[Category.PARAMETERS]
-    return size
-
-
 def away(one: Held) -> str:
     """Return the name under which it is offloaded, or ""."""
     if one.term.category is Category.OPTIMIZER_STATES:
@@ -517,7 +513,22 @@ class _Clock:
         if phase.name == "rollout":
             return made.seconds if made else 0.0
         if phase.name == "sync":
-            return self._sync_s(phase, engine)
+            # Gather weights, or send them to the engine's GPUs, and write them once. Waking from sleep level 1 first
+            # loads the old ones from the host.
+            shape, shares = self.bench.shape, calibration()
+            weights = shape.parameters * cast.training.compute_bytes
+            mine = engine.ledger[Category.PARAMETERS]
+            seconds = 2 * mine / self.bench.cluster.gpu.bandwidth_bytes_per_s
+            if cast.training.shards_parameters or cast.apart:
+                cards = self.bench.cluster.gpus if cast.apart else self.cluster.gpus
+                seconds += weights / (self.bench.cluster.link_bytes_per_s(cards) * shares.link_ceiling)
+            host = self.cluster.host_link_bytes_per_s * shares.host_link_ceiling
+            if cast.sleep == 1 and engine.configuration.engine == "vllm":
+                seconds += 2 * mine / host
+            if "weights" in cast.offload:
+                kept = [one for one in phase.held if one.owner == "actor" and one.term.category is Category.PARAMETERS]
+                seconds += sum(one.size_bytes for one in kept) / host
+            return seconds
         # States are loaded before training and offloaded after; read-only weights are only loaded. Idle models have
         # nothing offloaded on the card.
         size = sum(one.size_bytes for one in phase.held if away(one) in cast.offload)
@@ -538,26 +549,6 @@ class _Clock:
         """Return a pass over all samples; sharded parameters are gathered once, of three times in a step."""
         parts = self.bench.clock(shape, self.cluster).step(self.cast.training).parts
         return float(parts["forward"]) + float(parts["collectives"]) / 3
-
-    def _sync_s(self, phase: Phase, engine: ServingBudget) -> float:
-        """Return the seconds to gather weights, or send them to the engine's GPUs, and to write them once.
-
-        Waking from sleep level 1 first loads the old ones from the host.
-        """
-        shape, cast, shares = self.bench.shape, self.cast, calibration()
-        weights = shape.parameters * cast.training.compute_bytes
-        mine = engine.ledger[Category.PARAMETERS]
-        seconds = 2 * mine / self.bench.cluster.gpu.bandwidth_bytes_per_s
-        if cast.training.shards_parameters or cast.apart:
-            cards = self.bench.cluster.gpus if cast.apart else self.cluster.gpus
-            seconds += weights / (self.bench.cluster.link_bytes_per_s(cards) * shares.link_ceiling)
-        host = self.cluster.host_link_bytes_per_s * shares.host_link_ceiling
-        if cast.sleep == 1 and engine.configuration.engine == "vllm":
-            seconds += 2 * mine / host
-        if "weights" in cast.offload:
-            kept = [one for one in phase.held if one.owner == "actor" and one.term.category is Category.PARAMETERS]
-            seconds += sum(one.size_bytes for one in kept) / host
-        return seconds
 
 
 def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterator[tuple[str, RlPlan]]:

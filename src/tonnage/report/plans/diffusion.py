@@ -39,7 +39,16 @@ def plan_lines(findings: DiffusionSearch, *, explain: bool = False) -> Iterator[
     yield ""
     yield from _headline(findings)
     yield ""
-    yield from _ledger(findings.plan)
+    plan = findings.plan
+    capacity = plan.cluster.gpu.memory_bytes
+    unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
+    for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
+        if size := round(float(term.size_bytes)):
+            yield ledger_row(term.name, f"{column(size, unit)}  ", size / whole, width=_NAME, cells=_BAR, style="cyan")
+    free = capacity - plan.total_bytes
+    if free > 0:
+        yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
+    yield Text(f"  peak in the {plan.moment}", style="dim")
     if findings.fits:
         yield ""
         yield from _time(findings.plan)
@@ -97,18 +106,6 @@ def rate_words(rate: float) -> str:
 def flags(findings: DiffusionSearch) -> list[str]:
     """Return the choices as flags without their dashes."""
     return [f"{name} {value}" for name, value in findings.plan.choices.items()]
-
-
-def _ledger(plan: DiffusionPlan) -> Iterator[Text | str]:
-    capacity = plan.cluster.gpu.memory_bytes
-    unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
-    for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
-        if size := round(float(term.size_bytes)):
-            yield ledger_row(term.name, f"{column(size, unit)}  ", size / whole, width=_NAME, cells=_BAR, style="cyan")
-    free = capacity - plan.total_bytes
-    if free > 0:
-        yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
-    yield Text(f"  peak in the {plan.moment}", style="dim")
 
 
 def _time(plan: DiffusionPlan) -> Iterator[Text | str]:

@@ -36,22 +36,6 @@ _OFFLOADED = {"frozen": "reference", "optimizer": "optimizer", "weights": "weigh
 def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
     yield ""
-    yield from _headline(found)
-    yield ""
-    yield from _timeline(found.best)
-    yield ""
-    yield from _fullest(found.best)
-    if explain:
-        yield from _arithmetic(found.best)
-    yield from _others(found)
-    yield from _remedies(found)
-    yield from _settings(found) if found.fits else ()
-    yield ""
-    yield from wrapped("every completion is counted as long as asked; --explain shows every term of every phase")
-    yield ""
-
-
-def _headline(found: RlFindings) -> Iterator[Text | str]:
     shape, plan, asked = found.shape, found.best, found.request
     verdict = Text("fits", "green") if found.fits else Text("does not fit", "red")
     yield from spread(Text(f"  {shape.name}, {shape.parameters / 1e9:,.2f} B · {found.cluster.words}", "bold"), verdict)
@@ -72,6 +56,23 @@ def _headline(found: RlFindings) -> Iterator[Text | str]:
     if plan.host_bytes > plan.cluster.host_memory_per_gpu_bytes:
         have, needed = (format_bytes(size) for size in (plan.cluster.host_memory_per_gpu_bytes, plan.host_bytes))
         yield from wrapped(f"the host has {have} for a GPU, and {needed} would lie there", rest="    ")
+    yield ""
+    yield from _timeline(found.best)
+    yield ""
+    phase, capacity = found.best.peak, found.best.cluster.gpu.memory_bytes
+    unit = table_unit(capacity)
+    yield heading(f"at the peak, in {phase.name}")
+    for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
+        if size:
+            yield ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7)
+    if explain:
+        yield from _arithmetic(found.best)
+    yield from _others(found)
+    yield from _remedies(found)
+    yield from _settings(found) if found.fits else ()
+    yield ""
+    yield from wrapped("every completion is counted as long as asked; --explain shows every term of every phase")
+    yield ""
 
 
 def engine_words(plan: RlPlan) -> list[str]:
@@ -123,15 +124,6 @@ def grouped(phase: Phase) -> dict[str, int]:
     for one in phase.held:
         sums[label(one)] = sums.get(label(one), 0) + one.size_bytes
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
-def _fullest(plan: RlPlan) -> Iterator[Text | str]:
-    phase, capacity = plan.peak, plan.cluster.gpu.memory_bytes
-    unit = table_unit(capacity)
-    yield heading(f"at the peak, in {phase.name}")
-    for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
-        if size:
-            yield ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7)
 
 
 def _arithmetic(plan: RlPlan) -> Iterator[Text | str]:

@@ -57,9 +57,20 @@ _CONFIGURATION = (
 
 def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
-    yield from _headline(plan)
+    asked, cluster = plan.best.configuration, plan.cluster
+    count = f"{cluster.gpus} × " if cluster.gpus > 1 else ""
+    verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
+    yield from spread(Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}"), verdict)
+    parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
+    yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
+    if asked.stage_layers:
+        yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
     yield ""
-    yield from _ledger(plan.best.budget)
+    budget = plan.best.budget
+    capacity, unit = budget.capacity_bytes, table_unit(budget.capacity_bytes)
+    yield heading(f"each GPU, of {format_bytes(capacity, unit)}")
+    for word, size in ledger_rows(budget, whole=True):
+        yield ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7)
     if isinstance(plan.best.budget, LlamaBudget):
         yield ""
         yield from _placement(plan, plan.best.budget)
@@ -85,17 +96,6 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     if plan.fits:
         yield ""
         yield from _launch(plan)
-
-
-def _headline(plan: ServingPlan) -> Iterator[Text | str]:
-    asked, cluster = plan.best.configuration, plan.cluster
-    count = f"{cluster.gpus} × " if cluster.gpus > 1 else ""
-    verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
-    yield from spread(Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}"), verdict)
-    parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
-    yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
-    if asked.stage_layers:
-        yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
 
 
 def layout_words(plan: ServingPlan) -> list[str]:
@@ -168,13 +168,6 @@ def ledger_rows(budget: ServingBudget, *, whole: bool = False) -> list[tuple[str
         rows += [("others", others)] if others else []
         rows.append(("free", budget.capacity_bytes - budget.total_bytes - others))
     return rows
-
-
-def _ledger(budget: ServingBudget) -> Iterator[Text | str]:
-    capacity, unit = budget.capacity_bytes, table_unit(budget.capacity_bytes)
-    yield heading(f"each GPU, of {format_bytes(capacity, unit)}")
-    for word, size in ledger_rows(budget, whole=True):
-        yield ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7)
 
 
 def _cache(plan: ServingPlan) -> Iterator[Text | str]:
