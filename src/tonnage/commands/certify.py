@@ -43,10 +43,8 @@ def command(words: list[str]) -> int:
         if ending.outcome != "ok":
             print(f"tonnage: the script failed before its first step: {ending.error}", file=sys.stderr)
             return ending.exit_status or 1
-        raise RequestError(
-            "The script trained nothing on the GPU: no model was called with gradients.",
-            hint="certify is for trainings; for anything else there is `tonnage run`.",
-        )
+        problem = "The script trained nothing on the GPU: no model was called with gradients."
+        raise RequestError(problem, hint="certify is for trainings; for anything else there is `tonnage run`.")
     from tonnage.allocator import AllocatorSettings
     from tonnage.certify.certificate import certify
     from tonnage.report.lines import print_lines
@@ -78,10 +76,8 @@ def _launch(options: Namespace) -> "LaunchCommand":
 
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
     if launch.has_ranks:
-        raise RequestError(
-            "certify walks through the training of one process, and this launches several.",
-            hint="Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`.",
-        )
+        hint = "Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`."
+        raise RequestError("certify walks through the training of one process, and this launches several.", hint=hint)
     os.environ.update(launch.environment)
     return launch
 

@@ -109,9 +109,8 @@ def check_cards_named(options: Namespace) -> None:
     """A page and a launch are of some cards: refuse to make them of all."""
     asked = {"--export": options.export is not None, "--html": options.html is not None, "--open": options.open}
     for flag in (flag for flag, given in asked.items() if given and not options.gpus):
-        raise RequestError(
-            f"{flag} needs --gpus.", hint="Name the cards, like --gpus 8xh200; without, they are compared."
-        )
+        hint = "Name the cards, like --gpus 8xh200; without, they are compared."
+        raise RequestError(f"{flag} needs --gpus.", hint=hint)
 
 
 def publish_holders(shape: "ModelShape", holders: "list[Holder]", options: Namespace, *, what: str, most: str) -> int:

@@ -38,9 +38,8 @@ def command(words: list[str]) -> int:
     folder = options.export
     # Before the work, so that no one waits for a mistake.
     if folder is not None and options.engine == "tonnage":
-        raise RequestError(
-            "Tonnage is launched by no files.", hint="Use another --engine, or the line that is printed."
-        )
+        hint = "Use another --engine, or the line that is printed."
+        raise RequestError("Tonnage is launched by no files.", hint=hint)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
     check_cards_named(options)
@@ -88,10 +87,8 @@ def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
             raise RequestError(f"--beside {words!r} makes no sense: {error}.", hint="Close its quotes.") from None
         given = [name for name in ("gpus", "beside", "export", "json", "html") if getattr(theirs, name)]
         if given:
-            raise RequestError(
-                f"--{given[0]} has no place within --beside {words!r}.",
-                hint="It lies on the same cards; give it --context, --users, --weights and the like.",
-            )
+            hint = "It lies on the same cards; give it --context, --users, --weights and the like."
+            raise RequestError(f"--{given[0]} has no place within --beside {words!r}.", hint=hint)
         shape = find_model(theirs.model, online=options.online)
         asked = configuration_of(theirs, shape.max_positions)
         found.append(of_model(words, shape, asked, cluster, model=theirs.model, before=found))
@@ -128,16 +125,14 @@ def configuration_of(options: Namespace, max_positions: int) -> "ServingConfigur
     numbers = {"tp": options.tp, "pp": options.pp, "max-seqs": options.max_seqs, "batched-tokens": batched}
     for name, number in (numbers | {"utilization": options.utilization}).items():
         if number is not None and not number > 0:
-            raise RequestError(
-                f"--{name} {number} makes no sense.", hint=f"Give --{name} more than 0, or leave it out."
-            )
+            hint = f"Give --{name} more than 0, or leave it out."
+            raise RequestError(f"--{name} {number} makes no sense.", hint=hint)
     stages = options.stage_layers
     try:
         stage_layers = tuple(map(int, stages.split(","))) if stages else ()
     except ValueError:
-        raise RequestError(
-            f"--stage-layers {stages} makes no sense.", hint="Give one number for each stage, like 31,32,32,31."
-        ) from None
+        hint = "Give one number for each stage, like 31,32,32,31."
+        raise RequestError(f"--stage-layers {stages} makes no sense.", hint=hint) from None
     return ServingConfiguration(
         stage_layers=stage_layers,
         engine=options.engine,

@@ -16,10 +16,9 @@ def command(words: list[str]) -> int:
     page = page_of(options)
     launch = read(options)
     if launch.has_ranks:
-        raise BadLayout(
-            f"{options.script} starts {launch.hosts * launch.per_host} processes, and one is recorded.",
-            hint='Let the script say it in each: tonnage.record_on_oom(f"oom-{rank}.tonnage"), or predict: tonnage run',
-        )
+        problem = f"{options.script} starts {launch.hosts * launch.per_host} processes, and one is recorded."
+        hint = 'Let the script say it in each: tonnage.record_on_oom(f"oom-{rank}.tonnage"), or predict: tonnage run'
+        raise BadLayout(problem, hint=hint)
     from tonnage.recorder import record_script
     from tonnage.recording import write_recording
     from tonnage.report.output import publish

@@ -234,9 +234,8 @@ def find_cluster(text: str) -> Cluster:
         return Cluster(gpu, host.gpus, wanted // host.gpus, host)
     host = read_host(host_key)
     if not host.gpu:
-        raise UnknownGpu(
-            f"{text!r}: {host.name} can hold any card.", hint=f"Name the card: {host.gpus}xh100-pcie, say."
-        )
+        hint = f"Name the card: {host.gpus}xh100-pcie, say."
+        raise UnknownGpu(f"{text!r}: {host.name} can hold any card.", hint=hint)
     if len(counts) > 1:
         hint = f"Write {counts[0]}x{host.key}: each has {host.gpus}."
         raise UnknownGpu(f"{text!r} counts the cards of a host that has its own.", hint=hint)

@@ -61,9 +61,8 @@ def _base(path: Path, like: str | None) -> dict[str, Any]:
     if like is None:
         return {}
     if is_file(like):
-        raise BadGpu(
-            f"like in {path} is {like!r}: a file.", hint="Name a card of the catalogue: `tonnage gpu` lists them."
-        )
+        hint = "Name a card of the catalogue: `tonnage gpu` lists them."
+        raise BadGpu(f"like in {path} is {like!r}: a file.", hint=hint)
     return gpu_tables().table(find_gpu(like).key)
 
 

@@ -178,9 +178,8 @@ def check_training(pipeline: Pipeline, cluster: Cluster, request: DiffusionReque
     if request.base != "bf16" and not request.lora_rank:
         raise BadLayout(f"--base {request.base} freezes all weights, and nothing is trained.", hint="Add --lora 16.")
     if not cluster.gpu.has_bf16:
-        raise BadLayout(
-            f"{cluster.gpu.name} has no BF16.", hint="Choose a card that has it: diffusion models are trained in it."
-        )
+        hint = "Choose a card that has it: diffusion models are trained in it."
+        raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint=hint)
     if not _ways(pipeline, request):
         flags = {"full-mixed": "--checkpoint none", "full-mixed-checkpoint": "--checkpoint full", "lora": "--lora 16",
                  "full-bf16-checkpoint": "--precision bf16 --checkpoint full"}  # fmt: skip
@@ -322,9 +321,8 @@ def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) ->
     _check_numbers(request.steps, "steps")
     if request.weights in ("int8", "nf4") and request.offload in ("group", "sequential"):
         hint = "Use --offload model, or leave one of the two out."
-        raise BadLayout(
-            f"--offload {request.offload} cannot move the {request.weights} weights of bitsandbytes.", hint=hint
-        )
+        problem = f"--offload {request.offload} cannot move the {request.weights} weights of bitsandbytes."
+        raise BadLayout(problem, hint=hint)
     if request.tiling and pipeline.is_video:
         raise BadLayout(f"The VAE of {pipeline.name} goes through a video in turns, and is not tiled here.",
                         hint="Leave --vae-tiling out.")  # fmt: skip

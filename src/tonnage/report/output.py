@@ -96,9 +96,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise RequestError(
-            f"Cannot write {path}: {error.strerror}.", hint="Name a file in a folder that exists."
-        ) from None
+        hint = "Name a file in a folder that exists."
+        raise RequestError(f"Cannot write {path}: {error.strerror}.", hint=hint) from None
 
 
 def check_free(path: Path, *, force: bool) -> None:

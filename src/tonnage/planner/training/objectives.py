@@ -27,9 +27,8 @@ def asked_objective(
         hint = "Add --lora 16, or write --reference copy."
         raise BadLayout("--reference adapters-off: no adapters are trained.", hint=hint)
     if name == "distill" and teacher is None:
-        raise BadLayout(
-            "--objective distill takes a teacher.", hint="Add --teacher MODEL, like --teacher llama-3.1-70b."
-        )
+        hint = "Add --teacher MODEL, like --teacher llama-3.1-70b."
+        raise BadLayout("--objective distill takes a teacher.", hint=hint)
     if name != "distill" and (teacher is not None or teacher_base):
         flag = "--teacher" if teacher is not None else "--teacher-weights"
         raise BadLayout(f"{flag}: {name} has no teacher.", hint="Add --objective distill, or leave it out.")
