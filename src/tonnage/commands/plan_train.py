@@ -206,7 +206,7 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
     if options.json:
         from tonnage.report.output import write_json
         from tonnage.report.plans.figures import plan_figures
-        from tonnage.report.plans.lengths import length_figures
+        from tonnage.report.plans.notes import length_figures
 
         figures = plan_figures(findings, reasons, changes, offered, seconds, campaign)
         write_json(options.json, figures | length_figures(findings, batchings))

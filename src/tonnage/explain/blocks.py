@@ -80,10 +80,10 @@ def _made_by_block(recording: Recording) -> _Made:
         number = bisect_right(starts, a.born) - 1
         if a.category is Category.ACTIVATIONS and a.phase == "forward" and number >= 0:
             kept.append((number, a))
+    found: _Made = {}
     if named := recording.header.training.get("recomputed", ""):
         # Group by the layers that the model's library can recompute, using the outermost if they are nested.
         own = set(named.split("\n"))
-        found: _Made = {}
         for number, a in kept:
             path = a.module.split(".")
             heads = (".".join(path[:length]) for length in range(1, len(path) + 1))
@@ -95,7 +95,6 @@ def _made_by_block(recording: Recording) -> _Made:
     if not sizes or max(sizes) < _STAGES_DIFFER * min(sizes):
         return outer
     # Split up stages that consist of whole blocks.
-    found: _Made = {}
     for key, members in outer.items():
         inner = _at_depth([(key[0], a) for a in members], 1)
         whole = {key: blocks for key, blocks in inner.items() if _is_whole(key[1], blocks)}

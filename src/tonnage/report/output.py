@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -57,8 +58,9 @@ def wants_report(json_target: str, page: Path | None) -> bool:
 
 
 def picked(value: object, names: str) -> dict[str, Any]:
-    """Return the attributes of these names as JSON values."""
-    return {name: getattr(value, name) for name in names.split()}
+    """Return the attributes of these names as JSON values; "key:path" is the attribute `path`, dotted or not, as `key`."""
+    parts = (name.partition(":") for name in names.split())
+    return {key: attrgetter(path or key)(value) for key, _, path in parts}
 
 
 def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:

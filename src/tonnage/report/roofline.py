@@ -199,25 +199,17 @@ def roofline_figures(analysis: Analysis) -> dict[str, object]:
     profile, timeline, ceilings = analysis.profile, analysis.profile.timeline, analysis.ceilings
     items = [
         picked(row.item, "name detail group")
-        | {
-            "kernels": list(row.item.kernels),
-            **picked(row.item, "calls launches"),
-            "seconds": row.seconds,
-            **picked(row.item.work, "operations moved_bytes"),
-            "precision": row.item.work.precision if row.item.work.operations else None,
-            "flop_per_byte": row.item.work.intensity,
-            "bound": str(row.verdict.bound),
-            **picked(row.verdict, "because memory_share compute_share share"),
-            "bound_seconds": row.verdict.bound_s,
-            "expected_seconds": row.expected_s,
-            "advice": row.advice,
-        }
+        | {"kernels": list(row.item.kernels), **picked(row.item, "calls launches"), "seconds": row.seconds}
+        | picked(row.item.work, "operations moved_bytes")
+        | {"precision": row.item.work.precision if row.item.work.operations else None}
+        | {"flop_per_byte": row.item.work.intensity}
+        | picked(row.verdict, "bound because memory_share compute_share share bound_seconds:bound_s")
+        | picked(row, "expected_seconds:expected_s advice")
         for row in analysis.rows
     ]
     return {
         "tonnage": __version__,
-        "kind": profile.kind,
-        "source": profile.source,
+        **picked(profile, "kind source"),
         "gpu": ceilings.gpu,
         "ceilings": {
             "memory_bytes_per_s": ceilings.memory_bytes_per_s,
@@ -225,8 +217,7 @@ def roofline_figures(analysis: Analysis) -> dict[str, object]:
             **picked(ceilings, "host_link_bytes_per_s kernel_floor_s launch_s"),
             "measured": list(ceilings.measured),
         },
-        "measured": analysis.measured,
-        "seconds": analysis.seconds,
+        **picked(analysis, "measured seconds"),
         "expected_seconds": analysis.expected[1] or None,
         "seconds_by_bound": {str(bound): seconds for bound, seconds in analysis.seconds_by_bound().items()},
         "host_launch_seconds": analysis.host_s,

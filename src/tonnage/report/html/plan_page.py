@@ -14,7 +14,7 @@ from tonnage.planner.training.search import PlanSearch, TrainingPlan
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, simple_page, size, text
-from tonnage.report.plans.lengths import length_words
+from tonnage.report.plans.notes import length_words
 from tonnage.report.plans.training import brief, flags, notes, number_words, pace, time_words
 from tonnage.units import percent
 

@@ -190,10 +190,9 @@ def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
     """Return everything in the report as JSON values."""
     return {
         "tonnage": __version__,
-        "fits": findings.fits,
-        "capacity_bytes": findings.cluster.gpu.memory_bytes,
+        **picked(findings, "fits capacity_bytes:cluster.gpu.memory_bytes"),
         "model": {"name": findings.pipeline.name, "parameters": all_weights()[findings.pipeline.denoiser].parameters},
-        "cluster": {"gpu": findings.cluster.gpu.key, "gpus": findings.cluster.gpus},
+        "cluster": picked(findings.cluster, "gpu:gpu.key gpus"),
         "request": asdict(findings.request),
         "best": one_figures(findings.plan),
         "most": findings.most,
@@ -204,20 +203,14 @@ def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
 def one_figures(plan: DiffusionPlan) -> dict[str, Any]:
     """Return one plan as JSON values."""
     return {
-        **picked(plan, "choices fits total_bytes peak_allocated_bytes"),
-        "peak_moment": plan.moment,
+        **picked(plan, "choices fits total_bytes peak_allocated_bytes peak_moment:moment"),
         "host_bytes": round(plan.host_bytes),
         "seconds": plan.seconds,
         "range_s": list(plan.range_s),
         "images_per_s": plan.images_per_s,
         "parts_s": {name: part.s for name, part in plan.parts.items()} | {"copies": plan.moved_s},
         "terms": [
-            {
-                "category": str(term.category),
-                "name": term.name,
-                "size_bytes": round(float(term.size_bytes)),
-                "source": term.source,
-            }
+            picked(term, "category name size_bytes source") | {"size_bytes": round(float(term.size_bytes))}
             for term in plan.terms
         ],
     }

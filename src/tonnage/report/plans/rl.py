@@ -192,9 +192,7 @@ def rl_figures(found: RlFindings) -> dict[str, Any]:
         "tonnage": __version__,
         "fits": found.fits,
         "model": picked(found.shape, "name parameters exact"),
-        "gpu": found.cluster.gpu.name,
-        "gpus": found.cluster.gpus,
-        "capacity_bytes": found.cluster.gpu.memory_bytes,
+        **picked(found.cluster, "gpu:gpu.name gpus capacity_bytes:gpu.memory_bytes"),
         "request": picked(asked, names) | models,
         "best": _plan_figures(found.best),
         "settings": {"trl": trl_settings(found.best), "verl": verl_settings(found.best)},
@@ -210,32 +208,19 @@ def _plan_figures(plan: RlPlan) -> dict[str, Any]:
         **picked(plan, "fits step_s"),
         "samples_per_s": plan.samples_per_s if plan.step_s else 0.0,
         "tokens_per_s": plan.tokens_per_s if plan.step_s else 0.0,
-        "peak": {"phase": plan.peak.name, "total_bytes": plan.peak.total_bytes},
-        **picked(plan, "missing_bytes host_bytes rollout_gpus"),
-        "sleep": plan.cast.sleep,
+        "peak": picked(plan.peak, "phase:name total_bytes"),
+        **picked(plan, "missing_bytes host_bytes rollout_gpus sleep:cast.sleep"),
         "offload": [_OFFLOADED[name] for name in _OFFLOADED if name in plan.cast.offload],
         "trainer": picked(chosen, "precision optimizer checkpoint loss zero framework lora_rank base")
         | {name: int(getattr(chosen, name)) for name in numbers},
-        "engine": {
-            "name": asked.engine,
-            **picked(asked, "tp utilization max_seqs batched_tokens"),
-            "blocks": plan.engine.kv.blocks,
-            "kv_tokens": plan.engine.kv.tokens,
-        },
-        "rollout": made and picked(made, "copies samples batch waves prefill_s decode_s") | {"token_s": made.step_s},
+        "engine": picked(asked, "name:engine tp utilization max_seqs batched_tokens")
+        | picked(plan.engine.kv, "blocks kv_tokens:tokens"),
+        "rollout": made and picked(made, "copies samples batch waves prefill_s decode_s token_s:step_s"),
         "timeline": [
             picked(phase, "name on seconds total_bytes allocated_bytes")
             | {
                 "ledger": {str(category): size for category, size in phase.ledger.bytes_by_category.items()},
-                "held": [
-                    {
-                        "owner": one.owner,
-                        "name": one.term.name,
-                        "category": str(one.term.category),
-                        "size_bytes": one.size_bytes,
-                    }
-                    for one in phase.held
-                ],
+                "held": [picked(one, "owner name:term.name category:term.category size_bytes") for one in phase.held],
             }
             for phase in plan.phases
         ],

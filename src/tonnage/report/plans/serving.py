@@ -36,7 +36,7 @@ from tonnage.report.lines import (
     wrapped,
 )
 from tonnage.report.output import picked
-from tonnage.report.plans.loading import loading_figures, loading_words
+from tonnage.report.plans.notes import loading_figures, loading_words
 from tonnage.units import format_bytes, percent
 
 OTHERS = 4
@@ -53,6 +53,7 @@ _CONFIGURATION = (
     "engine engine_version tp pp stage_layers context shared_prefix weights kv block utilization max_seqs batched_tokens "
     "eager reserved_bytes"
 )
+_ALTERNATIVE = "tp:configuration.tp pp:configuration.pp replicas fits missing_bytes most_users tokens_per_s"
 
 
 def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
@@ -352,8 +353,7 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
         "tonnage": __version__,
         "fits": plan.fits,
         "model": picked(plan.shape, "name parameters exact"),
-        "gpu": plan.cluster.gpu.name,
-        "gpus": plan.cluster.gpus,
+        **picked(plan.cluster, "gpu:gpu.name gpus"),
         **picked(budget, "capacity_bytes needed_bytes available_bytes"),
         "config": picked(asked, _CONFIGURATION) | {"users": plan.users, "replicas": best.replicas},
         "ledger": figures | {"total_bytes": budget.total_bytes},
@@ -368,22 +368,12 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
             "paged_waste": found.paged_share,
         },
         **picked(best, "most_users longest_context"),
-        "decode": {"step_s": best.decode_step_s, "tokens_per_s": best.tokens_per_s},
+        "decode": picked(best, "step_s:decode_step_s tokens_per_s"),
         "changes": [picked(change, "flag users context") for change in plan.changes],
-        "alternatives": [
-            picked(layout.configuration, "tp pp")
-            | picked(layout, "replicas fits missing_bytes most_users tokens_per_s")
-            for layout in plan.others
-        ],
+        "alternatives": [picked(layout, _ALTERNATIVE) for layout in plan.others],
         "terms": [
-            {
-                "category": str(term.category),
-                "name": term.name,
-                "size_bytes": int(term.size_bytes),
-                "formula": term.formula,
-                "numbers": dict(term.numbers),
-                "source": term.source,
-            }
+            picked(term, "category name size_bytes formula numbers source")
+            | {"size_bytes": int(term.size_bytes), "numbers": dict(term.numbers)}
             for term in budget.terms
         ],
         "launch": launch_words(plan),
@@ -403,9 +393,7 @@ def _neighbour_figures(neighbour: Neighbour) -> dict[str, Any]:
 
 
 def _host_figures(budget: LlamaBudget) -> dict[str, Any]:
-    devices = [
-        {"layers": d.layers, "weights_bytes": d.weights, "kv_cache_bytes": d.cache, "compute_bytes": d.compute}
-        for d in (budget.host, *budget.cards)
-    ]
+    names = "layers weights_bytes:weights kv_cache_bytes:cache compute_bytes:compute"
+    devices = [picked(device, names) for device in (budget.host, *budget.cards)]
     host = devices[0] | {"total_bytes": budget.host.total}
     return picked(budget, "gpu_layers layers") | {"host": host, "cards": devices[1:]}

@@ -16,9 +16,7 @@ from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
-from tonnage.report.plans.lengths import length_lines
-from tonnage.report.plans.loading import loading_words
-from tonnage.report.plans.objective import objective_notes, part_words
+from tonnage.report.plans.notes import length_lines, loading_words, objective_notes, part_words
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:

@@ -105,10 +105,8 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
         "version": __version__,
         "gpu": certificate.gpu.key,
         "torch": training.torch,
-        "verdict": certificate.verdict,
-        "retries": lived.retries,
-        "steps": training.steps,
-        "replayed": training.replayed_parts,
+        **picked(certificate, "verdict retries:lived.retries"),
+        **picked(training, "steps replayed:replayed_parts"),
         "words": verdict_words(certificate),
         "part": _part_figures(certificate.part),
         "peak_allocated_bytes": max(lived.allocated_bytes),
@@ -121,8 +119,7 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
             for part, allocated, reserved in certificate.heaviest
         ],
         "changes": [
-            {"words": change.words, "costs": change.cost, "peak_process_bytes": change.lived.peak_bytes}
-            for change in certificate.changes
+            picked(change, "words costs:cost peak_process_bytes:lived.peak_bytes") for change in certificate.changes
         ],
         "larger_card": larger_card or None,
         "notes": training.notes,

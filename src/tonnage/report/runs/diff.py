@@ -108,22 +108,15 @@ def diff_figures(
     names: _Names, runs: _Runs, difference: RunDifference, limit: GrowthLimit | None, failed: bool
 ) -> dict[str, object]:
     """Return the JSON values; the keys are stable and every size is in bytes."""
-    headers = [run.header for run in runs]
     files = [
-        {"file": name, "gpu": header.gpu_name, **picked(header, "source outcome")}
-        for name, header in zip(names, headers, strict=True)
+        {"file": name, **picked(run.header, "gpu:gpu_name source outcome")}
+        for name, run in zip(names, runs, strict=True)
     ]
     tables = {
         name: [picked(growth, "name before_bytes after_bytes grew_bytes") for growth in getattr(difference, name)]
         for name in ("peaks", "phases", "categories", "modules", "lines")
     }
-    return {
-        "a": files[0],
-        "b": files[1],
-        **tables,
-        "fail_above": limit.text if limit else None,
-        "failed": failed,
-    }
+    return {"a": files[0], "b": files[1], **tables, "fail_above": limit.text if limit else None, "failed": failed}
 
 
 _LONGEST_NAME = 80

@@ -25,7 +25,7 @@ from tonnage.report.lines import (
     spread,
     table_unit,
 )
-from tonnage.report.output import wants_report, write_json, write_page
+from tonnage.report.output import picked, wants_report, write_json, write_page
 from tonnage.report.runs.figures import card_figures
 from tonnage.report.runs.host import ranks_host_lines
 from tonnage.report.runs.odd_ranks import Comparison, compare_ranks, spans_of
@@ -89,11 +89,7 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         "outcome": summary.outcome,
         "fits": {"ok": True, "oom": False, "error": None}[summary.outcome],
         "error": summary.trouble or base.get("error", ""),
-        "exit_status": summary.exit_status,
-        "world_size": summary.gpus,
-        "hosts": summary.hosts,
-        "gpus_per_host": summary.gpus_per_host,
-        "dies_first": summary.dies_first,
+        **picked(summary, "exit_status world_size:gpus hosts gpus_per_host dies_first"),
         "rank": worst,
         "slowest_rank": summary.slowest.rank if summary.slowest else None,
         "typical_rank": found.typical.first.rank if found.typical else None,
