@@ -3,10 +3,9 @@
 import json
 import sys
 from collections.abc import Sequence
-from operator import attrgetter
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tonnage.errors import OutputExists, RequestError
 
@@ -55,12 +54,6 @@ def publish(
 def wants_report(json_target: str, page: Path | None) -> bool:
     """Say whether to print the report: not if JSON on standard output or a page was asked for."""
     return json_target != STANDARD_OUTPUT and page is None
-
-
-def picked(value: object, names: str) -> dict[str, Any]:
-    """Return the attributes of these names as JSON values; "key:path" is the attribute `path`, dotted or not, as `key`."""
-    parts = (name.partition(":") for name in names.split())
-    return {key: attrgetter(path or key)(value) for key, _, path in parts}
 
 
 def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:

@@ -8,8 +8,7 @@ from typing import TextIO
 from rich.text import Text
 
 from tonnage import __version__
-from tonnage.report.lines import cut, heading, ledger_row, packed, print_sections, report_width, said, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import cut, heading, ledger_row, packed, picked, print_sections, report_width, said, wrapped
 from tonnage.roofline import MEANINGS, Analysis, Bound, RooflineRow
 from tonnage.units import percent
 

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from tonnage.budget.serving.own_engine import GRAPHS, OwnCard
 from tonnage.ledger import Category
-from tonnage.report.lines import column, ledger_row, packed, spread, table_unit, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import column, ledger_row, packed, picked, spread, table_unit, wrapped
 from tonnage.units import format_bytes, percent
 
 if TYPE_CHECKING:

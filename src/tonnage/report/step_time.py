@@ -8,8 +8,7 @@ from rich.text import Text
 from tonnage.clock.step import SteadyStep
 from tonnage.recording import ClusterRecording, ClusterSummary, Recording
 from tonnage.report.campaign import NONE, Campaign, campaign_figures, campaign_words
-from tonnage.report.lines import packed
-from tonnage.report.output import picked
+from tonnage.report.lines import packed, picked
 from tonnage.units import percent
 
 _WORTH_SAYING = 0.02  # of a step's time

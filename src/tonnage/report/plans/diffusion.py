@@ -18,6 +18,7 @@ from tonnage.report.lines import (
     heading,
     ledger_row,
     packed,
+    picked,
     report_width,
     said,
     spread,
@@ -25,7 +26,6 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.output import picked
 from tonnage.report.plans.training import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
 

@@ -12,7 +12,7 @@ from tonnage.planner.training.reasons import Reason
 from tonnage.planner.training.remedies import Remedy
 from tonnage.planner.training.search import PlanSearch, TrainingPlan
 from tonnage.report.campaign import NONE, Campaign, campaign_figures
-from tonnage.report.output import picked
+from tonnage.report.lines import picked
 from tonnage.report.plans.notes import frozen_bytes, loading_figures, objective_figures
 
 _PLAN = (

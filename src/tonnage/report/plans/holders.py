@@ -6,8 +6,7 @@ from typing import Any
 from tonnage import __version__
 from tonnage.models.shape import ModelShape
 from tonnage.planner.holders import Holder, smallest
-from tonnage.report.lines import table, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import picked, table, wrapped
 from tonnage.units import GIB
 
 

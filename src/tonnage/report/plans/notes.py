@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tonnage.ledger import Category
-from tonnage.report.lines import beside, report_width, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import beside, picked, report_width, wrapped
 from tonnage.units import GIB, percent
 
 if TYPE_CHECKING:

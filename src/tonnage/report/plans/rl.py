@@ -20,13 +20,13 @@ from tonnage.report.lines import (
     heading,
     ledger_row,
     packed,
+    picked,
     report_width,
     spread,
     table,
     table_unit,
     wrapped,
 )
-from tonnage.report.output import picked
 from tonnage.report.plans.training import flags, time_words
 from tonnage.units import GIB, format_bytes, percent
 

@@ -28,6 +28,7 @@ from tonnage.report.lines import (
     heading,
     ledger_row,
     packed,
+    picked,
     report_width,
     said,
     spread,
@@ -35,7 +36,6 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.output import picked
 from tonnage.report.plans.notes import loading_figures, loading_words
 from tonnage.units import format_bytes, percent
 

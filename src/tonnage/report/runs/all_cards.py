@@ -7,8 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.explain.cards import AllCards, CardAnswer
-from tonnage.report.lines import report_width, table, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import picked, report_width, table, wrapped
 from tonnage.units import GIB, format_bytes
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tonnage import __version__
-from tonnage.report.lines import report_width, table, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import picked, report_width, table, wrapped
 from tonnage.units import format_bytes
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from rich.text import Text
 from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.report.lines import beside, column, cut, print_sections, report_width, said, spread, table_unit
-from tonnage.report.output import picked
+from tonnage.report.lines import beside, column, cut, picked, print_sections, report_width, said, spread, table_unit
 from tonnage.units import format_bytes, percent
 from tonnage.untrusted import printable
 

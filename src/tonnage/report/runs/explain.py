@@ -9,8 +9,7 @@ from rich.text import Text
 from tonnage.explain import Advice, Diagnosis
 from tonnage.explain.text import TextDiagnosis
 from tonnage.recording import Recording
-from tonnage.report.lines import cut, heading, print_sections, report_width, said, spread, table
-from tonnage.report.output import picked
+from tonnage.report.lines import cut, heading, picked, print_sections, report_width, said, spread, table
 from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines
 from tonnage.units import format_bytes
 from tonnage.untrusted import printable

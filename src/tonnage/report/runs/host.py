@@ -9,8 +9,7 @@ from rich.text import Text
 from tonnage.explain.causes.host import host_capacity_bytes, model_copies
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMoment, HostPeaks
-from tonnage.report.lines import packed, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import packed, picked, wrapped
 from tonnage.units import GIB, format_bytes
 
 _LABELS = {

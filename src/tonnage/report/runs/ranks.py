@@ -15,17 +15,8 @@ from rich.text import Text
 from tonnage.explain import Advice, advice_for
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster import COMMUNICATORS
-from tonnage.report.lines import (
-    column,
-    heading,
-    packed,
-    print_sections,
-    report_width,
-    said,
-    spread,
-    table_unit,
-)
-from tonnage.report.output import picked, wants_report, write_json, write_page
+from tonnage.report.lines import column, heading, packed, picked, print_sections, report_width, said, spread, table_unit
+from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.runs.figures import card_figures
 from tonnage.report.runs.host import ranks_host_lines
 from tonnage.report.runs.odd_ranks import Comparison, compare_ranks, spans_of
