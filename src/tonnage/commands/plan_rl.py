@@ -44,7 +44,7 @@ def command(words: list[str]) -> int:
 
         write_json(options.json, rl_figures(found))
     if page is not None:
-        from tonnage.report.html.rl_page import render_rl_page
+        from tonnage.report.html.plan_page import render_rl_page
         from tonnage.report.output import write_page
 
         write_page(page, render_rl_page(found), opens=options.open, json_target=options.json)

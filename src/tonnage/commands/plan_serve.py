@@ -177,7 +177,7 @@ def _publish(plan: "ServingPlan", options: Namespace, page: Path | None) -> None
 
         write_json(options.json, serving_figures(plan))
     if page is not None:
-        from tonnage.report.html.serving_page import render_serving_page
+        from tonnage.report.html.plan_page import render_serving_page
         from tonnage.report.output import write_page
 
         write_page(page, render_serving_page(plan), opens=options.open, json_target=options.json)

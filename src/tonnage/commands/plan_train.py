@@ -113,8 +113,7 @@ def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
     from tonnage.models import find_model
     from tonnage.models.freezing import freeze
     from tonnage.models.pictures import with_pictures
-    from tonnage.planner.training.objectives import asked_objective
-    from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, parse_offload
+    from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, asked_objective, parse_offload
     from tonnage.units import parse_count
 
     shape, tokens = with_pictures(find_model(options.model, online=options.online), options.images, options.image_size)
@@ -195,7 +194,7 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
     from tonnage.planner.training.offers import offers
     from tonnage.planner.training.reasons import rejected
     from tonnage.planner.training.search import batching_choices
-    from tonnage.report.plans.training import print_plan
+    from tonnage.report.plans.training import plan_figures, print_plan
 
     reasons, offered, changes = rejected(findings), offers(findings), []
     if not findings.fits:
@@ -205,7 +204,6 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
     campaign, batchings = campaign_of(options), batching_choices(findings)
     if options.json:
         from tonnage.report.output import write_json
-        from tonnage.report.plans.figures import plan_figures
         from tonnage.report.plans.notes import length_figures
 
         figures = plan_figures(findings, reasons, changes, offered, seconds, campaign)

@@ -24,8 +24,7 @@ from tonnage.planner.training.request import TrainingRequest
 from tonnage.planner.training.search import search
 from tonnage.report.html import render_page
 from tonnage.report.html.diff_page import render_diff_page
-from tonnage.report.html.plan_page import render_plan_page
-from tonnage.report.html.serving_page import render_serving_page
+from tonnage.report.html.plan_page import render_plan_page, render_serving_page
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tonnage.budget.serving.llama_cpp import LlamaBudget
+from tonnage.budget.serving.llama_cpp import MARGIN_BYTES, LlamaBudget, llama_budget
 from tonnage.budget.serving.memory import (
     BLOCK,
     GGML_CACHES,
@@ -29,7 +29,6 @@ from tonnage.hardware import Cluster
 from tonnage.hardware.cluster import common_clusters
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
-from tonnage.planner.serving import llama_cpp
 from tonnage.planner.serving.splitting import cut, splits
 from tonnage.units import GIB
 
@@ -187,8 +186,8 @@ class _Search(NamedTuple):
             return not layout.fits, layout.missing_bytes // step, -layout.tokens_per_s
 
         if asked.engine == "llama.cpp":
-            budget = llama_cpp.placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
-            return [ServingLayout(budget, cluster.hosts, llama_cpp.decode_step_s(shape, budget, cluster))]
+            budget = _placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
+            return [ServingLayout(budget, cluster.hosts, _llama_step_s(shape, budget, cluster))]
         ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
         layouts = sorted((self.layout(asked, *each) for each in ways), key=rank)
         # Only vLLM can be given another split.
@@ -249,6 +248,54 @@ def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) ->
     tokens = sum(min(asked.context, group.window or asked.context) for group in kv.groups)
     cache = asked.users * tokens * kv.bytes_per_block / kv.block
     return (weights + cache) / cluster.gpu.bandwidth_bytes_per_s + all_reduces_s(shape, asked, cluster, batch)
+
+
+# llama.cpp: where it puts a model's layers, and its decoding speed. Each layer is read where it is, one after another.
+
+
+def _placed(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> LlamaBudget:
+    """Return the budget on the GPUs of one host and its memory."""
+    return llama_budget(shape, asked, cluster.gpu, gpus=cluster.gpus_per_host, host_bytes=cluster.host_memory_bytes)
+
+
+def _fewest_experts(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> int:
+    """Return the fewest layers with experts on the host that let all else fit on the GPUs; 0 if none do."""
+    layers = len(shape.decoder.layers)
+    low, high = 1, layers + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = _placed(shape, cluster, replace(asked, gpu_layers=layers + 1, cpu_experts=middle))
+        fits = found.fits and found.total_bytes <= found.room_bytes - MARGIN_BYTES
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return low if low <= layers else 0
+
+
+def _llama_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> float:
+    """Return one decode step of all slots at full context: GPUs in turn, then the host at its memory's speed.
+
+    Of a mixture, only the experts that at least one slot picks are read.
+    """
+    users = budget.configuration.users
+    experts, idle = _expert_bytes(shape, budget, users)
+    cards = sum(card.weights + card.cache for card in budget.cards)
+    on_cards = cards - idle * (experts - budget.host_expert_bytes)
+    # Only one row of the embedding is read per token.
+    case = budget.case
+    host = budget.host.weights + budget.host.cache - case.recipe.embedding_bytes
+    if budget.gpu_layers == 0 and shape.tied:
+        host += case.recipe.output_bytes
+    on_host = max(host - idle * budget.host_expert_bytes, 0)
+    speed = cluster.host_memory_bytes_per_s or cluster.gpu.bandwidth_bytes_per_s
+    return max(on_cards, 0) / cluster.gpu.bandwidth_bytes_per_s + on_host / speed
+
+
+def _expert_bytes(shape: ModelShape, budget: LlamaBudget, users: int) -> tuple[int, float]:
+    """Return the bytes of all experts, and the share of them that no slot picks in a step."""
+    total = sum(layer.experts for layer in budget.case.layers)
+    if not total:
+        return 0, 0.0
+    picked = [layer.feed_forward for layer in shape.decoder.layers if layer.feed_forward and layer.feed_forward.experts]
+    return total, sum((1 - mlp.experts_per_token / mlp.experts) ** users for mlp in picked) / len(picked)
 
 
 def share_read(shape: ModelShape, tokens: int) -> float:
@@ -360,7 +407,7 @@ def _faster(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
     shape, asked = search.shape, search.asked
     trials = list(_trials(best, asked)) if best.on_host else []
     mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
-    fewest = llama_cpp.fewest_experts(shape, search.cluster, asked) if best.on_host and any(mixed) else 0
+    fewest = _fewest_experts(shape, search.cluster, asked) if best.on_host and any(mixed) else 0
     if fewest and fewest != asked.cpu_experts:
         trials.insert(0, (f"--cpu-moe {fewest}", replace(asked, gpu_layers=-1, cpu_experts=fewest)))
     found = [(flag, search.best(asked=trial, tp=0, pp=0)) for flag, trial in trials]
