@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import Parser
-from tonnage.commands.run import add_program
+from tonnage.commands.options import parser_of
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
     from tonnage.certify.running import TrainingResult
     from tonnage.script.launchers import LaunchCommand
 
-SUMMARY = "Walk through a whole training on a GPU that is not there: does every step survive?"
-_EXIT_STATUS = "Exits with the script's own status where it failed for its own reasons, 1 where a step dies, else 0."
-
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage certify`, walk through the training, report; the exit status."""
     from tonnage.report.streams import data_on_stdout
 
-    options = _parser().parse_args(words)
+    options = parser_of("certify").parse_args(words)
     if options.epochs < 0 or options.steps < 0:
         raise RequestError("A number of epochs or steps is 1 or more.", hint="Leave it out to certify all of them.")
     gpu = find_cuda_gpu(options.gpu)
@@ -62,13 +58,6 @@ def command(words: list[str]) -> int:
         print(f"tonnage: the script failed: {ending.error}", file=sys.stderr)
         return ending.exit_status or 1
     return int(not certificate.survives)
-
-
-def _parser() -> ArgumentParser:
-    usage = "tonnage certify --gpu NAME [OPTION]... SCRIPT | -m MODULE [ARG]..."
-    parser = Parser("tonnage certify", "certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
-    add_program(parser)
-    return parser
 
 
 def _launch(options: Namespace) -> "LaunchCommand":

@@ -6,12 +6,12 @@ make.
 
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.options import Parser, check_cards_named, page_of, publish_holders
+from tonnage.commands.options import check_cards_named, page_of, parser_of, publish_holders
 from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from tonnage.planner.serving.beside import Neighbour
     from tonnage.planner.serving.search import ServingPlan
 
-SUMMARY = "What serving a model takes on these GPUs, how many users fit, and how to launch it."
-_EPILOG = (
-    "A flag that is given is kept; --tp and --pp are searched, the others have the engine's default. "
-    "Exits 1 where not all users fit at once."
-)
 _DEFAULT_CONTEXT = 8192
 # Layers to keep on the host where all experts are to.
 _ALL = 1 << 20
@@ -34,7 +29,7 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan serve`, plan, report; the exit status."""
     if plan_diffusion.is_asked(words):
         return plan_diffusion.serve(words)
-    options = _parser().parse_args(words)
+    options = parser_of("plan serve").parse_args(words)
     folder = options.export
     # Before the work, so that no one waits for a mistake.
     if folder is not None and options.engine == "tonnage":
@@ -82,7 +77,7 @@ def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
     found = [of_size(words, parse_bytes(words), cluster) for words in options.beside if is_size(words)]
     for words in (words for words in options.beside if not is_size(words)):
         try:
-            theirs = _parser().parse_args(shlex.split(words))
+            theirs = parser_of("plan serve").parse_args(shlex.split(words))
         except ValueError as error:
             raise RequestError(f"--beside {words!r} makes no sense: {error}.", hint="Close its quotes.") from None
         given = [name for name in ("gpus", "beside", "export", "json", "html") if getattr(theirs, name)]
@@ -109,11 +104,6 @@ def _which_cards(options: Namespace) -> int:
     check(shape, asked)
     holders = serving_holders(shape, asked, tp=options.tp or 0, pp=options.pp or len(asked.stage_layers))
     return publish_holders(shape, holders, options, what=f"serving at {asked.context:,} tokens", most="sequences")
-
-
-def _parser() -> ArgumentParser:
-    usage = "tonnage plan serve MODEL [--gpus 4xh100] [--context 32k] [--users 64] [FLAG]..."
-    return Parser("tonnage plan serve", "plan serve", "page", usage=usage, description=SUMMARY, epilog=_EPILOG)
 
 
 def configuration_of(options: Namespace, max_positions: int) -> "ServingConfiguration":

@@ -6,13 +6,13 @@ Its words are parsed by argparse, as those of `tonnage run` are: typer takes lon
 import re
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.options import Parser, campaign_of, check_cards_named, page_of, publish_holders
+from tonnage.commands.options import campaign_of, check_cards_named, page_of, parser_of, publish_holders
 from tonnage.errors import BadLayout, OutputExists, RequestError
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tonnage.planner.training.request import TrainingRequest
     from tonnage.planner.training.search import PlanSearch
 
-SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
-_EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
 _DEFAULT_SEQ = 4096
 _PAGED = "paged-"
 _DEFAULT_RANK = 16  # a common one
@@ -33,7 +31,7 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan train`, plan, report; the exit status."""
     if plan_diffusion.is_asked(words):
         return plan_diffusion.train(words)
-    options = _parser().parse_args(words)
+    options = parser_of("plan train").parse_args(words)
     # Before the work, so that no one waits for a mistake.
     folder = options.export
     if folder is not None and options.objective != "next-token":
@@ -72,7 +70,7 @@ def command(words: list[str]) -> int:
 
 def planned(words: list[str]) -> "PlanSearch":
     """What is found for the words after `tonnage plan train`, --gpus among them; nothing is printed."""
-    return _search(_parser().parse_args(words))
+    return _search(parser_of("plan train").parse_args(words))
 
 
 def _search(options: Namespace) -> "PlanSearch":
@@ -80,12 +78,6 @@ def _search(options: Namespace) -> "PlanSearch":
 
     shape, request = _asked(options)
     return search(shape, cluster_of(options), request)
-
-
-def _parser() -> ArgumentParser:
-    usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
-    sections = ("plan train", "page", "campaign")
-    return Parser("tonnage plan train", *sections, usage=usage, description=SUMMARY, epilog=_EPILOG)
 
 
 def cluster_of(options: Namespace) -> "Cluster":
