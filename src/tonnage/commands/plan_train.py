@@ -186,7 +186,7 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
     from tonnage.planner.training.offers import offers
     from tonnage.planner.training.reasons import rejected
     from tonnage.planner.training.search import batching_choices
-    from tonnage.report.plans.training import plan_figures, print_plan
+    from tonnage.report.plans.training import TrainingAnswer, plan_figures, print_plan
 
     reasons, offered, changes = rejected(findings), offers(findings), []
     if not findings.fits:
@@ -194,18 +194,16 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
 
         changes = remedies(findings)
     campaign, batchings = campaign_of(options), batching_choices(findings)
+    answer = TrainingAnswer(findings, reasons, changes, offered, seconds, campaign, batchings)
     if options.json:
         from tonnage.report.output import write_json
         from tonnage.report.plans.notes import length_figures
 
-        figures = plan_figures(findings, reasons, changes, offered, seconds, campaign)
-        write_json(options.json, figures | length_figures(findings, batchings))
+        write_json(options.json, plan_figures(answer) | length_figures(findings, batchings))
     if page is not None:
         from tonnage.report.html.plan_page import render_plan_page
         from tonnage.report.output import write_page
 
-        text = render_plan_page(findings, reasons, changes, offered, campaign)
-        write_page(page, text, opens=options.open, json_target=options.json)
+        write_page(page, render_plan_page(answer), opens=options.open, json_target=options.json)
     elif options.json != "-":
-        how = {"explain": options.explain, "seconds": seconds, "campaign": campaign}
-        print_plan(findings, reasons, changes, offered, stream=sys.stdout, batchings=batchings, **how)
+        print_plan(answer, stream=sys.stdout, explain=options.explain)

@@ -25,6 +25,7 @@ from tonnage.planner.training.search import search
 from tonnage.report.html import render_page
 from tonnage.report.html.diff_page import render_diff_page
 from tonnage.report.html.plan_page import render_plan_page, render_serving_page
+from tonnage.report.plans.training import TrainingAnswer
 from tonnage.report.runs.diff import ComparedRuns
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
@@ -43,7 +44,8 @@ def explain_page() -> str:
 
 def plan_page(model: str, gpus: str) -> str:
     findings = search(find_model(model), find_cluster(gpus), TrainingRequest(seq=4096))
-    return render_plan_page(findings, rejected(findings), [] if findings.fits else remedies(findings), offers(findings))
+    changes = [] if findings.fits else remedies(findings)
+    return render_plan_page(TrainingAnswer(findings, rejected(findings), changes, offers(findings)))
 
 
 def serving_page(gpus: str) -> str:

@@ -13,33 +13,25 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.rl.search import RlFindings, RlPlan
 from tonnage.planner.rl.settings import trl_settings, verl_settings
 from tonnage.planner.serving.search import ServingPlan
-from tonnage.planner.training.offers import Offer
-from tonnage.planner.training.reasons import Reason
-from tonnage.planner.training.remedies import Remedy
 from tonnage.planner.training.search import PlanSearch, TrainingPlan
-from tonnage.report.campaign import NONE, Campaign, campaign_words
+from tonnage.report.campaign import Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, simple_page, size, text
 from tonnage.report.plans import rl, serving
 from tonnage.report.plans.notes import length_words
-from tonnage.report.plans.training import brief, flags, notes, number_words, pace, time_words
+from tonnage.report.plans.training import TrainingAnswer, brief, flags, notes, number_words, pace, time_words
 from tonnage.units import percent
 
 _ROWS = 12
 _KINDS = ("parameters", "kv_cache", "activations", "gradients", "workspace", "context")
 
 
-def render_plan_page(
-    findings: PlanSearch,
-    reasons: list[Reason],
-    remedies: list[Remedy],
-    offers: list[Offer],
-    campaign: Campaign = NONE,
-) -> str:
+def render_plan_page(answer: TrainingAnswer) -> str:
     """Return the page; if nothing fits, of the closest plan, with what would fit above it."""
+    findings, offers = answer.findings, answer.offers
     plan, best, shape = findings.closest, findings.best, findings.shape
-    parts = [_header(findings, campaign)]
-    if remedies:
+    parts = [_header(findings, answer.campaign)]
+    if answer.remedies:
         rows = [
             (
                 text(r.change),
@@ -47,7 +39,7 @@ def render_plan_page(
                 size(r.capacity_bytes, "GiB"),
                 f"<code>{text(r.flag, 1000)}</code>",
             )
-            for r in remedies
+            for r in answer.remedies
         ]
         table = markup.table(("change", "needs", "of", "how"), rows, name="remedies", numbers=(1, 2))
         parts.append(markup.section("What would fit", table, name="advice"))
@@ -61,8 +53,8 @@ def render_plan_page(
         table = _plans(shape, [("this plan", best, None), *others], "offers")
         note = "; ".join(f"{offer.flag} trains in other numbers: {offer.change}" for offer in offers if offer.numbers)
         parts.append(markup.section("With one more flag", table, name="offers", note=text(note)))
-    if reasons:
-        lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
+    if answer.reasons:
+        lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in answer.reasons]
         table = markup.folded(lost, _ROWS, ("", ""), name="reasons", kind="bars")
         parts.append(markup.section("Why not", table, name="why-not"))
     title = text(f"{shape.name} · {findings.cluster.words}")

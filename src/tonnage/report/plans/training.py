@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tonnage import __version__
@@ -54,32 +54,35 @@ _KEYS = "parameters gradients optimizer activations workspace context fragmentat
 Line = list[tuple[str, str]]
 
 
-def print_plan(
-    findings: PlanSearch,
-    reasons: list[Reason],
-    remedies: list[Remedy],
-    offers: list[Offer],
-    *,
-    stream: TextIO,
-    explain: bool,
-    seconds: float,
-    campaign: Campaign = NONE,
-    batchings: Sequence[BatchingChoice] = (),
-) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainingAnswer:
+    """What a report says: the findings, why others lost, what would fit, offers; the whole training, ways to batch."""
+
+    findings: PlanSearch
+    reasons: list[Reason]
+    remedies: list[Remedy]
+    offers: list[Offer]
+    seconds: float = 0.0
+    campaign: Campaign = NONE
+    batchings: Sequence[BatchingChoice] = ()
+
+
+def print_plan(answer: TrainingAnswer, *, stream: TextIO, explain: bool) -> None:
     """Print all sections, with a blank line between them."""
+    findings = answer.findings
     sections = [
-        headline(findings, campaign),
+        headline(findings, answer.campaign),
         does_not_fit(findings),
         ledger(findings.closest),
         step(findings.closest) if findings.fits else iter(()),
-        ([(text, style)] for text, style in length_lines(findings, list(batchings))),
+        ([(text, style)] for text, style in length_lines(findings, list(answer.batchings))),
         next_best(findings),
-        one_more_flag(findings, offers),
-        why_not(reasons, all_of_them=explain),
-        would_fit(remedies),
+        one_more_flag(findings, answer.offers),
+        why_not(answer.reasons, all_of_them=explain),
+        would_fit(answer.remedies),
         arithmetic(findings.closest) if explain else iter(()),
         clock(findings) if explain else iter(()),
-        footer(findings, seconds, explain),
+        footer(findings, answer.seconds, explain),
     ]
     has_colours = stream.isatty() and not os.environ.get("NO_COLOR")
     stream.write("\n")
@@ -372,19 +375,12 @@ def time_words(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
-def plan_figures(
-    findings: PlanSearch,
-    reasons: list[Reason],
-    remedies: list[Remedy],
-    offers: list[Offer],
-    seconds: float,
-    campaign: Campaign = NONE,
-) -> dict[str, object]:
+def plan_figures(answer: TrainingAnswer) -> dict[str, object]:
     """Return everything in the report. `best` is the closest plan if none fits."""
-    cluster, shape = findings.cluster, findings.shape
+    findings, cluster, shape = answer.findings, answer.findings.cluster, answer.findings.shape
     names = "name architecture parameters active_parameters trained_parameters exact"
-    counts = picked(findings, "configurations:searched looked_at fitting") | {"seconds": seconds}
-    whole = campaign_figures(findings.closest, campaign, gpus=cluster.gpus) if findings.fits else {}
+    counts = picked(findings, "configurations:searched looked_at fitting") | {"seconds": answer.seconds}
+    whole = campaign_figures(findings.closest, answer.campaign, gpus=cluster.gpus) if findings.fits else {}
     return {
         "tonnage": __version__,
         **picked(findings, "fits capacity_bytes:cluster.gpu.memory_bytes"),
@@ -395,12 +391,12 @@ def plan_figures(
         "alternatives": [one_figures(plan) for plan in findings.alternatives],
         "offers": [
             picked(offer, "change flag gain other_numbers:numbers") | {"plan": one_figures(offer.plan)}
-            for offer in offers
+            for offer in answer.offers
         ],
         "fastest": one_figures(findings.fastest) if findings.fastest else None,
         "front": [one_figures(plan) for plan in findings.front],
-        "rejected": [asdict(reason) for reason in reasons],
-        "remedies": [asdict(remedy) for remedy in remedies],
+        "rejected": [asdict(reason) for reason in answer.reasons],
+        "remedies": [asdict(remedy) for remedy in answer.remedies],
         "searched": counts,
     }
 

@@ -43,9 +43,9 @@ def print_difference(compared: ComparedRuns, *, stream: TextIO, rows: int) -> No
     for letter, name, run in zip("AB", names, compared.runs, strict=True):
         card = " · ".join(filter(None, [run.header.gpu_name, run.header.source, run.header.outcome]))
         head += said(f"{cut(name, cells):<{cells}}  {card}", first=f"  {letter}  ")
-    # The verdict.
+    # The verdict: the peak, of allocated or reserved memory, that grew more.
     verdict: list[Text] = []
-    growth = difference.largest_growth
+    growth = max(difference.peaks[:2], key=lambda peak: peak.grew_bytes)
     words = f"{growth.name} memory grew by {signed(growth.grew_bytes)} ({growth_percent(growth)})"
     worst = next((line for line in difference.lines if line.grew_bytes > 0), None)
     if limit is not None and compared.failed:

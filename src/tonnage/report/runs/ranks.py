@@ -62,7 +62,7 @@ def tell_round(words: str) -> None:
 def tell_rank(summary: ClusterSummary, rank: int | None) -> None:
     """Say which rank a report is about (None: the worst)."""
     asked = summary.worst if rank is None else rank
-    ran = None if asked is None else summary.ran_for(asked)
+    ran = next((each for each in summary.ranks if asked in each.stands_for), None)
     stands_in = f", for which rank {ran.rank} ran," if ran and ran.rank != asked else ""
     print(f"tonnage: rank {asked}{stands_in} of {summary.words}", file=sys.stderr)
 
@@ -100,7 +100,7 @@ def rank_figures(rank: RankSummary) -> dict[str, object]:
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
     """Print the cluster, its ranks, what went wrong between them, and one rank in full."""
     summary, found = cluster.summary, compare_ranks(cluster.summary)
-    worst, engines = summary.worst_rank, []
+    worst, engines = next((rank for rank in summary.ranks if rank.rank == summary.worst), None), []
     for name, size in (worst.held_by_engines if worst else {}).items():
         beside = "(beside the allocator)" if name == COMMUNICATORS else ""
         engines += packed((f"{name:<25}{format_bytes(size):>11}", beside))
