@@ -23,7 +23,7 @@ from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.models import find_model
 from tonnage.recording import Recording, open_recording
-from tonnage.report.plans.figures import ledger_figures
+from tonnage.report.plans.training import ledger_figures
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "layouts"

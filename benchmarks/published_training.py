@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tonnage.commands.plan_train import planned
 from tonnage.planner.training.search import PlanSearch
-from tonnage.report.plans.figures import one_figures
+from tonnage.report.plans.training import one_figures
 
 Row = dict[str, Any]
 Figure = Literal["allocated", "reserved", "process"]

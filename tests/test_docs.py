@@ -9,7 +9,7 @@ import typer.main
 from clock.test_step import PRODUCT, step
 from support import training_run
 from tonnage.commands.app import app
-from tonnage.commands.run import _parser
+from tonnage.commands.options import parser_of
 from tonnage.explain import Advice
 from tonnage.hardware import find_cluster, find_gpu
 from tonnage.report.runs.figures import card_figures
@@ -39,7 +39,7 @@ def test_options_of_run_and_names_of_cards_exist(page: str, call: str) -> None:
     words = call.split("#")[0].split()[1:]
     if "SCRIPT" in words:
         return
-    options = _parser().parse_args(words)
+    options = parser_of("run").parse_args(words)
     assert (
         find_cluster(options.gpus)
         if options.gpus

@@ -7,7 +7,8 @@ import torch
 from modules import PARTS, build, inputs
 from passes import adapt, train
 
-from tonnage.commands.plan_diffusion import _asked, _image_parser, _training_parser
+from tonnage.commands.options import parser_of
+from tonnage.commands.plan_diffusion import _asked
 from tonnage.models.diffusion import Pipeline, Size
 
 STEPS = 2  # the first makes the optimizer's states
@@ -81,5 +82,5 @@ def images(options: Namespace, pipeline: Pipeline, size: Size) -> int:
 def run(words: str) -> int:
     """Bytes that are allocated at the peak of what the words of a plan mean."""
     what, *flags = words.split()
-    options = (_training_parser() if what == "train" else _image_parser()).parse_args(flags)
+    options = parser_of(f"diffusion {'train' if what == 'train' else 'serve'}").parse_args(flags)
     return (training if what == "train" else images)(options, *_asked(options))

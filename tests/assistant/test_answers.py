@@ -6,7 +6,7 @@ from support import training_run
 from tonnage.assistant.answers import sentence, small
 from tonnage.explain import advice_for, diagnose
 from tonnage.explain.diff import compare
-from tonnage.report.runs.diff import diff_figures
+from tonnage.report.runs.diff import ComparedRuns, diff_figures
 from tonnage.report.runs.explain import explain_figures
 from tonnage.report.runs.figures import figures_of
 
@@ -45,9 +45,9 @@ def test_sentences_say_what_was_found() -> None:
     failed = FIGURES | {"outcome": "error", "error": "ValueError: no\n data"}
     assert sentence("run", failed) == "train.py failed for reasons of its own: ValueError: no data"
     before, after = training_run(batch=4), RECORDING
-    figures = diff_figures(("a", "b"), (before, after), compare(before, after), None, False)
+    figures = diff_figures(ComparedRuns(("a", "b"), (before, after), compare(before, after)))
     assert sentence("diff", figures).startswith("The peak of allocated memory grew by ")
-    figures = diff_figures(("a", "b"), (after, after), compare(after, after), None, False)
+    figures = diff_figures(ComparedRuns(("a", "b"), (after, after), compare(after, after)))
     assert "did not change" in sentence("diff", figures)
     diagnosis = diagnose(RECORDING)
     assert sentence("explain", explain_figures(RECORDING, diagnosis)) == " ".join(diagnosis.sentence.split())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.commands import plan_rl
+from tonnage.commands.options import parser_of
 from tonnage.errors import TonnageError
 
 
@@ -69,7 +70,7 @@ def test_nonsense_is_refused(words: str) -> None:
 
 
 def test_the_reference_is_as_in_trl() -> None:
-    parse = plan_rl._parser().parse_args
+    parse = parser_of("plan rl").parse_args
     chosen = {
         words: plan_rl._reference(parse(["m", *words.split()]))
         for words in ("", "--algorithm dapo", "--algorithm rloo", "--algorithm rloo --lora 8", "--reference copy")

@@ -103,18 +103,20 @@ class ReplayResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result in plain types."""
+        counts, differences = ("events", "allocations", "ooms"), [asdict(each) for each in self.differences]
+        frees = (
+            "older_blocks",
+            "older_bytes",
+            "unknown_frees",
+            "lost_frees",
+            "peak_allocated_bytes",
+            "peak_reserved_bytes",
+        )
         return {
-            "events": self.events,
-            "allocations": self.allocations,
-            "ooms": self.ooms,
-            "exact": not self.differences,
-            "differences": [asdict(difference) for difference in self.differences],
-            "older_blocks": self.older_blocks,
-            "older_bytes": self.older_bytes,
-            "unknown_frees": self.unknown_frees,
-            "lost_frees": self.lost_frees,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
+            **{name: getattr(self, name) for name in counts},
+            "exact": not differences,
+            "differences": differences,
+            **{name: getattr(self, name) for name in frees},
             "peak_active_bytes": self.stats["active_bytes.all.peak"],
             "peak_requested_bytes": self.stats["requested_bytes.all.peak"],
             "fragmentation": {

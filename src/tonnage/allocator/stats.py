@@ -121,16 +121,12 @@ class CountedPool(PoolCounters):
         if now > whole.requested_bytes_peak:
             whole.requested_bytes_peak = now
         if self.pending or other.pending:
-            self._keep_active_peaks()
-
-    def _keep_active_peaks(self) -> None:
-        active, size = self.allocation + self.pending, self.allocated_bytes + self.pending_bytes
-        self.active_peak = max(self.active_peak, active)
-        self.active_bytes_peak = max(self.active_bytes_peak, size)
-        other, whole = self.other, self.whole
-        whole.active_peak = max(whole.active_peak, active + other.allocation + other.pending)
-        size += other.allocated_bytes + other.pending_bytes
-        whole.active_bytes_peak = max(whole.active_bytes_peak, size)
+            active, size = self.allocation + self.pending, self.allocated_bytes + self.pending_bytes
+            self.active_peak = max(self.active_peak, active)
+            self.active_bytes_peak = max(self.active_bytes_peak, size)
+            whole.active_peak = max(whole.active_peak, active + other.allocation + other.pending)
+            size += other.allocated_bytes + other.pending_bytes
+            whole.active_bytes_peak = max(whole.active_bytes_peak, size)
 
     def split(self, blocks: int, size_bytes: int) -> None:
         """Change the count and bytes of free blocks in split segments."""

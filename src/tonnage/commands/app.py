@@ -47,7 +47,7 @@ for name, module in (("run", run), ("certify", certify), ("record", record), ("s
 plan = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="What a model needs, and the fastest way that fits."
 )
-for name, module in (("train", plan_train), ("serve", plan_serve), ("rl", plan_rl)):
+for name, module in (("plan train", plan_train), ("plan serve", plan_serve), ("plan rl", plan_rl)):
     add_command(plan, name, module)
 app.add_typer(plan, name="plan")
 # A command's short help is given, as typer would cut the first sentence of the long one.

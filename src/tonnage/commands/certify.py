@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import Parser
-from tonnage.commands.run import add_program
+from tonnage.commands.options import parser_of
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
     from tonnage.certify.running import TrainingResult
     from tonnage.script.launchers import LaunchCommand
 
-SUMMARY = "Walk through a whole training on a GPU that is not there: does every step survive?"
-_EXIT_STATUS = "Exits with the script's own status where it failed for its own reasons, 1 where a step dies, else 0."
-
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage certify`, walk through the training, report; the exit status."""
     from tonnage.report.streams import data_on_stdout
 
-    options = _parser().parse_args(words)
+    options = parser_of("certify").parse_args(words)
     if options.epochs < 0 or options.steps < 0:
         raise RequestError("A number of epochs or steps is 1 or more.", hint="Leave it out to certify all of them.")
     gpu = find_cuda_gpu(options.gpu)
@@ -43,10 +39,8 @@ def command(words: list[str]) -> int:
         if ending.outcome != "ok":
             print(f"tonnage: the script failed before its first step: {ending.error}", file=sys.stderr)
             return ending.exit_status or 1
-        raise RequestError(
-            "The script trained nothing on the GPU: no model was called with gradients.",
-            hint="certify is for trainings; for anything else there is `tonnage run`.",
-        )
+        problem = "The script trained nothing on the GPU: no model was called with gradients."
+        raise RequestError(problem, hint="certify is for trainings; for anything else there is `tonnage run`.")
     from tonnage.allocator import AllocatorSettings
     from tonnage.certify.certificate import certify
     from tonnage.report.lines import print_lines
@@ -66,22 +60,13 @@ def command(words: list[str]) -> int:
     return int(not certificate.survives)
 
 
-def _parser() -> ArgumentParser:
-    usage = "tonnage certify --gpu NAME [OPTION]... SCRIPT | -m MODULE [ARG]..."
-    parser = Parser("tonnage certify", "certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
-    add_program(parser)
-    return parser
-
-
 def _launch(options: Namespace) -> "LaunchCommand":
     from tonnage.script.launchers import read_launch
 
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
     if launch.has_ranks:
-        raise RequestError(
-            "certify walks through the training of one process, and this launches several.",
-            hint="Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`.",
-        )
+        hint = "Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`."
+        raise RequestError("certify walks through the training of one process, and this launches several.", hint=hint)
     os.environ.update(launch.environment)
     return launch
 

@@ -9,30 +9,32 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from tonnage.commands.options import parser_of, summary_of
+
 try:  # typer brings its own click since 0.26
     from typer._click.shell_completion import CompletionItem
 except ImportError:  # pragma: no cover
     from click.shell_completion import CompletionItem  # type: ignore[assignment]
 
 
-def add_command(app: typer.Typer, name: str, module: Any) -> None:
+def add_command(app: typer.Typer, command: str, module: Any) -> None:
     """List a command that parses its own words in the help of typer; `commands.main` calls the command itself."""
 
     class Command(TyperCommand):
         def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
             """Offer the parser's options; typer asks for them where a word begins with a dash."""
-            options = {name: action.help for action in module._parser()._actions for name in action.option_strings}
+            options = {name: action.help for action in parser_of(command)._actions for name in action.option_strings}
             return [CompletionItem(name, help=words) for name, words in options.items() if name.startswith(incomplete)]
 
     def offer(ctx: Any, args: list[str], incomplete: str) -> list[str]:
         words = args or ctx.args or list((ctx.params or {}).get("words") or ())
-        parser = module._parser()
+        parser = parser_of(command)
         option = next((a for a in parser._actions if words and words[-1] in a.option_strings), None)
         return [value for value in _values(option, parser) if value.startswith(incomplete)]
 
     @app.command(
-        name,
-        short_help=module.SUMMARY,
+        command.rpartition(" ")[2],
+        short_help=summary_of(command),
         cls=Command,
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
     )

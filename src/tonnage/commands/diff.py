@@ -31,7 +31,7 @@ def diff(
     from tonnage.explain.diff import GrowthLimit, compare, passes
     from tonnage.recording import open_recording
     from tonnage.report.output import page_target, wants_report, write_json, write_page, write_text
-    from tonnage.report.runs.diff import diff_figures, print_difference
+    from tonnage.report.runs.diff import ComparedRuns, diff_figures, markdown_difference, print_difference
 
     page = page_target(html, opens=opens, force=force)
     limit = GrowthLimit.parse(fail_above) if fail_above else None
@@ -44,19 +44,18 @@ def diff(
     names = (_name(before, chosen[0]), _name(after, chosen[1]))
     difference = compare(*runs)
     failed = limit is not None and passes(difference, limit)
+    compared = ComparedRuns(names, runs, difference, limit, failed)
     if json:
-        write_json(json, diff_figures(names, runs, difference, limit, failed))
+        write_json(json, diff_figures(compared))
     if markdown:
-        from tonnage.report.runs.diff import markdown_difference
-
-        text = markdown_difference(names, runs, difference, limit, failed, rows=rows)
+        text = markdown_difference(compared, rows=rows)
         sys.stdout.write(text) if markdown == "-" else write_text(Path(markdown), text)
     if wants_report(json, page) and markdown != "-":
-        print_difference(names, runs, difference, limit, failed, stream=sys.stdout, rows=rows)
+        print_difference(compared, stream=sys.stdout, rows=rows)
     if page is not None:
         from tonnage.report.html.diff_page import render_diff_page
 
-        write_page(page, render_diff_page(names, runs, difference, limit, failed), opens=opens, json_target=json)
+        write_page(page, render_diff_page(compared), opens=opens, json_target=json)
     raise typer.Exit(int(failed))
 
 

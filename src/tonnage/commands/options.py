@@ -1,12 +1,12 @@
-"""Flags of the commands that argparse parses, which flags.json lists, and what several of these commands do with theirs.
+"""The commands that argparse parses, with their words and flags (flags.json), and what several of them do with these.
 
 In flags.json a flag without settings has those of the section "shared"; a choice like "budget.training.adapters:Base" stands for
-all that this name has.
+all that this name has, and so does a default.
 """
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
@@ -32,7 +32,7 @@ class Parser(ArgumentParser):
     def __init__(self, prog: str, *sections: str, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)
         for section in sections:
-            add_flags(self, section)
+            self._add_flags(section)
 
     def error(self, message: str) -> NoReturn:
         _, unknown, words = message.partition("unrecognized arguments: ")
@@ -40,22 +40,39 @@ class Parser(ArgumentParser):
         closest = get_close_matches(flag, self._option_string_actions, n=1) if unknown and flag else []
         super().error(message + "".join(f" (did you mean {name}?)" for name in closest))
 
+    def _add_flags(self, section: str) -> None:
+        add = self.add_argument
+        for names, given in _flags()[section].items():
+            if given == "group":
+                add = (self.add_argument_group(names) if names else self).add_argument
+                continue
+            settings = dict(given or _flags()["shared"][names])
+            if "type" in settings:
+                settings["type"] = {"int": int, "float": float, "Path": Path, "amount": _amount}[settings["type"]]
+            if ":" in str(settings.get("default", "")):
+                settings["default"] = _named(settings["default"])
+                settings["help"] = settings["help"].format(default=settings["default"])
+            if "choices" in settings:
+                settings["choices"] = [each for choice in settings["choices"] for each in _choices(choice)]
+                if "help" in settings:
+                    settings["help"] = settings["help"].replace("{choices}", ", ".join(map(str, settings["choices"])))
+            # Else the words of a script are said to be missing where the script is.
+            add(*names.split(), **settings).required &= settings.get("nargs") != REMAINDER
 
-def add_flags(parser: ArgumentParser, section: str) -> None:
-    """Add the flags of a section of flags.json."""
-    add = parser.add_argument
-    for names, given in _flags()[section].items():
-        if given == "group":
-            add = (parser.add_argument_group(names) if names else parser).add_argument
-            continue
-        settings = dict(given or _flags()["shared"][names])
-        if "type" in settings:
-            settings["type"] = {"int": int, "float": float, "Path": Path, "amount": _amount}[settings["type"]]
-        if "choices" in settings:
-            settings["choices"] = [each for choice in settings["choices"] for each in _choices(choice)]
-            if "help" in settings:
-                settings["help"] = settings["help"].replace("{choices}", ", ".join(map(str, settings["choices"])))
-        add(*names.split(), **settings)
+
+def parser_of(command: str) -> Parser:
+    """Return the parser of a command: its words, flags and defaults."""
+    words = dict(_flags()["commands"][command])
+    sections, defaults = words.pop("sections"), words.pop("defaults", {})
+    parser = Parser(words.pop("prog", f"tonnage {command}"), *sections, **words)
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def summary_of(command: str) -> str:
+    """Return what a command does, in a sentence."""
+    summary: str = _flags()["commands"][command]["description"]
+    return summary
 
 
 @cache
@@ -65,11 +82,15 @@ def _flags() -> dict[str, dict[str, Any]]:
 
 def _choices(choice: str | int) -> Iterable[Any]:
     """Return the choice itself, or those of a Literal, a table or a function that it names."""
-    module, colon, name = str(choice).partition(":")
-    if not colon:
+    if ":" not in str(choice):
         return [choice]
-    named = getattr(import_module(f"tonnage.{module}"), name)
+    named = _named(str(choice))
     return get_args(named) or (named() if callable(named) else named)
+
+
+def _named(text: str) -> Any:
+    module, _, name = text.partition(":")
+    return getattr(import_module(f"tonnage.{module}"), name)
 
 
 def _amount(text: str) -> float:
@@ -79,21 +100,11 @@ def _amount(text: str) -> float:
         raise ArgumentTypeError(f"{problem} {problem.hint}") from None
 
 
-def add_campaign(parser: ArgumentParser) -> None:
-    """How long the whole training takes, and what it costs."""
-    add_flags(parser, "campaign")
-
-
 def campaign_of(options: Namespace) -> "Campaign":
     """What the flags say."""
     from tonnage.report.campaign import Campaign
 
     return Campaign(tokens=options.tokens, samples=options.samples, epochs=options.epochs, price=options.price)
-
-
-def add_page_options(parser: ArgumentParser) -> None:
-    """`--html` and `--open`."""
-    add_flags(parser, "page")
 
 
 def page_of(options: Namespace) -> Path | None:
@@ -109,9 +120,8 @@ def check_cards_named(options: Namespace) -> None:
     """A page and a launch are of some cards: refuse to make them of all."""
     asked = {"--export": options.export is not None, "--html": options.html is not None, "--open": options.open}
     for flag in (flag for flag, given in asked.items() if given and not options.gpus):
-        raise RequestError(
-            f"{flag} needs --gpus.", hint="Name the cards, like --gpus 8xh200; without, they are compared."
-        )
+        hint = "Name the cards, like --gpus 8xh200; without, they are compared."
+        raise RequestError(f"{flag} needs --gpus.", hint=hint)
 
 
 def publish_holders(shape: "ModelShape", holders: "list[Holder]", options: Namespace, *, what: str, most: str) -> int:

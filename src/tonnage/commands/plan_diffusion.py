@@ -1,19 +1,17 @@
 """`tonnage plan train` and `plan serve` of a model that makes images or videos: flags of its own, and a plan of its own."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import Parser
+from tonnage.commands.options import parser_of
 from tonnage.errors import BadLayout
 
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models.diffusion import Pipeline, Size
     from tonnage.planner.diffusion import DiffusionSearch
-
-_EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
 
 
 def is_asked(words: list[str]) -> bool:
@@ -27,7 +25,7 @@ def train(words: list[str]) -> int:
     """Plan the training, report; the exit status."""
     from tonnage.planner.diffusion import DiffusionRequest, plan_training, usual_precision
 
-    options = _training_parser().parse_args(words)
+    options = parser_of("diffusion train").parse_args(words)
     pipeline, size = _asked(options)
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
@@ -44,7 +42,7 @@ def serve(words: list[str]) -> int:
     """Plan how images are made, report; the exit status."""
     from tonnage.planner.diffusion import ImageRequest, plan_images
 
-    options = _image_parser().parse_args(words)
+    options = parser_of("diffusion serve").parse_args(words)
     pipeline, size = _asked(options)
     request = ImageRequest(
         size=size, batch=options.batch, steps=pipeline.steps if options.steps is None else options.steps,
@@ -62,20 +60,6 @@ def _asked(options: Namespace) -> "tuple[Pipeline, Size]":
         hint = f"Known are {', '.join(pipelines())}."
         raise BadLayout(f"{options.model} is no model that makes images.", hint=hint)
     return pipeline, size_of(pipeline, options.resolution, options.frames)
-
-
-def _parser(name: str, description: str) -> ArgumentParser:
-    usage = f"tonnage plan {name} MODEL [--gpus rtx-4090] [--resolution 1024] [FLAG]..."
-    sections = ("diffusion", f"diffusion {name}")
-    return Parser(f"tonnage plan {name}", *sections, usage=usage, description=description, epilog=_EPILOG)
-
-
-def _training_parser() -> ArgumentParser:
-    return _parser("train", "What training a model that makes images takes, and the fastest way that fits.")
-
-
-def _image_parser() -> ArgumentParser:
-    return _parser("serve", "What making images takes on these GPUs, with the least that must be moved.")
 
 
 def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callable[[Cluster], DiffusionSearch]") -> int:

@@ -4,10 +4,10 @@ Its words are parsed by argparse, as those of `tonnage plan train` are.
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import Parser, page_of
+from tonnage.commands.options import page_of, parser_of
 from tonnage.errors import BadLayout, RequestError
 
 if TYPE_CHECKING:
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from tonnage.models import ModelShape
     from tonnage.planner.rl.search import RlRequest
 
-SUMMARY = "GRPO, PPO and kin: the phases of a step, what each takes, and the fastest way that fits."
-_EPILOG = (
-    "A flag that is given is fixed; one that is left out is searched, or has its default. Exits 1 where nothing fits."
-)
 # Completions of a prompt and samples of a step: TRL's `num_generations`, verl's `rollout.n` of 1 where a critic is the baseline.
 _GROUP, _SAMPLES = 8, 256
 _UNGROUPED = ("ppo", "reinforce++")
@@ -27,7 +23,7 @@ _OFFLOADS: "dict[str, Movable]" = {"reference": "frozen", "optimizer": "optimize
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan rl`, plan, report; the exit status."""
-    options = _parser().parse_args(words)
+    options = parser_of("plan rl").parse_args(words)
     from tonnage.commands.plan_train import cluster_of
     from tonnage.models import find_model
     from tonnage.planner.rl.search import plan_rl
@@ -44,20 +40,13 @@ def command(words: list[str]) -> int:
 
         write_json(options.json, rl_figures(found))
     if page is not None:
-        from tonnage.report.html.rl_page import render_rl_page
+        from tonnage.report.html.plan_page import render_rl_page
         from tonnage.report.output import write_page
 
         write_page(page, render_rl_page(found), opens=options.open, json_target=options.json)
     elif options.json != "-":
         print_lines(rl_lines(found, explain=options.explain), sys.stdout)
     return 0 if found.fits else 1
-
-
-def _parser() -> ArgumentParser:
-    usage = "tonnage plan rl MODEL --gpus 8xh100 [--completion 4k] [FLAG]..."
-    parser = Parser("tonnage plan rl", "plan rl", "page", usage=usage, description=SUMMARY, epilog=_EPILOG)
-    parser.set_defaults(drive=None, beside=[])
-    return parser
 
 
 def _request(options: Namespace, shape: "ModelShape") -> "RlRequest":

@@ -6,12 +6,12 @@ make.
 
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.options import Parser, check_cards_named, page_of, publish_holders
+from tonnage.commands.options import check_cards_named, page_of, parser_of, publish_holders
 from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from tonnage.planner.serving.beside import Neighbour
     from tonnage.planner.serving.search import ServingPlan
 
-SUMMARY = "What serving a model takes on these GPUs, how many users fit, and how to launch it."
-_EPILOG = (
-    "A flag that is given is kept; --tp and --pp are searched, the others have the engine's default. "
-    "Exits 1 where not all users fit at once."
-)
 _DEFAULT_CONTEXT = 8192
 # Layers to keep on the host where all experts are to.
 _ALL = 1 << 20
@@ -34,13 +29,12 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan serve`, plan, report; the exit status."""
     if plan_diffusion.is_asked(words):
         return plan_diffusion.serve(words)
-    options = _parser().parse_args(words)
+    options = parser_of("plan serve").parse_args(words)
     folder = options.export
     # Before the work, so that no one waits for a mistake.
     if folder is not None and options.engine == "tonnage":
-        raise RequestError(
-            "Tonnage is launched by no files.", hint="Use another --engine, or the line that is printed."
-        )
+        hint = "Use another --engine, or the line that is printed."
+        raise RequestError("Tonnage is launched by no files.", hint=hint)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
     check_cards_named(options)
@@ -83,15 +77,13 @@ def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
     found = [of_size(words, parse_bytes(words), cluster) for words in options.beside if is_size(words)]
     for words in (words for words in options.beside if not is_size(words)):
         try:
-            theirs = _parser().parse_args(shlex.split(words))
+            theirs = parser_of("plan serve").parse_args(shlex.split(words))
         except ValueError as error:
             raise RequestError(f"--beside {words!r} makes no sense: {error}.", hint="Close its quotes.") from None
         given = [name for name in ("gpus", "beside", "export", "json", "html") if getattr(theirs, name)]
         if given:
-            raise RequestError(
-                f"--{given[0]} has no place within --beside {words!r}.",
-                hint="It lies on the same cards; give it --context, --users, --weights and the like.",
-            )
+            hint = "It lies on the same cards; give it --context, --users, --weights and the like."
+            raise RequestError(f"--{given[0]} has no place within --beside {words!r}.", hint=hint)
         shape = find_model(theirs.model, online=options.online)
         asked = configuration_of(theirs, shape.max_positions)
         found.append(of_model(words, shape, asked, cluster, model=theirs.model, before=found))
@@ -114,11 +106,6 @@ def _which_cards(options: Namespace) -> int:
     return publish_holders(shape, holders, options, what=f"serving at {asked.context:,} tokens", most="sequences")
 
 
-def _parser() -> ArgumentParser:
-    usage = "tonnage plan serve MODEL [--gpus 4xh100] [--context 32k] [--users 64] [FLAG]..."
-    return Parser("tonnage plan serve", "plan serve", "page", usage=usage, description=SUMMARY, epilog=_EPILOG)
-
-
 def configuration_of(options: Namespace, max_positions: int) -> "ServingConfiguration":
     """The flags as the budget takes them: what was not given is 0 or empty."""
     from tonnage.budget.serving.memory import ServingConfiguration
@@ -128,16 +115,14 @@ def configuration_of(options: Namespace, max_positions: int) -> "ServingConfigur
     numbers = {"tp": options.tp, "pp": options.pp, "max-seqs": options.max_seqs, "batched-tokens": batched}
     for name, number in (numbers | {"utilization": options.utilization}).items():
         if number is not None and not number > 0:
-            raise RequestError(
-                f"--{name} {number} makes no sense.", hint=f"Give --{name} more than 0, or leave it out."
-            )
+            hint = f"Give --{name} more than 0, or leave it out."
+            raise RequestError(f"--{name} {number} makes no sense.", hint=hint)
     stages = options.stage_layers
     try:
         stage_layers = tuple(map(int, stages.split(","))) if stages else ()
     except ValueError:
-        raise RequestError(
-            f"--stage-layers {stages} makes no sense.", hint="Give one number for each stage, like 31,32,32,31."
-        ) from None
+        hint = "Give one number for each stage, like 31,32,32,31."
+        raise RequestError(f"--stage-layers {stages} makes no sense.", hint=hint) from None
     return ServingConfiguration(
         stage_layers=stage_layers,
         engine=options.engine,
@@ -182,7 +167,7 @@ def _publish(plan: "ServingPlan", options: Namespace, page: Path | None) -> None
 
         write_json(options.json, serving_figures(plan))
     if page is not None:
-        from tonnage.report.html.serving_page import render_serving_page
+        from tonnage.report.html.plan_page import render_serving_page
         from tonnage.report.output import write_page
 
         write_page(page, render_serving_page(plan), opens=options.open, json_target=options.json)

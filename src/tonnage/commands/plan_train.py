@@ -6,13 +6,13 @@ Its words are parsed by argparse, as those of `tonnage run` are: typer takes lon
 import re
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.options import Parser, campaign_of, check_cards_named, page_of, publish_holders
+from tonnage.commands.options import campaign_of, check_cards_named, page_of, parser_of, publish_holders
 from tonnage.errors import BadLayout, OutputExists, RequestError
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tonnage.planner.training.request import TrainingRequest
     from tonnage.planner.training.search import PlanSearch
 
-SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
-_EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
 _DEFAULT_SEQ = 4096
 _PAGED = "paged-"
 _DEFAULT_RANK = 16  # a common one
@@ -33,8 +31,18 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan train`, plan, report; the exit status."""
     if plan_diffusion.is_asked(words):
         return plan_diffusion.train(words)
-    options = _parser().parse_args(words)
-    _check_export(options)
+    options = parser_of("plan train").parse_args(words)
+    # Before the work, so that no one waits for a mistake.
+    folder = options.export
+    if folder is not None and options.objective != "next-token":
+        hint = "Leave --export out: --json has every choice of the plan."
+        raise BadLayout(f"--export writes scripts that train on next tokens, not by {options.objective}.", hint=hint)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
+    for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):
+        if folder is not None and given:
+            problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
+            raise BadLayout(problem, hint="Leave one of the two out.")
     check_cards_named(options)
     page = page_of(options)
     if not options.gpus:
@@ -62,7 +70,7 @@ def command(words: list[str]) -> int:
 
 def planned(words: list[str]) -> "PlanSearch":
     """What is found for the words after `tonnage plan train`, --gpus among them; nothing is printed."""
-    return _search(_parser().parse_args(words))
+    return _search(parser_of("plan train").parse_args(words))
 
 
 def _search(options: Namespace) -> "PlanSearch":
@@ -70,12 +78,6 @@ def _search(options: Namespace) -> "PlanSearch":
 
     shape, request = _asked(options)
     return search(shape, cluster_of(options), request)
-
-
-def _parser() -> ArgumentParser:
-    usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
-    sections = ("plan train", "page", "campaign")
-    return Parser("tonnage plan train", *sections, usage=usage, description=SUMMARY, epilog=_EPILOG)
 
 
 def cluster_of(options: Namespace) -> "Cluster":
@@ -103,8 +105,7 @@ def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
     from tonnage.models import find_model
     from tonnage.models.freezing import freeze
     from tonnage.models.pictures import with_pictures
-    from tonnage.planner.training.objectives import asked_objective
-    from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, parse_offload
+    from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, asked_objective, parse_offload
     from tonnage.units import parse_count
 
     shape, tokens = with_pictures(find_model(options.model, online=options.online), options.images, options.image_size)
@@ -181,25 +182,11 @@ def _lengths(options: Namespace) -> "Lengths | None":
     return lengths.limited(seq)
 
 
-def _check_export(options: Namespace) -> None:
-    """Before the work, so that no one waits for a mistake."""
-    folder = options.export
-    if folder is not None and options.objective != "next-token":
-        hint = "Leave --export out: --json has every choice of the plan."
-        raise BadLayout(f"--export writes scripts that train on next tokens, not by {options.objective}.", hint=hint)
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
-    for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):
-        if folder is not None and given:
-            problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
-            raise BadLayout(problem, hint="Leave one of the two out.")
-
-
 def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seconds: float) -> None:
     from tonnage.planner.training.offers import offers
     from tonnage.planner.training.reasons import rejected
     from tonnage.planner.training.search import batching_choices
-    from tonnage.report.plans.training import print_plan
+    from tonnage.report.plans.training import TrainingAnswer, plan_figures, print_plan
 
     reasons, offered, changes = rejected(findings), offers(findings), []
     if not findings.fits:
@@ -207,19 +194,16 @@ def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seco
 
         changes = remedies(findings)
     campaign, batchings = campaign_of(options), batching_choices(findings)
+    answer = TrainingAnswer(findings, reasons, changes, offered, seconds, campaign, batchings)
     if options.json:
         from tonnage.report.output import write_json
-        from tonnage.report.plans.figures import plan_figures
-        from tonnage.report.plans.lengths import length_figures
+        from tonnage.report.plans.notes import length_figures
 
-        figures = plan_figures(findings, reasons, changes, offered, seconds, campaign)
-        write_json(options.json, figures | length_figures(findings, batchings))
+        write_json(options.json, plan_figures(answer) | length_figures(findings, batchings))
     if page is not None:
         from tonnage.report.html.plan_page import render_plan_page
         from tonnage.report.output import write_page
 
-        text = render_plan_page(findings, reasons, changes, offered, campaign)
-        write_page(page, text, opens=options.open, json_target=options.json)
+        write_page(page, render_plan_page(answer), opens=options.open, json_target=options.json)
     elif options.json != "-":
-        how = {"explain": options.explain, "seconds": seconds, "campaign": campaign}
-        print_plan(findings, reasons, changes, offered, stream=sys.stdout, batchings=batchings, **how)
+        print_plan(answer, stream=sys.stdout, explain=options.explain)

@@ -1,25 +1,19 @@
 """`tonnage record`: an unmodified script on the real GPU, with the report of what it took."""
 
-from argparse import ArgumentParser
-
-from tonnage.commands.options import Parser, page_of
-from tonnage.commands.run import add_program, read, tell_failed
+from tonnage.commands.options import page_of, parser_of
+from tonnage.commands.run import read, tell_failed
 from tonnage.errors import BadLayout
-
-SUMMARY = "Run a script on this machine's GPU, and report what it allocated."
-_EXIT_STATUS = "Exits with the script's own status where it failed for its own reasons, 1 where it did not fit, else 0."
 
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage record`, record, report; the exit status."""
-    options = _parser().parse_args(words)
+    options = parser_of("record").parse_args(words)
     page = page_of(options)
     launch = read(options)
     if launch.has_ranks:
-        raise BadLayout(
-            f"{options.script} starts {launch.hosts * launch.per_host} processes, and one is recorded.",
-            hint='Let the script say it in each: tonnage.record_on_oom(f"oom-{rank}.tonnage"), or predict: tonnage run',
-        )
+        problem = f"{options.script} starts {launch.hosts * launch.per_host} processes, and one is recorded."
+        hint = 'Let the script say it in each: tonnage.record_on_oom(f"oom-{rank}.tonnage"), or predict: tonnage run'
+        raise BadLayout(problem, hint=hint)
     from tonnage.recorder import record_script
     from tonnage.recording import write_recording
     from tonnage.report.output import publish
@@ -34,15 +28,3 @@ def command(words: list[str]) -> int:
     if recording.header.outcome == "ok":
         return 0
     return recording.header.exit_status or 1
-
-
-def _parser() -> ArgumentParser:
-    from tonnage.recorder.recorder import MOST_EVENTS
-
-    usage = "tonnage record [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]..."
-    parser = Parser("tonnage record", "record", "page", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
-    add = parser.add_argument
-    add("--events", type=int, default=MOST_EVENTS, metavar="N", help=f"keep the last N events ({MOST_EVENTS:,})")
-    add("-v", "--verbose", action="store_true", help="show every step and assumption")
-    add_program(parser)
-    return parser

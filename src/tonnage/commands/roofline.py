@@ -28,10 +28,8 @@ def roofline(
     """Is it bound by memory, arithmetic or latency: each kernel or layer, how near its bound, and what to do."""
     if bool(file) == bool(model):
         asked = "both a file and --model" if file else "nothing"
-        raise RequestError(
-            f"A roofline is of one profile or of one model; {asked} was given.",
-            hint="tonnage roofline profile.json.gz, or tonnage roofline --model llama-3.1-8b --gpu h200",
-        )
+        hint = "tonnage roofline profile.json.gz, or tonnage roofline --model llama-3.1-8b --gpu h200"
+        raise RequestError(f"A roofline is of one profile or of one model; {asked} was given.", hint=hint)
     from tonnage.hardware import find_gpu
     from tonnage.report.output import page_target, wants_report, write_json, write_page
     from tonnage.report.roofline import print_roofline, roofline_figures

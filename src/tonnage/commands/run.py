@@ -6,11 +6,11 @@ second to load, and here a script waits for it. The reporter is loaded after the
 
 import os
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import Parser, add_campaign, add_page_options, campaign_of, page_of
+from tonnage.commands.options import campaign_of, page_of, parser_of
 from tonnage.errors import OutputExists, RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
@@ -21,15 +21,11 @@ if TYPE_CHECKING:
     from tonnage.script.launchers import LaunchCommand
 
 ALL_CARDS = "all"
-SUMMARY = "Run a script on a GPU that is not there, and report what it would allocate."
-_EXIT_STATUS = (
-    "Exits with the script's own status where it failed for its own reasons, 1 where it does not fit, else 0."
-)
 
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage run`, run, report; the exit status."""
-    parser = _parser()
+    parser = parser_of("run")
     options = parser.parse_args(words)
     if not options.gpu + options.gpus and any(word.startswith("--gpu") for word in options.arguments):
         parser.error("what follows SCRIPT is the script's own: name the card with --gpu before it")
@@ -68,35 +64,6 @@ def command(words: list[str]) -> int:
     if any(answer.header.outcome == "error" for answer in answers):
         return answers[0].header.exit_status or 1
     return int(any(answer.fits is False for answer in answers))
-
-
-def _parser() -> ArgumentParser:
-    usage = (
-        "tonnage run --gpu NAME[,NAME] | --gpu all | --gpus NxNAME [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]...\n"
-        "       tonnage run --gpu NAME [OPTION]... torchrun | accelerate launch | deepspeed | python [ARG]..."
-    )
-    parser = Parser("tonnage run", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS)
-    add = parser.add_argument
-    add("--gpu", default="", metavar="NAME[,NAME]", help="the card to run on, several to compare, or all")
-    add("--gpus", default="", metavar="NxNAME", help="a cluster for a torchrun script: 8xh200, or 64x8xh100")
-    add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
-    add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`")
-    add("--force", action="store_true", help="replace files that are there")
-    add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
-    add_page_options(parser)
-    add_campaign(parser)
-    add("-v", "--verbose", action="store_true", help="show every step, stand-in and assumption")
-    add_program(parser)
-    return parser
-
-
-def add_program(parser: ArgumentParser) -> None:
-    """What is run, and its own words, which are the last."""
-    add = parser.add_argument
-    add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
-    add("script", metavar="SCRIPT", help="the Python script, notebook or launcher's command to run, as it is")
-    own = add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
-    own.required = False  # else it is said to be missing where SCRIPT is
 
 
 def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":

@@ -2,26 +2,21 @@
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import Parser
+from tonnage.commands.options import parser_of
 from tonnage.errors import MissingPart, RequestError
 
 if TYPE_CHECKING:
     from tonnage.serve import Engine
 
-SUMMARY = "Serve a model over OpenAI's API from a paged KV cache with continuous batching."
-_EPILOG = (
-    "SIGTERM or Ctrl-C takes no more requests, finishes what runs, and stops; a second one stops at once. "
-    "Exits 1 where the model does not fit."
-)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage serve`, start, serve until a signal comes; the exit status."""
-    options = _parser().parse_args(words)
+    options = parser_of("serve").parse_args(words)
     for flag, number in (("max-waiting", options.max_waiting), ("watch", options.watch)):
         if number is not None and not number > 0:
             raise RequestError(f"--{flag} {number} makes no sense.", hint=f"Give --{flag} more than 0.")
@@ -56,11 +51,6 @@ def command(words: list[str]) -> int:
         print("tonnage: A step has not come to its end; it is left behind.", file=sys.stderr, flush=True)
         os._exit(1)  # an orderly end would wait for the device
     return 0
-
-
-def _parser() -> ArgumentParser:
-    usage = "tonnage serve MODEL [--budget 0.9] [--context 32k] [--kv fp8] [FLAG]..."
-    return Parser("tonnage serve", "serve", usage=usage, description=SUMMARY, epilog=_EPILOG)
 
 
 def _keys(options: Namespace) -> list[str]:

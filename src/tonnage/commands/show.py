@@ -52,10 +52,8 @@ def _on_cards(file: Path, names: str, rank: int | None) -> "tuple[list[Recording
 
     recording = open_recording(file, rank)
     if recording.oom is not None and recording.whole is None:
-        raise RequestError(
-            f"{file} ends where its run ran out of memory: what other cards would need is not known.",
-            hint="Run it again on a card without a limit: tonnage run --gpu all SCRIPT",
-        )
+        problem = f"{file} ends where its run ran out of memory: what other cards would need is not known."
+        raise RequestError(problem, hint="Run it again on a card without a limit: tonnage run --gpu all SCRIPT")
     if names == "all":
         return [recording], on_all_cards(recording)
     cards = dict.fromkeys(map(find_cuda_gpu, filter(None, names.split(","))))

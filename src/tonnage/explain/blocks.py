@@ -80,31 +80,27 @@ def _made_by_block(recording: Recording) -> _Made:
         number = bisect_right(starts, a.born) - 1
         if a.category is Category.ACTIVATIONS and a.phase == "forward" and number >= 0:
             kept.append((number, a))
+    found: _Made = {}
     if named := recording.header.training.get("recomputed", ""):
-        return _by_name(kept, set(named.split("\n")))
+        # Group by the layers that the model's library can recompute, using the outermost if they are nested.
+        own = set(named.split("\n"))
+        for number, a in kept:
+            path = a.module.split(".")
+            heads = (".".join(path[:length]) for length in range(1, len(path) + 1))
+            if block := next((head for head in heads if head in own), None):
+                found.setdefault((number, block), []).append(a)
+        return found
     outer = _at_depth(kept, 0)
     sizes = {sum(a.block_bytes for a in members) for members in outer.values()}
     if not sizes or max(sizes) < _STAGES_DIFFER * min(sizes):
         return outer
     # Split up stages that consist of whole blocks.
-    found: _Made = {}
     for key, members in outer.items():
         inner = _at_depth([(key[0], a) for a in members], 1)
         whole = {key: blocks for key, blocks in inner.items() if _is_whole(key[1], blocks)}
         covered = sum(a.block_bytes for blocks in whole.values() for a in blocks)
         is_stage = len(whole) > 1 and covered >= _COVERED_SHARE * sum(a.block_bytes for a in members)
         found |= whole if is_stage else {key: members}
-    return found
-
-
-def _by_name(kept: list[tuple[int, Allocation]], own: set[str]) -> _Made:
-    """Group by the layers that the model's library can recompute, using the outermost if they are nested."""
-    found: _Made = {}
-    for number, a in kept:
-        path = a.module.split(".")
-        heads = (".".join(path[:length]) for length in range(1, len(path) + 1))
-        if block := next((head for head in heads if head in own), None):
-            found.setdefault((number, block), []).append(a)
     return found
 
 

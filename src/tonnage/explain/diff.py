@@ -39,11 +39,6 @@ class RunDifference:
     modules: tuple[Growth, ...]
     lines: tuple[Growth, ...]
 
-    @property
-    def largest_growth(self) -> Growth:
-        """The peak, of allocated or reserved memory, that grew more."""
-        return max(self.peaks[:2], key=lambda growth: growth.grew_bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class GrowthLimit:

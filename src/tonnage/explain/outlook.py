@@ -21,12 +21,8 @@ from tonnage.recording.timeline import spans
 from tonnage.units import MIB, format_bytes
 
 _OF_PHASES = (
-    kept_predictions,
-    graph_in_evaluation,
-    training_in_evaluation,
-    saving_on_gpu,
-    checkpoint_held_twice,
-    waiting_batches,
+    *(kept_predictions, graph_in_evaluation, training_in_evaluation),
+    *(saving_on_gpu, checkpoint_held_twice, waiting_batches),
 )
 _OF_CACHES = (growing_generation, unbounded_cache)
 _WORTH_SHARE = 0.1

@@ -128,7 +128,14 @@ class _DtypeWalk:
         if _PRODUCT.search(operator):
             self._is_half[a.index] = True
             if a.phase != "backward":
-                self._take(a, operator)
+                # Record what a product copies: its input, or everything attention is computed from.
+                if _ATTENTION.search(operator):
+                    taken = [b for b in self._recent[-3:] if not self._is_half[b.index]]
+                else:
+                    taken = self._input_of(a)
+                for b in taken:
+                    if not self._is_half[b.index]:
+                        self._copies[b.index] += 1
         elif _OF_LOGITS.match(operator):
             # Cross entropy takes logits as they are; the losses of transformers upcast them first.
             if a.phase != "backward":
@@ -146,16 +153,6 @@ class _DtypeWalk:
                 follows = all(self._is_half[b.index] for b in self._recent if b.shape == a.shape)
             self._is_half[a.index] = follows
         self._recent = [b for b in self._recent[-63:] if b.died is None or b.died > a.born] + [a]
-
-    def _take(self, product: Allocation, operator: str) -> None:
-        """Record what a product copies: its input, or everything attention is computed from."""
-        if _ATTENTION.search(operator):
-            taken = [b for b in self._recent[-3:] if not self._is_half[b.index]]
-        else:
-            taken = self._input_of(product)
-        for b in taken:
-            if not self._is_half[b.index]:
-                self._copies[b.index] += 1
 
     def _input_of(self, product: Allocation) -> list[Allocation]:
         """Return the latest result of the input size of a matching weight, preferably not made by a weight itself."""

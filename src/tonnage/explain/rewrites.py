@@ -258,13 +258,6 @@ def _is_prediction(a: Allocation) -> bool:
 
 
 REWRITES: tuple[Callable[[Recording], Rewrite | None], ...] = (
-    halve_batch,
-    checkpoint_blocks,
-    chunk_loss,
-    autocast,
-    half_weights,
-    fuse_optimizer,
-    free_gradients,
-    eight_bit_states,
-    predictions_on_host,
+    *(halve_batch, checkpoint_blocks, chunk_loss, autocast, half_weights),
+    *(fuse_optimizer, free_gradients, eight_bit_states, predictions_on_host),
 )

@@ -217,12 +217,25 @@ def find_cluster(text: str) -> Cluster:
     counts, name = _split(text)
     host_key = None if is_file(name) else host_tables().keys_by_name.get(plain(name))
     if host_key is None:
-        return _of_cards(text, counts, _find_card(name))
+        gpu = _find_card(name)
+        homes = homes_of(gpu)
+        wanted = counts[-1] if counts else 1
+        host = next((home for home in homes if home.gpus >= wanted), homes[-1])
+        if wanted <= host.gpus:
+            return Cluster(gpu, wanted, counts[0] if len(counts) == 2 else 1, host)
+        if len(counts) == 2:
+            hint = f"{host.name} holds {host.gpus}: write {counts[0] * wanted}x{gpu.key}, or {counts[0]}x{host.gpus}x{gpu.key}."
+            raise UnknownGpu(f"{text!r} puts {wanted} cards into one host.", hint=hint)
+        if wanted % host.gpus:
+            full = -(-wanted // host.gpus)
+            even = next(hosts for hosts in range(full, wanted + 1) if wanted % hosts == 0)
+            hint = f"Write {full * host.gpus}x{gpu.key}, or {even}x{wanted // even}x{gpu.key}: hosts × cards."
+            raise UnknownGpu(f"{text!r} does not fill hosts of {host.gpus} cards.", hint=hint)
+        return Cluster(gpu, host.gpus, wanted // host.gpus, host)
     host = read_host(host_key)
     if not host.gpu:
-        raise UnknownGpu(
-            f"{text!r}: {host.name} can hold any card.", hint=f"Name the card: {host.gpus}xh100-pcie, say."
-        )
+        hint = f"Name the card: {host.gpus}xh100-pcie, say."
+        raise UnknownGpu(f"{text!r}: {host.name} can hold any card.", hint=hint)
     if len(counts) > 1:
         hint = f"Write {counts[0]}x{host.key}: each has {host.gpus}."
         raise UnknownGpu(f"{text!r} counts the cards of a host that has its own.", hint=hint)
@@ -264,20 +277,3 @@ def _find_card(name: str) -> Gpu:
         close = close_keys(name, gpu_tables(), host_tables())
         hint = f"Did you mean one of: {', '.join(close)}?" if close else f"`tonnage gpu` lists them. {_HOW}"
         raise UnknownGpu(f"There is no GPU or host called {name!r} in the catalogue.", hint=hint) from None
-
-
-def _of_cards(text: str, counts: list[int], gpu: Gpu) -> Cluster:
-    homes = homes_of(gpu)
-    wanted = counts[-1] if counts else 1
-    host = next((home for home in homes if home.gpus >= wanted), homes[-1])
-    if wanted <= host.gpus:
-        return Cluster(gpu, wanted, counts[0] if len(counts) == 2 else 1, host)
-    if len(counts) == 2:
-        hint = f"{host.name} holds {host.gpus}: write {counts[0] * wanted}x{gpu.key}, or {counts[0]}x{host.gpus}x{gpu.key}."
-        raise UnknownGpu(f"{text!r} puts {wanted} cards into one host.", hint=hint)
-    if wanted % host.gpus:
-        full = -(-wanted // host.gpus)
-        even = next(hosts for hosts in range(full, wanted + 1) if wanted % hosts == 0)
-        hint = f"Write {full * host.gpus}x{gpu.key}, or {even}x{wanted // even}x{gpu.key}: hosts × cards."
-        raise UnknownGpu(f"{text!r} does not fill hosts of {host.gpus} cards.", hint=hint)
-    return Cluster(gpu, host.gpus, wanted // host.gpus, host)

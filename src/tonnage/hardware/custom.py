@@ -15,7 +15,6 @@ A missing, unknown or implausible field is an error that names it: most mistakes
 """
 
 import tomllib
-from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -62,9 +61,8 @@ def _base(path: Path, like: str | None) -> dict[str, Any]:
     if like is None:
         return {}
     if is_file(like):
-        raise BadGpu(
-            f"like in {path} is {like!r}: a file.", hint="Name a card of the catalogue: `tonnage gpu` lists them."
-        )
+        hint = "Name a card of the catalogue: `tonnage gpu` lists them."
+        raise BadGpu(f"like in {path} is {like!r}: a file.", hint=hint)
     return gpu_tables().table(find_gpu(like).key)
 
 
@@ -74,7 +72,14 @@ def _checked(path: Path, field: str, value: Any) -> Any:
         hint = f"Did you mean {close[0]}?" if close else f"Known fields: {', '.join(_KNOWN)}."
         raise BadGpu(f"{path} has a field {field!r}, which no card has.", hint=hint)
     if field == "rates":
-        return _checked_rates(path, value)
+        if not isinstance(value, dict) or not value:
+            raise BadGpu(f"rates in {path} is {value!r}: not a table of rates.", hint=f"Write {_example('rates')}.")
+        for name in value:
+            if name not in _RULES["rates"]:
+                raise BadGpu(f"rates in {path} has {name!r}.", hint=f"Write one of {', '.join(_RULES['rates'])}.")
+        if "fp32" not in value:
+            raise BadGpu(f"rates in {path} lacks fp32.", hint=f"Write {_example('rates')}.")
+        return {name: _number(path, f"rates.{name}", rate, _RATE_RANGE) for name, rate in value.items()}
     if field in _RULES["texts"]:
         if not isinstance(value, str) or not value.strip():
             raise BadGpu(f"{field} in {path} is {value!r}: not a text.", hint=f"Write {_example(field)}.")
@@ -93,17 +98,6 @@ def _checked(path: Path, field: str, value: Any) -> Any:
     if whole and number != int(number):
         raise BadGpu(f"{field} in {path} is {value!r}: not a whole number.", hint=f"Write {_example(field)}.")
     return int(number) if whole else float(number)
-
-
-def _checked_rates(path: Path, value: Any) -> Mapping[str, float]:
-    if not isinstance(value, dict) or not value:
-        raise BadGpu(f"rates in {path} is {value!r}: not a table of rates.", hint=f"Write {_example('rates')}.")
-    for name in value:
-        if name not in _RULES["rates"]:
-            raise BadGpu(f"rates in {path} has {name!r}.", hint=f"Write one of {', '.join(_RULES['rates'])}.")
-    if "fp32" not in value:
-        raise BadGpu(f"rates in {path} lacks fp32.", hint=f"Write {_example('rates')}.")
-    return {name: _number(path, f"rates.{name}", rate, _RATE_RANGE) for name, rate in value.items()}
 
 
 def _number(path: Path, field: str, value: Any, limits: tuple[float, float]) -> float:

@@ -54,16 +54,13 @@ def open_nvml(library: Any = None) -> Iterator["NvmlReader"]:
     try:
         nvml = library or import_module("pynvml")
     except ImportError:
-        raise MissingPart(
-            "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
-        ) from None
+        hint = "Install it: pip install 'tonnage[nvml]'"
+        raise MissingPart("Reading a GPU's memory needs nvidia-ml-py.", hint=hint) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise MissingPart(
-            f"There is no NVIDIA driver to ask here (NVML: {error}).",
-            hint="Run it on a machine with an NVIDIA GPU; in a container, pass the GPU in (docker run --gpus all).",
-        ) from None
+        hint = "Run it on a machine with an NVIDIA GPU; in a container, pass the GPU in (docker run --gpus all)."
+        raise MissingPart(f"There is no NVIDIA driver to ask here (NVML: {error}).", hint=hint) from None
     try:
         reader = NvmlReader(nvml)
         if not reader.count:

@@ -61,9 +61,8 @@ def _with_memory(card: Gpu, words: str) -> Gpu:
     found = _MEMORY.fullmatch(words)
     most = int(card.aliases[0].rpartition("-")[2])
     if found is None or not 8 <= int(found[1]) <= most:
-        raise UnknownGpu(
-            f"{card.name} has no {words!r}.", hint=f"Write its memory, 8 to {most} GB: {card.key}:{most}gb."
-        )
+        hint = f"Write its memory, 8 to {most} GB: {card.key}:{most}gb."
+        raise UnknownGpu(f"{card.name} has no {words!r}.", hint=hint)
     size = int(found[1])
     share, said = (2 / 3, "two thirds") if size <= _SMALL_GB else (3 / 4, "three quarters")
     source = f"derived from Metal's share: {said} of {size} GB"

@@ -60,13 +60,11 @@ def measure(given: Mapping[str, str]) -> int:
         print("::endgroup::", flush=True)
     head = runs["head"]
     if head is None:
-        raise RequestError(
-            f"There is no {given['SCRIPT']} in this pull request.", hint="Name it as it is in the repository."
-        )
+        problem = f"There is no {given['SCRIPT']} in this pull request."
+        raise RequestError(problem, hint="Name it as it is in the repository.")
     if head["outcome"] == "error":
-        raise RequestError(
-            f"{given['SCRIPT']} fails for reasons of its own: {head['error']}", hint="Its output is above."
-        )
+        problem = f"{given['SCRIPT']} fails for reasons of its own: {head['error']}"
+        raise RequestError(problem, hint="Its output is above.")
     failed = False
     if runs["base"] and runs["base"]["outcome"] != "error":
         limit = [f"--fail-above={_limit(given)}"] if _limit(given) else []
@@ -111,9 +109,8 @@ def _run(given: Mapping[str, str], tree: Path, recording: Path) -> dict[str, Any
     """Return the figures of a virtual run in a worktree, or None if the script does not exist there."""
     script = Path(given["SCRIPT"])
     if script.is_absolute() or ".." in script.parts:
-        raise RequestError(
-            f"{script} is not within the repository.", hint="Name the script as it is in the repository."
-        )
+        hint = "Name the script as it is in the repository."
+        raise RequestError(f"{script} is not within the repository.", hint=hint)
     if not (tree / script).is_file():
         return None
     figures = recording.with_suffix(".json")
@@ -141,9 +138,8 @@ def _commit(ref: str) -> str:
     """Return the commit of a ref, fetching it if the checkout is too shallow."""
     if not ref or ref.startswith("-"):
         hint = "Run the action on pull_request, or give base-ref."
-        raise RequestError(
-            f"{ref!r} is no commit to compare with." if ref else "There is no base to compare with.", hint=hint
-        )
+        problem = f"{ref!r} is no commit to compare with." if ref else "There is no base to compare with."
+        raise RequestError(problem, hint=hint)
     for place in (ref, f"origin/{ref}", "FETCH_HEAD"):
         if place == "FETCH_HEAD":
             _git("fetch", "--quiet", "--no-tags", "--depth=1", "origin", ref)
@@ -151,17 +147,15 @@ def _commit(ref: str) -> str:
         found = subprocess.run(words, capture_output=True, text=True, check=False)
         if found.returncode == 0:
             return found.stdout.strip()
-    raise RequestError(
-        f"There is no commit {ref!r}.", hint="Give base-ref a branch, a tag or a commit of this repository."
-    )
+    hint = "Give base-ref a branch, a tag or a commit of this repository."
+    raise RequestError(f"There is no commit {ref!r}.", hint=hint)
 
 
 def _git(*words: str) -> None:
     done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RequestError(
-            f"git {words[0]} failed: {done.stderr.strip()}", hint="Check the repository out with fetch-depth: 0."
-        )
+        hint = "Check the repository out with fetch-depth: 0."
+        raise RequestError(f"git {words[0]} failed: {done.stderr.strip()}", hint=hint)
 
 
 def _comment(given: Mapping[str, str], marker: str, body: str) -> str:

@@ -7,7 +7,7 @@ separate images.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from tonnage.budget.diffusion import DiffusionPass, all_weights, passes, text_size
 from tonnage.budget.diffusion_time import Seconds, crossing_s, pass_seconds, streamed_s
@@ -69,6 +69,9 @@ class ImageRequest:
     slicing: bool = False
     tiling: bool | None = None
     offload: Offload | None = None
+
+
+_Request = TypeVar("_Request", DiffusionRequest, ImageRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,21 +151,7 @@ class DiffusionSearch:
 def plan_training(pipeline: Pipeline, cluster: Cluster, request: DiffusionRequest) -> DiffusionSearch:
     """Return the fastest plan that fits; within the clock's error, the simplest."""
     check_training(pipeline, cluster, request)
-    plans = [_trained(pipeline, cluster, each) for each in _training_space(pipeline, request)]
-    best = _best(plans)
-    most = 0
-    if best.fits:
-        kept = replace(
-            request, checkpoint=best.choices["checkpoint"], text=_loop(best, "text-encoders"), vae=_loop(best, "vae")
-        )
-        most = _largest(lambda size: _trained(pipeline, cluster, replace(kept, micro_batch=size)).fits)
-    return DiffusionSearch(
-        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
-    )
-
-
-def _loop(plan: DiffusionPlan, name: str) -> Loop:
-    return "frozen" if plan.choices[name] == "frozen" else "cached"
+    return _searched(pipeline, cluster, request, list(_training_space(pipeline, request)), _trained, "micro_batch")
 
 
 def usual_precision(pipeline: Pipeline) -> TrainedIn:
@@ -178,9 +167,8 @@ def check_training(pipeline: Pipeline, cluster: Cluster, request: DiffusionReque
     if request.base != "bf16" and not request.lora_rank:
         raise BadLayout(f"--base {request.base} freezes all weights, and nothing is trained.", hint="Add --lora 16.")
     if not cluster.gpu.has_bf16:
-        raise BadLayout(
-            f"{cluster.gpu.name} has no BF16.", hint="Choose a card that has it: diffusion models are trained in it."
-        )
+        hint = "Choose a card that has it: diffusion models are trained in it."
+        raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint=hint)
     if not _ways(pipeline, request):
         flags = {"full-mixed": "--checkpoint none", "full-mixed-checkpoint": "--checkpoint full", "lora": "--lora 16",
                  "full-bf16-checkpoint": "--precision bf16 --checkpoint full"}  # fmt: skip
@@ -301,16 +289,7 @@ def _training_seconds(
 def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> DiffusionSearch:
     """Return the fastest plan that fits; within the clock's error, the one that moves least."""
     check_images(pipeline, cluster, request)
-    plans = [_made(pipeline, cluster, each) for each in _image_space(cluster, request)]
-    best = _best(plans)
-    most = 0
-    if best.fits:
-        offload: Offload = next(name for name in get_args(Offload) if name == best.choices["offload"])
-        kept = replace(request, offload=offload, tiling=best.choices["vae-tiling"] == "on")
-        most = _largest(lambda size: _made(pipeline, cluster, replace(kept, batch=size)).fits)
-    return DiffusionSearch(
-        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
-    )
+    return _searched(pipeline, cluster, request, list(_image_space(cluster, request)), _made, "batch")
 
 
 def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> None:
@@ -322,9 +301,8 @@ def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) ->
     _check_numbers(request.steps, "steps")
     if request.weights in ("int8", "nf4") and request.offload in ("group", "sequential"):
         hint = "Use --offload model, or leave one of the two out."
-        raise BadLayout(
-            f"--offload {request.offload} cannot move the {request.weights} weights of bitsandbytes.", hint=hint
-        )
+        problem = f"--offload {request.offload} cannot move the {request.weights} weights of bitsandbytes."
+        raise BadLayout(problem, hint=hint)
     if request.tiling and pipeline.is_video:
         raise BadLayout(f"The VAE of {pipeline.name} goes through a video in turns, and is not tiled here.",
                         hint="Leave --vae-tiling out.")  # fmt: skip
@@ -466,6 +444,37 @@ def _overheads(cluster: Cluster, highest: Term, *, trains: bool) -> list[Term]:
     return [replace(both, size_bytes=size, formula=f"{threads} × bytes"), context(cluster.gpu), holes]
 
 
+def _searched(
+    pipeline: Pipeline, cluster: Cluster, request: _Request, space: list[_Request],
+    planned: Callable[[Pipeline, Cluster, _Request], DiffusionPlan], batch: str,
+) -> DiffusionSearch:  # fmt: skip
+    """Plan every request of the space: the best plan, those beside it, and the largest batch that fits."""
+    plans = [planned(pipeline, cluster, each) for each in space]
+    best = _best(plans)
+    # The best plan with each other value of a single choice; for batches, half and double.
+    others: list[DiffusionPlan] = []
+    for name, value in best.choices.items():
+        near = (int(value) // 2, 2 * int(value)) if name == "micro-batch" else ()
+        others += [
+            plan
+            for plan in plans
+            if plan.choices[name] != value
+            and {**plan.choices, name: value} == best.choices
+            and (not near or int(plan.choices[name]) in near)
+        ]
+    low, high = 0, 1
+    if best.fits:
+        low, high = 1, LARGEST["batch"] + 1
+    kept = space[plans.index(best)]
+    while high - low > 1:
+        changed: dict[str, Any] = {batch: (low + high) // 2}
+        fits = planned(pipeline, cluster, replace(kept, **changed)).fits
+        low, high = (changed[batch], high) if fits else (low, changed[batch])
+    return DiffusionSearch(
+        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=tuple(others), most=low
+    )
+
+
 def _best(plans: list[DiffusionPlan]) -> DiffusionPlan:
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
@@ -476,25 +485,3 @@ def _best(plans: list[DiffusionPlan]) -> DiffusionPlan:
     near = [plan for plan in fitting if plan.images_per_s >= fastest * (1 - comparison_error())]
     # Plans come simplest first, and batches from small to large.
     return min(near, key=lambda plan: (plan.choices.get("checkpoint", "none") != "none", plans.index(plan)))
-
-
-def _others(plans: list[DiffusionPlan], best: DiffusionPlan) -> tuple[DiffusionPlan, ...]:
-    """Return the best plan with each other value of a single choice; for batches, half and double."""
-    found = []
-    for name, value in best.choices.items():
-        alike = [
-            plan for plan in plans if plan.choices[name] != value and {**plan.choices, name: value} == best.choices
-        ]
-        if name == "micro-batch":
-            near = (int(value) // 2, 2 * int(value))
-            alike = [plan for plan in alike if int(plan.choices[name]) in near]
-        found += alike
-    return tuple(found)
-
-
-def _largest(fits: Callable[[int], bool]) -> int:
-    low, high = 1, LARGEST["batch"] + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -101,10 +101,6 @@ class ClusterSummary:
     arguments: tuple[str, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
 
-    def ran_for(self, rank: int) -> RankSummary | None:
-        """Return the rank that ran as the representative of a rank."""
-        return next((each for each in self.ranks if rank in each.stands_for), None)
-
     @property
     def slowest(self) -> RankSummary | None:
         """The rank with the longest step, for which all others wait; None if some rank has no time."""
@@ -127,11 +123,6 @@ class ClusterSummary:
     def host_ranks(self) -> tuple[RankSummary, ...]:
         """The representatives of the ranks of that host, repeated for each rank."""
         return tuple(self.fullest_host.values())
-
-    @property
-    def worst_rank(self) -> RankSummary | None:
-        """The summary of the `worst` rank."""
-        return next((rank for rank in self.ranks if rank.rank == self.worst), None)
 
 
 @dataclass(frozen=True)

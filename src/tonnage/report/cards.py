@@ -10,8 +10,7 @@ from rich.text import Text
 from tonnage import __version__
 from tonnage.hardware import Cluster, Gpu, Host
 from tonnage.hardware.hierarchy import LATENCIES_NS, Level, levels_of, reference_precision
-from tonnage.report.lines import cut, heading, print_sections, report_width, said, table
-from tonnage.report.output import picked
+from tonnage.report.lines import cut, heading, picked, print_sections, report_width, said, table
 from tonnage.units import GIB, KIB, MIB, TIB
 
 _ABSENT = "–"

@@ -1,4 +1,4 @@
-"""Building blocks of terminal reports: bars, shortened names, wrapped sentences, tables.
+"""Building blocks of reports: bars, shortened names, wrapped sentences and tables of terminal reports; values of JSON.
 
 A report is as wide as the terminal, or 80 columns without one; COLUMNS overrides both. Sentences and hints are wrapped
 (`wrapped`, `beside`); only names and paths are shortened, in the middle (`cut`), so that their ends remain.
@@ -6,7 +6,8 @@ A report is as wide as the terminal, or 80 columns without one; COLUMNS override
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tonnage.units import GIB, format_bytes, percent
 
@@ -174,3 +175,9 @@ def heading(text: str) -> "Text":
     from rich.text import Text
 
     return Text(f"  {text}", style="bold")
+
+
+def picked(value: object, names: str) -> dict[str, Any]:
+    """Return the attributes of these names as JSON values; "key:path" is the attribute `path`, dotted or not, as `key`."""
+    parts = (name.partition(":") for name in names.split())
+    return {key: attrgetter(path or key)(value) for key, _, path in parts}

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tonnage.errors import OutputExists, RequestError
 
@@ -56,11 +56,6 @@ def wants_report(json_target: str, page: Path | None) -> bool:
     return json_target != STANDARD_OUTPUT and page is None
 
 
-def picked(value: object, names: str) -> dict[str, Any]:
-    """Return the attributes of these names as JSON values."""
-    return {name: getattr(value, name) for name in names.split()}
-
-
 def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:
     """Return the page's file, checked before any work is done: the one named, or a temporary one for `--open`."""
     if html is not None:
@@ -96,9 +91,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise RequestError(
-            f"Cannot write {path}: {error.strerror}.", hint="Name a file in a folder that exists."
-        ) from None
+        hint = "Name a file in a folder that exists."
+        raise RequestError(f"Cannot write {path}: {error.strerror}.", hint=hint) from None
 
 
 def check_free(path: Path, *, force: bool) -> None:

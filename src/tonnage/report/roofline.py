@@ -8,8 +8,7 @@ from typing import TextIO
 from rich.text import Text
 
 from tonnage import __version__
-from tonnage.report.lines import cut, heading, ledger_row, packed, print_sections, report_width, said, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import cut, heading, ledger_row, packed, picked, print_sections, report_width, said, wrapped
 from tonnage.roofline import MEANINGS, Analysis, Bound, RooflineRow
 from tonnage.units import percent
 
@@ -53,7 +52,19 @@ def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | s
             words = "the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
             yield from wrapped(words, first="   ")
         yield ""
-    yield from _sums(analysis)
+    yield heading(f"{seconds_words(analysis.seconds)} " + ("of kernels and copies" if analysis.measured else "at best"))
+    for bound, seconds in analysis.seconds_by_bound().items():
+        row = _share_row(bound, seconds, analysis.part(seconds))
+        row.stylize(_COLOURS[bound], 41)
+        yield row
+    if not analysis.measured:
+        launches = sum(row.item.launches for row in analysis.rows)
+        first = f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}           "
+        yield from wrapped(
+            f"{launches:,} launches of {seconds_words(analysis.ceilings.launch_s)}, beside it", first=first
+        )
+    for bound in analysis.seconds_by_bound():
+        yield from said(f"{bound}: {MEANINGS[bound]}", "dim", first="   ", rest="     ")
     yield ""
     yield from _table(analysis, rows)
     yield ""
@@ -78,22 +89,6 @@ def seconds_words(seconds: float) -> str:
 
 def _three(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _sums(analysis: Analysis) -> Iterator[Text | str]:
-    yield heading(f"{seconds_words(analysis.seconds)} " + ("of kernels and copies" if analysis.measured else "at best"))
-    for bound, seconds in analysis.seconds_by_bound().items():
-        row = _share_row(bound, seconds, analysis.part(seconds))
-        row.stylize(_COLOURS[bound], 41)
-        yield row
-    if not analysis.measured:
-        launches = sum(row.item.launches for row in analysis.rows)
-        first = f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}           "
-        yield from wrapped(
-            f"{launches:,} launches of {seconds_words(analysis.ceilings.launch_s)}, beside it", first=first
-        )
-    for bound in analysis.seconds_by_bound():
-        yield from said(f"{bound}: {MEANINGS[bound]}", "dim", first="   ", rest="     ")
 
 
 def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:
@@ -203,25 +198,17 @@ def roofline_figures(analysis: Analysis) -> dict[str, object]:
     profile, timeline, ceilings = analysis.profile, analysis.profile.timeline, analysis.ceilings
     items = [
         picked(row.item, "name detail group")
-        | {
-            "kernels": list(row.item.kernels),
-            **picked(row.item, "calls launches"),
-            "seconds": row.seconds,
-            **picked(row.item.work, "operations moved_bytes"),
-            "precision": row.item.work.precision if row.item.work.operations else None,
-            "flop_per_byte": row.item.work.intensity,
-            "bound": str(row.verdict.bound),
-            **picked(row.verdict, "because memory_share compute_share share"),
-            "bound_seconds": row.verdict.bound_s,
-            "expected_seconds": row.expected_s,
-            "advice": row.advice,
-        }
+        | {"kernels": list(row.item.kernels), **picked(row.item, "calls launches"), "seconds": row.seconds}
+        | picked(row.item.work, "operations moved_bytes")
+        | {"precision": row.item.work.precision if row.item.work.operations else None}
+        | {"flop_per_byte": row.item.work.intensity}
+        | picked(row.verdict, "bound because memory_share compute_share share bound_seconds:bound_s")
+        | picked(row, "expected_seconds:expected_s advice")
         for row in analysis.rows
     ]
     return {
         "tonnage": __version__,
-        "kind": profile.kind,
-        "source": profile.source,
+        **picked(profile, "kind source"),
         "gpu": ceilings.gpu,
         "ceilings": {
             "memory_bytes_per_s": ceilings.memory_bytes_per_s,
@@ -229,8 +216,7 @@ def roofline_figures(analysis: Analysis) -> dict[str, object]:
             **picked(ceilings, "host_link_bytes_per_s kernel_floor_s launch_s"),
             "measured": list(ceilings.measured),
         },
-        "measured": analysis.measured,
-        "seconds": analysis.seconds,
+        **picked(analysis, "measured seconds"),
         "expected_seconds": analysis.expected[1] or None,
         "seconds_by_bound": {str(bound): seconds for bound, seconds in analysis.seconds_by_bound().items()},
         "host_launch_seconds": analysis.host_s,

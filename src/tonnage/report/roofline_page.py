@@ -101,7 +101,15 @@ def plane_of(analysis: Analysis) -> Plane | None:
 
 def svg(plane: Plane, describe: Callable[[RooflineRow], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
     """Return the whole picture."""
-    x, y = _axes(plane, width, height)
+    xs = [point.x for point in plane.points] + [
+        value for roof in plane.roofs for value in (roof.ridge / 10, roof.ridge * 10)
+    ]
+    ys = [point.y for point in plane.points] + [roof.rate for roof in plane.roofs]
+    right = ceil(log10(max(xs)))
+    top = max(ceil(log10(max(ys) * 1.2)), floor(log10(min(ys))) + 1)
+    left = max(floor(log10(min(xs))), right - _DECADES)
+    bottom = max(floor(log10(min(ys))), top - _DECADES)
+    x, y = LogAxis(left, right, _LEFT, width - _RIGHT), LogAxis(bottom, top, height - _BOTTOM, _TOP)
     # Areas are proportional to times; the smallest come last, on top.
     longest = max(point.row.seconds for point in plane.points)
     marks = [
@@ -120,18 +128,6 @@ def svg(plane: Plane, describe: Callable[[RooflineRow], str], *, width: int = WI
         + "\n".join(parts)
         + "\n</svg>"
     )
-
-
-def _axes(plane: Plane, width: int, height: int) -> tuple[LogAxis, LogAxis]:
-    xs = [point.x for point in plane.points] + [
-        value for roof in plane.roofs for value in (roof.ridge / 10, roof.ridge * 10)
-    ]
-    ys = [point.y for point in plane.points] + [roof.rate for roof in plane.roofs]
-    right = ceil(log10(max(xs)))
-    top = max(ceil(log10(max(ys) * 1.2)), floor(log10(min(ys))) + 1)
-    left = max(floor(log10(min(xs))), right - _DECADES)
-    bottom = max(floor(log10(min(ys))), top - _DECADES)
-    return LogAxis(left, right, _LEFT, width - _RIGHT), LogAxis(bottom, top, height - _BOTTOM, _TOP)
 
 
 def _grid(plane: Plane, x: LogAxis, y: LogAxis) -> Iterator[str]:
@@ -261,7 +257,13 @@ def _body(analysis: Analysis) -> Iterator[str]:
         f"{ceilings.rate(ceilings.precision) / 1e12:,.0f} TFLOP/s; they meet at "
         f"{ceilings.ridge(ceilings.precision):.0f} operations a byte.</p>"
     )
-    yield from _timeline(analysis)
+    timeline = analysis.profile.timeline
+    if timeline is not None and timeline.span_s:
+        busy, host, queue = (part / timeline.span_s for part in (timeline.busy_s, timeline.host_s, timeline.queue_s))
+        yield (
+            f"<p>Of {seconds_words(timeline.span_s)} the card was busy {percent(busy)}; it waited for the host {percent(host)} "
+            f"and in the queue {percent(queue)}.</p>"
+        )
     plane = plane_of(analysis)
     if plane is not None:
         wide, narrow = svg(plane, describe), svg(plane, describe, width=NARROW_WIDTH, height=NARROW_HEIGHT)
@@ -269,12 +271,25 @@ def _body(analysis: Analysis) -> Iterator[str]:
         others = f" {absent} without counted arithmetic or bytes are in the table alone." if absent else ""
         caption = f"<figcaption>Areas are times; point at a mark for its figures.{others}</figcaption>"
         yield f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div>{caption}</figure>'
-    yield from _classes(analysis)
+    yield '<h2>Time by bound</h2><div class="scroll"><table id="bounds"><tbody>'
+    for bound, seconds in analysis.seconds_by_bound().items():
+        name = bound.removesuffix("-bound")
+        share = analysis.part(seconds)
+        yield (
+            f'<tr><td><span class="key {name}"></span>{bound}</td><td class="n">{seconds_words(seconds)}</td>'
+            f'<td class="n">{percent(share)}</td><td>{escape(MEANINGS[bound])}</td></tr>'
+        )
+    yield "</tbody></table></div>"
     yield '<h2>What to do</h2><div class="scroll"><table id="changes"><tbody>'
     for seconds, what, change in fixes_of(analysis)[:12]:
         yield f'<tr><td class="n">{seconds_words(seconds)}</td><td>{escape(what)}</td><td>{escape(change)}</td></tr>'
     yield "</tbody></table></div>"
-    yield from _table(analysis)
+    columns = ("time", "expected", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
+    yield f'<h2>All {len(analysis.rows)}</h2><div class="scroll"><table id="rows"><thead><tr>'
+    yield "".join(f"<th>{column}</th>" for column in columns) + "</tr></thead><tbody>"
+    for row in analysis.rows:
+        yield _table_row(row)
+    yield "</tbody></table></div>"
     yield from (f"<p>{escape(note)}</p>" for note in analysis.profile.notes)
 
 
@@ -286,37 +301,6 @@ def describe(row: RooflineRow) -> str:
         parts.append(f"{intensity_words(item.work.intensity)} FLOP/B")
     near = "" if verdict.share is None else f", {percent(verdict.share, 0)} of its ceiling"
     return "\n".join([*parts, f"{verdict.bound}{near}", row.advice])
-
-
-def _timeline(analysis: Analysis) -> Iterator[str]:
-    timeline = analysis.profile.timeline
-    if timeline is not None and timeline.span_s:
-        busy, host, queue = (part / timeline.span_s for part in (timeline.busy_s, timeline.host_s, timeline.queue_s))
-        yield (
-            f"<p>Of {seconds_words(timeline.span_s)} the card was busy {percent(busy)}; it waited for the host {percent(host)} "
-            f"and in the queue {percent(queue)}.</p>"
-        )
-
-
-def _classes(analysis: Analysis) -> Iterator[str]:
-    yield '<h2>Time by bound</h2><div class="scroll"><table id="bounds"><tbody>'
-    for bound, seconds in analysis.seconds_by_bound().items():
-        name = bound.removesuffix("-bound")
-        share = analysis.part(seconds)
-        yield (
-            f'<tr><td><span class="key {name}"></span>{bound}</td><td class="n">{seconds_words(seconds)}</td>'
-            f'<td class="n">{percent(share)}</td><td>{escape(MEANINGS[bound])}</td></tr>'
-        )
-    yield "</tbody></table></div>"
-
-
-def _table(analysis: Analysis) -> Iterator[str]:
-    columns = ("time", "expected", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
-    yield f'<h2>All {len(analysis.rows)}</h2><div class="scroll"><table id="rows"><thead><tr>'
-    yield "".join(f"<th>{column}</th>" for column in columns) + "</tr></thead><tbody>"
-    for row in analysis.rows:
-        yield _table_row(row)
-    yield "</tbody></table></div>"
 
 
 def _table_row(row: RooflineRow) -> str:

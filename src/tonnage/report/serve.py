@@ -15,13 +15,12 @@ from rich.text import Text
 
 from tonnage.budget.serving.own_engine import GRAPHS, OwnCard
 from tonnage.ledger import Category
-from tonnage.report.lines import bar, column, packed, spread, table_unit, wrapped
+from tonnage.report.lines import column, ledger_row, packed, picked, spread, table_unit, wrapped
 from tonnage.units import format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.serve.stats import KvLedger
 
-_BAR = 34
 _STYLES = {"used": "green", "shared": "cyan", "cached": "blue", "slack": "yellow", "reserved": "dim", "free": "dim"}
 
 
@@ -81,9 +80,8 @@ def card_lines(card: OwnCard, *, model: str) -> Iterator[Text | str]:
     yield from _measured(card)
 
 
-def _row(word: str, size: int, whole: int, unit: str) -> str:
-    share = size / whole if whole else 0.0
-    return f"  {word:<14}{column(size, unit)} {percent(share):>7}  {bar(share, _BAR)}".rstrip()
+def _row(word: str, size: int, whole: int, unit: str) -> Text:
+    return ledger_row(word, f"{column(size, unit)} ", size / whole if whole else 0.0, width=14, cells=34, wide=7)
 
 
 def _measured(card: OwnCard) -> Iterator[Text | str]:
@@ -108,7 +106,7 @@ def kv_frame(ledger: "KvLedger", load: Load) -> Iterator[Text]:
     whole = sum(size for _, size in rows)
     yield from spread(Text(f"  {load.pace}", style="bold"), Text(f"pool {format_bytes(whole)}"))
     for word, size in rows:
-        yield Text(_row(word, size, whole, table_unit(whole)), style=_STYLES[word])
+        yield Text(_row(word, size, whole, table_unit(whole)).plain, style=_STYLES[word])
     if load.more:
         yield Text(f"  {load.more}", style="dim")
 
@@ -124,17 +122,9 @@ def kv_line(ledger: "KvLedger", load: Load) -> str:
 def card_figures(card: OwnCard) -> dict[str, Any]:
     """Return the card's ledger as JSON values; keys say that sizes are in bytes."""
     keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context", "left")
-    return {
-        "gpu": card.name,
-        "capacity_bytes": card.capacity_bytes,
-        "limit_bytes": card.limit_bytes,
-        "ledger": {f"{key}_bytes": size for key, (_, size) in zip(keys, card_rows(card), strict=True)},
-        "blocks": card.pool.blocks,
-        "block": card.pool.block,
-        "bytes_per_block": card.pool.block_bytes,
-        "tokens": card.pool.tokens,
-        "measured_bytes": card.measured_bytes,
-    }
+    pool = "blocks:pool.blocks block:pool.block bytes_per_block:pool.block_bytes tokens:pool.tokens measured_bytes"
+    ledger = {f"{key}_bytes": size for key, (_, size) in zip(keys, card_rows(card), strict=True)}
+    return picked(card, "gpu:name capacity_bytes limit_bytes") | {"ledger": ledger} | picked(card, pool)
 
 
 def kv_figures(ledger: "KvLedger") -> dict[str, int]:

@@ -8,7 +8,7 @@ from rich.text import Text
 from tonnage.clock.step import SteadyStep
 from tonnage.recording import ClusterRecording, ClusterSummary, Recording
 from tonnage.report.campaign import NONE, Campaign, campaign_figures, campaign_words
-from tonnage.report.lines import packed
+from tonnage.report.lines import packed, picked
 from tonnage.units import percent
 
 _WORTH_SAYING = 0.02  # of a step's time
@@ -92,14 +92,10 @@ def time_figures(recording: Recording, campaign: Campaign = NONE) -> dict[str, A
     time = recording.step_time
     if time is None:
         return {}
-    found: dict[str, Any] = {
-        "step_time_s": time.step_s,
-        "step_time_low_s": time.low_s,
-        "step_time_high_s": time.high_s,
-        "tokens_per_s": time.tokens / time.step_s if time.tokens else None,
-        "samples_per_s": time.samples / time.step_s if time.samples else None,
-        "share_of_peak": time.share_of_peak,
-        "host_s": time.timeline.host_s,
-        "time_by_kind": time.time_by_kind,
-    }
-    return found | campaign_figures(time, campaign)
+    counts = {"tokens_per_s": time.tokens, "samples_per_s": time.samples}
+    return (
+        picked(time, "step_time_s:step_s step_time_low_s:low_s step_time_high_s:high_s")
+        | {name: count / time.step_s if count else None for name, count in counts.items()}
+        | picked(time, "share_of_peak host_s:timeline.host_s time_by_kind")
+        | campaign_figures(time, campaign)
+    )

@@ -13,15 +13,8 @@ _LOOK_ALIKES = dict(zip("█▉▊▋▌▍▎▏", "#####...", strict=True)) | 
     **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
     **dict(zip("━╸─│┌┐└┘├┤", "=--|++++++", strict=True)),
     **dict(zip("…·×÷–—−µ✓✗◂→←", "~|x/---u+-<><", strict=True)),
-    "≤": "<=",
-    "≥": ">=",
-    "≈": "~",
-    "≠": "!=",
-    "’": "'",
-    "‘": "'",
-    "“": '"',
-    "”": '"',
-    "\xa0": " ",
+    **dict(zip("≈’‘“”\xa0", "~''\"\" ", strict=True)),
+    **dict(zip("≤≥≠", ("<=", ">=", "!="), strict=True)),
 }
 
 # Python's default error handlers: on output, on standard error, and in the C locale.

@@ -20,7 +20,16 @@ def advice_for(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
         case Bound.MEMORY, _:
             return _memory(item, verdict, ceilings)
         case Bound.COMPUTE, _:
-            return _compute(item, verdict, ceilings)
+            if verdict.because == "pipes":
+                return "the SMs' pipes are busy: fewer or cheaper instructions; `ncu --set full` says which"
+            factor = ceilings.rate("tf32") / ceilings.rate("fp32")
+            if verdict.because == "operations" and ceilings.has(item.work.precision) == "fp32" and factor > 1:
+                return f"plain FP32: TF32 allows {factor:.0f} times the rate (set_float32_matmul_precision)"
+            if item.seconds is None:
+                return "the best case: only fewer operations or a faster precision help"
+            if verdict.share is not None and verdict.share >= AT_THE_CEILING:
+                return "at the ceiling: only fewer operations or a faster precision help"
+            return "short of the ceiling: sizes in multiples of 128, larger tiles"
         case Bound.LATENCY, "launch":
             return "over before the card is full: fuse it, batch it, or use a CUDA graph"
         case Bound.LATENCY, "blocks":
@@ -57,19 +66,6 @@ def _memory(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
         times = f"{ridge / intensity:,.0f}" if ridge >= 10 * intensity else f"{ridge / intensity:.1f}"
         return f"{times} times the tokens would take no longer: batch them; or FP8 weights"
     return "fuse it with its neighbours (torch.compile)"
-
-
-def _compute(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
-    if verdict.because == "pipes":
-        return "the SMs' pipes are busy: fewer or cheaper instructions; `ncu --set full` says which"
-    factor = ceilings.rate("tf32") / ceilings.rate("fp32")
-    if verdict.because == "operations" and ceilings.has(item.work.precision) == "fp32" and factor > 1:
-        return f"plain FP32: TF32 allows {factor:.0f} times the rate (set_float32_matmul_precision)"
-    if item.seconds is None:
-        return "the best case: only fewer operations or a faster precision help"
-    if verdict.share is not None and verdict.share >= AT_THE_CEILING:
-        return "at the ceiling: only fewer operations or a faster precision help"
-    return "short of the ceiling: sizes in multiples of 128, larger tiles"
 
 
 SLOW = 1.25  # times what the clock expects, which is itself off by about a tenth

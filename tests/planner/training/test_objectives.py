@@ -11,9 +11,8 @@ from tonnage.commands import plan_train
 from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
-from tonnage.planner.training.objectives import asked_objective
 from tonnage.planner.training.remedies import remedies
-from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, check
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, asked_objective, check
 from tonnage.planner.training.search import search
 from tonnage.planner.training.space import layouts
 

@@ -24,8 +24,9 @@ from tonnage.planner.training.request import TrainingRequest
 from tonnage.planner.training.search import search
 from tonnage.report.html import render_page
 from tonnage.report.html.diff_page import render_diff_page
-from tonnage.report.html.plan_page import render_plan_page
-from tonnage.report.html.serving_page import render_serving_page
+from tonnage.report.html.plan_page import render_plan_page, render_serving_page
+from tonnage.report.plans.training import TrainingAnswer
+from tonnage.report.runs.diff import ComparedRuns
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 
@@ -33,7 +34,7 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 def diff_page(limit: str = "") -> str:
     runs = (training_run(batch=4), training_run(batch=8, layers=6))
     asked = GrowthLimit.parse(limit) if limit else None
-    return render_diff_page(("a.tonnage", "b.tonnage"), runs, compare(*runs), asked, failed=bool(limit))
+    return render_diff_page(ComparedRuns(("a.tonnage", "b.tonnage"), runs, compare(*runs), asked, failed=bool(limit)))
 
 
 def explain_page() -> str:
@@ -43,7 +44,8 @@ def explain_page() -> str:
 
 def plan_page(model: str, gpus: str) -> str:
     findings = search(find_model(model), find_cluster(gpus), TrainingRequest(seq=4096))
-    return render_plan_page(findings, rejected(findings), [] if findings.fits else remedies(findings), offers(findings))
+    changes = [] if findings.fits else remedies(findings)
+    return render_plan_page(TrainingAnswer(findings, rejected(findings), changes, offers(findings)))
 
 
 def serving_page(gpus: str) -> str:
@@ -130,7 +132,7 @@ def test_a_diff_has_every_growth_and_both_lines() -> None:
 
 def test_a_diff_of_hostile_recordings_is_words() -> None:
     runs = (training_run(), hostile_recording())
-    page = render_diff_page(("<b>a", "b"), runs, compare(*runs))
+    page = render_diff_page(ComparedRuns(("<b>a", "b"), runs, compare(*runs)))
     assert {tag for tag, _ in Tags(page).found} <= {tag for tag, _ in Tags(diff_page()).found} | {"details", "summary"}
     assert "<b>a" not in page
 

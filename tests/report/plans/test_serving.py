@@ -86,13 +86,13 @@ def test_what_is_launched_is_what_was_planned() -> None:
 
 
 def test_our_engine_is_launched_with_the_flags_that_give_the_same_blocks() -> None:
-    from tonnage.commands.serve import _parser
+    from tonnage.commands.options import parser_of
 
     assert launch_words(plan(engine="tonnage", gpus="h100")) == (
         ["tonnage", "serve", "by-hand", "--budget", "0.9", "--context", "8192"]
     )
     words = launch_words(plan(engine="tonnage", gpus="h100", users=300, weights="int8", kv="fp8", block=32, eager=True))
-    options = _parser().parse_args(words[2:])
+    options = parser_of("serve").parse_args(words[2:])
     assert (options.max_seqs, options.weights, options.kv, options.block, options.eager) == (
         300,
         "int8",

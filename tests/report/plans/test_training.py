@@ -12,7 +12,7 @@ from tonnage.planner.training.remedies import remedies
 from tonnage.planner.training.request import Offload, TrainingRequest
 from tonnage.planner.training.search import PlanSearch, search
 from tonnage.report.campaign import Campaign, hours_words
-from tonnage.report.plans.training import flags, print_plan
+from tonnage.report.plans.training import TrainingAnswer, flags, print_plan
 
 CASES = {
     "one card": ("llama-3.2-1b", "h200", TrainingRequest(seq=2048, precision="bf16")),
@@ -32,7 +32,8 @@ def found(case: str) -> PlanSearch:
 def report(findings: PlanSearch, *, explain: bool = False) -> str:
     stream = io.StringIO()
     changes = [] if findings.fits else remedies(findings)
-    print_plan(findings, rejected(findings), changes, offers(findings), stream=stream, explain=explain, seconds=0.1)
+    answer = TrainingAnswer(findings, rejected(findings), changes, offers(findings), seconds=0.1)
+    print_plan(answer, stream=stream, explain=explain)
     return stream.getvalue()
 
 
@@ -91,7 +92,7 @@ def test_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = Terminal()
     findings = found("one card")
-    print_plan(findings, [], [], [], stream=stream, explain=False, seconds=0.1)
+    print_plan(TrainingAnswer(findings, [], [], [], seconds=0.1), stream=stream, explain=False)
     assert "\x1b[1;32mfits\x1b[0m" in stream.getvalue()
 
 
@@ -118,9 +119,8 @@ def test_the_framework_is_said_first() -> None:
 
 def test_the_whole_training_is_told_where_one_is_named() -> None:
     stream, findings = io.StringIO(), found("two hosts")
-    print_plan(
-        findings, [], [], [], stream=stream, explain=False, seconds=0.1, campaign=Campaign(tokens=100e9, price=2.5)
-    )
+    answer = TrainingAnswer(findings, [], [], [], seconds=0.1, campaign=Campaign(tokens=100e9, price=2.5))
+    print_plan(answer, stream=stream, explain=False)
     hours = 100e9 / findings.closest.tokens_per_s / 3600
     assert f"100 B tokens: {hours_words(hours)}" in stream.getvalue()
     assert f"at 2.50 an hour and GPU: {hours * 2.5 * 16:,.2f}" in stream.getvalue()

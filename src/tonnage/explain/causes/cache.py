@@ -31,7 +31,15 @@ def unbounded_cache(case: Case) -> Finding | None:
         return None
     if sum(a.block_bytes for a in cached if a.phase == "generation") > size / 2:
         return None  # it is bounded by max_new_tokens
-    levels = _levels(case)
+    # The cached bytes at the start of each iteration.
+    starts = [start for start in case.turns if start <= case.moment]
+    changes = [0] * (len(starts) + 1)
+    for a in case.recording.allocations:
+        if _is_cached(a):
+            changes[bisect_right(starts, a.born - 1)] += a.block_bytes
+            if a.died is not None and a.died <= case.moment:
+                changes[bisect_right(starts, a.died - 1)] -= a.block_bytes
+    levels = [level for level in accumulate(changes[:-1]) if level]
     # Levels rise in each quarter and never fall; rounding may make neighbours equal.
     if len(levels) < _TURNS or any(after < before for before, after in pairwise(levels)):
         return None
@@ -68,18 +76,6 @@ def _is_cached(a: Allocation) -> bool:
     """Say whether a block belongs to a KV cache, or is concatenated like one."""
     joined = a.operator.removeprefix("aten::") == "cat" and a.phase in ("forward", "generation")
     return a.category is Category.KV_CACHE or (joined and a.category is Category.ACTIVATIONS)
-
-
-def _levels(case: Case) -> list[int]:
-    """Return the cached bytes at the start of each iteration."""
-    starts = [start for start in case.turns if start <= case.moment]
-    changes = [0] * (len(starts) + 1)
-    for a in case.recording.allocations:
-        if _is_cached(a):
-            changes[bisect_right(starts, a.born - 1)] += a.block_bytes
-            if a.died is not None and a.died <= case.moment:
-                changes[bisect_right(starts, a.died - 1)] -= a.block_bytes
-    return [level for level in accumulate(changes[:-1]) if level]
 
 
 def _bounded(case: Case, change: str, costs: str, how: str) -> Rewrite:

@@ -56,17 +56,7 @@ def fragmentation(case: Case) -> Finding | None:
         return None
     segments = holes_at(case.recording, moment)
     hole = max((holes.largest_bytes for holes in segments), default=0)
-    lines = _guilty_lines(segments)
-    pieces = f"{format_bytes(unused)} of the {format_bytes(reserved)} reserved lay unused in pieces"
-    because = f", because of blocks made{where}" if (where := lines_words(lines)) else ""
-    largest = f"the largest hole {format_bytes(hole)}{because}" if hole else ""
-    asked = f" when {format_bytes(death.requested_bytes)} was asked for" if death else ""
-    sentence = ", ".join(filter(None, [f"{pieces}{asked}", largest]))
-    return Finding("fragmentation", sentence, unused, "fragmentation", unused, lines, tuple(_fixes(case)))
-
-
-def _guilty_lines(segments: list[Holes]) -> tuple[Guilty, ...]:
-    """Return the lines whose blocks pin segments; a segment's free bytes are shared by all its blocks."""
+    # The lines whose blocks pin segments; a segment's free bytes are shared by all its blocks.
     room: dict[tuple[str, bool], float] = {}
     count: dict[tuple[str, bool], int] = {}
     for holes in segments:
@@ -76,7 +66,13 @@ def _guilty_lines(segments: list[Holes]) -> tuple[Guilty, ...]:
             count[key] = count.get(key, 0) + 1
     ranked = sorted(room, key=lambda key: -room[key])[:_LINES]
     words = {True: "taken for it, and empty now", False: "free beside its blocks"}
-    return tuple(Guilty(key[0], round(room[key]), count[key], words[key[1]]) for key in ranked)
+    lines = tuple(Guilty(key[0], round(room[key]), count[key], words[key[1]]) for key in ranked)
+    pieces = f"{format_bytes(unused)} of the {format_bytes(reserved)} reserved lay unused in pieces"
+    because = f", because of blocks made{where}" if (where := lines_words(lines)) else ""
+    largest = f"the largest hole {format_bytes(hole)}{because}" if hole else ""
+    asked = f" when {format_bytes(death.requested_bytes)} was asked for" if death else ""
+    sentence = ", ".join(filter(None, [f"{pieces}{asked}", largest]))
+    return Finding("fragmentation", sentence, unused, "fragmentation", unused, lines, tuple(_fixes(case)))
 
 
 def _fixes(case: Case) -> Iterator[Fix]:

@@ -76,7 +76,18 @@ def kept_blocks(case: Case) -> LeftBehind | None:
     last = case.moment if case.death else max(a.born for a in case.recording.allocations)
     starts = [start for start in case.turns if start <= last]
     overdue: list[Allocation] = []
-    for members in _long_lived(case, [*starts, last]).values():
+    # Blocks still alive two iterations later, with their iteration, by what made them.
+    edges = [*starts, last]
+    found: dict[_Key, list[tuple[int, Allocation]]] = {}
+    for a in case.recording.allocations:
+        turn = bisect_right(edges, a.born) - 1
+        if not 0 <= turn < len(edges) - 2 or a.category in _MEANT_TO_STAY:
+            continue
+        if a.died is None or a.died > edges[turn + 2]:
+            # A batch counts as an input once it is used: prefetched ones belong to the same kind.
+            category = Category.OTHER if a.category is Category.INPUTS else a.category
+            found.setdefault((a.line, a.operator, a.module, category), []).append((turn, a))
+    for members in found.values():
         # They accumulate iteration after iteration, or are freed many iterations at once.
         dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
         together = len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
@@ -120,20 +131,6 @@ def _graph_of_last_turn(case: Case) -> LeftBehind | None:
 
 def _is_forward(a: Allocation) -> bool:
     return a.category is Category.ACTIVATIONS and a.phase == "forward"
-
-
-def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allocation]]]:
-    """Return blocks still alive two iterations later, with their iteration, by what made them."""
-    found: dict[_Key, list[tuple[int, Allocation]]] = {}
-    for a in case.recording.allocations:
-        turn = bisect_right(edges, a.born) - 1
-        if not 0 <= turn < len(edges) - 2 or a.category in _MEANT_TO_STAY:
-            continue
-        if a.died is None or a.died > edges[turn + 2]:
-            # A batch counts as an input once it is used: prefetched ones belong to the same kind.
-            category = Category.OTHER if a.category is Category.INPUTS else a.category
-            found.setdefault((a.line, a.operator, a.module, category), []).append((turn, a))
-    return found
 
 
 def _is_cache(kept: LeftBehind) -> bool:

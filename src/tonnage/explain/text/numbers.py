@@ -143,10 +143,8 @@ def _size(match: re.Match[str] | None) -> tuple[int, int] | None:
     digits = len(number.partition(".")[2])
     value = float(number[:40]) * factor
     if value < 0:
-        raise RequestError(
-            f"The message says {number[:20]} {unit}: no size is below zero.",
-            hint="Paste the message as it was printed.",
-        )
+        problem = f"The message says {number[:20]} {unit}: no size is below zero."
+        raise RequestError(problem, hint="Paste the message as it was printed.")
     return int(min(value, 2.0**70)), 0 if factor == 1 else int(factor / 2 / 10**digits) + 1
 
 

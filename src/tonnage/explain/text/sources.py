@@ -43,17 +43,15 @@ def is_text(path: Path) -> bool:
 def standard_input() -> BinaryIO:
     """Return what is piped in."""
     if sys.stdin is None:
-        raise RequestError(
-            "Standard input is closed.", hint="Pipe a log into it: python train.py 2>&1 | tonnage explain -"
-        )
+        hint = "Pipe a log into it: python train.py 2>&1 | tonnage explain -"
+        raise RequestError("Standard input is closed.", hint=hint)
     if sys.stdin.isatty():
         print("tonnage: paste the error, then Ctrl-D on a line of its own", file=sys.stderr)
     stream = sys.stdin.buffer
     head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES] if isinstance(stream, BufferedReader) else b""
     if _is_binary(head):
-        raise RequestError(
-            "Standard input is not text.", hint="Recordings and snapshots are named: tonnage explain FILE"
-        )
+        hint = "Recordings and snapshots are named: tonnage explain FILE"
+        raise RequestError("Standard input is not text.", hint=hint)
     return stream
 
 
@@ -68,13 +66,10 @@ def clipboard() -> BinaryIO:
             return BytesIO(done.stdout)
     if not any(_readers()):
         names = ", ".join(reader[0] for reader in _READERS[:4])
-        raise RequestError(
-            f"The clipboard cannot be read: none of {names} is here.",
-            hint="Save the error to a file, or paste it: tonnage explain -, then Ctrl-D.",
-        )
-    raise RequestError(
-        "There is no text on the clipboard.", hint="Copy the whole error, with its traceback, and try again."
-    )
+        hint = "Save the error to a file, or paste it: tonnage explain -, then Ctrl-D."
+        raise RequestError(f"The clipboard cannot be read: none of {names} is here.", hint=hint)
+    hint = "Copy the whole error, with its traceback, and try again."
+    raise RequestError("There is no text on the clipboard.", hint=hint)
 
 
 def _readers() -> Iterator[tuple[str, ...]]:

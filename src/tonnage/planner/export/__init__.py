@@ -200,9 +200,8 @@ def _write(texts: Mapping[str, str], directory: Path, *, force: bool) -> list[Pa
     there = [path.name for path in paths if path.exists()]
     if there and not force:
         found = ", ".join(there)
-        raise OutputExists(
-            f"{directory} holds {found} already.", hint="Choose another folder, or pass --force to replace them."
-        )
+        hint = "Choose another folder, or pass --force to replace them."
+        raise OutputExists(f"{directory} holds {found} already.", hint=hint)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts.values(), strict=True):
@@ -210,7 +209,6 @@ def _write(texts: Mapping[str, str], directory: Path, *, force: bool) -> list[Pa
             if path.suffix == ".sh":
                 path.chmod(0o755)
     except OSError as error:
-        raise RequestError(
-            f"Cannot write {error.filename}: {error.strerror}.", hint="Name a folder that you can write to."
-        ) from None
+        problem = f"Cannot write {error.filename}: {error.strerror}."
+        raise RequestError(problem, hint="Name a folder that you can write to.") from None
     return paths

@@ -375,12 +375,16 @@ class _Bench:
         if not apart and self.request.utilization is None:
             engine = self._fitted(cast, engine, tp) or engine
         made = rollout(self.shape, self.cluster, engine, self.request, apart)
-        clock = _Clock(self, cluster, cast, trainer)
         shown = tuple(phases(cast, engine))
-        timed = tuple(replace(phase, seconds=clock.seconds(phase, made, engine)) for phase in shown)
+        timed = tuple(replace(phase, seconds=self._seconds(phase, cluster, cast, engine, made)) for phase in shown)
+        # The most bytes on the host: everything offloaded, and an engine's weights at sleep level 1.
+        every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
+        host_bytes = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
+        if cast.sleep == 1 and engine.configuration.engine == "vllm":
+            host_bytes += engine.ledger[Category.PARAMETERS]
         return RlPlan(
             request=self.request, cluster=self.cluster, cast=cast, trainer=trainer, engine=engine, rollout=made,
-            phases=timed, rollout_gpus=apart, host_bytes=_host_bytes(cast, shown, engine),
+            phases=timed, rollout_gpus=apart, host_bytes=host_bytes,
         )  # fmt: skip
 
     def _beside(
@@ -475,24 +479,43 @@ class _Bench:
             self._clocks[key] = StepClock(shape, cluster)
         return self._clocks[key]
 
-    @cached_property
-    def valued_reward(self) -> ModelShape | None:
-        """The reward model with one output."""
-        return valued(self.request.reward) if self.request.reward else None
+    def _seconds(
+        self, phase: Phase, cluster: Cluster, cast: Cast, engine: ServingBudget, made: Rollout | None
+    ) -> float:
+        """Return the seconds of one phase on the trainer's GPUs, with its transfers between GPU and host."""
+        if phase.name == "rollout":
+            return made.seconds if made else 0.0
+        shares, host = calibration(), cluster.host_link_bytes_per_s * calibration().host_link_ceiling
+        if phase.name == "sync":
+            # Gather weights, or send them to the engine's GPUs, and write them once. Waking from sleep level 1 first loads the
+            # old ones from the host.
+            mine = engine.ledger[Category.PARAMETERS]
+            seconds = 2 * mine / self.cluster.gpu.bandwidth_bytes_per_s
+            if cast.training.shards_parameters or cast.apart:
+                weights = self.shape.parameters * cast.training.compute_bytes
+                cards = self.cluster.gpus if cast.apart else cluster.gpus
+                seconds += weights / (self.cluster.link_bytes_per_s(cards) * shares.link_ceiling)
+            if cast.sleep == 1 and engine.configuration.engine == "vllm":
+                seconds += 2 * mine / host
+            if "weights" in cast.offload:
+                kept = [one for one in phase.held if one.owner == "actor" and one.term.category is Category.PARAMETERS]
+                seconds += sum(one.size_bytes for one in kept) / host
+            return seconds
+        # States are loaded before training and offloaded after; read-only weights are only loaded. Idle models have
+        # nothing offloaded on the card.
+        size = sum(one.size_bytes for one in phase.held if away(one) in cast.offload)
+        moved = size * (2 if phase.name.startswith("train") else 1) / host
+        step = self.clock(self._valued.get(phase.name) or self.shape, cluster).step(cast.training)
+        if phase.name.startswith("train"):
+            return float(step.total_s) * self.request.iterations + moved
+        # A pass over all samples; sharded parameters are gathered once, of three times in a step.
+        return float(step.parts["forward"]) + float(step.parts["collectives"]) / 3 + moved
 
     @cached_property
-    def valued_critic(self) -> ModelShape | None:
-        """The critic with one output."""
-        return valued(self.request.critic) if self.request.critic else None
-
-
-def _host_bytes(cast: Cast, shown: tuple[Phase, ...], engine: ServingBudget) -> int:
-    """Return the most bytes on the host: everything offloaded, and an engine's weights at sleep level 1."""
-    every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
-    size = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
-    if cast.sleep == 1 and engine.configuration.engine == "vllm":
-        size += engine.ledger[Category.PARAMETERS]
-    return size
+    def _valued(self) -> dict[str, ModelShape | None]:
+        """The models with one output, by phase."""
+        reward, critic = (model and valued(model) for model in (self.request.reward, self.request.critic))
+        return {"reward": reward, "values": critic, "train critic": critic}
 
 
 def away(one: Held) -> str:
@@ -502,62 +525,6 @@ def away(one: Held) -> str:
     if one.term.category is not Category.PARAMETERS or one.owner == "engine" or one.term.name == "gathered parameters":
         return ""
     return "weights" if one.owner in ("actor", "critic") else "frozen"
-
-
-@dataclass(frozen=True, slots=True)
-class _Clock:
-    bench: _Bench
-    cluster: Cluster  # the trainer's
-    cast: Cast
-    trainer: TrainingPlan
-
-    def seconds(self, phase: Phase, made: Rollout | None, engine: ServingBudget) -> float:
-        """Return the seconds of one phase, with its transfers between GPU and host."""
-        bench, cast = self.bench, self.cast
-        if phase.name == "rollout":
-            return made.seconds if made else 0.0
-        if phase.name == "sync":
-            return self._sync_s(phase, engine)
-        # States are loaded before training and offloaded after; read-only weights are only loaded. Idle models have
-        # nothing offloaded on the card.
-        size = sum(one.size_bytes for one in phase.held if away(one) in cast.offload)
-        link = self.cluster.host_link_bytes_per_s * calibration().host_link_ceiling
-        moved = size * (2 if phase.name.startswith("train") else 1) / link
-        if phase.name == "reward" and bench.valued_reward:
-            return self._forward_s(bench.valued_reward) + moved
-        if phase.name == "values" and bench.valued_critic:
-            return self._forward_s(bench.valued_critic) + moved
-        if phase.name in ("reference", "old log-probs"):
-            return self._forward_s(bench.shape) + moved
-        shape = bench.valued_critic if phase.name == "train critic" else bench.shape
-        assert shape is not None
-        once = float(bench.clock(shape, self.cluster).step(cast.training).total_s)
-        return once * bench.request.iterations + moved
-
-    def _forward_s(self, shape: ModelShape) -> float:
-        """Return a pass over all samples; sharded parameters are gathered once, of three times in a step."""
-        parts = self.bench.clock(shape, self.cluster).step(self.cast.training).parts
-        return float(parts["forward"]) + float(parts["collectives"]) / 3
-
-    def _sync_s(self, phase: Phase, engine: ServingBudget) -> float:
-        """Return the seconds to gather weights, or send them to the engine's GPUs, and to write them once.
-
-        Waking from sleep level 1 first loads the old ones from the host.
-        """
-        shape, cast, shares = self.bench.shape, self.cast, calibration()
-        weights = shape.parameters * cast.training.compute_bytes
-        mine = engine.ledger[Category.PARAMETERS]
-        seconds = 2 * mine / self.bench.cluster.gpu.bandwidth_bytes_per_s
-        if cast.training.shards_parameters or cast.apart:
-            cards = self.bench.cluster.gpus if cast.apart else self.cluster.gpus
-            seconds += weights / (self.bench.cluster.link_bytes_per_s(cards) * shares.link_ceiling)
-        host = self.cluster.host_link_bytes_per_s * shares.host_link_ceiling
-        if cast.sleep == 1 and engine.configuration.engine == "vllm":
-            seconds += 2 * mine / host
-        if "weights" in cast.offload:
-            kept = [one for one in phase.held if one.owner == "actor" and one.term.category is Category.PARAMETERS]
-            seconds += sum(one.size_bytes for one in kept) / host
-        return seconds
 
 
 def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterator[tuple[str, RlPlan]]:

@@ -103,9 +103,8 @@ def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gp
     share = -(-inside * 100 // gpu.memory_bytes) / 100
     claimed = int(share * gpu.memory_bytes) + int(context_term(gpu).size_bytes)
     if claimed > gpu.memory_bytes:
-        raise RequestError(
-            f"--beside {words!r} does not fit on {gpu.name}.", hint="Give it fewer users or a shorter context."
-        )
+        problem = f"--beside {words!r} does not fit on {gpu.name}."
+        raise RequestError(problem, hint="Give it fewer users or a shorter context.")
     return Neighbour(words=words, claimed_bytes=claimed, share=share)
 
 

@@ -10,9 +10,9 @@ help are offered; if it fits, those that leave more room.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tonnage.budget.serving.llama_cpp import LlamaBudget
+from tonnage.budget.serving.llama_cpp import MARGIN_BYTES, LlamaBudget, llama_budget
 from tonnage.budget.serving.memory import (
     BLOCK,
     GGML_CACHES,
@@ -29,7 +29,6 @@ from tonnage.hardware import Cluster
 from tonnage.hardware.cluster import common_clusters
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
-from tonnage.planner.serving import llama_cpp
 from tonnage.planner.serving.splitting import cut, splits
 from tonnage.units import GIB
 
@@ -78,15 +77,11 @@ class ServingLayout:
     @property
     def on_host(self) -> str:
         """What is not on the GPUs, like "40 of 81 layers on the host"; empty if all is."""
-        budget = self.budget
+        budget, experts = self.budget, self.configuration.cpu_experts
         if not isinstance(budget, LlamaBudget):
             return ""
-        parts = (
-            [f"{budget.layers - budget.gpu_layers} of {budget.layers} layers"]
-            if budget.gpu_layers < budget.layers
-            else []
-        )
-        parts += [f"experts of {self.configuration.cpu_experts} layers"] if self.configuration.cpu_experts else []
+        away = budget.layers - budget.gpu_layers
+        parts = [f"{away} of {budget.layers} layers"] * (away > 0) + [f"experts of {experts} layers"] * bool(experts)
         return f"{' and '.join(parts)} on the host" if parts else ""
 
     @property
@@ -146,12 +141,18 @@ class ServingPlan:
             "engine", "gpus", "tp", "pp", "context", "max_seqs", "batched_tokens", "weights", "kv", "utilization", "eager",
             "cpu_experts", "flash_attention",
         )  # fmt: skip
+        known = {name: getattr(asked, name) for name in names}
+        if isinstance(budget, LlamaBudget):  # all GPUs of the host serve one replica
+            known |= {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
+        # vLLM should choose the block size for latent attention, whose fast kernels need larger blocks.
+        attentions = [layer.attention for layer in self.shape.decoder.layers if layer.attention]
+        latent = any(attention.kind is AttentionKind.LATENT for attention in attentions)
         return ServingLaunch(
             model=self.model,
-            **{name: getattr(asked, name) for name in names if name not in self._llama},
+            **known,
             stored=self.shape.dtype,
             tokenizer=self.shape.name,
-            block=0 if self._free_block else asked.block,
+            block=0 if latent and asked.block == BLOCK else asked.block,
             copies=self.best.replicas,
             gpus_per_host=self.cluster.gpus_per_host,
             stage_layers=() if len(set(counts)) == 1 else tuple(counts),
@@ -160,43 +161,68 @@ class ServingPlan:
             users=self.users,
             cache_tokens=budget.kv.tokens,
             ledger=tuple((category.label, size) for category, size in budget.ledger.ranked()),
-            **self._llama,
         )
 
-    @property
-    def _llama(self) -> dict[str, Any]:
-        """Return llama.cpp's settings: all GPUs of the host serve one replica."""
-        budget = self.best.budget
-        return (
-            {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
-            if isinstance(budget, LlamaBudget)
-            else {}
-        )
 
-    @property
-    def _free_block(self) -> bool:
-        """Say whether vLLM should choose the block size: fast latent-attention kernels need larger blocks."""
-        latent = any(
-            layer.attention and layer.attention.kind is AttentionKind.LATENT for layer in self.shape.decoder.layers
-        )
-        return latent and self.best.configuration.block == BLOCK
+class _Search(NamedTuple):
+    """What is searched: a model on a cluster with these settings; `tp` and `pp` 0 are open."""
+
+    shape: ModelShape
+    cluster: Cluster
+    asked: ServingConfiguration
+    tp: int
+    pp: int
+
+    def best(self, **changes: Any) -> ServingLayout:
+        """Return the best layout, after a change to what is searched."""
+        return self._replace(**changes).ranked()[0]
+
+    def ranked(self) -> list[ServingLayout]:
+        """Return layouts, the fastest fitting one first; if none fits, by missing memory to a tenth of the card."""
+        shape, cluster, asked, tp, pp = self
+        step = cluster.gpu.memory_bytes // 10
+
+        def rank(layout: ServingLayout) -> tuple[bool, int, float]:
+            return not layout.fits, layout.missing_bytes // step, -layout.tokens_per_s
+
+        if asked.engine == "llama.cpp":
+            budget = _placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
+            return [ServingLayout(budget, cluster.hosts, _llama_step_s(shape, budget, cluster))]
+        ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
+        layouts = sorted((self.layout(asked, *each) for each in ways), key=rank)
+        # Only vLLM can be given another split.
+        if asked.engine != "vllm":
+            return layouts
+        # The layers of the closest are split anew if that leaves more room.
+        close = layouts[: 1 if layouts[0].fits else _MOST_CUT]
+        for number, each in enumerate(close):
+            if each.missing_bytes < step:
+                found = cut(shape, each.configuration, cluster.gpu)
+                layouts[number] = replace(each, budget=found, decode_step_s=decode_step_s(shape, found, cluster))
+        return sorted(layouts, key=rank)
+
+    def layout(self, asked: ServingConfiguration, tp: int, pp: int) -> ServingLayout:
+        """Return one layout, with less than the engine's own share of the card if the card would not hold that."""
+        shape, cluster, replicas = self.shape, self.cluster, self.cluster.gpus // (tp * pp)
+        share = replace(asked, tp=tp, pp=pp, users=-(-asked.users // replicas))
+        budget = serving_budget(shape, share, cluster.gpu)
+        largest = budget.largest_utilization
+        if budget.overflows and not asked.utilization and 0 < largest < budget.configuration.utilization:
+            budget = serving_budget(shape, replace(share, utilization=largest), cluster.gpu)
+        return ServingLayout(budget, replicas, decode_step_s(shape, budget, cluster))
 
 
 def plan_serving(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, model: str = "", tp: int = 0, pp: int = 0
 ) -> ServingPlan:
     """Return the best layout, the others, and what to change if none fits. `tp` and `pp` 0 are searched."""
-    ranked = _ranked(shape, cluster, asked, tp, pp)
-    changes = (_roomier if ranked[0].fits else _changes)(shape, cluster, asked, tp, pp, ranked[0])
+    search = _Search(shape, cluster, asked, tp, pp)
+    best, *others = search.ranked()
+    changes = tuple((_roomier if best.fits else _changes)(search, best))
     return ServingPlan(
-        shape=shape,
-        model=model or shape.name,
-        cluster=cluster,
-        users=asked.users,
-        best=ranked[0],
-        others=tuple(ranked[1:]),
-        changes=tuple(changes),
-    )
+        shape=shape, model=model or shape.name, cluster=cluster, users=asked.users, best=best, others=tuple(others),
+        changes=changes,
+    )  # fmt: skip
 
 
 def best_layout(
@@ -208,43 +234,10 @@ def best_layout(
     if not hosted and weights.matrix_bytes(shape.parameters) > cluster.gpus * cluster.gpu.memory_bytes:
         return None
     try:
-        best = _ranked(shape, cluster, asked, tp, pp)[0]
+        best = _Search(shape, cluster, asked, tp, pp).best()
     except (BadLayout, RequestError):
         return None
     return best if best.fits else None
-
-
-def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[ServingLayout]:
-    """Return layouts, the fastest fitting one first; if none fits, by missing memory to a tenth of the card."""
-    step = cluster.gpu.memory_bytes // 10
-
-    def rank(layout: ServingLayout) -> tuple[bool, int, float]:
-        return not layout.fits, layout.missing_bytes // step, -layout.tokens_per_s
-
-    if asked.engine == "llama.cpp":
-        budget = llama_cpp.placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
-        return [ServingLayout(budget, cluster.hosts, llama_cpp.decode_step_s(shape, budget, cluster))]
-    ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
-    layouts = sorted((_layout(shape, cluster, asked, *each) for each in ways), key=rank)
-    # Only vLLM can be given another split.
-    if asked.engine != "vllm":
-        return layouts
-    # The layers of the closest are split anew if that leaves more room.
-    close = layouts[: 1 if layouts[0].fits else _MOST_CUT]
-    for number, each in enumerate(close):
-        if each.missing_bytes < step:
-            found = cut(shape, each.configuration, cluster.gpu)
-            layouts[number] = replace(each, budget=found, decode_step_s=decode_step_s(shape, found, cluster))
-    return sorted(layouts, key=rank)
-
-
-def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> ServingLayout:
-    replicas = cluster.gpus // (tp * pp)
-    share = replace(asked, tp=tp, pp=pp, users=-(-asked.users // replicas))
-    budget = serving_budget(shape, share, cluster.gpu)
-    if budget.overflows and not asked.utilization and 0 < budget.largest_utilization < budget.configuration.utilization:
-        budget = serving_budget(shape, replace(share, utilization=budget.largest_utilization), cluster.gpu)
-    return ServingLayout(budget, replicas, decode_step_s(shape, budget, cluster))
 
 
 def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) -> float:
@@ -255,6 +248,54 @@ def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) ->
     tokens = sum(min(asked.context, group.window or asked.context) for group in kv.groups)
     cache = asked.users * tokens * kv.bytes_per_block / kv.block
     return (weights + cache) / cluster.gpu.bandwidth_bytes_per_s + all_reduces_s(shape, asked, cluster, batch)
+
+
+# llama.cpp: where it puts a model's layers, and its decoding speed. Each layer is read where it is, one after another.
+
+
+def _placed(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> LlamaBudget:
+    """Return the budget on the GPUs of one host and its memory."""
+    return llama_budget(shape, asked, cluster.gpu, gpus=cluster.gpus_per_host, host_bytes=cluster.host_memory_bytes)
+
+
+def _fewest_experts(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> int:
+    """Return the fewest layers with experts on the host that let all else fit on the GPUs; 0 if none do."""
+    layers = len(shape.decoder.layers)
+    low, high = 1, layers + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = _placed(shape, cluster, replace(asked, gpu_layers=layers + 1, cpu_experts=middle))
+        fits = found.fits and found.total_bytes <= found.room_bytes - MARGIN_BYTES
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return low if low <= layers else 0
+
+
+def _llama_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> float:
+    """Return one decode step of all slots at full context: GPUs in turn, then the host at its memory's speed.
+
+    Of a mixture, only the experts that at least one slot picks are read.
+    """
+    users = budget.configuration.users
+    experts, idle = _expert_bytes(shape, budget, users)
+    cards = sum(card.weights + card.cache for card in budget.cards)
+    on_cards = cards - idle * (experts - budget.host_expert_bytes)
+    # Only one row of the embedding is read per token.
+    case = budget.case
+    host = budget.host.weights + budget.host.cache - case.recipe.embedding_bytes
+    if budget.gpu_layers == 0 and shape.tied:
+        host += case.recipe.output_bytes
+    on_host = max(host - idle * budget.host_expert_bytes, 0)
+    speed = cluster.host_memory_bytes_per_s or cluster.gpu.bandwidth_bytes_per_s
+    return max(on_cards, 0) / cluster.gpu.bandwidth_bytes_per_s + on_host / speed
+
+
+def _expert_bytes(shape: ModelShape, budget: LlamaBudget, users: int) -> tuple[int, float]:
+    """Return the bytes of all experts, and the share of them that no slot picks in a step."""
+    total = sum(layer.experts for layer in budget.case.layers)
+    if not total:
+        return 0, 0.0
+    picked = [layer.feed_forward for layer in shape.decoder.layers if layer.feed_forward and layer.feed_forward.experts]
+    return total, sum((1 - mlp.experts_per_token / mlp.experts) ** users for mlp in picked) / len(picked)
 
 
 def share_read(shape: ModelShape, tokens: int) -> float:
@@ -277,29 +318,47 @@ def all_reduces_s(shape: ModelShape, asked: ServingConfiguration, cluster: Clust
     return 2 * layers * (_ALL_REDUCE_S + sent / cluster.link_bytes_per_s(asked.tp))
 
 
-def _changes(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: ServingLayout
-) -> Iterator[FlagChange]:
+def _changes(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
     """Yield changes that would make it fit, the mildest first."""
+    cluster, asked = search.cluster, search.asked
     if best.budget.overflows and best.budget.outside_bytes:
         share = best.budget.largest_utilization
-        found = _ranked(shape, cluster, replace(asked, utilization=share), tp, pp)[0]
+        found = search.best(asked=replace(asked, utilization=share))
         yield from [_change(f"--utilization {share:g}", found)] if found.fits else []
     worked = 0
     for flag, trial in _trials(best, asked):
-        found = _ranked(shape, cluster, trial, tp, pp)[0]
+        found = search.best(asked=trial)
         if found.fits and worked < _MOST_TRIALS:
             worked += 1
             yield _change(flag, found, beside=best)
-    more = list(_more_gpus(shape, cluster, asked, tp, pp))
-    yield from more
-    yield from (
-        change
-        for change in _other_cards(shape, cluster, asked, tp, pp)
-        if change.flag not in {each.flag for each in more}
+    # More GPUs: fill a host before adding another.
+    more, times = "", 2
+    while times <= _MOST_TIMES_GPUS and not more:
+        room = max(cluster.host.gpus, cluster.gpus_per_host)
+        per_host = min(cluster.gpus_per_host * times, room // cluster.gpus_per_host * cluster.gpus_per_host)
+        larger = replace(cluster, gpus_per_host=per_host, hosts=cluster.gpus * times // per_host)
+        found = search.best(cluster=larger)
+        if found.fits:
+            more = f"--gpus {larger.gpus}x{larger.gpu.key}"
+            yield _change(more, found)
+        times *= 2
+    # The smallest common GPU on which it fits.
+    others = (
+        (other, best_layout(search.shape, other, asked, tp=search.tp, pp=search.pp))
+        for other in common_clusters(cluster.gpu.maker)
     )
+    smallest = next(((other, layout) for other, layout in others if layout is not None), None)
+    if smallest and (flag := f"--gpus {smallest[0].name}") != more:
+        change = _change(flag, smallest[1])
+        yield replace(change, words=f"would do: {change.words}")
     if not best.budget.overflows:
-        yield from _less(best, asked.users)
+        # A shorter context or fewer users, if any fit at all.
+        users, context, block = asked.users, best.configuration.context, best.configuration.block
+        if best.longest_context >= block:
+            shorter = best.longest_context // block * block
+            yield FlagChange(f"--context {shorter}", f"{_users(users)} at {shorter:,} tokens", users, shorter)
+        if most := best.most_users:
+            yield FlagChange(f"--users {most}", f"{_users(most)} at {context:,} tokens", most, context)
 
 
 def _trials(best: ServingLayout, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
@@ -326,45 +385,36 @@ def _trials(best: ServingLayout, asked: ServingConfiguration) -> Iterator[tuple[
             yield f"--weights {weights} --kv {kv}", replace(asked, weights=weights, kv=kv)
 
 
-def _roomier(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: ServingLayout
-) -> Iterator[FlagChange]:
+def _roomier(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
     """Yield changes that leave more room in a layout that fits."""
+    asked, known = search.asked, best.configuration
     if asked.engine == "llama.cpp":
-        yield from _faster(shape, cluster, asked, best)
+        yield from _faster(search, best)
         return
-    known, share = best.configuration, _surest_utilization(best.budget)
-    trials = list(_trials(best, asked))[:_MOST_TRIALS]
+    share, trials = _surest_utilization(best.budget), list(_trials(best, asked))[:_MOST_TRIALS]
     if known.engine in ("vllm", "sglang") and not asked.utilization and share > known.utilization:
         trials.append((f"--utilization {share:g}", replace(asked, utilization=share)))
     for flag, trial in trials:
-        found = _layout(shape, cluster, replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
-        gain = found.budget.kv.tokens / max(best.budget.kv.tokens, 1)
+        found = search.layout(replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
+        tokens, gain = found.budget.kv.tokens, found.budget.kv.tokens / max(best.budget.kv.tokens, 1)
         if gain > _WORTH_SAYING:
             change = _change(flag, found)
-            yield replace(
-                change, words=f"{found.budget.kv.tokens:,} tokens ({100 * (gain - 1):+.0f} %), {change.words}"
-            )
+            yield replace(change, words=f"{tokens:,} tokens ({100 * (gain - 1):+.0f} %), {change.words}")
 
 
-def _faster(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, best: ServingLayout
-) -> Iterator[FlagChange]:
+def _faster(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
     """Yield changes with which llama.cpp would decode faster, if layers are on the host."""
+    shape, asked = search.shape, search.asked
     trials = list(_trials(best, asked)) if best.on_host else []
     mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
-    fewest = llama_cpp.fewest_experts(shape, cluster, asked) if best.on_host and any(mixed) else 0
+    fewest = _fewest_experts(shape, search.cluster, asked) if best.on_host and any(mixed) else 0
     if fewest and fewest != asked.cpu_experts:
         trials.insert(0, (f"--cpu-moe {fewest}", replace(asked, gpu_layers=-1, cpu_experts=fewest)))
-    found = [(flag, _ranked(shape, cluster, trial, 0, 0)[0]) for flag, trial in trials]
-    better = [
-        (flag, each) for flag, each in found if each.fits and each.tokens_per_s > _WORTH_SAYING * best.tokens_per_s
-    ]
-    for flag, each in better[:_MOST_TRIALS]:
-        change = _change(flag, each)
-        yield replace(
-            change, words=f"{each.on_host or 'all of it on the GPU'}, {each.tokens_per_s:,.1f} tokens/s at most"
-        )
+    found = [(flag, search.best(asked=trial, tp=0, pp=0)) for flag, trial in trials]
+    enough = _WORTH_SAYING * best.tokens_per_s
+    for flag, each in [(flag, each) for flag, each in found if each.fits and each.tokens_per_s > enough][:_MOST_TRIALS]:
+        where = each.on_host or "all of it on the GPU"
+        yield replace(_change(flag, each), words=f"{where}, {each.tokens_per_s:,.1f} tokens/s at most")
 
 
 def _surest_utilization(budget: ServingBudget) -> float:
@@ -389,45 +439,6 @@ def _change(flag: str, found: ServingLayout, beside: ServingLayout | None = None
     if beside is not None and found.replicas != beside.replicas:
         words += f", {found.replicas} copies of {found.configuration.gpus} GPUs"
     return FlagChange(flag, words, most, found.longest_context)
-
-
-def _more_gpus(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
-) -> Iterator[FlagChange]:
-    times = 2
-    while times <= _MOST_TIMES_GPUS:
-        # Fill a host before adding another.
-        room = max(cluster.host.gpus, cluster.gpus_per_host)
-        per_host = min(cluster.gpus_per_host * times, room // cluster.gpus_per_host * cluster.gpus_per_host)
-        larger = replace(cluster, gpus_per_host=per_host, hosts=cluster.gpus * times // per_host)
-        found = _ranked(shape, larger, asked, tp, pp)[0]
-        if found.fits:
-            yield _change(f"--gpus {larger.gpus}x{larger.gpu.key}", found)
-            return
-        times *= 2
-
-
-def _other_cards(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
-) -> Iterator[FlagChange]:
-    """Yield the smallest common GPU on which it fits."""
-    for other in common_clusters(cluster.gpu.maker):
-        found = best_layout(shape, other, asked, tp=tp, pp=pp)
-        if found is not None:
-            change = _change(f"--gpus {other.name}", found)
-            yield replace(change, words=f"would do: {change.words}")
-            return
-
-
-def _less(best: ServingLayout, users: int) -> Iterator[FlagChange]:
-    """Yield a shorter context or fewer users, if any fit at all."""
-    asked = best.configuration
-    if best.longest_context >= asked.block:
-        context = best.longest_context // asked.block * asked.block
-        yield FlagChange(f"--context {context}", f"{_users(users)} at {context:,} tokens", users, context)
-    if best.most_users:
-        most = best.most_users
-        yield FlagChange(f"--users {most}", f"{_users(most)} at {asked.context:,} tokens", most, asked.context)
 
 
 def _users(number: int) -> str:

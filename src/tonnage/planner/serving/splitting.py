@@ -39,20 +39,16 @@ def splits(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp:
     ]
     if not found:
         given = " ".join(f"--{name} {number}" for name, number in (("tp", tp), ("pp", pp)) if number)
-        raise BadLayout(
-            f"With {given} no copy of {shape.name} fills hosts of {cluster.gpus_per_host} GPUs evenly.",
-            hint="Leave --tp and --pp out, and the ways that can be are searched.",
-        )
+        problem = f"With {given} no copy of {shape.name} fills hosts of {cluster.gpus_per_host} GPUs evenly."
+        raise BadLayout(problem, hint="Leave --tp and --pp out, and the ways that can be are searched.")
     return found
 
 
 def _check_given(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> None:
     given, gpus, per_host = (tp or 1) * (pp or 1), cluster.gpus, cluster.gpus_per_host
     if gpus % given:
-        raise BadLayout(
-            f"--tp {tp or 1} × --pp {pp or 1} = {given} GPUs do not divide {gpus}.",
-            hint=f"Use a product that divides {gpus}: {', '.join(map(str, divisors(gpus)))}.",
-        )
+        hint = f"Use a product that divides {gpus}: {', '.join(map(str, divisors(gpus)))}."
+        raise BadLayout(f"--tp {tp or 1} × --pp {pp or 1} = {given} GPUs do not divide {gpus}.", hint=hint)
     check(shape, replace(asked, tp=tp or 1, pp=pp or 1, stage_layers=asked.stage_layers if pp else ()))
     for words in obstacles(shape, tp or 1, pp or 1):
         good = [str(each) for each in divisors(gpus) if accepts(shape, each, 1)]

@@ -156,21 +156,16 @@ class LengthClock(StepClock):
         useful = _each(configuration.micro_batch, self._lengths.useful)
         tokens: Quantity = useful * configuration.accumulate * configuration.data
         passes = sum((time.parts[name] for name in ("forward", "backward", "recompute")), start=0.0)
-        waiting = passes * (self._slowest_rank(configuration) - 1)
-        return replace(time, tokens=tokens, parts=time.parts | {"uneven ranks": waiting})
-
-    def _slowest_rank(self, configuration: Configuration) -> Quantity:
-        """Return the slowest rank's tokens over the mean: per pass if ranks gather parameters, else per step.
-
-        Pipeline stages wait for the largest micro-batch in flight; data-parallel ranks wait for each other once a step.
-        """
+        # The slowest rank's tokens over the mean: per pass if ranks gather parameters, else per step. Pipeline stages wait
+        # for the largest micro-batch in flight; data-parallel ranks wait for each other once a step.
         staged = np.asarray(configuration.pp) > 1
         rounds = np.where(staged | (configuration.zero > 1), 1, configuration.accumulate)
         ranks = np.where(staged, configuration.pp, configuration.data)
         columns = np.broadcast_arrays(*np.atleast_1d(configuration.micro_batch, ranks, rounds))
         rows, places = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
         found = np.array([_slowest(self._lengths, *row) for row in rows.tolist()])[places.ravel()]
-        return found if np.ndim(configuration.micro_batch) else float(found[0])
+        waiting = passes * ((found if np.ndim(configuration.micro_batch) else float(found[0])) - 1)
+        return replace(time, tokens=tokens, parts=time.parts | {"uneven ranks": waiting})
 
     def _pieces(self, micro_batch: int) -> tuple[int, int]:
         """Return sequences and length of a uniform micro-batch with the cost of the mean one."""
@@ -253,38 +248,34 @@ def parse_lengths(text: str, samples: float | None = None) -> Lengths:
     """Parse a file of lengths, a list ("512,1024", "999x600,32k"), or words ("mean 600 max 4096")."""
     words = text.split()
     if words and words[0] in ("mean", "median"):
-        return _in_words(words, text, samples)
+        # A log-normal distribution of which one in a thousand reaches the maximum.
+        hint = "Write mean 600 max 4096, or median 400 max 4096."
+        if len(words) != 4 or words[2] != "max":
+            raise BadLayout(f"--lengths {text}: the words are not known.", hint=hint)
+        middle, longest = parse_count(words[1]), parse_count(words[3])
+        if not 1 <= middle < longest <= _LONGEST:
+            raise BadLayout(f"--lengths {text}: the {words[0]} lies between 1 and the maximum.", hint=hint)
+        apart = math.log(longest / middle)
+        if words[0] == "median":
+            spread, centre = apart / _RARE, math.log(middle)
+        else:
+            # centre + spread²/2 is the mean's logarithm, centre + _RARE × spread the maximum's.
+            spread = _RARE - math.sqrt(max(_RARE**2 - 2 * apart, 0.0))
+            centre = math.log(middle) - spread**2 / 2
+        deviates = np.array([NormalDist().inv_cdf((rank + 0.5) / _DRAWN) for rank in range(_DRAWN)])
+        drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
+        for _ in range(_ROUNDS if words[0] == "mean" else 0):
+            # Truncation at the maximum lowers the mean.
+            centre += math.log(middle / float(drawn.mean()))
+            drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
+        drawn = np.round(drawn)
+        return _counted(drawn.astype(int).tolist(), [1] * _DRAWN, text, samples or _USUAL_SAMPLES)
     parts = [part.strip() for part in text.split(",")]
     matches = [_LENGTH.fullmatch(part) for part in parts]
     if not all(matches):
         return _from_file(text, samples)
     found = [(parse_count(match[2]), int(match[1] or 1)) for match in matches if match]
     return _counted([length for length, _ in found], [count for _, count in found], text, samples)
-
-
-def _in_words(words: list[str], text: str, samples: float | None) -> Lengths:
-    """Return a log-normal distribution of which one in a thousand reaches the maximum."""
-    hint = "Write mean 600 max 4096, or median 400 max 4096."
-    if len(words) != 4 or words[2] != "max":
-        raise BadLayout(f"--lengths {text}: the words are not known.", hint=hint)
-    middle, longest = parse_count(words[1]), parse_count(words[3])
-    if not 1 <= middle < longest <= _LONGEST:
-        raise BadLayout(f"--lengths {text}: the {words[0]} lies between 1 and the maximum.", hint=hint)
-    apart = math.log(longest / middle)
-    if words[0] == "median":
-        spread, centre = apart / _RARE, math.log(middle)
-    else:
-        # centre + spread²/2 is the mean's logarithm, centre + _RARE × spread the maximum's.
-        spread = _RARE - math.sqrt(max(_RARE**2 - 2 * apart, 0.0))
-        centre = math.log(middle) - spread**2 / 2
-    deviates = np.array([NormalDist().inv_cdf((rank + 0.5) / _DRAWN) for rank in range(_DRAWN)])
-    drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
-    for _ in range(_ROUNDS if words[0] == "mean" else 0):
-        # Truncation at the maximum lowers the mean.
-        centre += math.log(middle / float(drawn.mean()))
-        drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
-    drawn = np.round(drawn)
-    return _counted(drawn.astype(int).tolist(), [1] * _DRAWN, text, samples or _USUAL_SAMPLES)
 
 
 def _from_file(text: str, samples: float | None) -> Lengths:

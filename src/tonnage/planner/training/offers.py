@@ -47,7 +47,14 @@ def offers(findings: PlanSearch) -> list[Offer]:
     if best is None:
         return []
     rows = layouts(findings.shape, findings.cluster, findings.request)
-    rated = _Rated(findings, rows, _speeds(findings, rows))
+    # The highest speed of each layout in any sharding.
+    codes = np.concatenate([_codes(one.family.configuration) for one in findings.judged])
+    speeds = np.concatenate([one.tokens_per_s for one in findings.judged])
+    order = np.lexsort((speeds, codes))
+    codes, speeds = codes[order], speeds[order]
+    asked = _codes(rows)
+    place = np.searchsorted(codes, asked, side="right") - 1
+    rated = _Rated(findings, rows, np.where((place >= 0) & (codes[place] == asked), speeds[place], 0.0))
     changes = [*_offloaded(findings, best), *_changes(rated, best)]
     found = [*_frameworks(rated, best), *(offer for offer in changes if offer.gain > comparison_error())]
     return sorted(found, key=lambda offer: -offer.gain)
@@ -139,17 +146,6 @@ def _looked_at_again(
         if any(one.leaves_headroom.any() for one in judged):
             return judged
     return []
-
-
-def _speeds(findings: PlanSearch, rows: Layouts) -> NDArray[np.float64]:
-    """Return the highest speed of each layout in any sharding."""
-    codes = np.concatenate([_codes(one.family.configuration) for one in findings.judged])
-    speeds = np.concatenate([one.tokens_per_s for one in findings.judged])
-    order = np.lexsort((speeds, codes))
-    codes, speeds = codes[order], speeds[order]
-    asked = _codes(rows)
-    place = np.searchsorted(codes, asked, side="right") - 1
-    return np.where((place >= 0) & (codes[place] == asked), speeds[place], 0.0)
 
 
 def _codes(numbers: Any) -> NDArray[np.uint64]:

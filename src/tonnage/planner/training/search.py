@@ -180,10 +180,8 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock:
         if any(one.fits.any() for one in judged) and not _short_of_memory(request, judged):
             break
     if not judged:
-        raise BadLayout(
-            "No layout satisfies all of these flags together.",
-            hint="Leave one of --tp, --pp, --cp, --ep, --zero, --framework, --offload out.",
-        )
+        hint = "Leave one of --tp, --pp, --cp, --ep, --zero, --framework, --offload out."
+        raise BadLayout("No layout satisfies all of these flags together.", hint=hint)
     return _findings(shape, cluster, request, clock, judged)
 
 

@@ -85,11 +85,6 @@ class Layouts:
         """Rows in which one copy of the model is split over GPUs."""
         return self.tp * self.pp * self.cp * self.ep > 1
 
-    @property
-    def replicated(self) -> NDArray[np.bool_]:
-        """Rows in which there is something to shard."""
-        return self.data * self.cp > 1
-
 
 def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Layouts:
     """Return every layout of the GPUs with every micro-batch."""
@@ -253,7 +248,7 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
             continue
         moved = (offload.optimizer, offload.parameters) != ("gpu", "gpu")
         anyway = zero == 0 or request.zero is not None or moved
-        useful = rows if anyway else rows.where(rows.replicated)
+        useful = rows if anyway else rows.where(rows.data * rows.cp > 1)  # where there is something to shard
         # Hybrid sharding applies to everything or nothing, unless it was asked for.
         useful = useful if zero == 3 or request.shard else useful.where(useful.shard == useful.data)
         useful = useful if zero else replace(useful, shard=np.ones_like(useful.shard))

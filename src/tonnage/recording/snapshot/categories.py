@@ -43,27 +43,9 @@ def categorise(
             a.category = _BY_STACK.get(origin.about, Category.EARLIER)
         else:
             a.category = _category(a, origin, ends.of(a), sizes)
-    _match_gradients(allocations[:started], allocations[started:], ends)
-
-
-def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[int]) -> Category:
-    if origin.about == "cache":
-        return Category.KV_CACHE
-    if a.phase == "optimizer":
-        return Category.OPTIMIZER_STATES if origin.makes_state or outlives_phase else Category.WORKSPACE
-    if a.phase == "backward":
-        is_gradient = outlives_phase and (not sizes or a.requested_bytes in sizes)
-        return Category.GRADIENTS if is_gradient else Category.ACTIVATIONS
-    if a.phase == "forward":
-        return Category.ACTIVATIONS
-    return Category.PARAMETERS if origin.about == "model" else Category.OTHER
-
-
-def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], ends: "_PhaseEnds") -> None:
-    """Categorize older blocks of the gradients' sizes: parameters, then states of an optimizer that allocates none.
-
-    An optimizer that recomputes its states frees the older ones during its step.
-    """
+    # Older blocks of the gradients' sizes: parameters, then states of an optimizer that allocates none. One that recomputes
+    # its states frees the older ones during its step.
+    older, made = allocations[:started], allocations[started:]
     by_step: dict[int, Counter[int]] = {}
     for a in made:
         if a.category is Category.GRADIENTS:
@@ -84,6 +66,19 @@ def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], en
         whole = len(alike) // count * count
         for place, a in enumerate(alike[: min(whole, (1 + _MOST_STATES) * count if has_states else count)]):
             a.category = Category.PARAMETERS if place < count else Category.OPTIMIZER_STATES
+
+
+def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[int]) -> Category:
+    if origin.about == "cache":
+        return Category.KV_CACHE
+    if a.phase == "optimizer":
+        return Category.OPTIMIZER_STATES if origin.makes_state or outlives_phase else Category.WORKSPACE
+    if a.phase == "backward":
+        is_gradient = outlives_phase and (not sizes or a.requested_bytes in sizes)
+        return Category.GRADIENTS if is_gradient else Category.ACTIVATIONS
+    if a.phase == "forward":
+        return Category.ACTIVATIONS
+    return Category.PARAMETERS if origin.about == "model" else Category.OTHER
 
 
 class _PhaseEnds:

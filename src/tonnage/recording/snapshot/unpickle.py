@@ -124,7 +124,24 @@ class _Machine:
         self._buffer = b""
 
     def _refill(self, pos: int) -> int:
-        self._check_growth()
+        # Once per window is enough: within one, a byte creates at most one object.
+        limits = self._limits
+        held_bytes = self._object_bytes + _SLOT_BYTES * (len(self._stack) + len(self._memo))
+        read_bytes = self._before_buffer_bytes + len(self._buffer)
+        most_bytes = min(limits.object_bytes, _GRACE_BYTES + limits.objects_per_byte * read_bytes)
+        if held_bytes > most_bytes:
+            raise BadSnapshot(
+                f"Its first {format_bytes(read_bytes)} take more than {format_bytes(most_bytes)} of memory."
+            )
+        checks = (
+            ("values waiting", len(self._stack), limits.stack_items),
+            ("memo entries", len(self._memo), limits.memo_entries),
+            ("frames", self._frames, limits.frames),
+            ("nested marks", len(self._marks), limits.nested_marks),
+        )
+        for what, count, limit in checks:
+            if count > limit:
+                raise BadSnapshot(f"It has more than {limit:,} {what}.")
         more = self._stream.read(_WINDOW_BYTES)
         if pos and not more and pos >= len(self._buffer):
             raise BadSnapshot(f"It ends in the middle, at offset {self._before_buffer_bytes + pos}.")
@@ -182,26 +199,6 @@ class _Machine:
         return pos
 
     # Limits and refusals
-
-    def _check_growth(self) -> None:
-        # Once per window is enough: within one, a byte creates at most one object.
-        limits = self._limits
-        held_bytes = self._object_bytes + _SLOT_BYTES * (len(self._stack) + len(self._memo))
-        read_bytes = self._before_buffer_bytes + len(self._buffer)
-        most_bytes = min(limits.object_bytes, _GRACE_BYTES + limits.objects_per_byte * read_bytes)
-        if held_bytes > most_bytes:
-            raise BadSnapshot(
-                f"Its first {format_bytes(read_bytes)} take more than {format_bytes(most_bytes)} of memory."
-            )
-        checks = (
-            ("values waiting", len(self._stack), limits.stack_items),
-            ("memo entries", len(self._memo), limits.memo_entries),
-            ("frames", self._frames, limits.frames),
-            ("nested marks", len(self._marks), limits.nested_marks),
-        )
-        for what, count, limit in checks:
-            if count > limit:
-                raise BadSnapshot(f"It has more than {limit:,} {what}.")
 
     def _bad(self, problem: str, position: int) -> NoReturn:
         code = self._buffer[position] if position < len(self._buffer) else _STOP

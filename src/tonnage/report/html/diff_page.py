@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from string import Template
 
-from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
-from tonnage.recording import Recording
+from tonnage.explain.diff import Growth
 from tonnage.report.html import markup
 from tonnage.report.html.markup import read_part, simple_page, size, text
 from tonnage.report.html.sections import SOURCES
 from tonnage.report.html.series import line_of
-from tonnage.report.runs.diff import growth_percent, labelled, signed
+from tonnage.report.runs.diff import ComparedRuns, growth_percent, labelled, signed
 from tonnage.report.runs.total import verdict_words
 
 _SAMPLES = 3_000
@@ -20,21 +19,15 @@ _NOTE = (
 )
 
 
-def render_diff_page(
-    names: tuple[str, str],
-    runs: tuple[Recording, Recording],
-    difference: RunDifference,
-    limit: GrowthLimit | None = None,
-    failed: bool = False,
-) -> str:
+def render_diff_page(compared: ComparedRuns) -> str:
     """Return the page."""
-    peaks = difference.peaks
+    names, runs, difference = compared.names, compared.runs, compared.difference
     lines = [{"name": f"{letter}  {name}", "word": "", "role": None} for letter, name in zip("AB", names, strict=True)]
     # The memory available to PyTorch, if both ran on the same card.
     ceilings = {max(run.header.capacity_bytes - run.header.overhead_bytes, 0) for run in runs}
     return simple_page(
         text(f"{names[0]} → {names[1]}"),
-        _header(names, runs, peaks, limit, failed),
+        _header(compared),
         Template(read_part("lines.html")).substitute(note=_NOTE),
         _table("Peaks of phases", difference.phases, "phases"),
         _table("At the peak, by category", labelled(difference.categories), "categories"),
@@ -49,13 +42,8 @@ def render_diff_page(
     )
 
 
-def _header(
-    names: tuple[str, str],
-    runs: tuple[Recording, Recording],
-    peaks: Sequence[Growth],
-    limit: GrowthLimit | None,
-    failed: bool,
-) -> str:
+def _header(compared: ComparedRuns) -> str:
+    names, peaks, limit, failed = compared.names, compared.difference.peaks, compared.limit, compared.failed
     grew = peaks[0].grew_bytes
     verdict = f"{signed(grew)} ({growth_percent(peaks[0])})" if grew else "no change"
     # Growth is red, as in the terminal; with a limit the verdict is whether it holds.
@@ -69,7 +57,7 @@ def _header(
             f"<strong>{letter}</strong>",
             *map(text, (name, head.gpu_name, SOURCES[head.source], verdict_words(head.outcome))),
         )
-        for letter, name, head in zip("AB", names, (run.header for run in runs), strict=True)
+        for letter, name, head in zip("AB", names, (run.header for run in compared.runs), strict=True)
     ]
     table = markup.table(("", "", "", "", ""), rows, name="runs")
     title = f"{text(names[0])} → {text(names[1])}"

@@ -1,37 +1,37 @@
-"""A training plan as one HTML page that works offline: the plan, its ledger, its step, alternatives, reasons, every
-term.
+"""Plans as HTML pages that work offline, each with its bytes, alternatives and terms.
+
+Of training: the plan, its ledger and step, reasons. Of serving: a GPU's memory, the KV cache, other layouts, how to launch it. Of
+reinforcement learning: the phases of a step as bars by category.
 """
 
+import shlex
 from collections.abc import Sequence
 
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
-from tonnage.planner.training.offers import Offer
-from tonnage.planner.training.reasons import Reason
-from tonnage.planner.training.remedies import Remedy
+from tonnage.planner.rl.search import RlFindings, RlPlan
+from tonnage.planner.rl.settings import trl_settings, verl_settings
+from tonnage.planner.serving.search import ServingPlan
 from tonnage.planner.training.search import PlanSearch, TrainingPlan
-from tonnage.report.campaign import NONE, Campaign, campaign_words
+from tonnage.report.campaign import Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, simple_page, size, text
-from tonnage.report.plans.lengths import length_words
-from tonnage.report.plans.training import brief, flags, notes, number_words, pace, time_words
+from tonnage.report.plans import rl, serving
+from tonnage.report.plans.notes import length_words
+from tonnage.report.plans.training import TrainingAnswer, brief, flags, notes, number_words, pace, time_words
 from tonnage.units import percent
 
 _ROWS = 12
+_KINDS = ("parameters", "kv_cache", "activations", "gradients", "workspace", "context")
 
 
-def render_plan_page(
-    findings: PlanSearch,
-    reasons: list[Reason],
-    remedies: list[Remedy],
-    offers: list[Offer],
-    campaign: Campaign = NONE,
-) -> str:
+def render_plan_page(answer: TrainingAnswer) -> str:
     """Return the page; if nothing fits, of the closest plan, with what would fit above it."""
+    findings, offers = answer.findings, answer.offers
     plan, best, shape = findings.closest, findings.best, findings.shape
-    parts = [_header(findings, campaign)]
-    if remedies:
+    parts = [_header(findings, answer.campaign)]
+    if answer.remedies:
         rows = [
             (
                 text(r.change),
@@ -39,7 +39,7 @@ def render_plan_page(
                 size(r.capacity_bytes, "GiB"),
                 f"<code>{text(r.flag, 1000)}</code>",
             )
-            for r in remedies
+            for r in answer.remedies
         ]
         table = markup.table(("change", "needs", "of", "how"), rows, name="remedies", numbers=(1, 2))
         parts.append(markup.section("What would fit", table, name="advice"))
@@ -53,8 +53,8 @@ def render_plan_page(
         table = _plans(shape, [("this plan", best, None), *others], "offers")
         note = "; ".join(f"{offer.flag} trains in other numbers: {offer.change}" for offer in offers if offer.numbers)
         parts.append(markup.section("With one more flag", table, name="offers", note=text(note)))
-    if reasons:
-        lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
+    if answer.reasons:
+        lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in answer.reasons]
         table = markup.folded(lost, _ROWS, ("", ""), name="reasons", kind="bars")
         parts.append(markup.section("Why not", table, name="why-not"))
     title = text(f"{shape.name} · {findings.cluster.words}")
@@ -143,3 +143,123 @@ def terms_section(terms: Sequence[Term], total_bytes: int) -> str:
     columns = ("term", "bytes", "", "arithmetic", "from")
     table = markup.table(columns, rows, name="terms", numbers=(1, 2), kind="terms")
     return markup.section("Term by term, at the peak", table, name="arithmetic")
+
+
+def render_serving_page(plan: ServingPlan) -> str:
+    """Return the page; if nothing fits, what would comes first."""
+    best, budget = plan.best, plan.best.budget
+    parts = [_serving_header(plan)]
+    if not plan.fits:
+        needed, available = size(budget.needed_bytes), size(budget.available_bytes)
+        parts.append(f'<p class="failure">A GPU needs {needed} for this and has {available}.</p>')
+    if plan.changes:
+        changes = [(f"<code>{text(change.flag)}</code>", text(change.words)) for change in plan.changes]
+        table = markup.table(("", ""), changes, name="changes", kind="bars")
+        parts.append(markup.section(serving.offers_title(plan).capitalize(), table, name="advice"))
+    # The ledger, and the KV cache.
+    kinds = (*_KINDS, *["fragmentation"] * bool(budget.configuration.reserved_bytes), "free")
+    held = [(kind, *row) for kind, row in zip(kinds, serving.ledger_rows(budget, whole=True), strict=True)]
+    table = ledger_table([one for one in held if one[2] > 0], max(budget.capacity_bytes, budget.total_bytes))
+    ledger = markup.section("Each GPU", table, name="ledger", note=f"of {size(budget.capacity_bytes)}")
+    kv = budget.kv
+    sizes = [
+        ("a token, on one GPU", size(kv.layout.bytes_per_token)),
+        (f"blocks of {kv.layout.block} tokens", f"{kv.blocks:,}"),
+        ("needed of them", f"{budget.needed_blocks:,}"),
+        ("tokens in all", f"{kv.tokens:,}"),
+    ]
+    cache = markup.section("KV cache", markup.table(("", ""), sizes, name="kv-rows", numbers=(1,)), name="kv")
+    parts.append(f'<div class="pair">{ledger}{cache}</div>')
+    if plan.fits:
+        copies = f", {best.replicas} times behind a balancer" if best.replicas > 1 else ""
+        # Browsers break lines after hyphens, and a flag begins with two.
+        words = " ".join(f"<span>{text(shlex.quote(word), 4000)}</span>" for word in serving.launch_words(plan))
+        parts.append(markup.section(f"To launch it{copies}", f"<pre>{words}</pre>", name="launch"))
+    if plan.others:
+        layouts = []
+        for layout in (best, *plan.others):
+            asked, lacks = layout.configuration, "" if layout.fits else f"lacks {size(layout.missing_bytes)}"
+            numbers = (layout.most_users, layout.longest_context)
+            name, speed = f"tp {asked.tp} pp {asked.pp} × {layout.replicas}", f"{layout.tokens_per_s:,.0f}"
+            layouts.append((name, *(f"{number:,}" for number in numbers), speed, lacks))
+        columns = ("", "users", "longest context", "tokens/s at most", "")
+        table = markup.table(columns, layouts, name="layouts", numbers=(1, 2, 3), kind="plans")
+        parts.append(markup.section("This layout and others", table, name="others"))
+    parts.append(terms_section(budget.terms, budget.total_bytes))
+    parts.append("".join(f'<p class="note">{text(note, 1000)}</p>' for note in budget.notes))
+    return simple_page(text(f"{plan.shape.name} · {plan.cluster.words}"), *parts)
+
+
+def _serving_header(plan: ServingPlan) -> str:
+    best, asked = plan.best, plan.best.configuration
+    weights = f"{asked.weights} weights, {asked.kv} cache"
+    facts = [plan.cluster.words, serving.engine_words(asked), *serving.layout_words(plan), weights]
+    tiles = [
+        ("asked for", f"{plan.users:,} × {asked.context:,}", "users × tokens"),
+        ("most users", f"{best.most_users:,}", f"at {asked.context:,} tokens"),
+        ("longest context", f"{best.longest_context:,}", f"for {plan.users:,} user{'s' * (plan.users != 1)}"),
+    ]
+    if plan.fits:
+        each = f"at most; {1 / best.decode_step_s:,.1f} a user"
+        tiles.append(("decoded tokens a second", f"{best.tokens_per_s:,.0f}", each))
+    verdict, kind = ("fits", "ok") if plan.fits else ("does not fit", "oom")
+    return markup.head(text(plan.shape.name), verdict, kind, text(" · ".join(facts)), markup.tiles(tiles))
+
+
+def render_rl_page(found: RlFindings) -> str:
+    """Return the page; if nothing fits, what would comes first."""
+    best, parts = found.best, [_rl_header(found)]
+    if found.remedies:
+        remedies = [(f"<code>{text(flag)}</code>", time_words(plan.step_s)) for flag, plan in found.remedies]
+        table = markup.table(("", "a step"), remedies, name="changes")
+        parts.append(markup.section("What would fit", table, name="advice"))
+    parts.append(_rl_timeline(best))
+    trl = trl_settings(best)
+    words = trl or verl_settings(best)
+    if words and found.fits:
+        lines = "".join(f"<span>{text(f'{name}={value}', 400)}</span>\n" for name, value in words.items())
+        parts.append(markup.section(f"In {'TRL' if trl else 'verl'}", f"<pre>{lines}</pre>", name="settings"))
+    if found.alternatives:
+        plans = [
+            (text("  ".join(rl.engine_words(plan)), 400), time_words(plan.step_s), size(plan.peak.total_bytes))
+            for plan in (best, *found.alternatives)
+        ]
+        table = markup.table(("", "a step", "peak"), plans, name="plans", numbers=(1, 2), kind="plans")
+        parts.append(markup.section("This way and others", table, name="others"))
+    for number, phase in enumerate(best.phases):
+        terms = []
+        for one in sorted(phase.held, key=lambda one: -one.size_bytes):
+            owner = markup.swatch(str(one.term.category)) + text(one.owner)
+            terms.append((owner, text(one.term.name), size(one.size_bytes), text(one.term.formula)))
+        table = markup.table(("", "", "", ""), terms, name=f"terms-{number}", numbers=(2,))
+        head = f"{text(phase.name)}, {size(phase.total_bytes)}"
+        parts.append(f"<details><summary>{head}</summary>{table}</details>")
+    return simple_page(text(f"{found.shape.name} · {found.cluster.words}"), *parts)
+
+
+def _rl_header(found: RlFindings) -> str:
+    plan, asked = found.best, found.request
+    work = f"{asked.algorithm}, {asked.prompts:,} × {asked.group:,} completions of {asked.completion:,} tokens"
+    facts = [work, *flags(plan.trainer), *rl.engine_words(plan)]
+    tiles = [
+        ("a step", time_words(plan.step_s), f"{plan.samples_per_s:,.1f} samples/s" if plan.step_s else ""),
+        ("tokens a second", f"{plan.tokens_per_s:,.0f}" if plan.step_s else "", "generated and trained on"),
+        ("the fullest phase", size(plan.peak.total_bytes), text(plan.peak.name)),
+        ("the engine's share", f"{plan.utilization:g}", "gpu_memory_utilization"),
+    ]
+    verdict, kind = ("fits", "ok") if found.fits else ("does not fit", "oom")
+    return markup.head(text(found.shape.name), verdict, kind, text(" · ".join(facts), 1000), markup.tiles(tiles))
+
+
+def _rl_timeline(plan: RlPlan) -> str:
+    whole = max(plan.cluster.gpu.memory_bytes, plan.peak.total_bytes)
+    rows: list[tuple[str, ...]] = []
+    used: dict[str, str] = {}
+    for phase in plan.phases:
+        parts = [(str(category), part) for category, part in phase.ledger.ranked()]
+        used |= {str(category): category.label for category, _ in phase.ledger.ranked()}
+        rows.append((text(phase.name), time_words(phase.seconds), size(phase.total_bytes), bar(parts, whole)))
+    legend = " ".join(f"{markup.swatch(kind)}{text(name)}" for kind, name in used.items())
+    table = markup.table(("", "", "", ""), rows, name="phases", numbers=(1, 2), kind="bars")
+    note = f"of {size(plan.cluster.gpu.memory_bytes)} on each GPU"
+    return markup.section("The phases of a step", table, f"<p>{legend}</p>", name="timeline", note=note)

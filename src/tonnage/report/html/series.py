@@ -24,17 +24,9 @@ WHOLE_UP_TO_TIMES = 4
 MOST_SPANS = 20_000
 # From the bottom of the stack up: long-lived categories, then transient ones.
 STACKING = (
-    Category.EARLIER,
-    Category.PARAMETERS,
-    Category.OPTIMIZER_STATES,
-    Category.GRADIENTS,
-    Category.KV_CACHE,
-    Category.INPUTS,
-    Category.ACTIVATIONS,
-    Category.WORKSPACE,
-    Category.OTHER,
-    Category.CONTEXT,
-    Category.FRAGMENTATION,
+    *(Category.EARLIER, Category.PARAMETERS, Category.OPTIMIZER_STATES, Category.GRADIENTS, Category.KV_CACHE),
+    *(Category.INPUTS, Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER),
+    *(Category.CONTEXT, Category.FRAGMENTATION),
 )
 
 

@@ -18,6 +18,7 @@ from tonnage.report.lines import (
     heading,
     ledger_row,
     packed,
+    picked,
     report_width,
     said,
     spread,
@@ -25,7 +26,6 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.output import picked
 from tonnage.report.plans.training import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
 
@@ -39,7 +39,16 @@ def plan_lines(findings: DiffusionSearch, *, explain: bool = False) -> Iterator[
     yield ""
     yield from _headline(findings)
     yield ""
-    yield from _ledger(findings.plan)
+    plan = findings.plan
+    capacity = plan.cluster.gpu.memory_bytes
+    unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
+    for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
+        if size := round(float(term.size_bytes)):
+            yield ledger_row(term.name, f"{column(size, unit)}  ", size / whole, width=_NAME, cells=_BAR, style="cyan")
+    free = capacity - plan.total_bytes
+    if free > 0:
+        yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
+    yield Text(f"  peak in the {plan.moment}", style="dim")
     if findings.fits:
         yield ""
         yield from _time(findings.plan)
@@ -97,18 +106,6 @@ def rate_words(rate: float) -> str:
 def flags(findings: DiffusionSearch) -> list[str]:
     """Return the choices as flags without their dashes."""
     return [f"{name} {value}" for name, value in findings.plan.choices.items()]
-
-
-def _ledger(plan: DiffusionPlan) -> Iterator[Text | str]:
-    capacity = plan.cluster.gpu.memory_bytes
-    unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
-    for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
-        if size := round(float(term.size_bytes)):
-            yield ledger_row(term.name, f"{column(size, unit)}  ", size / whole, width=_NAME, cells=_BAR, style="cyan")
-    free = capacity - plan.total_bytes
-    if free > 0:
-        yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
-    yield Text(f"  peak in the {plan.moment}", style="dim")
 
 
 def _time(plan: DiffusionPlan) -> Iterator[Text | str]:
@@ -193,10 +190,9 @@ def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
     """Return everything in the report as JSON values."""
     return {
         "tonnage": __version__,
-        "fits": findings.fits,
-        "capacity_bytes": findings.cluster.gpu.memory_bytes,
+        **picked(findings, "fits capacity_bytes:cluster.gpu.memory_bytes"),
         "model": {"name": findings.pipeline.name, "parameters": all_weights()[findings.pipeline.denoiser].parameters},
-        "cluster": {"gpu": findings.cluster.gpu.key, "gpus": findings.cluster.gpus},
+        "cluster": picked(findings.cluster, "gpu:gpu.key gpus"),
         "request": asdict(findings.request),
         "best": one_figures(findings.plan),
         "most": findings.most,
@@ -207,20 +203,14 @@ def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
 def one_figures(plan: DiffusionPlan) -> dict[str, Any]:
     """Return one plan as JSON values."""
     return {
-        **picked(plan, "choices fits total_bytes peak_allocated_bytes"),
-        "peak_moment": plan.moment,
+        **picked(plan, "choices fits total_bytes peak_allocated_bytes peak_moment:moment"),
         "host_bytes": round(plan.host_bytes),
         "seconds": plan.seconds,
         "range_s": list(plan.range_s),
         "images_per_s": plan.images_per_s,
         "parts_s": {name: part.s for name, part in plan.parts.items()} | {"copies": plan.moved_s},
         "terms": [
-            {
-                "category": str(term.category),
-                "name": term.name,
-                "size_bytes": round(float(term.size_bytes)),
-                "source": term.source,
-            }
+            picked(term, "category name size_bytes source") | {"size_bytes": round(float(term.size_bytes))}
             for term in plan.terms
         ],
     }

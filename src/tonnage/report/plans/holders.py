@@ -6,7 +6,7 @@ from typing import Any
 from tonnage import __version__
 from tonnage.models.shape import ModelShape
 from tonnage.planner.holders import Holder, smallest
-from tonnage.report.lines import table, wrapped
+from tonnage.report.lines import picked, table, wrapped
 from tonnage.units import GIB
 
 
@@ -18,15 +18,8 @@ def holder_lines(shape: ModelShape, holders: list[Holder], *, what: str, most: s
     least = smallest(holders)
     holding = [holder for holder in holders if holder.most]
     if holding:
-        heads = (
-            "",
-            "cards",
-            "memory",
-            "used a GPU",
-            most,
-            "tokens/s",
-            "offload" * any(holder.offload for holder in holding),
-        )
+        offload = "offload" * any(holder.offload for holder in holding)
+        heads = ("", "cards", "memory", "used a GPU", most, "tokens/s", offload)
         yield from table([heads, *(_cells(holder, holder is least) for holder in holding)], align="<<>>>><", names=(6,))
         yield ""
     if least:
@@ -54,18 +47,12 @@ def holder_figures(shape: ModelShape, holders: list[Holder], *, most: str) -> di
     least = smallest(holders)
     return {
         "version": __version__,
-        "model": {"name": shape.name, "parameters": shape.parameters, "exact": shape.exact},
+        "model": picked(shape, "name parameters exact"),
         "smallest": least.cluster.name if least else None,
         "cards": [
-            {
-                "gpus": holder.cluster.name,
-                "memory_bytes": holder.memory_bytes,
-                "fits": bool(holder.most),
-                "used_bytes": holder.needed_bytes,
-                most.replace(" ", "_").replace("-", "_"): holder.most,
-                "tokens_per_s": holder.tokens_per_s,
-                "offload": holder.offload,
-            }
+            picked(holder, "gpus:cluster.name memory_bytes")
+            | {"fits": bool(holder.most)}
+            | picked(holder, f"used_bytes:needed_bytes {most.replace('-', '_')}:most tokens_per_s offload")
             for holder in holders
         ],
     }

@@ -20,13 +20,13 @@ from tonnage.report.lines import (
     heading,
     ledger_row,
     packed,
+    picked,
     report_width,
     spread,
     table,
     table_unit,
     wrapped,
 )
-from tonnage.report.output import picked
 from tonnage.report.plans.training import flags, time_words
 from tonnage.units import GIB, format_bytes, percent
 
@@ -36,22 +36,6 @@ _OFFLOADED = {"frozen": "reference", "optimizer": "optimizer", "weights": "weigh
 def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
     yield ""
-    yield from _headline(found)
-    yield ""
-    yield from _timeline(found.best)
-    yield ""
-    yield from _fullest(found.best)
-    if explain:
-        yield from _arithmetic(found.best)
-    yield from _others(found)
-    yield from _remedies(found)
-    yield from _settings(found) if found.fits else ()
-    yield ""
-    yield from wrapped("every completion is counted as long as asked; --explain shows every term of every phase")
-    yield ""
-
-
-def _headline(found: RlFindings) -> Iterator[Text | str]:
     shape, plan, asked = found.shape, found.best, found.request
     verdict = Text("fits", "green") if found.fits else Text("does not fit", "red")
     yield from spread(Text(f"  {shape.name}, {shape.parameters / 1e9:,.2f} B · {found.cluster.words}", "bold"), verdict)
@@ -72,6 +56,23 @@ def _headline(found: RlFindings) -> Iterator[Text | str]:
     if plan.host_bytes > plan.cluster.host_memory_per_gpu_bytes:
         have, needed = (format_bytes(size) for size in (plan.cluster.host_memory_per_gpu_bytes, plan.host_bytes))
         yield from wrapped(f"the host has {have} for a GPU, and {needed} would lie there", rest="    ")
+    yield ""
+    yield from _timeline(found.best)
+    yield ""
+    phase, capacity = found.best.peak, found.best.cluster.gpu.memory_bytes
+    unit = table_unit(capacity)
+    yield heading(f"at the peak, in {phase.name}")
+    for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
+        if size:
+            yield ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7)
+    if explain:
+        yield from _arithmetic(found.best)
+    yield from _others(found)
+    yield from _remedies(found)
+    yield from _settings(found) if found.fits else ()
+    yield ""
+    yield from wrapped("every completion is counted as long as asked; --explain shows every term of every phase")
+    yield ""
 
 
 def engine_words(plan: RlPlan) -> list[str]:
@@ -123,15 +124,6 @@ def grouped(phase: Phase) -> dict[str, int]:
     for one in phase.held:
         sums[label(one)] = sums.get(label(one), 0) + one.size_bytes
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
-def _fullest(plan: RlPlan) -> Iterator[Text | str]:
-    phase, capacity = plan.peak, plan.cluster.gpu.memory_bytes
-    unit = table_unit(capacity)
-    yield heading(f"at the peak, in {phase.name}")
-    for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
-        if size:
-            yield ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7)
 
 
 def _arithmetic(plan: RlPlan) -> Iterator[Text | str]:
@@ -200,9 +192,7 @@ def rl_figures(found: RlFindings) -> dict[str, Any]:
         "tonnage": __version__,
         "fits": found.fits,
         "model": picked(found.shape, "name parameters exact"),
-        "gpu": found.cluster.gpu.name,
-        "gpus": found.cluster.gpus,
-        "capacity_bytes": found.cluster.gpu.memory_bytes,
+        **picked(found.cluster, "gpu:gpu.name gpus capacity_bytes:gpu.memory_bytes"),
         "request": picked(asked, names) | models,
         "best": _plan_figures(found.best),
         "settings": {"trl": trl_settings(found.best), "verl": verl_settings(found.best)},
@@ -218,32 +208,19 @@ def _plan_figures(plan: RlPlan) -> dict[str, Any]:
         **picked(plan, "fits step_s"),
         "samples_per_s": plan.samples_per_s if plan.step_s else 0.0,
         "tokens_per_s": plan.tokens_per_s if plan.step_s else 0.0,
-        "peak": {"phase": plan.peak.name, "total_bytes": plan.peak.total_bytes},
-        **picked(plan, "missing_bytes host_bytes rollout_gpus"),
-        "sleep": plan.cast.sleep,
+        "peak": picked(plan.peak, "phase:name total_bytes"),
+        **picked(plan, "missing_bytes host_bytes rollout_gpus sleep:cast.sleep"),
         "offload": [_OFFLOADED[name] for name in _OFFLOADED if name in plan.cast.offload],
         "trainer": picked(chosen, "precision optimizer checkpoint loss zero framework lora_rank base")
         | {name: int(getattr(chosen, name)) for name in numbers},
-        "engine": {
-            "name": asked.engine,
-            **picked(asked, "tp utilization max_seqs batched_tokens"),
-            "blocks": plan.engine.kv.blocks,
-            "kv_tokens": plan.engine.kv.tokens,
-        },
-        "rollout": made and picked(made, "copies samples batch waves prefill_s decode_s") | {"token_s": made.step_s},
+        "engine": picked(asked, "name:engine tp utilization max_seqs batched_tokens")
+        | picked(plan.engine.kv, "blocks kv_tokens:tokens"),
+        "rollout": made and picked(made, "copies samples batch waves prefill_s decode_s token_s:step_s"),
         "timeline": [
             picked(phase, "name on seconds total_bytes allocated_bytes")
             | {
                 "ledger": {str(category): size for category, size in phase.ledger.bytes_by_category.items()},
-                "held": [
-                    {
-                        "owner": one.owner,
-                        "name": one.term.name,
-                        "category": str(one.term.category),
-                        "size_bytes": one.size_bytes,
-                    }
-                    for one in phase.held
-                ],
+                "held": [picked(one, "owner name:term.name category:term.category size_bytes") for one in phase.held],
             }
             for phase in plan.phases
         ],

@@ -28,6 +28,7 @@ from tonnage.report.lines import (
     heading,
     ledger_row,
     packed,
+    picked,
     report_width,
     said,
     spread,
@@ -35,8 +36,7 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.output import picked
-from tonnage.report.plans.loading import loading_figures, loading_words
+from tonnage.report.plans.notes import loading_figures, loading_words
 from tonnage.units import format_bytes, percent
 
 OTHERS = 4
@@ -53,13 +53,25 @@ _CONFIGURATION = (
     "engine engine_version tp pp stage_layers context shared_prefix weights kv block utilization max_seqs batched_tokens "
     "eager reserved_bytes"
 )
+_ALTERNATIVE = "tp:configuration.tp pp:configuration.pp replicas fits missing_bytes most_users tokens_per_s"
 
 
 def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
-    yield from _headline(plan)
+    asked, cluster = plan.best.configuration, plan.cluster
+    count = f"{cluster.gpus} × " if cluster.gpus > 1 else ""
+    verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
+    yield from spread(Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}"), verdict)
+    parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
+    yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
+    if asked.stage_layers:
+        yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
     yield ""
-    yield from _ledger(plan.best.budget)
+    budget = plan.best.budget
+    capacity, unit = budget.capacity_bytes, table_unit(budget.capacity_bytes)
+    yield heading(f"each GPU, of {format_bytes(capacity, unit)}")
+    for word, size in ledger_rows(budget, whole=True):
+        yield ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7)
     if isinstance(plan.best.budget, LlamaBudget):
         yield ""
         yield from _placement(plan, plan.best.budget)
@@ -85,17 +97,6 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     if plan.fits:
         yield ""
         yield from _launch(plan)
-
-
-def _headline(plan: ServingPlan) -> Iterator[Text | str]:
-    asked, cluster = plan.best.configuration, plan.cluster
-    count = f"{cluster.gpus} × " if cluster.gpus > 1 else ""
-    verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
-    yield from spread(Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}"), verdict)
-    parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
-    yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
-    if asked.stage_layers:
-        yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
 
 
 def layout_words(plan: ServingPlan) -> list[str]:
@@ -168,13 +169,6 @@ def ledger_rows(budget: ServingBudget, *, whole: bool = False) -> list[tuple[str
         rows += [("others", others)] if others else []
         rows.append(("free", budget.capacity_bytes - budget.total_bytes - others))
     return rows
-
-
-def _ledger(budget: ServingBudget) -> Iterator[Text | str]:
-    capacity, unit = budget.capacity_bytes, table_unit(budget.capacity_bytes)
-    yield heading(f"each GPU, of {format_bytes(capacity, unit)}")
-    for word, size in ledger_rows(budget, whole=True):
-        yield ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7)
 
 
 def _cache(plan: ServingPlan) -> Iterator[Text | str]:
@@ -359,8 +353,7 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
         "tonnage": __version__,
         "fits": plan.fits,
         "model": picked(plan.shape, "name parameters exact"),
-        "gpu": plan.cluster.gpu.name,
-        "gpus": plan.cluster.gpus,
+        **picked(plan.cluster, "gpu:gpu.name gpus"),
         **picked(budget, "capacity_bytes needed_bytes available_bytes"),
         "config": picked(asked, _CONFIGURATION) | {"users": plan.users, "replicas": best.replicas},
         "ledger": figures | {"total_bytes": budget.total_bytes},
@@ -375,22 +368,12 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
             "paged_waste": found.paged_share,
         },
         **picked(best, "most_users longest_context"),
-        "decode": {"step_s": best.decode_step_s, "tokens_per_s": best.tokens_per_s},
+        "decode": picked(best, "step_s:decode_step_s tokens_per_s"),
         "changes": [picked(change, "flag users context") for change in plan.changes],
-        "alternatives": [
-            picked(layout.configuration, "tp pp")
-            | picked(layout, "replicas fits missing_bytes most_users tokens_per_s")
-            for layout in plan.others
-        ],
+        "alternatives": [picked(layout, _ALTERNATIVE) for layout in plan.others],
         "terms": [
-            {
-                "category": str(term.category),
-                "name": term.name,
-                "size_bytes": int(term.size_bytes),
-                "formula": term.formula,
-                "numbers": dict(term.numbers),
-                "source": term.source,
-            }
+            picked(term, "category name size_bytes formula numbers source")
+            | {"size_bytes": int(term.size_bytes), "numbers": dict(term.numbers)}
             for term in budget.terms
         ],
         "launch": launch_words(plan),
@@ -410,9 +393,7 @@ def _neighbour_figures(neighbour: Neighbour) -> dict[str, Any]:
 
 
 def _host_figures(budget: LlamaBudget) -> dict[str, Any]:
-    devices = [
-        {"layers": d.layers, "weights_bytes": d.weights, "kv_cache_bytes": d.cache, "compute_bytes": d.compute}
-        for d in (budget.host, *budget.cards)
-    ]
+    names = "layers weights_bytes:weights kv_cache_bytes:cache compute_bytes:compute"
+    devices = [picked(device, names) for device in (budget.host, *budget.cards)]
     host = devices[0] | {"total_bytes": budget.host.total}
     return picked(budget, "gpu_layers layers") | {"host": host, "cards": devices[1:]}

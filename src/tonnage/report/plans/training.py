@@ -1,4 +1,4 @@
-"""The report of a training plan as text: the plan, its ledger, its step, alternatives, reasons, what to do.
+"""The report of a training plan as text (the plan, its ledger, its step, alternatives, reasons, what to do) and as JSON values.
 
 One function per section turns findings into lines; it only formats. Styles are plain terminal codes: importing rich
 would take longer than making a plan.
@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, TextIO
 
+from tonnage import __version__
 from tonnage.budget.loading import training_loading
 from tonnage.budget.time.roofline import peak_rate
+from tonnage.budget.training.objectives import NEXT_TOKEN
 from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
-from tonnage.report.campaign import NONE, Campaign, campaign_words
-from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
-from tonnage.report.plans.lengths import length_lines
-from tonnage.report.plans.loading import loading_words
-from tonnage.report.plans.objective import objective_notes, part_words
+from tonnage.report.campaign import NONE, Campaign, campaign_figures, campaign_words
+from tonnage.report.lines import bar, beside, column, cut, packed, picked, report_width, table_unit, wrapped
+from tonnage.report.plans.notes import (
+    frozen_bytes,
+    length_lines,
+    loading_figures,
+    loading_words,
+    objective_figures,
+    objective_notes,
+    part_words,
+)
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
+    from tonnage.ledger import Ledger
     from tonnage.models.shape import ModelShape
     from tonnage.planner.training.offers import Offer
     from tonnage.planner.training.reasons import Reason
@@ -34,36 +44,45 @@ _NAME = 20
 _WORTH_A_NOTE = 0.005  # of the speed
 _CODES = {"bold": "1", "good": "1;32", "bad": "1;31", "bar": "36", "dim": "2", "": ""}
 
+_PLAN = (
+    "tight total_bytes total_range_bytes:range_bytes peak_allocated_bytes peak_reserved_bytes stages peak_moment:moment "
+    "host_bytes pinned_bytes step_time_s:step_s step_parts_s:parts_s hidden_s tokens_per_s sequences_per_s"
+)
+_KEYS = "parameters gradients optimizer activations workspace context fragmentation".split()
+
 # A line: pieces of text, each with the name of its style.
 Line = list[tuple[str, str]]
 
 
-def print_plan(
-    findings: PlanSearch,
-    reasons: list[Reason],
-    remedies: list[Remedy],
-    offers: list[Offer],
-    *,
-    stream: TextIO,
-    explain: bool,
-    seconds: float,
-    campaign: Campaign = NONE,
-    batchings: Sequence[BatchingChoice] = (),
-) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainingAnswer:
+    """What a report says: the findings, why others lost, what would fit, offers; the whole training, ways to batch."""
+
+    findings: PlanSearch
+    reasons: list[Reason]
+    remedies: list[Remedy]
+    offers: list[Offer]
+    seconds: float = 0.0
+    campaign: Campaign = NONE
+    batchings: Sequence[BatchingChoice] = ()
+
+
+def print_plan(answer: TrainingAnswer, *, stream: TextIO, explain: bool) -> None:
     """Print all sections, with a blank line between them."""
+    findings = answer.findings
     sections = [
-        headline(findings, campaign),
+        headline(findings, answer.campaign),
         does_not_fit(findings),
         ledger(findings.closest),
         step(findings.closest) if findings.fits else iter(()),
-        ([(text, style)] for text, style in length_lines(findings, list(batchings))),
+        ([(text, style)] for text, style in length_lines(findings, list(answer.batchings))),
         next_best(findings),
-        one_more_flag(findings, offers),
-        why_not(reasons, all_of_them=explain),
-        would_fit(remedies),
+        one_more_flag(findings, answer.offers),
+        why_not(answer.reasons, all_of_them=explain),
+        would_fit(answer.remedies),
         arithmetic(findings.closest) if explain else iter(()),
         clock(findings) if explain else iter(()),
-        footer(findings, seconds, explain),
+        footer(findings, answer.seconds, explain),
     ]
     has_colours = stream.isatty() and not os.environ.get("NO_COLOR")
     stream.write("\n")
@@ -354,3 +373,63 @@ def time_words(seconds: float) -> str:
     if seconds >= 100:
         return f"{seconds:,.0f} s"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def plan_figures(answer: TrainingAnswer) -> dict[str, object]:
+    """Return everything in the report. `best` is the closest plan if none fits."""
+    findings, cluster, shape = answer.findings, answer.findings.cluster, answer.findings.shape
+    names = "name architecture parameters active_parameters trained_parameters exact"
+    counts = picked(findings, "configurations:searched looked_at fitting") | {"seconds": answer.seconds}
+    whole = campaign_figures(findings.closest, answer.campaign, gpus=cluster.gpus) if findings.fits else {}
+    return {
+        "tonnage": __version__,
+        **picked(findings, "fits capacity_bytes:cluster.gpu.memory_bytes"),
+        "model": picked(shape, names),
+        "cluster": picked(cluster, "gpu:gpu.key gpus gpus_per_host hosts host:host.name"),
+        "loading": loading_figures(training_loading(shape, findings.closest.configuration, cluster), cluster),
+        "best": one_figures(findings.closest) | whole,
+        "alternatives": [one_figures(plan) for plan in findings.alternatives],
+        "offers": [
+            picked(offer, "change flag gain other_numbers:numbers") | {"plan": one_figures(offer.plan)}
+            for offer in answer.offers
+        ],
+        "fastest": one_figures(findings.fastest) if findings.fastest else None,
+        "front": [one_figures(plan) for plan in findings.front],
+        "rejected": [asdict(reason) for reason in answer.reasons],
+        "remedies": [asdict(remedy) for remedy in answer.remedies],
+        "searched": counts,
+    }
+
+
+def one_figures(plan: TrainingPlan) -> dict[str, Any]:
+    """Return one plan."""
+    plain = replace(plan.configuration, objective=NEXT_TOKEN)
+    return {
+        "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
+        "fits": plan.fits,
+        "ledger": ledger_figures(plan.ledger, plan.total_bytes),
+        **picked(plan, _PLAN),
+        "samples_per_s": plan.samples / plan.step_s,
+        "frozen_bytes": frozen_bytes(plan),
+        "terms": [
+            picked(term, "category name size_bytes formula numbers source")
+            | {
+                "size_bytes": round(float(term.size_bytes)),
+                "numbers": {name: _number(n) for name, n in term.numbers.items()},
+            }
+            for term in plan.terms
+        ],
+    }
+
+
+def _number(value: Any) -> str | float:
+    return value if isinstance(value, str) else float(value)
+
+
+def ledger_figures(ledger: Ledger, total_bytes: int) -> dict[str, int]:
+    """Return bytes by category; categories without a key count as workspace."""
+    figures = dict.fromkeys((f"{key}_bytes" for key in _KEYS), 0)
+    for category, size in ledger.bytes_by_category.items():
+        key = str(category).removesuffix("_states")
+        figures[f"{key if key in _KEYS else 'workspace'}_bytes"] += size
+    return figures | {"total_bytes": total_bytes}

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.explain.cards import AllCards, CardAnswer
-from tonnage.report.lines import report_width, table, wrapped
+from tonnage.report.lines import picked, report_width, table, wrapped
 from tonnage.units import GIB, format_bytes
 
 
@@ -76,14 +76,9 @@ def all_cards_figures(cards: AllCards) -> dict[str, Any]:
         "needed_bytes": cards.needed_bytes,
         "smallest_card": smallest.gpu.key if smallest else None,
         "cards": [
-            {
-                "gpu": answer.gpu.name,
-                "gpu_key": answer.gpu.key,
-                "capacity_bytes": answer.gpu.memory_bytes,
-                "fits": answer.oom is None,
-                "peak_process_bytes": answer.process_bytes,
-                "oom": asdict(answer.oom) if answer.oom else None,
-            }
+            picked(answer, "gpu:gpu.name gpu_key:gpu.key capacity_bytes:gpu.memory_bytes")
+            | {"fits": answer.oom is None, "peak_process_bytes": answer.process_bytes}
+            | {"oom": asdict(answer.oom) if answer.oom else None}
             for answer in cards.answers
         ],
     }

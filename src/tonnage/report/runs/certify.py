@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tonnage import __version__
-from tonnage.report.lines import report_width, table, wrapped
-from tonnage.report.output import picked
+from tonnage.report.lines import picked, report_width, table, wrapped
 from tonnage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -105,10 +104,8 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
         "version": __version__,
         "gpu": certificate.gpu.key,
         "torch": training.torch,
-        "verdict": certificate.verdict,
-        "retries": lived.retries,
-        "steps": training.steps,
-        "replayed": training.replayed_parts,
+        **picked(certificate, "verdict retries:lived.retries"),
+        **picked(training, "steps replayed:replayed_parts"),
         "words": verdict_words(certificate),
         "part": _part_figures(certificate.part),
         "peak_allocated_bytes": max(lived.allocated_bytes),
@@ -121,8 +118,7 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
             for part, allocated, reserved in certificate.heaviest
         ],
         "changes": [
-            {"words": change.words, "costs": change.cost, "peak_process_bytes": change.lived.peak_bytes}
-            for change in certificate.changes
+            picked(change, "words costs:cost peak_process_bytes:lived.peak_bytes") for change in certificate.changes
         ],
         "larger_card": larger_card or None,
         "notes": training.notes,

@@ -1,6 +1,7 @@
 """What grew from one run to another, as text and as JSON values. It only formats."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.text import Text
@@ -8,29 +9,30 @@ from rich.text import Text
 from tonnage.explain.diff import Growth, GrowthLimit, RunDifference
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.report.lines import beside, column, cut, print_sections, report_width, said, spread, table_unit
-from tonnage.report.output import picked
+from tonnage.report.lines import beside, column, cut, picked, print_sections, report_width, said, spread, table_unit
 from tonnage.units import format_bytes, percent
 from tonnage.untrusted import printable
 
 _NAME_CELLS = 34
 _BESIDE = ("setup", "other")
 _SIZE_CELLS = 11 + 1 + 11 + 13
-_Names = tuple[str, str]
-_Runs = tuple[Recording, Recording]
+_LONGEST_NAME = 80
 
 
-def print_difference(
-    names: _Names,
-    runs: _Runs,
-    difference: RunDifference,
-    limit: GrowthLimit | None,
-    failed: bool,
-    *,
-    stream: TextIO,
-    rows: int,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ComparedRuns:
+    """Two runs with their names, what grew between them, and the limit, if there is one, and whether it was passed."""
+
+    names: tuple[str, str]
+    runs: tuple[Recording, Recording]
+    difference: RunDifference
+    limit: GrowthLimit | None = None
+    failed: bool = False
+
+
+def print_difference(compared: ComparedRuns, *, stream: TextIO, rows: int) -> None:
     """Print the peaks, then what changed in each table, and whether it is within the limit."""
+    names, difference, limit = compared.names, compared.difference, compared.limit
     unit = table_unit(max(growth.after_bytes for growth in difference.peaks))
     phases = [growth for growth in difference.phases if growth.name not in _BESIDE]
     # The headline.
@@ -38,15 +40,15 @@ def print_difference(
     words = f"{signed(first.grew_bytes)} ({growth_percent(first)})" if first.grew_bytes else "no change"
     head = list(spread(Text("  allocated, at the peak", style="bold"), Text(words, _style(first.grew_bytes))))
     cells = min(max(map(len, names)), report_width() // 2)
-    for letter, name, run in zip("AB", names, runs, strict=True):
+    for letter, name, run in zip("AB", names, compared.runs, strict=True):
         card = " · ".join(filter(None, [run.header.gpu_name, run.header.source, run.header.outcome]))
         head += said(f"{cut(name, cells):<{cells}}  {card}", first=f"  {letter}  ")
-    # The verdict.
+    # The verdict: the peak, of allocated or reserved memory, that grew more.
     verdict: list[Text] = []
-    growth = difference.largest_growth
+    growth = max(difference.peaks[:2], key=lambda peak: peak.grew_bytes)
     words = f"{growth.name} memory grew by {signed(growth.grew_bytes)} ({growth_percent(growth)})"
     worst = next((line for line in difference.lines if line.grew_bytes > 0), None)
-    if limit is not None and failed:
+    if limit is not None and compared.failed:
         verdict += said(f"{words}: more than {limit.text}", "bold red")
         verdict += said(f"look at {worst.name or 'what has no line'}: {signed(worst.grew_bytes)}") if worst else ()
     elif limit is not None:
@@ -104,17 +106,14 @@ def _style(grew_bytes: int) -> str:
     return "red" if grew_bytes > 0 else "green" if grew_bytes < 0 else ""
 
 
-def diff_figures(
-    names: _Names, runs: _Runs, difference: RunDifference, limit: GrowthLimit | None, failed: bool
-) -> dict[str, object]:
+def diff_figures(compared: ComparedRuns) -> dict[str, object]:
     """Return the JSON values; the keys are stable and every size is in bytes."""
-    headers = [run.header for run in runs]
-    files = [
-        {"file": name, "gpu": header.gpu_name, **picked(header, "source outcome")}
-        for name, header in zip(names, headers, strict=True)
-    ]
+    runs, limit = zip(compared.names, compared.runs, strict=True), compared.limit
+    files = [{"file": name, **picked(run.header, "gpu:gpu_name source outcome")} for name, run in runs]
     tables = {
-        name: [picked(growth, "name before_bytes after_bytes grew_bytes") for growth in getattr(difference, name)]
+        name: [
+            picked(growth, "name before_bytes after_bytes grew_bytes") for growth in getattr(compared.difference, name)
+        ]
         for name in ("peaks", "phases", "categories", "modules", "lines")
     }
     return {
@@ -122,30 +121,20 @@ def diff_figures(
         "b": files[1],
         **tables,
         "fail_above": limit.text if limit else None,
-        "failed": failed,
+        "failed": compared.failed,
     }
 
 
-_LONGEST_NAME = 80
-
-
-def markdown_difference(
-    names: tuple[str, str],
-    runs: tuple[Recording, Recording],
-    difference: RunDifference,
-    limit: GrowthLimit | None,
-    failed: bool,
-    *,
-    rows: int,
-) -> str:
+def markdown_difference(compared: ComparedRuns, *, rows: int) -> str:
     """Return the peaks as a table, and the rest collapsed."""
-    names = (names[0].removesuffix(".tonnage"), names[1].removesuffix(".tonnage"))
-    grew, after = difference.peaks[0], runs[1].header
+    difference, limit = compared.difference, compared.limit
+    names = [name.removesuffix(".tonnage") for name in compared.names]
+    grew, after = difference.peaks[0], compared.runs[1].header
     words = f"{signed(grew.grew_bytes)} ({growth_percent(grew)})" if grew.grew_bytes else "No change"
-    judged = "" if limit is None else f", more than {limit.text}" if failed else f", within {limit.text}"
+    judged = "" if limit is None else f", more than {limit.text}" if compared.failed else f", within {limit.text}"
     lines = [f"### GPU memory of {code(after.program)} on {after.gpu_name}", ""]
     lines += [f"**{words}** at the peak of allocated memory{judged}.", ""]
-    for name, run in zip(names, runs, strict=True):
+    for name, run in zip(names, compared.runs, strict=True):
         if run.header.outcome != "ok":
             died = f"runs out of memory at {code(run.oom.line)}" if run.oom else "fails for reasons of its own"
             lines += [f"{name} {died}: it is compared up to there.", ""]
@@ -168,7 +157,7 @@ def code(name: str) -> str:
     return f"`{plain if len(plain) <= _LONGEST_NAME else plain[:_LONGEST_NAME] + '…'}`"
 
 
-def _markdown_table(title: str, names: tuple[str, str], growths: Sequence[Growth], rows: int) -> Iterator[str]:
+def _markdown_table(title: str, names: Sequence[str], growths: Sequence[Growth], rows: int) -> Iterator[str]:
     yield f"| {title} | {names[0]} | {names[1]} | change |"
     yield "|---|--:|--:|--:|"
     for growth in growths[:rows]:

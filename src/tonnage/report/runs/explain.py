@@ -9,8 +9,7 @@ from rich.text import Text
 from tonnage.explain import Advice, Diagnosis
 from tonnage.explain.text import TextDiagnosis
 from tonnage.recording import Recording
-from tonnage.report.lines import cut, heading, print_sections, report_width, said, spread, table
-from tonnage.report.output import picked
+from tonnage.report.lines import cut, heading, picked, print_sections, report_width, said, spread, table
 from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines
 from tonnage.units import format_bytes
 from tonnage.untrusted import printable
@@ -71,16 +70,10 @@ def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, obj
     """Return the JSON values; the keys are stable and every size is in bytes."""
     # `change` is complete: the name in the report and how exactly to do it.
     return {
-        "cause": diagnosis.cause,
-        "sentence": diagnosis.sentence,
+        **picked(diagnosis, "cause sentence"),
         "evidence": [
-            picked(finding, "rule sentence")
-            | {
-                "bytes": finding.size_bytes,
-                "lines": [
-                    {"line": g.line, "bytes": g.size_bytes, "count": g.count, "what": g.what} for g in finding.lines
-                ],
-            }
+            picked(finding, "rule sentence bytes:size_bytes")
+            | {"lines": [picked(guilty, "line bytes:size_bytes count what") for guilty in finding.lines]}
             for finding in diagnosis.evidence
         ],
         "fixes": [asdict(fix) | {"change": f"{fix.change}: {fix.how}", "name": fix.change} for fix in diagnosis.fixes],
@@ -157,14 +150,10 @@ def text_figures(found: TextDiagnosis) -> dict[str, object]:
         sizes = {f"{name}_bytes": getattr(numbers, name) for name in _LABELS}
         sizes |= {"other_process_bytes": list(numbers.others), "device": numbers.device}
     return {
-        "cause": found.first.cause,
-        "certainty": found.first.certainty,
+        **picked(found.first, "cause certainty"),
         "sentence": printable(f"{found.first.title}: {found.first.sentence}."),
-        "causes": [
-            {"cause": s.cause, "certainty": s.certainty, "sentence": printable(s.sentence)} for s in found.causes
-        ],
-        "speaker": found.speaker,
-        "framework": found.framework,
+        "causes": [picked(one, "cause certainty") | {"sentence": printable(one.sentence)} for one in found.causes],
+        **picked(found, "speaker framework"),
         "phase": found.place.phase or None,
         "operator": found.place.operator.name if found.place.operator else None,
         "line": printable(f"{frame.file}:{frame.line}") if frame else None,
@@ -172,6 +161,5 @@ def text_figures(found: TextDiagnosis) -> dict[str, object]:
         "proved": [printable(sentence) for sentence in found.proves if sentence],
         "not_proved": [printable(sentence) for sentence in found.unproved],
         "steps": [printable(step) for step in found.steps],
-        "found": found.episode.count,
-        "text_line": found.episode.first_line,
+        **picked(found.episode, "found:count text_line:first_line"),
     }

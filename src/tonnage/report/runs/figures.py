@@ -8,7 +8,7 @@ from tonnage import __version__
 from tonnage.explain import Advice
 from tonnage.recording import Recording
 from tonnage.report.campaign import NONE, Campaign
-from tonnage.report.output import picked
+from tonnage.report.lines import picked
 from tonnage.report.runs.host import host_figures
 from tonnage.report.runs.total import verdict_words
 from tonnage.report.step_time import time_figures

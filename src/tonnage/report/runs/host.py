@@ -9,7 +9,7 @@ from rich.text import Text
 from tonnage.explain.causes.host import host_capacity_bytes, model_copies
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMoment, HostPeaks
-from tonnage.report.lines import packed, wrapped
+from tonnage.report.lines import packed, picked, wrapped
 from tonnage.units import GIB, format_bytes
 
 _LABELS = {
@@ -99,14 +99,9 @@ def host_figures(host: HostPeaks | None) -> dict[str, Any] | None:
     """Return JSON values. `needed_bytes` excludes pages of mapped files, `resident_peak_bytes` includes them."""
     if host is None:
         return None
-    return {
-        "needed_bytes": host.needed_bytes,
-        "mapped_peak_bytes": host.mapped_peak_bytes,
-        "mapped_file_bytes": host.mapped_file_bytes,
-        "resident_peak_bytes": host.resident_peak_bytes,
-        "peak": _moment_figures(host.peak),
-        "phases": {moment.phase: _moment_figures(moment) for moment in host.phases},
-    }
+    phases = {moment.phase: _moment_figures(moment) for moment in host.phases}
+    sizes = picked(host, "needed_bytes mapped_peak_bytes mapped_file_bytes resident_peak_bytes")
+    return sizes | {"peak": _moment_figures(host.peak), "phases": phases}
 
 
 def _moment_figures(moment: HostMoment) -> dict[str, Any]:

@@ -100,7 +100,18 @@ class Comparison:
 
 def compare_ranks(summary: ClusterSummary) -> Comparison:
     """Find ranks that are alike, and outliers."""
-    kinds = _kinds(summary.ranks)
+    # Ranks with the same figures are of one kind.
+    alike: dict[object, list[RankSummary]] = {}
+    for rank in summary.ranks:
+        figures = (
+            *(rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes, rank.outcome, rank.stopped),
+            *(frozenset(sizes.items()) for sizes in (rank.ledger, rank.engine_bytes)),
+        )
+        alike.setdefault(figures, []).append(rank)
+    found = [
+        Kind(same[0], tuple(sorted(other for rank in same for other in rank.stands_for))) for same in alike.values()
+    ]
+    kinds = tuple(sorted(found, key=lambda kind: kind.ranks[:1]))
     compared = [kind for kind in kinds if not kind.first.stopped and kind.first.outcome != "error"]
     if 2 * _count(compared) <= _count(kinds):
         return Comparison(kinds, None, ())
@@ -132,20 +143,6 @@ def spans_of(ranks: Iterable[int], width: int = 40) -> str:
     words = [str(first) if first == last else f"{first}–{last}" for first, last in spans]
     every = ", ".join(words)
     return every if len(every) <= width else f"{words[0]}, … {words[-1]}"
-
-
-def _kinds(ranks: Sequence[RankSummary]) -> tuple[Kind, ...]:
-    alike: dict[object, list[RankSummary]] = {}
-    for rank in ranks:
-        figures = (
-            *(rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes, rank.outcome, rank.stopped),
-            *(frozenset(sizes.items()) for sizes in (rank.ledger, rank.engine_bytes)),
-        )
-        alike.setdefault(figures, []).append(rank)
-    found = [
-        Kind(same[0], tuple(sorted(other for rank in same for other in rank.stands_for))) for same in alike.values()
-    ]
-    return tuple(sorted(found, key=lambda kind: kind.ranks[:1]))
 
 
 def _count(kinds: Iterable[Kind]) -> int:

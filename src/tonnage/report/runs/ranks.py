@@ -15,16 +15,7 @@ from rich.text import Text
 from tonnage.explain import Advice, advice_for
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster import COMMUNICATORS
-from tonnage.report.lines import (
-    column,
-    heading,
-    packed,
-    print_sections,
-    report_width,
-    said,
-    spread,
-    table_unit,
-)
+from tonnage.report.lines import column, heading, packed, picked, print_sections, report_width, said, spread, table_unit
 from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.runs.figures import card_figures
 from tonnage.report.runs.host import ranks_host_lines
@@ -71,7 +62,7 @@ def tell_round(words: str) -> None:
 def tell_rank(summary: ClusterSummary, rank: int | None) -> None:
     """Say which rank a report is about (None: the worst)."""
     asked = summary.worst if rank is None else rank
-    ran = None if asked is None else summary.ran_for(asked)
+    ran = next((each for each in summary.ranks if asked in each.stands_for), None)
     stands_in = f", for which rank {ran.rank} ran," if ran and ran.rank != asked else ""
     print(f"tonnage: rank {asked}{stands_in} of {summary.words}", file=sys.stderr)
 
@@ -89,11 +80,7 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         "outcome": summary.outcome,
         "fits": {"ok": True, "oom": False, "error": None}[summary.outcome],
         "error": summary.trouble or base.get("error", ""),
-        "exit_status": summary.exit_status,
-        "world_size": summary.gpus,
-        "hosts": summary.hosts,
-        "gpus_per_host": summary.gpus_per_host,
-        "dies_first": summary.dies_first,
+        **picked(summary, "exit_status world_size:gpus hosts gpus_per_host dies_first"),
         "rank": worst,
         "slowest_rank": summary.slowest.rank if summary.slowest else None,
         "typical_rank": found.typical.first.rank if found.typical else None,
@@ -113,7 +100,7 @@ def rank_figures(rank: RankSummary) -> dict[str, object]:
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
     """Print the cluster, its ranks, what went wrong between them, and one rank in full."""
     summary, found = cluster.summary, compare_ranks(cluster.summary)
-    worst, engines = summary.worst_rank, []
+    worst, engines = next((rank for rank in summary.ranks if rank.rank == summary.worst), None), []
     for name, size in (worst.held_by_engines if worst else {}).items():
         beside = "(beside the allocator)" if name == COMMUNICATORS else ""
         engines += packed((f"{name:<25}{format_bytes(size):>11}", beside))

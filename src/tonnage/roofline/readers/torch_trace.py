@@ -13,7 +13,7 @@ from typing import Any
 
 from tonnage.clock.operators import OperatorCall, Work, work_of
 from tonnage.errors import BadProfile
-from tonnage.roofline.items import Activity, GpuTime, Item, RooflineProfile, gathered, short_kernel_name, timeline_of
+from tonnage.roofline.items import Activity, Item, RooflineProfile, gathered, short_kernel_name, timeline_of
 
 _ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -43,12 +43,22 @@ def read_torch_trace(trace: object, source: str) -> RooflineProfile:
     operators = {_id(event): event for event in events if event.get("cat") == "cpu_op" and _id(event) is not None}
     items = gathered(_items(on_card, operators))
     notes = [] if any(item.work.moved_bytes for item in items) else ["The trace holds no shapes: record_shapes=True."]
+    launched = {
+        _id(event, "correlation"): (event["ts"] + event["dur"]) * _US
+        for event in events
+        if event.get("cat") in _LAUNCHES
+    }
+    cards: dict[int | str | None, list[Activity]] = defaultdict(list)
+    for event in on_card:
+        start_s, length_s = event["ts"] * _US, event["dur"] * _US
+        known = launched.get(_id(event, "correlation"))
+        cards[_id(event, "device")].append(Activity(start_s, start_s + length_s, known))
     return RooflineProfile(
         kind="torch-profiler",
         source=source,
         gpu=_device(trace),
         items=items,
-        timeline=_timeline(events, on_card),
+        timeline=timeline_of(max(cards.values(), key=lambda card: sum(one.end_s - one.start_s for one in card))),
         notes=tuple(notes),
     )
 
@@ -134,9 +144,18 @@ def _operator(operator: Event, kernels: list[Event]) -> Item:
     size, operations = (_amount(_arguments(operator).get(key)) for key in ("kernel_num_gb", "kernel_flop"))
     work = work_of(call) if size is None else Work(operations or 0.0, size * 1e9)
     known = "" if work else "its shapes are not in the trace" if not _has_shapes(call) else "no rule counts its bytes"
+    # Dtypes and shapes of its first tensors, like "bf16 8192×1024, 1024×50304".
+    words: list[str] = []
+    said = ""
+    for shape, kind in zip(call.shapes, call.types, strict=False):
+        if not shape or not all(isinstance(extent, int) for extent in shape):
+            continue
+        short = _SHORT_TYPES.get(kind, kind)
+        words.append(("" if short == said else f"{short} ") + "×".join(map(str, shape)))
+        said = short
     return Item(
         name=call.name,
-        detail=_detail(call),
+        detail=", ".join(words[:_SHAPES]),
         **_measured(kernels),
         work=work or Work(None, None),
         unknown=known,
@@ -192,31 +211,4 @@ def _words(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else reprlib.repr(value)
 
 
-def _detail(call: OperatorCall) -> str:
-    """Return dtypes and shapes of its first tensors, like "bf16 8192×1024, 1024×50304"."""
-    words: list[str] = []
-    said = ""
-    for shape, kind in zip(call.shapes, call.types, strict=False):
-        if not shape or not all(isinstance(extent, int) for extent in shape):
-            continue
-        short = _SHORT_TYPES.get(kind, kind)
-        words.append(("" if short == said else f"{short} ") + "×".join(map(str, shape)))
-        said = short
-    return ", ".join(words[:_SHAPES])
-
-
 # ── time ──
-
-
-def _timeline(events: list[Event], on_card: list[Event]) -> GpuTime | None:
-    launched = {
-        _id(event, "correlation"): (event["ts"] + event["dur"]) * _US
-        for event in events
-        if event.get("cat") in _LAUNCHES
-    }
-    cards: dict[int | str | None, list[Activity]] = defaultdict(list)
-    for event in on_card:
-        start_s, length_s = event["ts"] * _US, event["dur"] * _US
-        known = launched.get(_id(event, "correlation"))
-        cards[_id(event, "device")].append(Activity(start_s, start_s + length_s, known))
-    return timeline_of(max(cards.values(), key=lambda card: sum(one.end_s - one.start_s for one in card)))

@@ -1,15 +1,26 @@
-"""What a plan says of samples of many lengths."""
+"""What a plan says of loading, of samples of many lengths, of images and of frozen parts."""
 
 from dataclasses import replace
 
 import pytest
 
+from tonnage.budget.loading import training_loading
+from tonnage.budget.training.configuration import Configuration
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
+from tonnage.models.freezing import freeze
+from tonnage.models.pictures import with_pictures
 from tonnage.planner.training.lengths import Batching, parse_lengths
 from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest
 from tonnage.planner.training.search import PlanSearch, batching_choices, search
-from tonnage.report.plans.lengths import length_figures, length_lines, length_words
+from tonnage.report.plans.notes import (
+    length_figures,
+    length_lines,
+    length_words,
+    loading_figures,
+    loading_words,
+    part_words,
+)
 
 
 def found(text: str = "mean 600 max 4096", batching: Batching = "pad", card: str = "h100") -> PlanSearch:
@@ -55,3 +66,39 @@ def test_figures_are_those_of_the_plan() -> None:
     padded = next(row for row in figures["batchings"] if row["batching"] == "pad")
     assert padded["samples_per_s"] == pytest.approx(best.sequences_per_s)
     assert figures["worst_tokens"] == best.configuration.micro_batch * 4096
+
+
+def test_a_host_that_is_too_small_is_told_with_what_to_do() -> None:
+    cluster = find_cluster("8xh100").with_host(memory_bytes=128 * 2**30)
+    loading = training_loading(find_model("llama-3.1-8b"), Configuration(data=8), cluster)
+    line, warning = loading_words(loading, cluster)
+    assert line.startswith("loading: 239.3 GiB of a host's 128, ")
+    assert warning.startswith("loading does not fit the host: ")
+    figures = loading_figures(loading, cluster)
+    assert not figures["fits"] and sum(figures["host_bytes_by_rank"]) == figures["host_bytes"]
+
+
+def test_pages_of_files_are_not_the_host_s_own() -> None:
+    cluster = find_cluster("h100")
+    words = list(
+        loading_words(training_loading(find_model("llama-3.1-8b"), Configuration(lora_rank=16), cluster), cluster)
+    )
+    assert len(words) == 1 and "file cache for 15.0 GiB" in words[0]
+
+
+def test_images_and_frozen_parts_are_said() -> None:
+    shape, _ = with_pictures(find_model("llava-1.5-7b"), 2, "")
+    images, frozen = part_words(freeze(shape, "vision"), Configuration(seq=2048))
+    assert images == "images of a sample: 2 × 577 tokens in their tower, 1,152 of the 2,048 of a sequence"
+    assert frozen.startswith("6.76 B parameters are trained; 303.5 M parameters are frozen, in 16 bits")
+
+
+def test_adapters_leave_frozen_parts_out() -> None:
+    shape = freeze(find_model("llava-1.5-7b"), "vision")
+    assert list(part_words(shape, Configuration(lora_rank=16))) == [
+        "303.5 M parameters are frozen with no adapters beside them"
+    ]
+
+
+def test_a_model_of_text_alone_says_nothing() -> None:
+    assert not list(part_words(find_model("llama-3.1-8b"), Configuration()))

@@ -1,0 +1,217 @@
+"""Notes on a plan, as text and as JSON values: loading, samples of many lengths, an objective, a model of several parts.
+
+Of loading: what it takes, for training and serving. Of lengths: the worst micro-batch, padding, and other ways to batch them. Of
+an objective other than next-token prediction: its samples, its frozen model, the batch that one pass can see. Of parts: images,
+and what is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tonnage.ledger import Category
+from tonnage.report.lines import beside, picked, report_width, wrapped
+from tonnage.units import GIB, percent
+
+if TYPE_CHECKING:
+    from tonnage.budget.loading import Loading, Way
+    from tonnage.budget.training.configuration import Configuration
+    from tonnage.hardware import Cluster
+    from tonnage.models.shape import ModelShape
+    from tonnage.planner.training.lengths import Lengths
+    from tonnage.planner.training.search import BatchingChoice, PlanSearch, TrainingPlan
+
+_WAYS: dict[Way, str] = {
+    "every rank": "every rank builds the whole model",
+    "first rank": "a host's first rank hands the model on; transformers 5 copies it on the others",
+    "own part": "each rank reads its own part",
+    "split": "ranks split each tensor, and order their parts on the host",
+    "mapped": "weights go from mapped files to the card, one by one",
+}
+_REMEDIES: dict[Way, str] = {
+    "every rank": "load onto the card (device_map), start fewer ranks at once, or shard with --framework fsdp2",
+    "first rank": "load a distributed checkpoint, of which each rank reads its part, or use transformers 4",
+    "own part": "give the hosts more memory, or split tensors further with --tp",
+    "split": "give the hosts more memory, or shard over more of them",
+    "mapped": "load a checkpoint that is quantised already, or shard it over more cards",
+}
+_WITHOUT_COPY = {
+    "adapters-off": "the reference is the model without its adapters",
+    "precomputed": "the reference has read all samples before",
+}
+# Another way is mentioned if it gains this share.
+_WORTH_A_WORD = 0.05
+
+
+def loading_words(loading: Loading, cluster: Cluster) -> Iterator[str]:
+    """Yield one line, and a second with a remedy if a host or GPU has too little memory."""
+    memory = cluster.host_memory_bytes
+    of = f" of a host's {memory / GIB:,.0f}" if memory else " of the memory that the host shares with it"
+    host = f"{loading.host_bytes / GIB:,.1f} GiB{of}"
+    if not loading.host_bytes:
+        host = f"file cache for {loading.checkpoint_bytes / GIB:,.1f} GiB, which the host may drop"
+    yield f"loading: {host}, {loading.card_bytes / GIB:,.1f} GiB on the card; {_WAYS[loading.way]}"
+    if lacks := loading.too_large_for(cluster):
+        yield f"loading does not fit the {lacks}: {_REMEDIES[loading.way]}"
+
+
+def loading_figures(loading: Loading, cluster: Cluster) -> dict[str, Any]:
+    """Return JSON values, by rank of one host."""
+    found: dict[str, Any] = {
+        "way": loading.way,
+        "fits": not loading.too_large_for(cluster),
+        "host_bytes": loading.host_bytes,
+    }
+    found |= {"host_bytes_by_rank": list(loading.host_bytes_by_rank), "host_capacity_bytes": cluster.host_memory_bytes}
+    return found | picked(loading, "checkpoint_bytes card_bytes")
+
+
+def length_words(findings: PlanSearch) -> Iterator[str]:
+    """Yield the lengths, the worst micro-batch and its frequency, and the padding."""
+    lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
+    if lengths is None:
+        return
+    yield f"samples have {lengths.mean:,.0f} tokens in the mean and {lengths.longest:,} at most" + (
+        f"; {percent(lengths.cut)} are longer and cut" if lengths.cut else ""
+    )
+    tokens = int(lengths.worst(size)) * size
+    often = lengths.at_worst(size)
+    how = "the expected largest of an epoch" if lengths.batching == "padding-free" else "the largest of an epoch"
+    rare = (
+        "all are as large" if often > 0.995 else f"1 in {max(1 / max(often, 1e-9), 1):,.0f} comes within a tenth of it"
+    )
+    yield f"memory is that of {how}, {tokens:,} tokens in a micro-batch; {rare}"
+    yield f"{percent(lengths.padding(size))} of what is computed is padding"
+    if lengths.batching in ("pad", "bucket") and lengths.longest > lengths.values[0]:
+        yield "shapes that change leave the allocator's memory in pieces: set PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
+def length_lines(findings: PlanSearch, choices: list[BatchingChoice]) -> Iterator[tuple[str, str]]:
+    """Yield the same as a section, with a table of all ways; each line with its style."""
+    lengths = findings.request.lengths
+    if lengths is None:
+        return
+    yield "  lengths", "bold"
+    for words in length_words(findings):
+        yield from ((line, "") for line in wrapped(words, first="   ", rest="     "))
+    yield f"   {'--batching':<14}{'micro-batch':>12}{'samples/s':>12}{'padding':>10}{'GiB':>9}", "bold"
+    for batching, plan in choices:
+        if plan is None:
+            yield f"   {batching:<14}{'does not fit':>12}", ""
+            continue
+        size = int(plan.configuration.micro_batch)
+        padding = percent(_of(lengths, batching).padding(size), 0)
+        row = f"{size:>12,}{plan.sequences_per_s:>12,.4g}{padding:>10}{plan.total_bytes / GIB:>9,.1f}"
+        yield from ((line, "") for line in beside(batching, min(report_width() - 46, 14), row, first="   "))
+    yield from ((line, "") for line in wrapped(_advice(findings, choices), first="   ", rest="     "))
+
+
+def _of(lengths: Lengths, batching: Any) -> Lengths:
+    return replace(lengths, batching=batching)
+
+
+def _advice(findings: PlanSearch, choices: list[BatchingChoice]) -> str:
+    """Recommend the fastest way, if it is another."""
+    known = [(plan.sequences_per_s, batching) for batching, plan in choices if plan is not None]
+    if not known or findings.request.lengths is None:
+        return ""
+    fastest, best = max(known)
+    if findings.best is None:
+        return f"--batching {best} fits, at {fastest:,.4g} samples a second"
+    gain = fastest / findings.best.sequences_per_s
+    if gain < 1 + _WORTH_A_WORD:
+        return "no other way trains more samples a second"
+    return f"--batching {best} would train {gain:.1f} × as many samples a second"
+
+
+def length_figures(findings: PlanSearch, choices: list[BatchingChoice]) -> dict[str, Any]:
+    """Return the same as JSON values; empty if all samples have one length."""
+    lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
+    if lengths is None:
+        return {}
+    figures = {
+        **picked(lengths, "mean_tokens:mean longest_tokens:longest batching share_cut:cut"),
+        "share_padding": lengths.padding(size),
+        "worst_tokens": int(lengths.worst(size)) * size,
+        "share_near_worst": lengths.at_worst(size),
+        "batchings": [
+            {
+                "batching": batching,
+                "fits": plan is not None,
+                "micro_batch": int(plan.configuration.micro_batch) if plan else None,
+                "samples_per_s": plan.sequences_per_s if plan else None,
+                "share_padding": _of(lengths, batching).padding(int(plan.configuration.micro_batch)) if plan else None,
+                "total_bytes": plan.total_bytes if plan else None,
+            }
+            for batching, plan in choices
+        ],
+    }
+    return {"lengths": figures}
+
+
+def objective_notes(findings: PlanSearch) -> Iterator[str]:
+    """Yield samples per step and second, what is frozen, and for in-batch negatives how many pairs fit."""
+    plan = findings.closest
+    objective = plan.configuration.objective
+    words = [f"{objective.name}: {plan.samples:,} {objective.sample} a step"]
+    if findings.fits:
+        pace = plan.samples / plan.step_s
+        words.append(f"{pace:,.0f} {objective.sample}/s" if pace >= 100 else f"{pace:.3g} {objective.sample}/s")
+    if objective.holds_frozen:
+        named = f" {objective.teacher.name}" if objective.teacher else ""
+        on_gpu = plan.configuration.parameter_place == "gpu"
+        size = f" {frozen_bytes(plan) / GIB:,.1f} GiB a GPU" if on_gpu else ", which is not on the GPU"
+        words.append(f"+ {objective.frozen_name}{named}{size}")
+    elif objective.how:
+        words.append(_WITHOUT_COPY[objective.how])
+    yield ", ".join(words)
+    if objective.grad_cache:
+        yield "texts of a pair go through one by one, first without gradients: a micro-batch is as many of one side"
+    free = findings.request.micro_batch is None and findings.request.global_batch is None
+    if findings.fits and objective.sees_whole_batch and free:
+        from tonnage.planner.holders import largest_micro_batch
+
+        most = largest_micro_batch(findings)
+        yield f"at most {most:,} {objective.sample} fit in a pass of one GPU; --grad-cache takes a larger batch in parts"
+
+
+def frozen_bytes(plan: TrainingPlan) -> int:
+    """Return the weights of a reference or teacher on one GPU."""
+    objective = plan.configuration.objective
+    if not objective.holds_frozen:
+        return 0
+    kept = (term for term in plan.terms if term.category is Category.PARAMETERS)
+    return round(sum(float(term.size_bytes) for term in kept if term.name.startswith(objective.frozen_name)))
+
+
+def objective_figures(plan: TrainingPlan) -> dict[str, Any]:
+    """Return JSON values for a plan's choices; batches count samples, as the flags do."""
+    objective = plan.configuration.objective
+    teacher = objective.teacher.name if objective.teacher else None
+    rounds = plan.configuration.accumulate * objective.in_pass // objective.sequences
+    figures: dict[str, Any] = {"objective": objective.name, "reference": objective.how, "teacher": teacher}
+    figures |= {"micro_batch": int(plan.configuration.samples), "accumulate": int(rounds)}
+    return figures | {"sequences_per_sample": objective.sequences}
+
+
+def part_words(shape: ModelShape, configuration: Configuration) -> Iterator[str]:
+    """Yield notes below the headline; none for a text model that is trained whole."""
+    tower = next((stack for stack in shape.stacks[:-1] if stack.picture), None)
+    if tower is not None and shape.projector is not None and shape.projector.tokens:
+        seen = f"{tower.sequences} × {tower.tokens:,}" if tower.sequences > 1 else f"{tower.tokens:,}"
+        inside = f"{shape.projector.tokens:,} of the {configuration.seq:,} of a sequence"
+        yield f"images of a sample: {seen} tokens in their tower, {inside}"
+    if shape.unfrozen is not None:
+        trained = shape.trained_parameters
+        frozen = f"{_count(shape.parameters - trained)} parameters are frozen"
+        if configuration.lora_rank:
+            yield f"{frozen} with no adapters beside them"
+            return
+        held = "16 bits" if configuration.compute_bytes == 2 else "FP32"
+        yield f"{_count(trained)} parameters are trained; {frozen}, in {held}, without gradients and states"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:,.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:,.1f} M"
