@@ -24,7 +24,7 @@ from transformers import Trainer
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.plan import FitPlan
-from tonnage.fit.recomputing.generators import Generators
+from tonnage.fit.recomputing.remembered import Generators
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
 from tonnage.fit.stepping.batches import Weighting, batch_rows, tensors
 from tonnage.fit.stepping.step import accumulate

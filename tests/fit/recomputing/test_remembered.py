@@ -1,12 +1,21 @@
 """What a forward changes in its modules is found, brought back and left as it was."""
 
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
-from tonnage.fit.recomputing.remembered import FunctionMemory, Memory, put_back
+from tonnage.fit.recomputing.remembered import (
+    FunctionMemory,
+    Generators,
+    Memory,
+    held_generators,
+    put_back,
+    same_states,
+)
 
 
 class Remembering(nn.Module):
@@ -114,3 +123,45 @@ def test_so_is_what_its_object_keeps(bound: bool) -> None:
     function()
     memory.restore()
     assert vars(counter) == {"count": 0, "seen": [1]}
+
+
+CPU = torch.device("cpu")
+
+
+def _draw(own: list) -> list[float]:
+    bits, python, numbers, old = own
+    torchs = [torch.rand(1).item(), torch.rand(1, generator=bits).item()]
+    return [*torchs, random.random(), numpy.random.rand(), python.random(), numbers.random(), old.rand()]
+
+
+def _own() -> list:
+    return [torch.Generator(), random.Random(1), numpy.random.default_rng(2), numpy.random.RandomState(3)]
+
+
+def test_all_of_them_draw_the_same_again() -> None:
+    own = _own()
+    generators = Generators(CPU, own)
+    states = generators.states()
+    drawn = _draw(own)
+    assert not same_states(states, generators.states())
+    generators.set(states)
+    assert same_states(states, generators.states())
+    assert _draw(own) == drawn
+
+
+def test_those_of_torch_can_be_set_alone() -> None:
+    own = _own()
+    generators = Generators(CPU, own)
+    states = generators.torch_states()
+    drawn = _draw(own)
+    generators.set(states)
+    again = _draw(own)
+    assert again[:2] == drawn[:2]
+    assert all(one != other for one, other in zip(again[2:], drawn[2:], strict=True))
+
+
+def test_generators_are_found_in_attributes_lists_and_mappings() -> None:
+    bits, python, numbers, old = _own()
+    module = nn.Sequential(nn.Linear(1, 1), nn.Identity())
+    module.bits, module[0].several, module[1].named = bits, [python, 3], {"a": numbers, "b": old}
+    assert {id(found) for found in held_generators(module)} == {id(g) for g in (bits, python, numbers, old)}

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from tonnage.fit.survey.meter import clocked
 from tonnage.fit.survey.profile import OperatorProfile
-from tonnage.fit.survey.virtual_clock import clocked
 from tonnage.hardware import Gpu
 
 # Runs one operator and returns a function that gives its time after the pass.

@@ -18,8 +18,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.recomputing.generators import Generators, States, given_generators, held_generators, same_states
-from tonnage.fit.recomputing.remembered import Slot, put_back
+from tonnage.fit.recomputing.remembered import (
+    Generators,
+    Slot,
+    States,
+    given_generators,
+    held_generators,
+    put_back,
+    same_states,
+)
 from tonnage.fit.recomputing.replay import Replayer, Stash
 from tonnage.fit.technique import NotApplicable
 

@@ -21,8 +21,14 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from tonnage.fit.modules import eagerly, replace_forward
-from tonnage.fit.recomputing.generators import Generators, given_generators, held_generators
-from tonnage.fit.recomputing.remembered import FunctionMemory, Memory, Slot
+from tonnage.fit.recomputing.remembered import (
+    FunctionMemory,
+    Generators,
+    Memory,
+    Slot,
+    given_generators,
+    held_generators,
+)
 from tonnage.fit.recomputing.rerun import Forward, Surroundings, device_of, without_cache
 from tonnage.fit.stepping.batches import take_rows
 from tonnage.fit.training import Batch, Training

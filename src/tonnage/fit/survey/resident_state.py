@@ -26,8 +26,7 @@ from tonnage.fit.stepping.parameter_step import (
 )
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
-from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.virtual_clock import adding_bytes_per_s, card_of, link_bytes_per_s
+from tonnage.fit.survey.meter import GpuMeter, adding_bytes_per_s, card_of, link_bytes_per_s
 from tonnage.fit.training import Training
 
 _PROBE_BYTES = 64 << 20

@@ -28,9 +28,8 @@ from tonnage.fit.survey.measuring import (
     measure_outside,
     required_gradients,
 )
-from tonnage.fit.survey.meter import GpuMeter
+from tonnage.fit.survey.meter import GpuMeter, card_of
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
-from tonnage.fit.survey.virtual_clock import card_of
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable
 from tonnage.fit.training import Batch, Training

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.stepping.narrow import Narrowed, why_not_narrow, wide_parameters
-from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import (
     Group,
+    OneByOneStepper,
     ParameterSteps,
     State,
     StateStep,
