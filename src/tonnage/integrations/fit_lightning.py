@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.stepping.step import accumulate
-from tonnage.fit.training import Batch, Training, Undo
+from tonnage.fit.training import Batch, Training, Undo, set_attributes
 from tonnage.integrations.fit_options import FitOptions, StepParts, fit_in_loop
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
@@ -179,18 +179,9 @@ class Steps:
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> Undo:
     """Replace a method by a function with its signature, which Lightning reads to know what to pass."""
-    before = module.__dict__.get(name)
 
     @wraps(getattr(module, name))
     def called(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    module.__dict__[name] = called
-
-    def undo() -> None:
-        if before is None:
-            del module.__dict__[name]
-        else:
-            module.__dict__[name] = before
-
-    return undo
+    return set_attributes(module, **{name: called})

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tonnage.fit.recomputing.remembered import (
-    FunctionMemory,
     Generators,
     Memory,
+    as_before,
     held_generators,
     put_back,
     same_states,
@@ -96,9 +96,9 @@ def test_what_a_function_keeps_between_calls_is_restored() -> None:
         calls.append(count)
         module(model(torch.randn(3, 2)))
 
-    memory, before = FunctionMemory(function, known=model), _values(module)
-    function()
-    memory.restore()
+    before = _values(module)
+    with as_before(function, known=model):
+        function()
     assert (calls, count) == ([0], 0) and _values(module) == before
 
 
@@ -119,9 +119,8 @@ class Counter:
 def test_so_is_what_its_object_keeps(bound: bool) -> None:
     counter = Counter()
     function = counter.method if bound else counter
-    memory = FunctionMemory(function, known=nn.Identity())
-    function()
-    memory.restore()
+    with as_before(function, known=nn.Identity()):
+        function()
     assert vars(counter) == {"count": 0, "seen": [1]}
 
 

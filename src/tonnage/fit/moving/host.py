@@ -7,6 +7,7 @@ why. `Space` is what pinned memory and a file on disk (`disk.DiskSpace`) have in
 import mmap
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -139,9 +140,9 @@ class PinnedPool:
 
 @dataclass(frozen=True)
 class CopyInFlight:
-    """A copy in flight."""
+    """A copy in flight, or other work on a stream; without an event, it is done."""
 
-    event: "torch.cuda.Event | None"
+    event: "torch.cuda.Event | None" = None
 
     def wait(self, stream: "torch.cuda.Stream | None" = None) -> None:
         """Make a stream (default: the current one) wait for the copy."""
@@ -154,8 +155,13 @@ class CopyInFlight:
             self.event.synchronize()
 
 
+def queued(device: torch.device) -> CopyInFlight:
+    """Return an event after the work queued on the current stream."""
+    return CopyInFlight(torch.cuda.current_stream(device).record_event() if has_streams(device) else None)
+
+
 class CopyLane:
-    """A side stream for copies in one or both directions, in order."""
+    """A side stream for copies in one or both directions, in order. Without streams, copies are synchronous."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -167,15 +173,20 @@ class CopyLane:
         Hold both until the ticket was waited on. (`record_stream` would hold them too, but until the host happens to
         check, and the peak would depend on timing.)
         """
+        return self.copy_all([(source, target)], after=[queued(self.device)])
+
+    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[CopyInFlight]) -> CopyInFlight:
+        """Copy each source to its target after these events."""
         if self.stream is None:
-            target.copy_(source)
+            for source, target in pairs:
+                target.copy_(source)
             return CopyInFlight(None)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        for earlier in after:
+            earlier.wait(self.stream)
         with torch.cuda.stream(self.stream):
-            target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self.stream)
-        return CopyInFlight(event)
+            for source, target in pairs:
+                target.copy_(source, non_blocking=True)
+            return CopyInFlight(self.stream.record_event())
 
 
 class Arrival(Protocol):

@@ -106,41 +106,31 @@ class Memory:
         return True
 
 
-class FunctionMemory:
-    """A copy of what a function keeps between calls, in its closure or its owning object.
+@contextmanager
+def as_before(function: Any, known: nn.Module) -> Iterator[None]:
+    """Restore on exit what a function keeps between calls, in its closure or its owning object.
 
     Modules found there are saved whole, except `known`.
     """
-
-    def __init__(self, function: Any, known: nn.Module) -> None:
-        owner = getattr(function, "__self__", function)
-        self._cells = list(getattr(function, "__closure__", None) or ())
-        self._attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
-        self._contents = [(cell.cell_contents, _on_host(cell.cell_contents)) for cell in self._cells]
-        self._values = {key: (value, _on_host(value)) for key, value in self._attributes.items()}
-        held = [owner, *(value for value, _ in (*self._contents, *self._values.values()))]
-        self._modules = [Memory(value) for value in held if isinstance(value, nn.Module) and value is not known]
-
-    def restore(self) -> None:
-        for module in self._modules:
-            module.restore()
-        for value, copied in (*self._contents, *self._values.values()):
-            _fill(value, copied)
-        for cell, (value, _) in zip(self._cells, self._contents, strict=True):
-            cell.cell_contents = value
-        if self._values:
-            self._attributes.clear()
-            self._attributes.update({key: value for key, (value, _) in self._values.items()})
-
-
-@contextmanager
-def as_before(function: Any, known: nn.Module) -> Iterator[None]:
-    """Restore on exit what a function keeps between calls."""
-    memory = FunctionMemory(function, known)
+    owner = getattr(function, "__self__", function)
+    cells = list(getattr(function, "__closure__", None) or ())
+    attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
+    contents = [(cell.cell_contents, _on_host(cell.cell_contents)) for cell in cells]
+    values = {key: (value, _on_host(value)) for key, value in attributes.items()}
+    held = [owner, *(value for value, _ in (*contents, *values.values()))]
+    modules = [Memory(value) for value in held if isinstance(value, nn.Module) and value is not known]
     try:
         yield
     finally:
-        memory.restore()
+        for module in modules:
+            module.restore()
+        for value, copied in (*contents, *values.values()):
+            _fill(value, copied)
+        for cell, (value, _) in zip(cells, contents, strict=True):
+            cell.cell_contents = value
+        if values:
+            attributes.clear()
+            attributes.update({key: value for key, (value, _) in values.items()})
 
 
 def _slots(module: nn.Module) -> Iterator[Slot]:

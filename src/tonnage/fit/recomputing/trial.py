@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from tonnage.fit.modules import eagerly, replace_forward
 from tonnage.fit.recomputing.remembered import (
-    FunctionMemory,
     Generators,
     Memory,
     Slot,
+    as_before,
     given_generators,
     held_generators,
 )
@@ -116,11 +116,10 @@ def on_few_rows(training: Training, run: Callable[[Batch], Result]) -> Result:
 def left_alone(training: Training) -> Iterator[None]:
     """Restore buffers, attributes and random generators on exit. Compiled code runs eagerly."""
     memory = Memory(training.model, has_values=not on_virtual_gpu(training.device))
-    of_loss = FunctionMemory(training.loss, known=training.model)
     generators = Generators(training.device, held_generators(training.model))
     states = generators.states()
     try:
-        with eagerly(), training.forward_pass():
+        with as_before(training.loss, training.model), eagerly(), training.forward_pass():
             yield
     finally:
         # FSDP keeps gathered parameters until a backward pass, and none comes.
@@ -130,7 +129,6 @@ def left_alone(training: Training) -> Iterator[None]:
                 module.reshard()
         generators.set(states)
         memory.restore()
-        of_loss.restore()
 
 
 @dataclass(eq=False)

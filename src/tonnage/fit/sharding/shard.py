@@ -20,7 +20,7 @@ from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard, retarget,
 from tonnage.fit.stepping.batches import WEIGHTINGS, Weighting, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
-from tonnage.fit.training import Training
+from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.weighting import find_weighting
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -107,8 +107,7 @@ class Shard(Technique, name="shard"):
         assert isinstance(model, FSDPModule)
         if self.gradients == "each":
             # Gradient accumulation asks the model how to postpone the reduction: not at all.
-            model.no_sync = nullcontext  # type: ignore[assignment]
-            stack.callback(delattr, model, "no_sync")
+            stack.callback(set_attributes(model, no_sync=nullcontext))
         stack.callback(training.replace_stepper(ShardStepper(model, training.stepper)))
         # Run the first rank's sample on every rank, so that all find the same weighting.
         weighting = self.weighting
