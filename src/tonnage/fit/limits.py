@@ -337,7 +337,16 @@ class StepCurve(Survey):
         micro = take_rows(batch, slice(0, -(-batch_rows(batch) // self.training.micro_batches)))
         calls = self._capture(micro)
         kinds = list(calls.by_kind)  # in capture order, which is the same at every size
-        self._labels = {name: f"{kinds.index(kind)}|{self._changes_to(name)}" for name, kind in calls.kinds.items()}
+        self._labels = {}
+        for name, kind in calls.kinds.items():
+            changes = []  # what techniques do to this block in particular
+            for technique in self._techniques:
+                settings = technique.settings()
+                if name in settings.get("modes", {}):
+                    changes.append(f"{technique.name}={settings['modes'][name]}")
+                elif name in (settings.get("blocks") or ()):
+                    changes.append(f"{technique.name}={settings.get('what', '')}")
+            self._labels[name] = f"{kinds.index(kind)}|{','.join(changes)}"
         outside = measure_outside(self.training, self.meter, self.blocks, calls, micro)
         self._batch_bytes[size] = bytes_of(batch)
         blocks: dict[str, dict[str, BlockProfile]] = {}
@@ -375,17 +384,6 @@ class StepCurve(Survey):
         """Return the bytes while the optimizer steps; independent of the size."""
         nothing = OutsideProfile(kept_bytes=0, peak_bytes=0, forward_s=0.0, backward_s=0.0)
         return self._around(nothing).fixed_bytes + self._around(nothing).step_peak_bytes
-
-    def _changes_to(self, block: str) -> str:
-        """Name what techniques do to this block in particular."""
-        changes = []
-        for technique in self._techniques:
-            settings = technique.settings()
-            if block in settings.get("modes", {}):
-                changes.append(f"{technique.name}={settings['modes'][block]}")
-            elif block in (settings.get("blocks") or ()):
-                changes.append(f"{technique.name}={settings.get('what', '')}")
-        return ",".join(changes)
 
     def _around(self, outside: OutsideProfile) -> MemoryContext:
         """Build the memory context. States are already allocated, so the placement only decides whether gradients stay."""

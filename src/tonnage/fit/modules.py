@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tonnage.fit.recomputing.remembered import Generators, held_generators
 from tonnage.fit.stepping.batches import named_tensors, take_rows
 from tonnage.fit.training import Training, Undo, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
@@ -206,16 +207,12 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     values = {id(b): b.detach().clone() for _, held in buffers for b in held.values() if b is not None}
     attributes = [(module, {k: v for k, v in vars(module).items() if _changes_in_forward(k, v)}) for module in modules]
     kept = {id(v): v.detach().clone() for _, held in attributes for v in held.values() if isinstance(v, Tensor)}
-    generators = {v: v.get_state() for m in modules for v in vars(m).values() if isinstance(v, torch.Generator)}
-    python, numpy = random.getstate(), np.random.get_state()
+    generators = Generators(device, held_generators(model))
+    states = generators.states()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        for generator, state in generators.items():
-            generator.set_state(state)
+        generators.set(states)
         with torch.no_grad():
             for module, held in buffers:
                 for name, buffer in held.items():

@@ -132,7 +132,8 @@ class LightningStep:
                 "training_step returned None, to leave out a batch.", hint="Return a loss of zero instead."
             )
         self.output = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
-        return output["loss"] if isinstance(output, Mapping) else output
+        loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
+        return loss
 
 
 class Steps:

@@ -182,7 +182,6 @@ def _candidate(
         backward_s=backward_s,
         extra_bytes=window,
     )
-    overhead_s = step_overhead_s(placement, resident, layout.micro_batches, backward_s)
     return Candidate(
         layout=layout,
         profiled_rows=size.rows,
@@ -191,7 +190,7 @@ def _candidate(
         modes=modes,
         around=around,
         outside=outside,
-        overhead_s=overhead_s,
+        overhead_s=step_overhead_s(placement, resident, layout.micro_batches, backward_s),
         launches_s=launches_s(placement, resident),
     )
 
@@ -208,8 +207,8 @@ def block_modes(size: SizeProfile, layout: BatchLayout, *, offload: bool) -> lis
     modes = size.modes(offload=offload)
     if layout.slices == 1:
         return modes
-    by_kind = {kind: (ways, block) for ways, (block, kind) in zip(modes, size.kinds.items(), strict=True)}
-    made = {kind: [_larger(mode, size.kept(block), layout) for mode in ways] for kind, (ways, block) in by_kind.items()}
+    by_kind = dict(zip(size.kinds.values(), modes, strict=True))
+    made = {kind: [_larger(mode, size.blocks[kind][KEEP], layout) for mode in ways] for kind, ways in by_kind.items()}
     return [made[kind] for kind in size.kinds.values()]
 
 

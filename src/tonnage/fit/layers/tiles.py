@@ -39,11 +39,14 @@ def tile_forward(module: nn.Module, tiles: int) -> Undo:
 def _forward(module: nn.Module, x: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
     kept: Any = module._tonnage_tiles
     run, tiles, dropping = kept
+    output: Tensor
     # A dropout switched on since would sample anew in backward.
     if arguments or keywords or x.ndim < 2 or any(dropout.training for dropout in dropping):
-        return run(x, *arguments, **keywords)
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return Tiled.apply(run, tiles, SaveForTiles.apply(x), *parameters)
+        output = run(x, *arguments, **keywords)
+    else:
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        output = Tiled.apply(run, tiles, SaveForTiles.apply(x), *parameters)
+    return output
 
 
 _forward.__name__ = "forward"  # so that a pickled module gets its plain forward back

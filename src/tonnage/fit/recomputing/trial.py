@@ -168,7 +168,14 @@ class _RerunTrial:
             loss = self._training.loss(self._training.model, batch)
             self._look_beside(loss)
             if any(finding.beside for finding in self._findings.values()):
-                self._look_around()
+                # Nothing outside the block's modules may still hold tensors of a second run.
+                gc.collect()
+                starts = [run.start for run in self._runs]
+                tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+                for node in (tensor.grad_fn for tensor in tensors):
+                    for run in self._around(node, starts) if node is not None else ():
+                        if run.second and self._findings[run.name].beside:
+                            self._findings[run.name].reason = _HELD
         for name, finding in self._findings.items():
             if any(parameter._backward_hooks for parameter in self._blocks[name].parameters()):
                 finding.beside = "a hook changes the gradient of one of its parameters"
@@ -256,16 +263,6 @@ class _RerunTrial:
             if node not in seen:
                 seen.add(node)
                 waiting.extend((node, before) for before, _ in node.next_functions if before is not None)
-
-    def _look_around(self) -> None:
-        """Check that nothing outside the block's modules still holds tensors of a second run."""
-        gc.collect()
-        starts = [run.start for run in self._runs]
-        tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
-        for node in (tensor.grad_fn for tensor in tensors):
-            for run in self._around(node, starts) if node is not None else ():
-                if run.second and self._findings[run.name].beside:
-                    self._findings[run.name].reason = _HELD
 
     def _around(self, node: Node, starts: list[int]) -> list[_Run]:
         """Return the runs that made this node, innermost first."""

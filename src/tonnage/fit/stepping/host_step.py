@@ -32,7 +32,8 @@ LEAST_ELEMENTS = 4096  # pieces are multiples of this: kernels stay aligned, 8-b
 
 def pieces_of(state: State) -> list[StatePiece]:
     """Return the pieces of a parameter whose states are kept here."""
-    return state[_PIECES]
+    pieces: list[StatePiece] = state[_PIECES]
+    return pieces
 
 
 class _Held:

@@ -322,4 +322,5 @@ class OneByOneStepper(Stepper):
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """Return the total norm, summed in FP32: PyTorch's own norm of BF16 gradients has three digits."""
     wide = torch.promote_types(torch.float32, gradients[0].dtype)
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide)))
+    return norm

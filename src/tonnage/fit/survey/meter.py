@@ -63,7 +63,7 @@ def adding_bytes_per_s(gpu: Gpu) -> float:
     call = CapturedCall(name="add_", shapes=(shape, shape), types=("float", "float"), devices=("cuda", "cuda"))
     launch = kernels.launch_of(call, Settings())
     assert launch is not None
-    return launch.moved_bytes / kernels.seconds(launch, gpu)
+    return float(launch.moved_bytes / kernels.seconds(launch, gpu))
 
 
 @cache
@@ -73,7 +73,7 @@ def link_bytes_per_s(gpu: Gpu) -> float:
         kernels.seconds(copies.transfer(_PROBE_BYTES, direction, pinned=True), gpu)
         for direction in ("to_device", "to_host")
     )
-    return 2 * _PROBE_BYTES / (there + back)
+    return float(2 * _PROBE_BYTES / (there + back))
 
 
 _BUSY = 0.9  # if the host is busy for more than this share of the GPU time, the call is host-bound

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +136,7 @@ def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
     """
     group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "param_names")}
     # Not copy(): that would read the states, which techniques store in their own form.
-    small: Any = object.__new__(type(optimizer))
+    small = object.__new__(type(optimizer))
     small.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
     small._optimizer_step_pre_hooks, small._optimizer_step_post_hooks = {}, {}
     small.state = type(optimizer.state)(dict)

@@ -120,7 +120,7 @@ def make_mask(
             kind = "window"
     if kind is None or q_length != kv_length or (int(q_offset), int(kv_offset)) != (0, 0):
         settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return masking_utils.sdpa_mask(
+        whole: Tensor | None = masking_utils.sdpa_mask(
             batch_size,
             q_length,
             kv_length,
@@ -131,6 +131,7 @@ def make_mask(
             device=device,
             **settings,
         )
+        return whole
     keys = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
     if attention_mask is not None:
         keys = attention_mask[:, :kv_length].bool()
@@ -220,7 +221,8 @@ def tiled_attention(
     `bias` is added to the scores and broadcasts to them; `sinks` holds one score per head that joins the softmax
     without a value. A row that sees no key gives zeros.
     """
-    return _TiledAttention.apply(query, key, value, bias, sinks, scores, tile_rows)
+    mixed: Tensor = _TiledAttention.apply(query, key, value, bias, sinks, scores, tile_rows)
+    return mixed
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -240,8 +242,8 @@ class _TiledAttention(torch.autograd.Function):
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
         for tile in _tiles(query, key, scores, tile_rows):
             weights = tile.weights(query, key, bias, sinks)
-            dropped = tile.drop(weights.counted)
-            output[:, :, tile.rows] = tile.mix(dropped.to(value.dtype), value)
+            dropped = tile.fold_heads(tile.drop(weights.counted).to(value.dtype))
+            output[:, :, tile.rows] = tile.unfold(dropped @ value[:, :, tile.keys])
         return output
 
     @staticmethod
@@ -309,9 +311,6 @@ class _Tile:
         batch, heads, rows, width = tensor.shape
         return tensor.reshape(batch, heads * self.groups, rows // self.groups, width)
 
-    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
-        return self.unfold(self.fold_heads(weights) @ value[:, :, self.keys])
-
     def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, sinks: Tensor | None) -> _Weights:
         products = self.fold(query) @ key[:, :, self.keys].mT
         values = self.unfold(products).to(self.wide) * self.scores.scaling
@@ -321,7 +320,19 @@ class _Tile:
             values = bend * self.scores.soft_cap
         if bias is not None:
             values = values + self.region(bias)
-        for counts in self._masks(values.device):
+        # The masks of every rule; they broadcast to the scores.
+        masks = []
+        if self.scores.causal:
+            rows = torch.arange(self.rows.start, self.rows.stop, device=values.device)[:, None]
+            keys = torch.arange(self.keys.start, self.keys.stop, device=values.device)
+            masks.append(keys <= rows)
+            if self.scores.window is not None:
+                masks.append(keys > rows - self.scores.window)
+        if self.scores.keys is not None:
+            masks.append(self.scores.keys[:, None, None, self.keys])
+        if self.scores.mask is not None:
+            masks.append(self.region(self.scores.mask))
+        for counts in masks:
             values.masked_fill_(~counts, float("-inf"))
         # Softmax.
         largest = values.amax(dim=-1, keepdim=True)
@@ -335,21 +346,6 @@ class _Tile:
             total += sink
             sink = sink / total
         return _Weights(counted=weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink=sink, bend=bend)
-
-    def _masks(self, device: torch.device) -> list[Tensor]:
-        """Return the masks of every rule; they broadcast to the scores."""
-        masks = []
-        if self.scores.causal:
-            rows = torch.arange(self.rows.start, self.rows.stop, device=device)[:, None]
-            keys = torch.arange(self.keys.start, self.keys.stop, device=device)
-            masks.append(keys <= rows)
-            if self.scores.window is not None:
-                masks.append(keys > rows - self.scores.window)
-        if self.scores.keys is not None:
-            masks.append(self.scores.keys[:, None, None, self.keys])
-        if self.scores.mask is not None:
-            masks.append(self.region(self.scores.mask))
-        return masks
 
     def region(self, whole: Tensor) -> Tensor:
         """Return the tile's part of a tensor that broadcasts to all scores."""
