@@ -28,7 +28,6 @@ from tonnage.fit.choose.placement import (
     STEP_IN_BACKWARD,
     GradientPlace,
     ResidentState,
-    memory_context,
 )
 from tonnage.fit.choose.solver import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
@@ -374,9 +373,9 @@ class StepCurve(Survey):
         waiting = window
         for index, label in enumerate(self._labels.values()):
             if ActivationOffload.name in label:
-                resident_bytes = modes[index].resident_bytes
-                under_way = min(waiting, resident_bytes)
-                modes[index] = replace(modes[index], resident_bytes=max(0, resident_bytes - window) + under_way)
+                kept_bytes = modes[index].kept_bytes
+                under_way = min(waiting, kept_bytes)
+                modes[index] = replace(modes[index], kept_bytes=max(0, kept_bytes - window) + under_way)
                 waiting -= under_way
         return peak_of(modes, self._around(outside)) + mix(*(self._batch_bytes[one] for one in nearest))
 
@@ -394,7 +393,7 @@ class StepCurve(Survey):
             placement = HOST_GRADIENTS if self._host_states.how == "host" else HOST_STATES
         passes = placement.gradients(held, count) is GradientPlace.PASS
         frame = STEP_IN_BACKWARD if passes else PLAIN
-        return memory_context(frame, held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
+        return frame.memory_context(held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
 
 
 def extrapolate(sizes: Sequence[int], values: Sequence[float], size: int) -> int:

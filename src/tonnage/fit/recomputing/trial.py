@@ -21,15 +21,8 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from tonnage.fit.modules import eagerly, replace_forward
-from tonnage.fit.recomputing.remembered import (
-    Generators,
-    Memory,
-    Slot,
-    as_before,
-    given_generators,
-    held_generators,
-)
-from tonnage.fit.recomputing.rerun import Forward, Surroundings, device_of, without_cache
+from tonnage.fit.recomputing.remembered import Generators, Memory, Slot, as_before, held_generators
+from tonnage.fit.recomputing.rerun import Forward, Surroundings, without_cache
 from tonnage.fit.stepping.batches import take_rows
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
@@ -72,14 +65,8 @@ def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding
 def _fingerprint(training: Training) -> object:
     """Return what can change how a block runs, as numbers: objects would keep the model alive."""
     modules = tuple(
-        (
-            id(module),
-            module.training,
-            id(vars(module).get("forward")),
-            *module._forward_hooks,
-            *module._forward_pre_hooks,
-        )
-        for module in training.model.modules()
+        (id(each), each.training, id(vars(each).get("forward")), *each._forward_hooks, *each._forward_pre_hooks)
+        for each in training.model.modules()
     )
     parameters = tuple((p.requires_grad, bool(p._backward_hooks)) for p in training.model.parameters())
     return id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
@@ -188,8 +175,7 @@ class _RerunTrial:
             if not torch.is_grad_enabled() or (self._under_way and self._under_way[-1].second):
                 return forward(*args, **kwargs)
             leaves, spec = tree_flatten(without_cache(args, kwargs))
-            own = [*held_generators(block), *given_generators(leaves)]
-            surroundings = Surroundings.now(device_of((*leaves, *block.parameters())), own)
+            surroundings = Surroundings.now(leaves, block.parameters(), held_generators(block))
             memory = Memory(block, has_values=self._has_values)
             finding = self._findings[name]
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]

@@ -66,9 +66,21 @@ class Shard(Technique, name="shard"):
         if self.weighting not in known_weightings and not is_weighting(self.weighting):
             return f"{self.weighting!r} is no weighting; known are {', '.join(known_weightings)}, or a function."
         wrong = why_not_blocks(training.model, self.blocks) if self.blocks else None
-        wrong = wrong or _why_not_parameters(training.model, self._blocks(training.model))
         if wrong is not None:
             return wrong
+        # No parameter may be shared by two groups, or have no dimensions.
+        owners: dict[int, str] = {}
+        blocks = self._blocks(training.model)
+        for name, parameter in training.model.named_parameters(remove_duplicate=False):
+            owner = next((block for block in blocks if name.startswith(f"{block}.")), "")
+            if owners.setdefault(id(parameter), owner) != owner:
+                return f"{name} is shared by blocks that are gathered apart"
+        for name, parameter in training.model.named_parameters():
+            if not parameter.dim():
+                return (
+                    f"{name} is a parameter without dimensions, which FSDP2 cannot divide: "
+                    "make it one of one element, torch.ones(1)"
+                )
         classes = (kind.__name__ for kind in type(training.optimizer).__mro__)
         known = next((name for name in classes if name in _WHOLE_STEPS), None)
         if known is not None:
@@ -156,19 +168,3 @@ def mesh_device(mesh: DeviceMesh) -> torch.device:
     """Return the device that this rank computes on."""
     kind = mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-
-
-def _why_not_parameters(model: nn.Module, blocks: tuple[str, ...]) -> str | None:
-    """Return why the parameters cannot be sharded: one shared by two groups, or one without dimensions."""
-    owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = next((block for block in blocks if name.startswith(f"{block}.")), "")
-        if owners.setdefault(id(parameter), owner) != owner:
-            return f"{name} is shared by blocks that are gathered apart"
-    for name, parameter in model.named_parameters():
-        if not parameter.dim():
-            return (
-                f"{name} is a parameter without dimensions, which FSDP2 cannot divide: "
-                "make it one of one element, torch.ones(1)"
-            )
-    return None

@@ -17,16 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tonnage.fit.modules import replace_forward, why_not_blocks
-from tonnage.fit.moving.host import (
-    ALIGNMENT_BYTES,
-    Arrival,
-    CopyInFlight,
-    HostMemoryExhausted,
-    PinnedSpace,
-    Space,
-    aligned,
-    host_limit_bytes,
-)
+from tonnage.fit.moving import host
 from tonnage.fit.moving.saved_tensors import Packed, bytes_of, same_view, saved_by, storage_key
 from tonnage.fit.stepping.parameter_step import OneByOneStepper, parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import NotApplicable, Technique
@@ -52,13 +43,13 @@ class Place:
         return flat.as_strided(self.size, self.stride)
 
 
-def lay_out(tensors: Iterable[Tensor], alignment: int = ALIGNMENT_BYTES) -> tuple[list[Place], int]:
+def lay_out(tensors: Iterable[Tensor], alignment: int = host.ALIGNMENT_BYTES) -> tuple[list[Place], int]:
     """Lay out tensors one after another; return their places and the total bytes."""
     places: list[Place] = []
     end = 0
     for tensor in tensors:
         places.append(Place(end, tensor.dtype, tensor.size(), tensor.stride()))
-        end += aligned(places[-1].byte_count, alignment)
+        end += host.aligned(places[-1].byte_count, alignment)
     return places, end
 
 
@@ -78,14 +69,14 @@ class Nowhere:
 class BlockWeights:
     """The streamed parameters of one block: their bytes in a space, and for a while in a slot on the GPU."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], space: Space, nowhere: Nowhere) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], space: host.Space, nowhere: Nowhere) -> None:
         places, self.byte_count = lay_out(parameters)
         self.places = dict(zip(parameters, places, strict=True))
         self.slot: _WeightSlot | None = None
         self.changed = False
         self._space, self._nowhere = space, nowhere
-        self._extent = space.take(self.byte_count)
-        self._written = CopyInFlight(None)
+        self._extent: Any = space.take(self.byte_count)
+        self._written = host.CopyInFlight(None)
 
     def leave(self) -> None:
         """Move the values off the GPU and free the memory of each parameter."""
@@ -98,7 +89,7 @@ class BlockWeights:
         """Copy some bytes from GPU memory, after the work queued on the current stream."""
         self._written = self._space.store(source, self._extent, start=start)
 
-    def fetch(self, target: Tensor, *, after: "BlockWeights | None") -> Arrival:
+    def fetch(self, target: Tensor, *, after: "BlockWeights | None") -> host.Arrival:
         """Copy all bytes into GPU memory, after that block's bytes, if any, have been copied out of it."""
         for weights in (after, self):
             if weights is not None:
@@ -139,7 +130,7 @@ class BlockWeights:
 class _WeightSlot:
     buffer: Tensor
     weights: BlockWeights | None = None
-    arrival: Arrival = field(default_factory=lambda: CopyInFlight(None))
+    arrival: host.Arrival = field(default_factory=lambda: host.CopyInFlight(None))
 
 
 class WeightStreamer:
@@ -246,8 +237,8 @@ class WeightStreaming(Technique, name="weight-streaming"):
         return None
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        free_bytes = host_limit_bytes(training.device, self.host_bytes)
-        space = PinnedSpace(training.device, free_bytes)
+        free_bytes = host.host_limit_bytes(training.device, self.host_bytes)
+        space = host.PinnedSpace(training.device, free_bytes)
         stream_weights(training, self.blocks, space, free_bytes, where="the host", slots=self.slots, stack=stack)
 
 
@@ -265,7 +256,7 @@ def streamed_parameters(model: nn.Module, names: tuple[str, ...]) -> dict[str, l
 def stream_weights(
     training: Training,
     names: tuple[str, ...],
-    space: Space,
+    space: host.Space,
     free_bytes: int,
     *,
     where: str,
@@ -287,7 +278,7 @@ def stream_weights(
             blocks[name] = BlockWeights(parameters, space, nowhere)
             stack.callback(blocks[name].return_for_good)
             blocks[name].leave()
-    except HostMemoryExhausted as error:
+    except host.HostMemoryExhausted as error:
         raise NotApplicable(str(error), hint=error.hint) from error
     # A step may still run on another stream or on the host, and write where another block's weights will be.
     steps = parameter_steps(training.optimizer)
