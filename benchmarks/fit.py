@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 import tonnage
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.registry import make
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.technique import make
 from tonnage.fit.training import Training
 
 Rival = Callable[[Any, dict[str, Tensor], int], dict[str, Any]]

@@ -21,11 +21,10 @@ from fit.cases import Case, build_training, dropout_net, gpt2, llama, vit
 from fit.observed import softmax_in_fp64  # noqa: F401
 from tonnage.fit.fitted import Applied
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.registry import NAMES, find_conflict, technique_class
 from tonnage.fit.stepping.batches import change_tensors
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.technique import Changes, NotApplicable, Technique
+from tonnage.fit.technique import NAMES, Changes, NotApplicable, Technique, find_conflict, technique_class
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.autocast import Autocast
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss

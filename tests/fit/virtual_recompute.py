@@ -16,7 +16,7 @@ from tonnage.fit.recomputing import replay
 from tonnage.fit.recomputing.operators import profile_operators, virtual_clock
 from tonnage.fit.recomputing.sliced import first_calls
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.virtual_clock import card_of
+from tonnage.fit.survey.meter import card_of
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Training
 from tonnage.virtual import virtual_gpu

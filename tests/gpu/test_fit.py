@@ -15,11 +15,10 @@ import tonnage
 from fit.cases import CASES, Case, build_training, dropout_net, gpt2, vit
 from tonnage.fit.fitted import Applied
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.registry import find_conflict
 from tonnage.fit.stepping.batches import change_tensors
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.technique import NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique, find_conflict
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.allocator import SetAllocator
 from tonnage.fit.techniques.autocast import Autocast

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from tonnage.fit.stepping.eight_bit import CODES, EightBitStep
 from tonnage.fit.stepping.parameter_step import parameter_steps
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
-from tonnage.fit.techniques.eight_bit_states import EightBitStates
+from tonnage.fit.techniques.eight_bit_states import CODES, EightBitStates, EightBitStep
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.techniques.stochastic_bf16 import StochasticBf16

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.layers.fp8_matmul import fp8_linear
 from tonnage.fit.stepping import stochastic
 from tonnage.fit.stepping.stochastic import has_triton, stochastic_step
+from tonnage.fit.techniques.fp8 import fp8_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")]
 

@@ -23,7 +23,7 @@ FITTED: "WeakSet[nn.Module]" = WeakSet()
 def check_request(model: Any, optimizer: Any, sample: Batch) -> torch.device:
     """Check the model, optimizer and sample, and return their device."""
     check_model(model, optimizer)
-    device = next(model.parameters()).device
+    device: torch.device = next(model.parameters()).device
     check_sample(sample, device)
     return device
 
@@ -61,10 +61,6 @@ def check_model(model: Any, optimizer: Any) -> None:
             f"The model is wrapped already ({name}), and what is inside cannot be changed safely.",
             hint="Give fit the plain module, and wrap it afterwards.",
         )
-    _check_parameters(model, optimizer)
-
-
-def _check_parameters(model: nn.Module, optimizer: Optimizer) -> None:
     owned = {id(parameter) for parameter in model.parameters()}
     if not owned:
         raise RequestError("The model has no parameters.", hint="Give the model that is to be trained.")

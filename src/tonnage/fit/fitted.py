@@ -18,10 +18,9 @@ from tonnage.fit.modules import is_cache_idle, uncompiled, without_cache
 from tonnage.fit.plan import FitPlan
 from tonnage.fit.prove.proof import Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed
-from tonnage.fit.registry import find_conflict
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.step import take_step
-from tonnage.fit.technique import Technique
+from tonnage.fit.technique import Technique, find_conflict
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Training, Undo

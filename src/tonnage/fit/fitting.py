@@ -29,13 +29,12 @@ from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
-from tonnage.fit.registry import BY_PLAN, NAMES, technique_class
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.stages import Request, Stages
 from tonnage.fit.survey.survey import KEEP
-from tonnage.fit.technique import Changes, NotApplicable, Technique
+from tonnage.fit.technique import BY_PLAN, NAMES, Changes, NotApplicable, Technique, technique_class
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training

@@ -6,7 +6,8 @@ otherwise. So they never all need room at once.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,32 +50,24 @@ def gradients_of(training: Training, parts: Sequence[MicroBatch], *, elements: i
 @contextmanager
 def taken_gradients(module: nn.Module, take: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Pass each gradient to `take` as soon as it is complete and drop it; previous ones are restored."""
-    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    before = {name: parameter.grad for name, parameter in trained.items()}
-    handles = []
-    for name, parameter in trained.items():
-        parameter.grad = None
 
-        def hand_over(parameter: Tensor, name: str = name) -> None:
-            if parameter.grad is not None:  # its last function may have returned no gradient
-                take(name, parameter.grad)
+    def hand_over(name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:  # its last function may have returned no gradient
+            take(name, parameter.grad)
+            parameter.grad = None
+
+    with ExitStack() as stack:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                stack.callback(setattr, parameter, "grad", parameter.grad)
                 parameter.grad = None
-
-        handles.append(parameter.register_post_accumulate_grad_hook(hand_over))
-    try:
+                stack.callback(parameter.register_post_accumulate_grad_hook(partial(hand_over, name)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for name, parameter in trained.items():
-            parameter.grad = before[name]
 
 
-def differences(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], of_all: float | None = None
-) -> dict[str, float]:
-    """Return each gradient's distance from the expected one relative to its norm; `of_all` is the global norm."""
-    norm_of_all = global_norm(expected) if of_all is None else of_all
+def differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return each gradient's distance from the expected one relative to its norm."""
+    norm_of_all = global_norm(expected)
     errors = {}
     for name in {**expected, **found}:
         wanted, got = expected.get(name), found.get(name)
@@ -116,9 +109,7 @@ def noted_autocast(training: Training, found: list[torch.dtype]) -> Iterator[Non
     # The model's own forward may not be called (as in Lightning), and hooks inside blocks would break compiled graphs.
     blocks = tuple(f"{name}." for name in find_blocks(training.model))
     outside = [module for name, module in training.model.named_modules() if not name.startswith(blocks)]
-    handles = [module.register_forward_pre_hook(note) for module in outside]
-    try:
+    with ExitStack() as stack:
+        for module in outside:
+            stack.callback(module.register_forward_pre_hook(note).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -28,7 +28,6 @@ from tonnage.fit.choose.placement import (
     STEP_IN_BACKWARD,
     GradientPlace,
     ResidentState,
-    memory_context,
 )
 from tonnage.fit.choose.solver import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
@@ -337,7 +336,16 @@ class StepCurve(Survey):
         micro = take_rows(batch, slice(0, -(-batch_rows(batch) // self.training.micro_batches)))
         calls = self._capture(micro)
         kinds = list(calls.by_kind)  # in capture order, which is the same at every size
-        self._labels = {name: f"{kinds.index(kind)}|{self._changes_to(name)}" for name, kind in calls.kinds.items()}
+        self._labels = {}
+        for name, kind in calls.kinds.items():
+            changes = []  # what techniques do to this block in particular
+            for technique in self._techniques:
+                settings = technique.settings()
+                if name in settings.get("modes", {}):
+                    changes.append(f"{technique.name}={settings['modes'][name]}")
+                elif name in (settings.get("blocks") or ()):
+                    changes.append(f"{technique.name}={settings.get('what', '')}")
+            self._labels[name] = f"{kinds.index(kind)}|{','.join(changes)}"
         outside = measure_outside(self.training, self.meter, self.blocks, calls, micro)
         self._batch_bytes[size] = bytes_of(batch)
         blocks: dict[str, dict[str, BlockProfile]] = {}
@@ -365,9 +373,9 @@ class StepCurve(Survey):
         waiting = window
         for index, label in enumerate(self._labels.values()):
             if ActivationOffload.name in label:
-                resident_bytes = modes[index].resident_bytes
-                under_way = min(waiting, resident_bytes)
-                modes[index] = replace(modes[index], resident_bytes=max(0, resident_bytes - window) + under_way)
+                kept_bytes = modes[index].kept_bytes
+                under_way = min(waiting, kept_bytes)
+                modes[index] = replace(modes[index], kept_bytes=max(0, kept_bytes - window) + under_way)
                 waiting -= under_way
         return peak_of(modes, self._around(outside)) + mix(*(self._batch_bytes[one] for one in nearest))
 
@@ -375,17 +383,6 @@ class StepCurve(Survey):
         """Return the bytes while the optimizer steps; independent of the size."""
         nothing = OutsideProfile(kept_bytes=0, peak_bytes=0, forward_s=0.0, backward_s=0.0)
         return self._around(nothing).fixed_bytes + self._around(nothing).step_peak_bytes
-
-    def _changes_to(self, block: str) -> str:
-        """Name what techniques do to this block in particular."""
-        changes = []
-        for technique in self._techniques:
-            settings = technique.settings()
-            if block in settings.get("modes", {}):
-                changes.append(f"{technique.name}={settings['modes'][block]}")
-            elif block in (settings.get("blocks") or ()):
-                changes.append(f"{technique.name}={settings.get('what', '')}")
-        return ",".join(changes)
 
     def _around(self, outside: OutsideProfile) -> MemoryContext:
         """Build the memory context. States are already allocated, so the placement only decides whether gradients stay."""
@@ -396,7 +393,7 @@ class StepCurve(Survey):
             placement = HOST_GRADIENTS if self._host_states.how == "host" else HOST_STATES
         passes = placement.gradients(held, count) is GradientPlace.PASS
         frame = STEP_IN_BACKWARD if passes else PLAIN
-        return memory_context(frame, held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
+        return frame.memory_context(held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
 
 
 def extrapolate(sizes: Sequence[int], values: Sequence[float], size: int) -> int:

@@ -3,7 +3,7 @@
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from itertools import pairwise
 from types import MethodType
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tonnage.fit.recomputing.remembered import Generators, held_generators
 from tonnage.fit.stepping.batches import named_tensors, take_rows
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training, Undo, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -66,9 +67,7 @@ class ReplacedForward:
         return _plain_forward(self.module if copied is None else copied)
 
     def __reduce__(self) -> Any:
-        if self._before is not None:
-            return _as_it_is, (self._before,)
-        return _plain_forward, (self.module,)
+        return (_as_it_is, (self._before,)) if self._before is not None else (_plain_forward, (self.module,))
 
 
 def _plain_forward(module: nn.Module) -> Any:
@@ -85,15 +84,7 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Undo:
     plain = before._before if isinstance(before, ReplacedForward) else before
     # A bound method survives copying as it is, and the compiler treats those of equal blocks as equal.
     is_method = isinstance(forward, MethodType) and forward.__self__ is module
-    module.forward = forward if is_method else ReplacedForward(module, forward, plain)
-
-    def undo() -> None:
-        if before is not None:
-            module.forward = before
-        else:
-            del module.__dict__["forward"]
-
-    return undo
+    return set_attributes(module, forward=forward if is_method else ReplacedForward(module, forward, plain))
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -154,19 +145,14 @@ def why_not_blocks(model: nn.Module, names: tuple[str, ...]) -> str | None:
 def uncompiled(model: nn.Module) -> Undo:
     """Run modules compiled in place (`module.compile()`) uncompiled: the compiler would trace what fit adds."""
     compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
-    return _set_all(compiled, "_compiled_call_impl", None)
+    return _set_all(compiled, _compiled_call_impl=None)
 
 
-def _set_all(owners: Iterable[Any], name: str, value: Any) -> Undo:
-    before = [(owner, getattr(owner, name)) for owner in owners]
-    for owner, _ in before:
-        setattr(owner, name, value)
-
-    def undo() -> None:
-        for owner, had in before:
-            setattr(owner, name, had)
-
-    return undo
+def _set_all(owners: Iterable[Any], **values: Any) -> Undo:
+    with ExitStack() as stack:
+        for owner in owners:
+            stack.callback(set_attributes(owner, **values))
+        return stack.pop_all().close
 
 
 def caching_configs(model: nn.Module) -> list[Any]:
@@ -181,7 +167,7 @@ def without_cache(model: nn.Module) -> Undo:
     It holds each layer's keys and values, grows whenever a block runs twice, and makes each block different to the
     compiler. Loss and gradients rarely depend on it (`is_cache_idle`).
     """
-    return _set_all(caching_configs(model), "use_cache", False)
+    return _set_all(caching_configs(model), use_cache=False)
 
 
 def active_dropout(module: nn.Module) -> str | None:
@@ -221,16 +207,12 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     values = {id(b): b.detach().clone() for _, held in buffers for b in held.values() if b is not None}
     attributes = [(module, {k: v for k, v in vars(module).items() if _changes_in_forward(k, v)}) for module in modules]
     kept = {id(v): v.detach().clone() for _, held in attributes for v in held.values() if isinstance(v, Tensor)}
-    generators = {v: v.get_state() for m in modules for v in vars(m).values() if isinstance(v, torch.Generator)}
-    python, numpy = random.getstate(), np.random.get_state()
+    generators = Generators(device, held_generators(model))
+    states = generators.states()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        for generator, state in generators.items():
-            generator.set_state(state)
+        generators.set(states)
         with torch.no_grad():
             for module, held in buffers:
                 for name, buffer in held.items():

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import OutputExists, RequestError
-from tonnage.fit.registry import make
-from tonnage.fit.technique import Technique
+from tonnage.fit.technique import Technique, make
 from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 _VERSION = 1

@@ -8,7 +8,6 @@ state dicts never change. It does not know which techniques exist.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,12 +64,17 @@ class Training:
 
 
 def set_attributes(target: Any, **values: Any) -> Undo:
-    """Set attributes, and return what sets them back."""
+    """Set attributes, and return what restores them: those that hid the class's own, or were not there, are removed."""
+    own = [n for n in values if n in vars(target) or (hasattr(target, n) and not hasattr(type(target), n))]
+    before = {name: getattr(target, name) for name in own}
+    for name, value in values.items():
+        setattr(target, name, value)
 
-    def put(values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            setattr(target, name, value)
+    def undo() -> None:
+        for name in values:
+            if name in before:
+                setattr(target, name, before[name])
+            else:
+                delattr(target, name)
 
-    before = {name: getattr(target, name) for name in values}
-    put(values)
-    return partial(put, before)
+    return undo

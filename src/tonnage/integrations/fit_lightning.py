@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.stepping.step import accumulate
-from tonnage.fit.training import Batch, Training, Undo
+from tonnage.fit.training import Batch, Training, Undo, set_attributes
 from tonnage.integrations.fit_options import FitOptions, StepParts, fit_in_loop
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
@@ -132,7 +132,8 @@ class LightningStep:
                 "training_step returned None, to leave out a batch.", hint="Return a loss of zero instead."
             )
         self.output = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
-        return output["loss"] if isinstance(output, Mapping) else output
+        loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
+        return loss
 
 
 class Steps:
@@ -179,18 +180,9 @@ class Steps:
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> Undo:
     """Replace a method by a function with its signature, which Lightning reads to know what to pass."""
-    before = module.__dict__.get(name)
 
     @wraps(getattr(module, name))
     def called(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    module.__dict__[name] = called
-
-    def undo() -> None:
-        if before is None:
-            del module.__dict__[name]
-        else:
-            module.__dict__[name] = before
-
-    return undo
+    return set_attributes(module, **{name: called})

@@ -11,6 +11,7 @@ arrives, in micro-batches as planned, and `optimizer.step()` is the stepper's.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from transformers import Trainer
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.plan import FitPlan
-from tonnage.fit.recomputing.generators import Generators
+from tonnage.fit.recomputing.remembered import Generators
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
 from tonnage.fit.stepping.batches import Weighting, batch_rows, tensors
 from tonnage.fit.stepping.step import accumulate
@@ -60,18 +61,8 @@ def fit_trainer(
     `sample` is a batch from the data loader; if batches differ in length, the longest. Without it, the batches of the
     first step are used. The other arguments are those of `tonnage.fit`.
     """
-    options = FitOptions(
-        budget=budget,
-        host=host,
-        exact=exact,
-        allow=allow,
-        without=without,
-        weighting=weighting,
-        dropout=dropout,
-        plan=plan,
-        measure=measure,
-        verbose=verbose,
-    )
+    given = locals()
+    options = FitOptions(**{option.name: given[option.name] for option in fields(FitOptions)})
     if not isinstance(trainer, Trainer):
         raise RequestError(
             f"fit_trainer wants a transformers.Trainer, and got {type(trainer).__name__}.",
@@ -151,7 +142,8 @@ def _fit(
         inputs = dict(batch)
         items = inputs.pop(ITEMS, None)
         with trainer.compute_loss_context_manager():
-            return trainer.compute_loss(model, inputs, num_items_in_batch=items)
+            computed: Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
+        return computed
 
     training = Training(
         model=trainer.model,
@@ -307,7 +299,8 @@ class FittedOptimizer(AcceleratedOptimizer):
 
     def let_go(self) -> Optimizer:
         self._handle.remove()
-        return self.optimizer
+        plain: Optimizer = self.optimizer
+        return plain
 
 
 class FittedSteps(Trainer):

@@ -8,22 +8,25 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tonnage.fit.choose.choosing import MemoryContext, Mode, ModeChoice, choose_modes, peak_of
+from tonnage.fit.choose.choosing import MemoryContext, ModeChoice, choose_modes, peak_of
+from tonnage.fit.survey.profile import BlockProfile
 from tonnage.units import GIB, MIB
 
 GAP = 2e-3  # what the solver may leave on the table, and rounding
-Instance = tuple[list[list[Mode]], MemoryContext]
+Instance = tuple[list[list[BlockProfile]], MemoryContext]
 
 sizes = st.integers(0, 4096).map(lambda count: count * MIB)
 times = st.integers(1, 100).map(lambda count: count / 100)
 
 
 @st.composite
-def modes(draw: st.DrawFn, index: int) -> Mode:
+def modes(draw: st.DrawFn, index: int) -> BlockProfile:
     kept = draw(sizes)
-    return Mode(
+    return BlockProfile(
         name=f"mode {index}",
-        resident_bytes=kept,
+        parameters_bytes=0,
+        input_bytes=0,
+        kept_bytes=kept,
         forward_peak_bytes=kept + draw(sizes),
         backward_peak_bytes=draw(sizes),
         forward_s=draw(times),
@@ -58,7 +61,7 @@ def instances(draw: st.DrawFn) -> Instance:
     return blocks, replace(around, budget_bytes=draw(st.integers(lowest, max(peaks) + MIB)))
 
 
-def _seconds(taken: tuple[Mode, ...], around: MemoryContext, moved_states_bytes: int) -> float:
+def _seconds(taken: tuple[BlockProfile, ...], around: MemoryContext, moved_states_bytes: int) -> float:
     """What the program minimises, worked out by hand: computation, what the link cannot hide, what copies disturb."""
     moved = sum(mode.moved_bytes for mode in taken)
     forward, backward = sum(mode.forward_s for mode in taken), sum(mode.backward_s for mode in taken)
@@ -69,7 +72,7 @@ def _seconds(taken: tuple[Mode, ...], around: MemoryContext, moved_states_bytes:
     return forward + backward + late + late_states / around.micro_batches + disturbed
 
 
-def _every_choice(blocks: list[list[Mode]], around: MemoryContext) -> Iterator[float]:
+def _every_choice(blocks: list[list[BlockProfile]], around: MemoryContext) -> Iterator[float]:
     for taken in product(*blocks):
         states = max(0, peak_of(taken, around) - around.budget_bytes)
         on_host = states + sum(mode.moved_bytes for mode in taken)
@@ -77,7 +80,9 @@ def _every_choice(blocks: list[list[Mode]], around: MemoryContext) -> Iterator[f
             yield _seconds(taken, around, states)
 
 
-def _of(choice: ModeChoice, blocks: list[list[Mode]], around: MemoryContext) -> tuple[tuple[Mode, ...], int]:
+def _of(
+    choice: ModeChoice, blocks: list[list[BlockProfile]], around: MemoryContext
+) -> tuple[tuple[BlockProfile, ...], int]:
     taken = tuple(
         next(mode for mode in ways if mode.name == name) for ways, name in zip(blocks, choice.modes, strict=True)
     )
@@ -122,10 +127,12 @@ def test_less_budget_is_never_faster_and_never_more_memory(instance: Instance, f
     assert _seconds(slower[0], around, slower[1]) >= _seconds(faster[0], around, faster[1]) * (1 - GAP)
 
 
-def mode(name: str, kept_gib: float, seconds: float, moved_gib: float = 0.0) -> Mode:
-    return Mode(
+def mode(name: str, kept_gib: float, seconds: float, moved_gib: float = 0.0) -> BlockProfile:
+    return BlockProfile(
         name=name,
-        resident_bytes=int(kept_gib * GIB),
+        parameters_bytes=0,
+        input_bytes=0,
+        kept_bytes=int(kept_gib * GIB),
         forward_peak_bytes=2 * GIB,
         backward_peak_bytes=GIB,
         forward_s=seconds,

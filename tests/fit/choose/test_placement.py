@@ -15,11 +15,6 @@ from tonnage.fit.choose.placement import (
     GradientPlace,
     Placement,
     ResidentState,
-    launches_s,
-    memory_context,
-    movable_bytes,
-    states_on_gpu,
-    step_overhead_s,
     suitable,
 )
 from tonnage.fit.survey.profile import OutsideProfile
@@ -46,8 +41,8 @@ OUTSIDE = OutsideProfile(kept_bytes=GIB, peak_bytes=4 * GIB, forward_s=0.1, back
 
 
 def around(placement: Placement, held: ResidentState = HELD, micro_batches: int = 1) -> MemoryContext:
-    return memory_context(
-        placement, held, OUTSIDE, budget_bytes=80 * GIB, micro_batches=micro_batches, backward_s=1.0, extra_bytes=5
+    return placement.memory_context(
+        held, OUTSIDE, budget_bytes=80 * GIB, micro_batches=micro_batches, backward_s=1.0, extra_bytes=5
     )
 
 
@@ -145,10 +140,10 @@ def test_pieces_on_their_way_are_no_larger_than_what_moved() -> None:
 
 
 def test_the_sums_of_gradients_go_with_the_states() -> None:
-    assert movable_bytes(HOST_GRADIENTS, HELD, 1) == 32 * GIB
-    assert movable_bytes(HOST_GRADIENTS, HELD, 4) == 48 * GIB
-    assert movable_bytes(HOST_STATES, HELD, 4) == 32 * GIB
-    assert movable_bytes(PLAIN, HELD, 4) == 0
+    assert HOST_GRADIENTS.movable_bytes(HELD, 1) == 32 * GIB
+    assert HOST_GRADIENTS.movable_bytes(HELD, 4) == 48 * GIB
+    assert HOST_STATES.movable_bytes(HELD, 4) == 32 * GIB
+    assert PLAIN.movable_bytes(HELD, 4) == 0
 
 
 @pytest.mark.parametrize(
@@ -158,7 +153,7 @@ def test_the_sums_of_gradients_go_with_the_states() -> None:
 def test_of_what_stays_the_states_are_their_share(
     placement: Placement, micro_batches: int, unmoved_gib: int, states_gib: int
 ) -> None:
-    assert states_on_gpu(placement, HELD, micro_batches, unmoved_gib * GIB) == states_gib * GIB
+    assert placement.states_on_gpu(HELD, micro_batches, unmoved_gib * GIB) == states_gib * GIB
 
 
 def test_the_host_s_own_step_is_the_longer_of_its_cores_and_the_link() -> None:
@@ -169,11 +164,11 @@ def test_the_host_s_own_step_is_the_longer_of_its_cores_and_the_link() -> None:
 
 
 def test_accumulation_is_paid_once_for_each_batch_after_the_first() -> None:
-    assert step_overhead_s(PLAIN, HELD, 1, 1.0) == pytest.approx(0.05)
-    assert step_overhead_s(PLAIN, HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 3 * 16 / 4800)
+    assert PLAIN.step_overhead_s(HELD, 1, 1.0) == pytest.approx(0.05)
+    assert PLAIN.step_overhead_s(HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 3 * 16 / 4800)
     # On the host it hides behind backward, as far as that goes: 1.2 s of cores beside 1 s. It is never cheaper than here.
-    assert step_overhead_s(HOST_GRADIENTS, HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 0.2)
-    assert step_overhead_s(HOST_GRADIENTS, HELD, 3, 5.0) == step_overhead_s(PLAIN, HELD, 3, 5.0)
+    assert HOST_GRADIENTS.step_overhead_s(HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 0.2)
+    assert HOST_GRADIENTS.step_overhead_s(HELD, 3, 5.0) == PLAIN.step_overhead_s(HELD, 3, 5.0)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda placement: placement.name)
@@ -185,9 +180,9 @@ def test_no_placement_takes_more_than_plain_once_all_states_moved(placement: Pla
 
 def test_steps_inside_backward_are_launched_one_by_one() -> None:
     held = replace(HELD, stepped_apart=10, launch_s=1e-4, moved_launch_s=3e-4)
-    assert launches_s(PLAIN, held) == 0.0
-    assert launches_s(STEP_IN_BACKWARD, held) == pytest.approx(10 * 1e-4)
-    assert launches_s(HOST_STATES, held) == launches_s(HOST_GRADIENTS, held) == pytest.approx(10 * 3e-4)
+    assert PLAIN.launches_s(held) == 0.0
+    assert STEP_IN_BACKWARD.launches_s(held) == pytest.approx(10 * 1e-4)
+    assert HOST_STATES.launches_s(held) == HOST_GRADIENTS.launches_s(held) == pytest.approx(10 * 3e-4)
 
 
 def test_a_gradient_on_its_way_to_the_host_is_there_in_backward_alone() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fit.choose.test_placement import HELD
-from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.solver import BatchLayout, Solution, block_modes, does_not_fit, layouts, outside_at, solve
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
@@ -135,7 +134,7 @@ def test_what_may_not_be_divided_is_one_batch_in_one_piece() -> None:
     assert not any(layout.sliced for layout in found if layout.slices > 1)
 
 
-def _modes(size: SizeProfile, layout: BatchLayout) -> dict[str, Mode]:
+def _modes(size: SizeProfile, layout: BatchLayout) -> dict[str, BlockProfile]:
     return {mode.name: mode for mode in block_modes(size, layout, offload=True)[0]}
 
 
@@ -144,7 +143,7 @@ def test_slices_shrink_what_runs_again_and_nothing_else() -> None:
     sliced = _modes(SIZES[1], BatchLayout(rows=4, micro_batches=1, slices=4))
     assert sliced[KEEP] == whole[KEEP]
     for name in (BLOCK, BLOCK_OFFLOAD):
-        assert sliced[name].resident_bytes == whole[name].resident_bytes
+        assert sliced[name].kept_bytes == whole[name].kept_bytes
         assert sliced[name].moved_bytes == whole[name].moved_bytes
         assert sliced[name].backward_s == pytest.approx(whole[name].backward_s)
         assert sliced[name].forward_peak_bytes < whole[name].forward_peak_bytes

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.layers.tiles import bounds, in_a_tile, mixes_rows, tile_forward
+from tonnage.fit.layers.tiles import bounds, mixes_rows, tile_forward
 
 
 class Gated(nn.Module):
@@ -159,21 +159,6 @@ def test_a_checkpoint_around_it_does_not_run_the_tiles_a_third_time() -> None:
     assert forward == 2 * 3 * 4
     assert counted.products - forward == 12 * 4
     _assert_equal({"input": x.grad}, {"input": expected["input"]})
-
-
-def test_a_forward_says_that_it_runs_tiles_and_a_backward_does_not() -> None:
-    said: list[bool] = []
-
-    def saying(x: Tensor) -> Tensor:
-        said.append(in_a_tile())
-        return Gated.forward(module, x)
-
-    module = _made()
-    module.forward = saying  # type: ignore[method-assign]
-    tile_forward(module, 2)
-    _gradients(module, torch.randn(1, 8, 6, dtype=torch.float64))
-    assert said == [True, True, False, False]
-    assert not in_a_tile()
 
 
 def test_the_input_is_freed_with_the_graph() -> None:

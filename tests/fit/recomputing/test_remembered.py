@@ -1,12 +1,21 @@
 """What a forward changes in its modules is found, brought back and left as it was."""
 
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
-from tonnage.fit.recomputing.remembered import FunctionMemory, Memory, put_back
+from tonnage.fit.recomputing.remembered import (
+    Generators,
+    Memory,
+    as_before,
+    held_generators,
+    put_back,
+    same_states,
+)
 
 
 class Remembering(nn.Module):
@@ -87,9 +96,9 @@ def test_what_a_function_keeps_between_calls_is_restored() -> None:
         calls.append(count)
         module(model(torch.randn(3, 2)))
 
-    memory, before = FunctionMemory(function, known=model), _values(module)
-    function()
-    memory.restore()
+    before = _values(module)
+    with as_before(function, known=model):
+        function()
     assert (calls, count) == ([0], 0) and _values(module) == before
 
 
@@ -110,7 +119,48 @@ class Counter:
 def test_so_is_what_its_object_keeps(bound: bool) -> None:
     counter = Counter()
     function = counter.method if bound else counter
-    memory = FunctionMemory(function, known=nn.Identity())
-    function()
-    memory.restore()
+    with as_before(function, known=nn.Identity()):
+        function()
     assert vars(counter) == {"count": 0, "seen": [1]}
+
+
+CPU = torch.device("cpu")
+
+
+def _draw(own: list) -> list[float]:
+    bits, python, numbers, old = own
+    torchs = [torch.rand(1).item(), torch.rand(1, generator=bits).item()]
+    return [*torchs, random.random(), numpy.random.rand(), python.random(), numbers.random(), old.rand()]
+
+
+def _own() -> list:
+    return [torch.Generator(), random.Random(1), numpy.random.default_rng(2), numpy.random.RandomState(3)]
+
+
+def test_all_of_them_draw_the_same_again() -> None:
+    own = _own()
+    generators = Generators(CPU, own)
+    states = generators.states()
+    drawn = _draw(own)
+    assert not same_states(states, generators.states())
+    generators.set(states)
+    assert same_states(states, generators.states())
+    assert _draw(own) == drawn
+
+
+def test_those_of_torch_can_be_set_alone() -> None:
+    own = _own()
+    generators = Generators(CPU, own)
+    states = generators.torch_states()
+    drawn = _draw(own)
+    generators.set(states)
+    again = _draw(own)
+    assert again[:2] == drawn[:2]
+    assert all(one != other for one, other in zip(again[2:], drawn[2:], strict=True))
+
+
+def test_generators_are_found_in_attributes_lists_and_mappings() -> None:
+    bits, python, numbers, old = _own()
+    module = nn.Sequential(nn.Linear(1, 1), nn.Identity())
+    module.bits, module[0].several, module[1].named = bits, [python, 3], {"a": numbers, "b": old}
+    assert {id(found) for found in held_generators(module)} == {id(g) for g in (bits, python, numbers, old)}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tonnage.fit.recomputing import replay
-from tonnage.fit.recomputing.generators import Generators
+from tonnage.fit.recomputing.remembered import Generators
 from tonnage.fit.recomputing.replay import Replayer, Stash
 
 GENERATORS = Generators(torch.device("cpu"))

@@ -2,12 +2,15 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from fit.cases import Case, build_training, take_step
+from tonnage.fit.stepping.parameter_step import PlainStep, parameter_steps
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
-from tonnage.fit.techniques.eight_bit_states import EightBitStates
+from tonnage.fit.techniques.eight_bit_states import CODES, SIGNED, UNSIGNED, Code, EightBitStates, EightBitStep
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.master_weights import MasterWeights
 from tonnage.fit.techniques.step_in_backward import StepInBackward
@@ -112,3 +115,111 @@ def test_refuses_with_the_reason() -> None:
         EightBitStates().apply(training)
     training.optimizer = torch.optim.SGD(training.model.parameters())
     assert EightBitStates().why_not(training) == "SGD without momentum keeps no states"
+
+
+BLOCK = 64
+finite = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+
+
+def levels(code: Code) -> Tensor:
+    return code.level(torch.arange(code.largest + 1).float())
+
+
+@pytest.mark.parametrize("code", [SIGNED, UNSIGNED])
+@given(values=st.lists(finite, min_size=1, max_size=3 * BLOCK), seed=st.integers(0, 9), nearest=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_value_goes_to_a_level_beside_it(code: Code, values: list[float], seed: int, nearest: bool) -> None:
+    given_values = torch.tensor(values)
+    given_values = given_values if code.signed else given_values.abs()
+    noise = None if nearest else torch.rand(len(values), generator=torch.Generator().manual_seed(seed))
+    codes, scales = code.quantise(given_values, BLOCK, noise)
+    found = code.dequantise(codes, scales, BLOCK)
+    assert codes.dtype == code.dtype
+    for place, (value, back) in enumerate(zip(given_values.tolist(), found.tolist(), strict=True)):
+        scale = scales[place // BLOCK].item()
+        beside = scale * levels(code)
+        position = int(torch.searchsorted(beside, abs(value)))
+        allowed = beside[max(0, position - 2) : position + 2]
+        assert any(abs(abs(back) - level) <= 1e-5 * scale for level in allowed.tolist())
+        assert back * value >= 0
+
+
+@pytest.mark.parametrize("code", [SIGNED, UNSIGNED])
+def test_what_was_narrowed_once_stays_as_it_is(code: Code) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(1000).abs() if not code.signed else torch.randn(1000)
+    codes, scales = code.quantise(values, BLOCK)
+    again, scales_again = code.quantise(code.dequantise(codes, scales, BLOCK), BLOCK)
+    assert torch.equal(again, codes)
+    assert torch.equal(scales_again, scales)
+
+
+@pytest.mark.parametrize("code", [SIGNED, UNSIGNED])
+def test_rounding_at_random_is_right_in_the_mean(code: Code) -> None:
+    torch.manual_seed(0)
+    values = torch.rand(256) ** 2 if not code.signed else torch.randn(256)
+    draws = 4000
+    repeated = values.repeat(draws)
+    codes, scales = code.quantise(repeated, 256, torch.rand(len(repeated)))
+    mean = code.dequantise(codes, scales, 256).view(draws, 256).mean(0)
+    spacing = (levels(code)[1:] - levels(code)[:-1]).max() * values.abs().max()
+    within = 5 * spacing / 2 / draws**0.5  # five standard errors of a coin between two neighbours
+    above_the_lowest = values.abs() > values.abs().max() * levels(code)[0]
+    assert ((mean - values).abs() <= within)[above_the_lowest].all()
+
+
+def test_the_root_of_a_second_moment_is_within_three_percent_down_to_a_fiftieth() -> None:
+    roots = torch.linspace(0.02, 1, 4096)
+    codes, scales = UNSIGNED.quantise(roots**2, 4096)
+    found = UNSIGNED.dequantise(codes, scales, 4096).sqrt()
+    assert ((found - roots) / roots).abs().max() < 0.03
+
+
+def test_a_second_moment_never_becomes_zero_beside_a_larger_one() -> None:
+    values = torch.tensor([1.0, 1e-30, 1e-12, 0.0])
+    codes, scales = UNSIGNED.quantise(values, 4, torch.rand(4))
+    assert (UNSIGNED.dequantise(codes, scales, 4) > 0).all()
+
+
+def test_blocks_of_zeros_and_of_no_numbers() -> None:
+    values = torch.tensor([0.0, 0.0, float("nan"), 1.0])
+    codes, scales = SIGNED.quantise(values, 2)
+    found = SIGNED.dequantise(codes, scales, 2)
+    assert found[:2].tolist() == [0.0, 0.0]
+    assert found[2:].isnan().all()
+
+
+def test_a_second_moment_falls_though_each_step_is_less_than_a_spacing() -> None:
+    """A thousandth a step; rounded to nearest it would never move."""
+    parameter = torch.nn.Parameter(torch.zeros(8192))
+    optimizer = torch.optim.AdamW([parameter], lr=0.0)
+    steps = parameter_steps(optimizer)
+    steps.replace(EightBitStep(steps.function, 256))
+    torch.manual_seed(0)
+    steps.step(parameter, torch.randn(8192))
+    before = optimizer.state_dict()["state"][0]["exp_avg_sq"].sum()
+    for _ in range(200):
+        steps.step(parameter, torch.zeros(8192))
+    after = optimizer.state_dict()["state"][0]["exp_avg_sq"].sum()
+    torch.testing.assert_close(after / before, torch.tensor(0.999**200), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("chunk", [4096, 2**22])
+def test_steps_near_the_plain_ones(dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.fit.techniques.eight_bit_states._CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(0)
+    start = torch.randn(100, 101)
+    plain, coarse = (torch.nn.Parameter(start.to(kind, copy=True)) for kind in (torch.float32, dtype))
+    optimizers = [torch.optim.AdamW([p], lr=0.1, weight_decay=0.0) for p in (plain, coarse)]
+    steps = parameter_steps(optimizers[1])
+    steps.replace(EightBitStep(PlainStep(optimizers[1]), 256))
+    for _ in range(20):
+        gradient = torch.randn(100, 101) + 0.5
+        plain.grad = gradient
+        optimizers[0].step()
+        steps.step(coarse, gradient.to(dtype))
+    moved, found = plain.detach() - start, coarse.detach().float() - start
+    assert torch.nn.functional.cosine_similarity(moved.flatten(), found.flatten(), dim=0) > 0.99
+    assert optimizers[1].state[coarse]["step"].item() == 20
+    assert set(CODES) & set(optimizers[1].state[coarse]) == {"exp_avg", "exp_avg_sq"}

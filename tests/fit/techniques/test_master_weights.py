@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from fit.cases import CASES, assert_same_parameters, build_training, gradients, take_step
-from tonnage.fit.stepping import eight_bit
 from tonnage.fit.stepping.host_step import pieces_of
 from tonnage.fit.technique import NotApplicable
+from tonnage.fit.techniques import eight_bit_states as eight_bit
 from tonnage.fit.techniques import master_weights
 from tonnage.fit.techniques.autocast import Autocast
 from tonnage.fit.techniques.eight_bit_states import EightBitStates

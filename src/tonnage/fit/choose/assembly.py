@@ -9,10 +9,9 @@ import torch
 from tonnage.fit.choose.choosing import PIECE_BYTES
 from tonnage.fit.choose.placement import HOST_GRADIENTS, STEP_IN_BACKWARD, WINDOW_BYTES, ResidentState
 from tonnage.fit.choose.solver import Solution
-from tonnage.fit.registry import technique_class
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
-from tonnage.fit.technique import Technique
+from tonnage.fit.technique import Technique, technique_class
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.micro_batches import MicroBatches

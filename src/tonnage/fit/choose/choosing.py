@@ -15,24 +15,12 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
+from tonnage.fit.survey.profile import BlockProfile
+
 GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver accurate
 # Host states are copied in pieces of this size: one arrives, one is stepped, one leaves.
 PIECE_BYTES = 64 << 20
 STAGED_PIECES = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mode:
-    """One way to run a block: bytes it leaves allocated, its temporary peaks, and its time."""
-
-    name: str
-    resident_bytes: int  # between its forward and its backward
-    forward_peak_bytes: int  # above the start of its forward
-    backward_peak_bytes: int  # above the start of its backward
-    forward_s: float
-    backward_s: float
-    moved_bytes: int = 0  # to the host in forward, and back in backward
-    host_s: float = 0.0  # host time for its launches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +60,7 @@ class ModeChoice:
     moved_bytes: int
 
 
-def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> ModeChoice | None:
+def choose_modes(blocks: Sequence[Sequence[BlockProfile]], around: MemoryContext) -> ModeChoice | None:
     """Return the fastest modes within the budget, or None if nothing fits."""
     program = _ModeProgram(blocks, around)
     solution = program.solve(whole=True)
@@ -86,13 +74,13 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Mod
     return choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
 
 
-def least_seconds(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> float:
+def least_seconds(blocks: Sequence[Sequence[BlockProfile]], around: MemoryContext) -> float:
     """Return a lower bound on any choice, from the LP relaxation; infinite if nothing fits."""
     relaxed = _ModeProgram(blocks, around).solve(whole=False)
     return float(relaxed.fun) if relaxed.x is not None else np.inf
 
 
-def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:
+def spread(taken: Sequence[BlockProfile], kinds: Sequence[object]) -> list[BlockProfile]:
     """Spread modes that use the link evenly over equal blocks, sparing the last one.
 
     The program only counts the total link time; consecutive blocks would wait for each other.
@@ -114,7 +102,7 @@ def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:
 class _ModeProgram:
     """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
 
-    def __init__(self, blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> None:
+    def __init__(self, blocks: Sequence[Sequence[BlockProfile]], around: MemoryContext) -> None:
         self.blocks, self.around = blocks, around
         self.starts = np.cumsum([0, *(len(modes) for modes in blocks)])
         count = int(self.starts[-1])
@@ -164,10 +152,10 @@ class _ModeProgram:
             moved_bytes=sum(mode.moved_bytes for mode in taken),
         )
 
-    def _modes(self) -> list[tuple[int, Mode]]:
+    def _modes(self) -> list[tuple[int, BlockProfile]]:
         return [(start + offset, mode) for modes, start in self._ranges() for offset, mode in enumerate(modes)]
 
-    def _ranges(self) -> list[tuple[Sequence[Mode], int]]:
+    def _ranges(self) -> list[tuple[Sequence[BlockProfile], int]]:
         return list(zip(self.blocks, (int(start) for start in self.starts[:-1]), strict=True))
 
     def _moments(self) -> list[tuple[dict[int, float], float, float]]:
@@ -183,10 +171,10 @@ class _ModeProgram:
             forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
             moments.append((forward, 0))
             backward = left | {
-                start + i: (mode.resident_bytes + mode.backward_peak_bytes) / GIB for i, mode in enumerate(modes)
+                start + i: (mode.kept_bytes + mode.backward_peak_bytes) / GIB for i, mode in enumerate(modes)
             }
             moments.append((backward, around.outside_kept_bytes + gradients[index + 1]))
-            left = left | {start + i: mode.resident_bytes / GIB for i, mode in enumerate(modes)}
+            left = left | {start + i: mode.kept_bytes / GIB for i, mode in enumerate(modes)}
         moments.append((left, around.outside_peak_bytes))
         moments += [({}, around.stem_peak_bytes + gradients[0]), ({}, around.step_peak_bytes)]
         room = around.budget_bytes - held_bytes
@@ -208,7 +196,7 @@ class _ModeProgram:
         ]
 
 
-def peak_of(taken: Sequence[Mode], around: MemoryContext, moved_states_bytes: int = 0) -> int:
+def peak_of(taken: Sequence[BlockProfile], around: MemoryContext, moved_states_bytes: int = 0) -> int:
     """Return the peak over all moments of one micro-batch and the optimizer step."""
     states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
     base, gradients = around.fixed_bytes + states_bytes, gradients_from(around, len(taken), moved_states_bytes)
@@ -217,9 +205,9 @@ def peak_of(taken: Sequence[Mode], around: MemoryContext, moved_states_bytes: in
     for index, mode in enumerate(taken):
         if between[index]:
             highest = max(highest, left + between[index] + gradients[index])
-        backward = mode.resident_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients[index + 1]
+        backward = mode.kept_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients[index + 1]
         highest = max(highest, left + mode.forward_peak_bytes, left + backward)
-        left += mode.resident_bytes
+        left += mode.kept_bytes
     return base + max(highest, left + around.outside_peak_bytes)
 
 

@@ -77,6 +77,90 @@ class Placement:
             return GradientPlace.STAY
         return GradientPlace.PASS if self == HOST_STATES and not resident.clips else GradientPlace.GROW
 
+    def memory_context(
+        self,
+        resident: ResidentState,
+        outside: OutsideProfile,
+        *,
+        budget_bytes: int,
+        micro_batches: int,
+        backward_s: float,
+        extra_bytes: int = 0,
+    ) -> MemoryContext:
+        """Return the memory context for the choice of modes. Transfers overlap with `backward_s`."""
+        gradients = self.gradients(resident, micro_batches)
+        grows, splits = gradients is GradientPlace.GROW, self.splits_states
+        fixed = resident.held_bytes + extra_bytes
+        waits = self == HOST_STATES and gradients is GradientPlace.PASS
+        movable = self.movable_bytes(resident, micro_batches)
+        # If all states are on the host: both link directions at once, or the host's own step, whichever is longer.
+        states_s = resident.states_bytes / resident.link_bytes_per_s
+        if self == HOST_GRADIENTS:
+            link_s = max(resident.gradients_bytes, resident.parameters_bytes) / resident.link_bytes_per_s
+            states_s = max(resident.host_step_s, link_s)
+        # States per parameter, in the order in which they are placed on the GPU.
+        per_gradient = resident.states_bytes / max(1, resident.gradients_bytes)
+        states_of_each = [round(gradient_bytes * per_gradient) for gradient_bytes in resident.parameter_gradients_bytes]
+        # Gradients in transit to the host, for the stem and each block: a new one, and some before it.
+        passing: list[int] = []
+        if self == HOST_GRADIENTS:
+            largest, blocks = max(resident.parameter_gradients_bytes, default=0), resident.block_gradients_bytes
+            earlier = accumulate(reversed(blocks), initial=resident.outside_gradients_bytes)
+            leaving = [min(PIECE_BYTES, made) for made in earlier][::-1]
+            passing = [n + left for n, left in zip([largest, *(min(largest, b) for b in blocks)], leaving, strict=True)]
+        return MemoryContext(
+            budget_bytes=budget_bytes,
+            fixed_bytes=fixed
+            + (resident.gradients_bytes if gradients is GradientPlace.STAY else 0)
+            + (0 if splits else resident.states_bytes),
+            outside_kept_bytes=outside.kept_bytes,
+            outside_peak_bytes=outside.peak_bytes,
+            stem_peak_bytes=outside.stem_peak_bytes,
+            between_peak_bytes=outside.between_peak_bytes,
+            gradient_bytes=resident.block_gradients_bytes if grows or waits else (),
+            outside_gradient_bytes=resident.outside_gradients_bytes if grows or waits else 0,
+            waiting_bytes=WINDOW_BYTES if waits else None,
+            passing_bytes=passing,
+            gradients_per_state=resident.gradients_bytes / max(1, resident.states_bytes),
+            step_peak_bytes=(resident.gradients_bytes if grows else 0)
+            + (resident.step_temporary_bytes if self == PLAIN else 0),
+            movable_states_bytes=movable,
+            states_s_per_byte=states_s / max(1, movable),
+            states_window_s=0.0 if resident.clips else backward_s,
+            parameter_states_bytes=states_of_each if self == HOST_STATES else (),
+            host_bytes=resident.host_bytes,
+            link_bytes_per_s=resident.link_bytes_per_s,
+            micro_batches=micro_batches,
+        )
+
+    def movable_bytes(self, resident: ResidentState, micro_batches: int) -> int:
+        """Return what may be on the host instead: states, and accumulated gradients that go with them."""
+        if not self.splits_states:
+            return 0
+        summed = self == HOST_GRADIENTS and micro_batches > 1
+        return resident.states_bytes + (resident.gradients_bytes if summed else 0)
+
+    def states_on_gpu(self, resident: ResidentState, micro_batches: int, unmoved_bytes: int) -> int:
+        """Return the bytes of states among what stays on the GPU."""
+        movable = self.movable_bytes(resident, micro_batches)
+        return unmoved_bytes * resident.states_bytes // movable if movable else resident.states_bytes
+
+    def launches_s(self, resident: ResidentState) -> float:
+        """Return the host time to launch separate steps in backward, in pieces if some states are in host memory."""
+        if self == PLAIN:
+            return 0.0
+        each_s = resident.moved_launch_s if self.splits_states else resident.launch_s
+        return resident.stepped_apart * each_s
+
+    def step_overhead_s(self, resident: ResidentState, micro_batches: int, backward_s: float) -> float:
+        """Return the time beyond forward, backward and exposed transfers: accumulation and the step itself."""
+        added_s = 3 * resident.gradients_bytes / resident.bandwidth_bytes_per_s
+        if self == HOST_GRADIENTS:
+            # Each micro-batch's gradients are accumulated on the host during its backward; those on the GPU cost the same.
+            on_host_s = max(resident.gradients_bytes / resident.link_bytes_per_s, resident.host_step_s * 3 / 5)
+            added_s = max(added_s, on_host_s - backward_s)
+        return (micro_batches - 1) * added_s + resident.optimizer_s
+
 
 PLAIN = Placement(name="plain")
 STEP_IN_BACKWARD = Placement(name="step-in-backward")
@@ -89,92 +173,3 @@ WINDOW_BYTES = 512 << 20
 
 def suitable(resident: ResidentState, micro_batches: int, allowed: frozenset[str]) -> Iterator[Placement]:
     return (p for p in PLACEMENTS if p.suits(resident, micro_batches) and (p == PLAIN or p.technique in allowed))
-
-
-def memory_context(
-    placement: Placement,
-    resident: ResidentState,
-    outside: OutsideProfile,
-    *,
-    budget_bytes: int,
-    micro_batches: int,
-    backward_s: float,
-    extra_bytes: int = 0,
-) -> MemoryContext:
-    """Return the memory context for the choice of modes. Transfers overlap with `backward_s`."""
-    gradients = placement.gradients(resident, micro_batches)
-    grows, splits = gradients is GradientPlace.GROW, placement.splits_states
-    fixed = resident.held_bytes + extra_bytes
-    waits = placement == HOST_STATES and gradients is GradientPlace.PASS
-    movable = movable_bytes(placement, resident, micro_batches)
-    # If all states are on the host: both link directions at once, or the host's own step, whichever is longer.
-    states_s = resident.states_bytes / resident.link_bytes_per_s
-    if placement == HOST_GRADIENTS:
-        link_s = max(resident.gradients_bytes, resident.parameters_bytes) / resident.link_bytes_per_s
-        states_s = max(resident.host_step_s, link_s)
-    # States per parameter, in the order in which they are placed on the GPU.
-    per_gradient = resident.states_bytes / max(1, resident.gradients_bytes)
-    states_of_each = [round(gradient_bytes * per_gradient) for gradient_bytes in resident.parameter_gradients_bytes]
-    # Gradients in transit to the host, for the stem and each block: a new one, and some before it.
-    passing: list[int] = []
-    if placement == HOST_GRADIENTS:
-        largest, blocks = max(resident.parameter_gradients_bytes, default=0), resident.block_gradients_bytes
-        earlier = accumulate(reversed(blocks), initial=resident.outside_gradients_bytes)
-        leaving = [min(PIECE_BYTES, made) for made in earlier][::-1]
-        passing = [n + left for n, left in zip([largest, *(min(largest, b) for b in blocks)], leaving, strict=True)]
-    return MemoryContext(
-        budget_bytes=budget_bytes,
-        fixed_bytes=fixed
-        + (resident.gradients_bytes if gradients is GradientPlace.STAY else 0)
-        + (0 if splits else resident.states_bytes),
-        outside_kept_bytes=outside.kept_bytes,
-        outside_peak_bytes=outside.peak_bytes,
-        stem_peak_bytes=outside.stem_peak_bytes,
-        between_peak_bytes=outside.between_peak_bytes,
-        gradient_bytes=resident.block_gradients_bytes if grows or waits else (),
-        outside_gradient_bytes=resident.outside_gradients_bytes if grows or waits else 0,
-        waiting_bytes=WINDOW_BYTES if waits else None,
-        passing_bytes=passing,
-        gradients_per_state=resident.gradients_bytes / max(1, resident.states_bytes),
-        step_peak_bytes=(resident.gradients_bytes if grows else 0)
-        + (resident.step_temporary_bytes if placement == PLAIN else 0),
-        movable_states_bytes=movable,
-        states_s_per_byte=states_s / max(1, movable),
-        states_window_s=0.0 if resident.clips else backward_s,
-        parameter_states_bytes=states_of_each if placement == HOST_STATES else (),
-        host_bytes=resident.host_bytes,
-        link_bytes_per_s=resident.link_bytes_per_s,
-        micro_batches=micro_batches,
-    )
-
-
-def movable_bytes(placement: Placement, resident: ResidentState, micro_batches: int) -> int:
-    """Return what may be on the host instead: states, and accumulated gradients that go with them."""
-    if not placement.splits_states:
-        return 0
-    summed = placement == HOST_GRADIENTS and micro_batches > 1
-    return resident.states_bytes + (resident.gradients_bytes if summed else 0)
-
-
-def states_on_gpu(placement: Placement, resident: ResidentState, micro_batches: int, unmoved_bytes: int) -> int:
-    """Return the bytes of states among what stays on the GPU."""
-    movable = movable_bytes(placement, resident, micro_batches)
-    return unmoved_bytes * resident.states_bytes // movable if movable else resident.states_bytes
-
-
-def launches_s(placement: Placement, resident: ResidentState) -> float:
-    """Return the host time to launch separate steps in backward, in pieces if some states are in host memory."""
-    if placement == PLAIN:
-        return 0.0
-    each_s = resident.moved_launch_s if placement.splits_states else resident.launch_s
-    return resident.stepped_apart * each_s
-
-
-def step_overhead_s(placement: Placement, resident: ResidentState, micro_batches: int, backward_s: float) -> float:
-    """Return the time beyond forward, backward and exposed transfers: accumulation and the step itself."""
-    added_s = 3 * resident.gradients_bytes / resident.bandwidth_bytes_per_s
-    if placement == HOST_GRADIENTS:
-        # Each micro-batch's gradients are accumulated on the host during its backward; those on the GPU cost the same.
-        on_host_s = max(resident.gradients_bytes / resident.link_bytes_per_s, resident.host_step_s * 3 / 5)
-        added_s = max(added_s, on_host_s - backward_s)
-    return (micro_batches - 1) * added_s + resident.optimizer_s

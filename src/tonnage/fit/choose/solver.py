@@ -12,16 +12,8 @@ from typing import Any
 import numpy as np
 
 from tonnage.errors import TonnageError
-from tonnage.fit.choose.choosing import MemoryContext, Mode, ModeChoice, choose_modes, least_seconds
-from tonnage.fit.choose.placement import (
-    Placement,
-    ResidentState,
-    launches_s,
-    memory_context,
-    states_on_gpu,
-    step_overhead_s,
-    suitable,
-)
+from tonnage.fit.choose.choosing import MemoryContext, ModeChoice, choose_modes, least_seconds
+from tonnage.fit.choose.placement import Placement, ResidentState, suitable
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile, Survey
 from tonnage.hardware.catalogue import cuda_cards, first_that_holds
@@ -60,7 +52,7 @@ class Candidate:
     profiled_rows: int
     placement: Placement
     window_bytes: int
-    modes: list[list[Mode]]
+    modes: list[list[BlockProfile]]
     around: MemoryContext
     outside: OutsideProfile
     overhead_s: float
@@ -127,7 +119,7 @@ def solve(
                 placement=placement,
                 choice=choice,
                 window_bytes=candidate.window_bytes,
-                states_on_gpu_bytes=states_on_gpu(placement, resident, layout.micro_batches, choice.unmoved_bytes),
+                states_on_gpu_bytes=placement.states_on_gpu(resident, layout.micro_batches, choice.unmoved_bytes),
                 peak_bytes=choice.peak_bytes,
                 step_s=candidate.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
             )
@@ -173,8 +165,7 @@ def _candidate(
     window = max(
         (moved_bytes * {BLOCK_OFFLOAD: 2, OFFLOAD: 1}.get(name, 0) for name, moved_bytes in in_flight), default=0
     )
-    around = memory_context(
-        placement,
+    around = placement.memory_context(
         resident,
         outside,
         budget_bytes=budget_bytes,
@@ -182,7 +173,6 @@ def _candidate(
         backward_s=backward_s,
         extra_bytes=window,
     )
-    overhead_s = step_overhead_s(placement, resident, layout.micro_batches, backward_s)
     return Candidate(
         layout=layout,
         profiled_rows=size.rows,
@@ -191,8 +181,8 @@ def _candidate(
         modes=modes,
         around=around,
         outside=outside,
-        overhead_s=overhead_s,
-        launches_s=launches_s(placement, resident),
+        overhead_s=placement.step_overhead_s(resident, layout.micro_batches, backward_s),
+        launches_s=placement.launches_s(resident),
     )
 
 
@@ -203,13 +193,13 @@ def _profiled_rows(sizes: Iterable[int], layout: BatchLayout) -> int:
     return max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)
 
 
-def block_modes(size: SizeProfile, layout: BatchLayout, *, offload: bool) -> list[list[Mode]]:
+def block_modes(size: SizeProfile, layout: BatchLayout, *, offload: bool) -> list[list[BlockProfile]]:
     """Return the modes of each block in this layout; lists are shared between blocks of a kind."""
     modes = size.modes(offload=offload)
     if layout.slices == 1:
         return modes
-    by_kind = {kind: (ways, block) for ways, (block, kind) in zip(modes, size.kinds.items(), strict=True)}
-    made = {kind: [_larger(mode, size.kept(block), layout) for mode in ways] for kind, (ways, block) in by_kind.items()}
+    by_kind = dict(zip(size.kinds.values(), modes, strict=True))
+    made = {kind: [_larger(mode, size.blocks[kind][KEEP], layout) for mode in ways] for kind, ways in by_kind.items()}
     return [made[kind] for kind in size.kinds.values()]
 
 
@@ -227,14 +217,15 @@ def outside_at(
     return smaller.in_line(larger, (rows - low) / (high - low))
 
 
-def _larger(mode: Mode, kept: BlockProfile, layout: BatchLayout) -> Mode:
+def _larger(mode: BlockProfile, kept: BlockProfile, layout: BatchLayout) -> BlockProfile:
     """Scale a mode to a batch `slices` times as large: recomputed blocks may run slice by slice, others whole."""
     slices = layout.slices
     whole = replace(
         mode,
         forward_s=mode.forward_s * slices,
         backward_s=mode.backward_s * slices,
-        resident_bytes=mode.resident_bytes * slices,
+        input_bytes=mode.input_bytes * slices,
+        kept_bytes=mode.kept_bytes * slices,
         moved_bytes=mode.moved_bytes * slices,
     )
     if mode.name not in (BLOCK, BLOCK_OFFLOAD) or not layout.sliced:
@@ -247,7 +238,8 @@ def _larger(mode: Mode, kept: BlockProfile, layout: BatchLayout) -> Mode:
     passing_bytes = kept.input_bytes * slices
     return replace(
         whole,
-        host_s=mode.host_s * slices,
+        forward_host_s=mode.host_s * slices,
+        backward_host_s=0.0,
         forward_peak_bytes=kept.forward_peak_bytes - kept.kept_bytes + passing_bytes,
         backward_peak_bytes=mode.backward_peak_bytes
         + (slices - 1) * mode.moved_bytes

@@ -10,12 +10,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from tonnage.fit.choose.choosing import Mode, peak_of
-from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState, memory_context, step_overhead_s
+from tonnage.fit.choose.choosing import peak_of
+from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState
 from tonnage.fit.choose.solver import Solution, block_modes, outside_at
 from tonnage.fit.plan import FitPlan, TechniqueRow
 from tonnage.fit.prove.rehearsal import Rehearsed
-from tonnage.fit.survey.profile import OutsideProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, Survey
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
@@ -40,7 +40,7 @@ def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] =
             return round(above * rows / many)
         return max(0, round(above + (above - below) / (many - few) * (rows - many)))
 
-    taken, names = [], ("resident_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    taken, names = [], ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
     for (below, *_), (above, *_) in zip(small.modes(offload=False), largest.modes(offload=False), strict=True):
         found: dict[str, Any] = {name: scaled(getattr(below, name), getattr(above, name)) for name in names}
         share = rows / many
@@ -71,16 +71,21 @@ def _cost(
 
 
 def _step_cost(
-    taken: list[Mode], outside: OutsideProfile, placement: Placement, resident: ResidentState, *, micro_batches: int
+    taken: list[BlockProfile],
+    outside: OutsideProfile,
+    placement: Placement,
+    resident: ResidentState,
+    *,
+    micro_batches: int,
 ) -> Cost:
     backward_s = sum(mode.backward_s for mode in taken)
-    around = memory_context(
-        placement, resident, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
+    around = placement.memory_context(
+        resident, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
     )
     gpu_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
     host_s = sum(mode.host_s for mode in taken) + outside.forward_host_s + outside.backward_host_s
     seconds = max(gpu_s, host_s) * micro_batches
-    return peak_of(taken, around), seconds + step_overhead_s(placement, resident, micro_batches, backward_s)
+    return peak_of(taken, around), seconds + placement.step_overhead_s(resident, micro_batches, backward_s)
 
 
 def summary_rows(

@@ -66,7 +66,8 @@ class CrossEntropy:
 def chunked_cross_entropy(head: Head, loss: CrossEntropy, *, chunk_bytes: int) -> Tensor:
     """Return the loss over the logits of `head`: a scalar, or one value per row with `reduction="none"`."""
     wanted = tuple(torch.is_grad_enabled() and leaf is not None and leaf.requires_grad for leaf in head.leaves)
-    return _ChunkedCrossEntropy.apply(*head.leaves, _ChunkPass(head, loss, chunk_bytes, wanted))
+    found: Tensor = _ChunkedCrossEntropy.apply(*head.leaves, _ChunkPass(head, loss, chunk_bytes, wanted))
+    return found
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -6,10 +6,8 @@ autograd function: their gradients are summed here and passed to autograd once, 
 parameter sees one gradient. It does not know which modules are worth it.
 """
 
-import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tonnage.fit.modules import dropouts, replace_forward
-from tonnage.fit.training import Undo
+from tonnage.fit.modules import dropouts
+from tonnage.fit.training import Undo, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
 
 Run = Callable[[Tensor], Tensor]
@@ -32,14 +30,8 @@ _PROBE_ROWS = 32  # two slices of sixteen, the smallest that FP8 kernels take
 def tile_forward(module: nn.Module, tiles: int) -> Undo:
     """Make `module` run its current forward in `tiles` slices. Undo in reverse order of replacing."""
     # One function bound to each module, not a closure each: the compiler then treats equal blocks as equal.
-    module._tonnage_tiles = (module.forward, tiles, dropouts(module))  # type: ignore[assignment]
-    undo_forward = replace_forward(module, types.MethodType(_forward, module))
-
-    def undo() -> None:
-        undo_forward()
-        del module._tonnage_tiles
-
-    return undo
+    kept = module.forward, tiles, dropouts(module)
+    return set_attributes(module, _tonnage_tiles=kept, forward=types.MethodType(_forward, module))
 
 
 # A graph break for torch.compile, which cannot trace a backward inside a backward.
@@ -47,11 +39,14 @@ def tile_forward(module: nn.Module, tiles: int) -> Undo:
 def _forward(module: nn.Module, x: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
     kept: Any = module._tonnage_tiles
     run, tiles, dropping = kept
+    output: Tensor
     # A dropout switched on since would sample anew in backward.
     if arguments or keywords or x.ndim < 2 or any(dropout.training for dropout in dropping):
-        return run(x, *arguments, **keywords)
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return Tiled.apply(run, tiles, SaveForTiles.apply(x), *parameters)
+        output = run(x, *arguments, **keywords)
+    else:
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        output = Tiled.apply(run, tiles, SaveForTiles.apply(x), *parameters)
+    return output
 
 
 _forward.__name__ = "forward"  # so that a pickled module gets its plain forward back
@@ -90,7 +85,7 @@ class Tiled(torch.autograd.Function):
         rows = x.detach().reshape(-1, x.shape[-1])
         output: Tensor | None = None  # not a view: the receiver may write into it
         # Without its cache: casts made in a forward without gradients would detach later uses of the weight.
-        with torch.autocast(**ctx.casting, cache_enabled=False), _tiling():
+        with torch.autocast(**ctx.casting, cache_enabled=False):
             for start, end in bounds(len(rows), tiles):
                 piece = run(_shaped(rows[start:end], x.ndim))
                 if output is None:
@@ -139,23 +134,6 @@ def bounds(rows: int, tiles: int) -> Iterator[tuple[int, int]]:
 def _shaped(rows: Tensor, dimensions: int) -> Tensor:
     """Restore the number of dimensions of the whole input, for modules that depend on it."""
     return rows.view(*(1,) * (dimensions - 2), *rows.shape)
-
-
-_here = threading.local()
-
-
-def in_a_tile() -> bool:
-    """Return whether this thread runs a tile's forward, whose unread operators may be skipped."""
-    return getattr(_here, "tiling", False)
-
-
-@contextmanager
-def _tiling() -> Iterator[None]:
-    before, _here.tiling = in_a_tile(), True
-    try:
-        yield
-    finally:
-        _here.tiling = before
 
 
 # Whether a module may be tiled ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import TonnageError
-from tonnage.fit.moving.host import ALIGNMENT_BYTES, CopyInFlight, CopyLane, PinnedPool, aligned, pinned
+from tonnage.fit.moving.host import ALIGNMENT_BYTES, CopyInFlight, CopyLane, PinnedPool, aligned, pinned, queued
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import MIB, format_bytes
 
@@ -96,18 +96,14 @@ class DiskSpace:
     def load(self, extent: Extent, target: Tensor) -> "Loaded":
         staged = self._staging.take(extent.byte_count)
         lane = self.load_lane
-        now = torch.cuda.current_stream(self.device).record_event() if lane.stream is not None else None
+        now = queued(self.device)
 
         def read() -> CopyInFlight:
             self._move(os.preadv, staged, extent.start)
-            if lane.stream is None or now is None:
-                return lane.copy(staged[: extent.byte_count], target)
             # This thread's current stream is not the computation's.
-            with torch.cuda.stream(lane.stream):
-                lane.stream.wait_event(now)
-                ticket = lane.copy(staged[: extent.byte_count], target)
-            ticket.done()
-            return ticket
+            copied = lane.copy_all([(staged[: extent.byte_count], target)], after=[now])
+            copied.done()
+            return copied
 
         return Loaded(self._submit(extent, staged, read))
 

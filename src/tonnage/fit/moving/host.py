@@ -1,15 +1,16 @@
 """Host memory: pinned buffers of exact size, and copies on a separate stream.
 
 On a device without streams (the CPU in tests) copies are synchronous. This module does not know what is copied or
-why. `Space` is what pinned memory and a file on disk (`disk.DiskSpace`) have in common.
+why.
 """
 
 import mmap
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch import Tensor
 from tonnage.errors import TonnageError
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import format_bytes
+
+if TYPE_CHECKING:
+    from tonnage.fit.moving.disk import DiskSpace, Loaded
 
 ALIGNMENT_BYTES = 4096  # of offsets and lengths in a file, as O_DIRECT requires
 
@@ -139,9 +143,9 @@ class PinnedPool:
 
 @dataclass(frozen=True)
 class CopyInFlight:
-    """A copy in flight."""
+    """A copy in flight, or other work on a stream; without an event, it is done."""
 
-    event: "torch.cuda.Event | None"
+    event: "torch.cuda.Event | None" = None
 
     def wait(self, stream: "torch.cuda.Stream | None" = None) -> None:
         """Make a stream (default: the current one) wait for the copy."""
@@ -154,8 +158,13 @@ class CopyInFlight:
             self.event.synchronize()
 
 
+def queued(device: torch.device) -> CopyInFlight:
+    """Return an event after the work queued on the current stream."""
+    return CopyInFlight(torch.cuda.current_stream(device).record_event() if has_streams(device) else None)
+
+
 class CopyLane:
-    """A side stream for copies in one or both directions, in order."""
+    """A side stream for copies in one or both directions, in order. Without streams, copies are synchronous."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -167,71 +176,55 @@ class CopyLane:
         Hold both until the ticket was waited on. (`record_stream` would hold them too, but until the host happens to
         check, and the peak would depend on timing.)
         """
+        return self.copy_all([(source, target)], after=[queued(self.device)])
+
+    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[CopyInFlight]) -> CopyInFlight:
+        """Copy each source to its target after these events."""
         if self.stream is None:
-            target.copy_(source)
+            for source, target in pairs:
+                target.copy_(source)
             return CopyInFlight(None)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        for earlier in after:
+            earlier.wait(self.stream)
         with torch.cuda.stream(self.stream):
-            target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self.stream)
-        return CopyInFlight(event)
-
-
-class Arrival(Protocol):
-    def wait(self) -> None:
-        """Make the current stream wait until the bytes have arrived."""
-
-
-class Space(Protocol):
-    """Where bytes are kept off the GPU, in extents that only the space itself understands."""
-
-    load_lane: CopyLane
-
-    def take(self, byte_count: int) -> Any:
-        """Return an extent of this size."""
-
-    def give(self, extent: Any) -> None:
-        """Free an extent; nothing will load it again, and loads in flight have finished."""
-
-    def store(self, source: Tensor, extent: Any, *, start: int = 0) -> CopyInFlight:
-        """Copy GPU bytes into part of an extent, after the work queued on the current stream.
-
-        The GPU memory is free after the returned copy; the bytes have arrived after that and `settle`.
-        """
-
-    def load(self, extent: Any, target: Tensor) -> Arrival:
-        """Copy an extent into GPU memory, after the work queued on the current stream."""
-
-    def settle(self, extent: Any) -> None:
-        """Wait until all work on the extent is done, besides the copies that `store` returned."""
-
-    def read_all(self, extent: Any) -> Tensor:
-        """Return all bytes on the host, after pending writes."""
-
-    def overwrite(self, extent: Any, values: Tensor) -> None:
-        """Replace all bytes from the host; `values` may be what `read_all` returned, changed in place."""
+            for source, target in pairs:
+                target.copy_(source, non_blocking=True)
+            return CopyInFlight(self.stream.record_event())
 
 
 class PinnedSpace(PinnedPool):
-    """Space in pinned host memory: an extent is a buffer."""
+    """Bytes kept off the GPU in pinned host memory: an extent is a buffer. `disk.DiskSpace` keeps them in a file.
+
+    Users take an extent, store and load its bytes, and give it back when nothing will load it again.
+    """
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         super().__init__(device, limit_bytes)
         self.store_lane, self.load_lane = CopyLane(device), CopyLane(device)
 
     def store(self, source: Tensor, extent: Tensor, *, start: int = 0) -> CopyInFlight:
+        """Copy GPU bytes into part of an extent, after the work queued on the current stream.
+
+        The GPU memory is free after the returned copy; the bytes have arrived after that and `settle`.
+        """
         return self.store_lane.copy(source, extent[start : start + source.numel()])
 
     def load(self, extent: Tensor, target: Tensor) -> CopyInFlight:
+        """Copy an extent into GPU memory, after the work queued on the current stream."""
         return self.load_lane.copy(extent, target)
 
     def settle(self, extent: Tensor) -> None:
-        """Do nothing: the bytes are there when their copy is done."""
+        """Wait for all work on the extent besides the copies that `store` returned: here there is none."""
 
     def read_all(self, extent: Tensor) -> Tensor:
+        """Return all bytes on the host, after pending writes."""
         return extent
 
     def overwrite(self, extent: Tensor, values: Tensor) -> None:
+        """Replace all bytes from the host; `values` may be what `read_all` returned, changed in place."""
         if values is not extent:
             extent.copy_(values)
+
+
+Space: TypeAlias = "PinnedSpace | DiskSpace"
+Arrival: TypeAlias = "CopyInFlight | Loaded"

@@ -108,7 +108,7 @@ class OffloadWindow:
 
     def _store(self, tensor: Tensor) -> "_Moved":
         resident = bytes_of(tensor)
-        extent = self.space.take(resident.numel())
+        extent: Any = self.space.take(resident.numel())
         moved = _Moved(self, tensor, resident, extent, self.space.store(resident, extent))
         self._forget_the_dead()
         self._moved.append(weakref.ref(moved))

@@ -21,7 +21,7 @@ from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_
 from tonnage.fit.stepping.pieces import StatePiece
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.training import Batch, Training, Undo
+from tonnage.fit.training import Batch, Training, set_attributes
 from tonnage.units import format_bytes
 
 
@@ -80,26 +80,22 @@ def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(undisturbed(training.model, training.device))
-        stack.callback(setattr, training, "loss", plain)
-        training.loss = zeroed
+        stack.callback(set_attributes(training, loss=zeroed))
         stack.enter_context(unstepped(optimizer))
         # A third-party optimizer may change parameters without gradients: restore them from host copies.
         known = type(optimizer).__module__.startswith("torch.optim.")
         moved = [] if known or not fresh else [p for group in optimizer.param_groups for p in group["params"]]
         for parameter in moved:
-            stack.callback(_copy, parameter, parameter.detach().to("cpu", copy=True))
+            stack.callback(parameter.detach().copy_, parameter.detach().to("cpu", copy=True))
         for group in optimizer.param_groups:
             values = {name: group[name] for name in _MOVING if name in group}
             stack.callback(group.update, values)
             group.update({n: torch.zeros_like(v) if isinstance(v, Tensor) else 0.0 for n, v in values.items()})
         if not fresh:  # states exist already: skip the steps
-            stack.callback(_without_steps(optimizer))
+            stack.callback(set_attributes(optimizer, step=lambda *_, **__: None))
+            if why_not_one_by_one(optimizer) is None:
+                stack.callback(set_attributes(parameter_steps(optimizer), function=lambda *_: None))
         yield
-
-
-@torch.no_grad()
-def _copy(parameter: Tensor, values: Tensor) -> None:
-    parameter.copy_(values)
 
 
 @contextmanager
@@ -158,21 +154,3 @@ def _put_back(note: tuple[Any, Any]) -> Any:
     else:
         vars(value).update({name: _put_back(held) for name, held in before.items()})
     return value
-
-
-def _without_steps(optimizer: Optimizer) -> Undo:
-    own = vars(optimizer).get("step")  # a scheduler counts its calls
-    optimizer.step = lambda *_, **__: None  # type: ignore[assignment]
-    steps = parameter_steps(optimizer) if why_not_one_by_one(optimizer) is None else None
-    function = steps.function if steps else None
-    if steps:
-        steps.function = lambda *_: None
-
-    def undo() -> None:
-        del optimizer.__dict__["step"]
-        if own is not None:
-            optimizer.step = own
-        if steps and function:
-            steps.function = function
-
-    return undo

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from tonnage.fit.survey.meter import clocked
 from tonnage.fit.survey.profile import OperatorProfile
-from tonnage.fit.survey.virtual_clock import clocked
 from tonnage.hardware import Gpu
 
 # Runs one operator and returns a function that gives its time after the pass.
@@ -97,18 +97,12 @@ class OperatorRecorder(TorchDispatchMode):
         self.overlooked = self.overlooked or (hooks[0] if hooks else None) is not self._pack
         given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         outputs, read_s = self._clock(func, args, kwargs)
-        self._note(func, given, outputs, read_s)
-        return outputs
-
-    def _note(self, func: OpOverload, given: set[int], outputs: Any, read_s: Callable[[], float]) -> None:
-        index = len(self.operators)
         tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
         made = {_storage(t): t.untyped_storage().nbytes() for t in tensors if _storage(t) not in given}
         shared = [_storage(t) for t in tensors if _storage(t) in given]
-        sources = tuple(sorted({self._makers[key] for key in given if key in self._makers}))
         operator = RecordedOperator(
             function=func,
-            inputs=sources,
+            inputs=tuple(sorted({self._makers[key] for key in given if key in self._makers})),
             base=next((self._makers[key] for key in shared if key in self._makers), None),
             layouts=tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors),
             made_bytes=sum(made.values()),
@@ -122,8 +116,9 @@ class OperatorRecorder(TorchDispatchMode):
             root.keepable = root.keepable and operator.base not in self._reads
         elif not operator.is_view:
             self._reads.update(operator.inputs)
-        self._makers |= dict.fromkeys(made, index)
+        self._makers |= dict.fromkeys(made, len(self.operators))
         self.operators.append(operator)
+        return outputs
 
     @contextmanager
     def saving(self, *, hold: bool) -> Iterator[None]:
@@ -191,7 +186,7 @@ def event_clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     def read_s() -> float:
         after.synchronize()
-        return before.elapsed_time(after) / 1e3
+        return float(before.elapsed_time(after)) / 1e3
 
     return outputs, read_s
 
@@ -208,7 +203,7 @@ def virtual_clock(gpu: Gpu) -> Clock:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:

@@ -1,15 +1,19 @@
-"""Save and restore what a forward pass changes: buffers and attributes of modules, and state of functions.
+"""Save and restore what a forward pass changes: buffers and attributes of modules, state of functions, RNG states.
 
 A block that runs twice must find them as they were before the first run, and leave them as the first run did.
 """
 
 import copy
+import pickle
+import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -102,41 +106,31 @@ class Memory:
         return True
 
 
-class FunctionMemory:
-    """A copy of what a function keeps between calls, in its closure or its owning object.
+@contextmanager
+def as_before(function: Any, known: nn.Module) -> Iterator[None]:
+    """Restore on exit what a function keeps between calls, in its closure or its owning object.
 
     Modules found there are saved whole, except `known`.
     """
-
-    def __init__(self, function: Any, known: nn.Module) -> None:
-        owner = getattr(function, "__self__", function)
-        self._cells = list(getattr(function, "__closure__", None) or ())
-        self._attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
-        self._contents = [(cell.cell_contents, _on_host(cell.cell_contents)) for cell in self._cells]
-        self._values = {key: (value, _on_host(value)) for key, value in self._attributes.items()}
-        held = [owner, *(value for value, _ in (*self._contents, *self._values.values()))]
-        self._modules = [Memory(value) for value in held if isinstance(value, nn.Module) and value is not known]
-
-    def restore(self) -> None:
-        for module in self._modules:
-            module.restore()
-        for value, copied in (*self._contents, *self._values.values()):
-            _fill(value, copied)
-        for cell, (value, _) in zip(self._cells, self._contents, strict=True):
-            cell.cell_contents = value
-        if self._values:
-            self._attributes.clear()
-            self._attributes.update({key: value for key, (value, _) in self._values.items()})
-
-
-@contextmanager
-def as_before(function: Any, known: nn.Module) -> Iterator[None]:
-    """Restore on exit what a function keeps between calls."""
-    memory = FunctionMemory(function, known)
+    owner = getattr(function, "__self__", function)
+    cells = list(getattr(function, "__closure__", None) or ())
+    attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
+    contents = [(cell.cell_contents, _on_host(cell.cell_contents)) for cell in cells]
+    values = {key: (value, _on_host(value)) for key, value in attributes.items()}
+    held = [owner, *(value for value, _ in (*contents, *values.values()))]
+    modules = [Memory(value) for value in held if isinstance(value, nn.Module) and value is not known]
     try:
         yield
     finally:
-        memory.restore()
+        for module in modules:
+            module.restore()
+        for value, copied in (*contents, *values.values()):
+            _fill(value, copied)
+        for cell, (value, _) in zip(cells, contents, strict=True):
+            cell.cell_contents = value
+        if values:
+            attributes.clear()
+            attributes.update({key: value for key, (value, _) in values.items()})
 
 
 def _slots(module: nn.Module) -> Iterator[Slot]:
@@ -172,3 +166,68 @@ def _fill(target: Any, values: Any) -> None:
     elif isinstance(target, list | deque):
         target.clear()
         target.extend(values)
+
+
+States = tuple[Any, ...]
+_KINDS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+
+
+class Generators:
+    """All generators of a forward pass; torch's come first, so that their states can be set alone."""
+
+    def __init__(self, device: torch.device, own: Iterable[Any] = ()) -> None:
+        found = list({id(generator): generator for generator in own}.values())
+        own_torch = [_access(generator) for generator in found if isinstance(generator, torch.Generator)]
+        own_others = [_access(generator) for generator in found if not isinstance(generator, torch.Generator)]
+        self._torch = [(torch.get_rng_state, torch.set_rng_state), *own_torch]
+        if device.type == "cuda":
+            # Its state lives on the host: reading it needs no synchronization.
+            read, write = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+            self._torch.insert(1, (partial(read, device), partial(write, device=device)))
+        others: list[Any] = [
+            (random.getstate, random.setstate),
+            (numpy.random.get_state, numpy.random.set_state),
+            *own_others,
+        ]
+        self._all = [*self._torch, *others]
+
+    def states(self) -> States:
+        return tuple(read() for read, _ in self._all)
+
+    def torch_states(self) -> States:
+        return tuple(read() for read, _ in self._torch)
+
+    def set(self, states: States) -> None:
+        """Set the states of all generators, or of torch's alone."""
+        for (_, write), state in zip(self._all, states, strict=False):
+            write(state)
+
+
+def same_states(some: States, others: States) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(
+        torch.equal(one, other) if isinstance(one, Tensor) else pickle.dumps(one) == pickle.dumps(other)
+        for one, other in pairs
+    )
+
+
+def held_generators(module: nn.Module) -> Iterator[Any]:
+    """Yield generators among the attributes of a module and its submodules, or in lists and mappings there."""
+    for child in module.modules():
+        for value in vars(child).values():
+            yield from given_generators([value])
+            if isinstance(value, list | tuple | dict):
+                yield from given_generators(value.values() if isinstance(value, dict) else value)
+
+
+def given_generators(values: Iterable[Any]) -> Iterator[Any]:
+    return (value for value in values if isinstance(value, _KINDS))
+
+
+def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if isinstance(generator, numpy.random.Generator):
+        bits = generator.bit_generator
+        return (lambda: bits.state), partial(setattr, bits, "state")
+    return generator.get_state, generator.set_state

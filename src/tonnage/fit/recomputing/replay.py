@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tonnage.errors import TonnageError
 from tonnage.fit.choose.frontier import needed
-from tonnage.fit.recomputing.generators import States
 from tonnage.fit.recomputing.operators import (
     UNCOUNTED,
     Layout,
@@ -26,6 +25,7 @@ from tonnage.fit.recomputing.operators import (
     operations_clock,
     profile_of,
 )
+from tonnage.fit.recomputing.remembered import States
 
 # Below this, skipping a product saves less time than dispatching every operator costs the host.
 _WORTHWHILE_OPERATIONS = 2e11

@@ -18,8 +18,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.recomputing.generators import Generators, States, given_generators, held_generators, same_states
-from tonnage.fit.recomputing.remembered import Slot, put_back
+from tonnage.fit.recomputing.remembered import (
+    Generators,
+    Slot,
+    States,
+    given_generators,
+    held_generators,
+    put_back,
+    same_states,
+)
 from tonnage.fit.recomputing.replay import Replayer, Stash
 from tonnage.fit.technique import NotApplicable
 
@@ -40,11 +47,20 @@ class Surroundings:
     remembered: tuple[Any, ...] = ()  # values of the slots before the forward
 
     @classmethod
-    def now(cls, device: torch.device, own: Iterable[Any] = (), slots: Sequence[Slot] = ()) -> "Surroundings":
-        """Capture the current state; `own` are generators besides the global ones."""
+    def now(
+        cls,
+        leaves: Sequence[Any] = (),
+        parameters: Iterable[Tensor] = (),
+        held: Iterable[Any] = (),
+        slots: Sequence[Slot] = (),
+    ) -> "Surroundings":
+        """Capture the state before a call with these leaves, by a module that holds these generators."""
+        # The device of the first CUDA tensor, else of the first tensor.
+        devices = [leaf.device for leaf in (*leaves, *parameters) if isinstance(leaf, Tensor)] or [torch.device("cpu")]
+        device = next((device for device in devices if device.type == "cuda"), devices[0])
         kinds = dict.fromkeys((device.type, "cpu"))
         casts = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
-        generators = Generators(device, own)
+        generators = Generators(device, [*held, *given_generators(leaves)])
         return cls(casts, generators, generators.states(), tuple(slots), tuple(slot.saved() for slot in slots))
 
     def without_unused_random(self) -> "Surroundings":
@@ -123,8 +139,7 @@ class Rerun:
         if not places and not parameters:
             return self.forward(*args, **kwargs)
         inputs = [leaves[place] for place in places]
-        own = [*self._generators, *given_generators(leaves)]
-        surroundings = Surroundings.now(device_of((*leaves, *parameters)), own, self.slots)
+        surroundings = Surroundings.now(leaves, parameters, self._generators, self.slots)
         bare = [None if i in places else leaf for i, leaf in enumerate(leaves)]
         call = ForwardCall(self.forward, bare, spec, places, parameters, surroundings)
         return call.outputs(_Rerun.apply(self, call, *inputs, *parameters))
@@ -237,8 +252,7 @@ class GraphRerun(Rerun):
             return self.forward(*args, **kwargs)
         args, kwargs = without_cache(args, kwargs)
         leaves = tree_leaves((args, kwargs))
-        own = [*self._generators, *given_generators(leaves)]
-        again = _Again(Surroundings.now(device_of((*leaves, *self.module.parameters())), own, self.slots))
+        again = _Again(Surroundings.now(leaves, self.module.parameters(), self._generators, self.slots))
         outputs = checkpoint(
             self.forward,
             *args,
@@ -288,9 +302,3 @@ def holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     indices = (getattr(child, "layer_idx", None) for child in module.modules())
     layer = next((index for index in indices if isinstance(index, int)), 0)
     return any(cache.get_seq_length(layer) > 0 for cache in caches)
-
-
-def device_of(leaves: Iterable[Any]) -> torch.device:
-    """Return the device of the first CUDA tensor, else of the first tensor."""
-    devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
-    return next((device for device in devices if device.type == "cuda"), devices[0] if devices else torch.device("cpu"))

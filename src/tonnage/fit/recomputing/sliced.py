@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tonnage.fit.recomputing.generators import Generators, held_generators, same_states
+from tonnage.fit.recomputing.remembered import Generators, held_generators, same_states
 from tonnage.fit.recomputing.replay import Replayer
 from tonnage.fit.recomputing.rerun import Forward, ForwardCall, Gradients, Rerun, without_cache
 from tonnage.fit.recomputing.trial import left_alone

@@ -21,9 +21,8 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from tonnage.fit.modules import eagerly, replace_forward
-from tonnage.fit.recomputing.generators import Generators, given_generators, held_generators
-from tonnage.fit.recomputing.remembered import FunctionMemory, Memory, Slot
-from tonnage.fit.recomputing.rerun import Forward, Surroundings, device_of, without_cache
+from tonnage.fit.recomputing.remembered import Generators, Memory, Slot, as_before, held_generators
+from tonnage.fit.recomputing.rerun import Forward, Surroundings, without_cache
 from tonnage.fit.stepping.batches import take_rows
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
@@ -66,14 +65,8 @@ def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding
 def _fingerprint(training: Training) -> object:
     """Return what can change how a block runs, as numbers: objects would keep the model alive."""
     modules = tuple(
-        (
-            id(module),
-            module.training,
-            id(vars(module).get("forward")),
-            *module._forward_hooks,
-            *module._forward_pre_hooks,
-        )
-        for module in training.model.modules()
+        (id(each), each.training, id(vars(each).get("forward")), *each._forward_hooks, *each._forward_pre_hooks)
+        for each in training.model.modules()
     )
     parameters = tuple((p.requires_grad, bool(p._backward_hooks)) for p in training.model.parameters())
     return id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
@@ -110,11 +103,10 @@ def on_few_rows(training: Training, run: Callable[[Batch], Result]) -> Result:
 def left_alone(training: Training) -> Iterator[None]:
     """Restore buffers, attributes and random generators on exit. Compiled code runs eagerly."""
     memory = Memory(training.model, has_values=not on_virtual_gpu(training.device))
-    of_loss = FunctionMemory(training.loss, known=training.model)
     generators = Generators(training.device, held_generators(training.model))
     states = generators.states()
     try:
-        with eagerly(), training.forward_pass():
+        with as_before(training.loss, training.model), eagerly(), training.forward_pass():
             yield
     finally:
         # FSDP keeps gathered parameters until a backward pass, and none comes.
@@ -124,7 +116,6 @@ def left_alone(training: Training) -> Iterator[None]:
                 module.reshard()
         generators.set(states)
         memory.restore()
-        of_loss.restore()
 
 
 @dataclass(eq=False)
@@ -164,7 +155,14 @@ class _RerunTrial:
             loss = self._training.loss(self._training.model, batch)
             self._look_beside(loss)
             if any(finding.beside for finding in self._findings.values()):
-                self._look_around()
+                # Nothing outside the block's modules may still hold tensors of a second run.
+                gc.collect()
+                starts = [run.start for run in self._runs]
+                tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+                for node in (tensor.grad_fn for tensor in tensors):
+                    for run in self._around(node, starts) if node is not None else ():
+                        if run.second and self._findings[run.name].beside:
+                            self._findings[run.name].reason = _HELD
         for name, finding in self._findings.items():
             if any(parameter._backward_hooks for parameter in self._blocks[name].parameters()):
                 finding.beside = "a hook changes the gradient of one of its parameters"
@@ -177,8 +175,7 @@ class _RerunTrial:
             if not torch.is_grad_enabled() or (self._under_way and self._under_way[-1].second):
                 return forward(*args, **kwargs)
             leaves, spec = tree_flatten(without_cache(args, kwargs))
-            own = [*held_generators(block), *given_generators(leaves)]
-            surroundings = Surroundings.now(device_of((*leaves, *block.parameters())), own)
+            surroundings = Surroundings.now(leaves, block.parameters(), held_generators(block))
             memory = Memory(block, has_values=self._has_values)
             finding = self._findings[name]
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
@@ -252,16 +249,6 @@ class _RerunTrial:
             if node not in seen:
                 seen.add(node)
                 waiting.extend((node, before) for before, _ in node.next_functions if before is not None)
-
-    def _look_around(self) -> None:
-        """Check that nothing outside the block's modules still holds tensors of a second run."""
-        gc.collect()
-        starts = [run.start for run in self._runs]
-        tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
-        for node in (tensor.grad_fn for tensor in tensors):
-            for run in self._around(node, starts) if node is not None else ():
-                if run.second and self._findings[run.name].beside:
-                    self._findings[run.name].reason = _HELD
 
     def _around(self, node: Node, starts: list[int]) -> list[_Run]:
         """Return the runs that made this node, innermost first."""

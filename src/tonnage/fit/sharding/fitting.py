@@ -10,6 +10,7 @@ wraps a model or how a choice is made.
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,7 +89,8 @@ def fit_on_mesh(
             if plan is None and (training.device.type == "cuda" or budget is not None):
                 meter = AgreedMeter(training.device, agreement)
                 gpu_bytes = budget_bytes(budget, meter.free_bytes())
-                host_bytes = budget_bytes(host, free_host_bytes() // ranks_here(), name="host", least_bytes=0)
+                ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as torchrun reports it
+                host_bytes = budget_bytes(host, free_host_bytes() // ranks_here, name="host", least_bytes=0)
                 gpu_bytes, host_bytes = (int(size) for size in agreement.smallest(gpu_bytes, host_bytes))
                 request = Request(
                     budget_bytes=gpu_bytes,
@@ -205,16 +207,9 @@ def _choose(
     training: Training, meter: "AgreedMeter", request: Request, choices: Sequence[Shard], *, measure: bool
 ) -> Fitted:
     for shard in choices[:-1]:
-        try:
+        with suppress(DoesNotFit):
             return ShardedFitting(training, meter, request, shard, measure=measure).run()
-        except DoesNotFit:
-            continue
     return ShardedFitting(training, meter, request, choices[-1], measure=measure).run()
-
-
-def ranks_here() -> int:
-    """Return the number of processes on this host, as torchrun reports it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------

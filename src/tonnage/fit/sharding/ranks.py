@@ -12,15 +12,8 @@ from torch import Tensor
 
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.wrapping import reshard
-from tonnage.fit.stepping.batches import (
-    BadBatch,
-    MicroBatch,
-    Weighting,
-    measure_of,
-    split,
-    take_rows,
-    tensors,
-)
+from tonnage.fit.stepping.batches import BadBatch, MicroBatch, Weighting, measure_of, split, take_rows, tensors
+from tonnage.fit.stepping.step import step_on
 from tonnage.fit.training import Batch, Training
 
 RANKS = "ranks"  # a weighting in which every rank's loss counts the same, whatever its batch
@@ -51,12 +44,7 @@ class Ranks:
 
     def compute(self, training: Training, parts: list[MicroBatch]) -> Tensor:
         """Take this rank's step and return its loss."""
-        from tonnage.fit.stepping.step import accumulate  # which itself steps with ranks
-
-        training.stepper.begin(len(parts))
-        total = accumulate(training, parts)
-        training.stepper.finish()
-        return total
+        return step_on(training, parts)
 
     def of_all(
         self, loss: float, plain_loss: float, errors: Mapping[str, float]

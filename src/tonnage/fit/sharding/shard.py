@@ -20,7 +20,7 @@ from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard, retarget,
 from tonnage.fit.stepping.batches import WEIGHTINGS, Weighting, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
-from tonnage.fit.training import Training
+from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.weighting import find_weighting
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -66,9 +66,21 @@ class Shard(Technique, name="shard"):
         if self.weighting not in known_weightings and not is_weighting(self.weighting):
             return f"{self.weighting!r} is no weighting; known are {', '.join(known_weightings)}, or a function."
         wrong = why_not_blocks(training.model, self.blocks) if self.blocks else None
-        wrong = wrong or _why_not_parameters(training.model, self._blocks(training.model))
         if wrong is not None:
             return wrong
+        # No parameter may be shared by two groups, or have no dimensions.
+        owners: dict[int, str] = {}
+        blocks = self._blocks(training.model)
+        for name, parameter in training.model.named_parameters(remove_duplicate=False):
+            owner = next((block for block in blocks if name.startswith(f"{block}.")), "")
+            if owners.setdefault(id(parameter), owner) != owner:
+                return f"{name} is shared by blocks that are gathered apart"
+        for name, parameter in training.model.named_parameters():
+            if not parameter.dim():
+                return (
+                    f"{name} is a parameter without dimensions, which FSDP2 cannot divide: "
+                    "make it one of one element, torch.ones(1)"
+                )
         classes = (kind.__name__ for kind in type(training.optimizer).__mro__)
         known = next((name for name in classes if name in _WHOLE_STEPS), None)
         if known is not None:
@@ -107,8 +119,7 @@ class Shard(Technique, name="shard"):
         assert isinstance(model, FSDPModule)
         if self.gradients == "each":
             # Gradient accumulation asks the model how to postpone the reduction: not at all.
-            model.no_sync = nullcontext  # type: ignore[assignment]
-            stack.callback(delattr, model, "no_sync")
+            stack.callback(set_attributes(model, no_sync=nullcontext))
         stack.callback(training.replace_stepper(ShardStepper(model, training.stepper)))
         # Run the first rank's sample on every rank, so that all find the same weighting.
         weighting = self.weighting
@@ -157,19 +168,3 @@ def mesh_device(mesh: DeviceMesh) -> torch.device:
     """Return the device that this rank computes on."""
     kind = mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-
-
-def _why_not_parameters(model: nn.Module, blocks: tuple[str, ...]) -> str | None:
-    """Return why the parameters cannot be sharded: one shared by two groups, or one without dimensions."""
-    owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = next((block for block in blocks if name.startswith(f"{block}.")), "")
-        if owners.setdefault(id(parameter), owner) != owner:
-            return f"{name} is shared by blocks that are gathered apart"
-    for name, parameter in model.named_parameters():
-        if not parameter.dim():
-            return (
-                f"{name} is a parameter without dimensions, which FSDP2 cannot divide: "
-                "make it one of one element, torch.ones(1)"
-            )
-    return None

@@ -144,4 +144,5 @@ def whole(value: Tensor) -> Tensor:
     """Return the full tensor; a shard kept on the host is gathered through the mesh's device."""
     if not isinstance(value, DTensor):
         return value.detach()
-    return value.detach().to(value.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]
+    gathered: Tensor = value.detach().to(value.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]
+    return gathered

@@ -91,12 +91,14 @@ def take_rows(batch: Node, rows: slice | list[int]) -> Node:
             return entries
         return entries[rows] if isinstance(rows, slice) else [entries[row] for row in rows]
 
-    return _rebuild(batch, lambda t: t[rows] if t.ndim and t.shape[0] == size else t, take_entries)
+    taken: Node = _rebuild(batch, lambda t: t[rows] if t.ndim and t.shape[0] == size else t, take_entries)
+    return taken
 
 
 def change_tensors(batch: Node, change: Callable[[Tensor], Tensor]) -> Node:
     """Return the same nesting with `change` applied to each tensor."""
-    return _rebuild(batch, change)
+    changed: Node = _rebuild(batch, change)
+    return changed
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:

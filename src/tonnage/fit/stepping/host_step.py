@@ -9,18 +9,17 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
-from tonnage.fit.moving.host import has_streams, pinned
+from tonnage.fit.moving.host import CopyInFlight, CopyLane, pinned, queued
 from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, is_small, own_state
 from tonnage.fit.stepping.pieces import Probe, StatePiece, cut_state, flat, flat_like, join
 from tonnage.fit.virtual import on_virtual_gpu
@@ -31,41 +30,10 @@ HOST_SLOTS = 6
 LEAST_ELEMENTS = 4096  # pieces are multiples of this: kernels stay aligned, 8-bit states keep their blocks
 
 
-class Lane:
-    """A side stream for copies. On devices without streams, copies are synchronous."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if has_streams(device) else None
-
-    def current(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
-
-    def wait(self, event: "torch.cuda.Event | None") -> None:
-        if self.stream is not None and event is not None:
-            self.stream.wait_event(event)
-
-    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence["torch.cuda.Event | None"]) -> Any:
-        """Copy each source to its target after these events; return an event that marks completion."""
-        if self.stream is None:
-            for source, target in pairs:
-                target.copy_(source)
-            return None
-        for event in after:
-            self.wait(event)
-        with self.current():
-            for source, target in pairs:
-                target.copy_(source, non_blocking=True)
-            return self.stream.record_event()
-
-
 def pieces_of(state: State) -> list[StatePiece]:
     """Return the pieces of a parameter whose states are kept here."""
-    return state[_PIECES]
-
-
-def _now(device: torch.device) -> Any:
-    """Return an event after the work queued on the current stream."""
-    return torch.cuda.current_stream(device).record_event() if has_streams(device) else None
+    pieces: list[StatePiece] = state[_PIECES]
+    return pieces
 
 
 class _Held:
@@ -77,11 +45,11 @@ class _Held:
 
     def __init__(self, device: torch.device, most_bytes: int) -> None:
         self._device, self._most_bytes = device, most_bytes
-        self._gradients: deque[tuple[Tensor, Any]] = deque()
+        self._gradients: deque[tuple[Tensor, CopyInFlight]] = deque()
         self._bytes = 0
 
-    def add(self, gradient: Tensor, done: Any) -> None:
-        """Hold a gradient until the event `done`, when the other stream has read it."""
+    def add(self, gradient: Tensor, done: CopyInFlight) -> None:
+        """Hold a gradient until the other stream has read it."""
         self._gradients.append((gradient, done))
         self._bytes += gradient.nbytes
         self.let_go(self._most_bytes)
@@ -91,8 +59,8 @@ class _Held:
         while self._gradients and self._bytes > down_to_bytes:
             gradient, done = self._gradients.popleft()
             self._bytes -= gradient.nbytes
-            if done is not None:
-                torch.cuda.current_stream(self._device).wait_event(done)
+            if done.event is not None:
+                torch.cuda.current_stream(self._device).wait_event(done.event)
 
 
 @dataclass
@@ -100,7 +68,7 @@ class _Slot:
     """A buffer for states, or for a parameter and its gradient, in transit."""
 
     buffer: Tensor
-    free: Any = None  # event: may be overwritten
+    free: CopyInFlight = field(default_factory=CopyInFlight)  # after it, the buffer may be overwritten
 
 
 class PiecewiseStep(StateStep):
@@ -118,8 +86,8 @@ class PiecewiseStep(StateStep):
         self._gpu_bytes_left = gpu_bytes
         self._pieces: dict[int, list[StatePiece]] = {}  # by id of the parameter
         self._probe = Probe(inner)
-        self.in_lane = Lane(device)
-        self.out_lane = Lane(device)
+        self.in_lane = CopyLane(device)
+        self.out_lane = CopyLane(device)
 
     @abstractmethod
     def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group) -> None:
@@ -223,7 +191,7 @@ class DeviceStep(PiecewiseStep):
         super().__init__(inner, device, **sizes)
         self._slots = [_Slot(torch.empty(0, dtype=torch.uint8, device=device)) for _ in range(DEVICE_SLOTS)]
         self._turn = 0
-        self._step_lane = Lane(device)
+        self._step_lane = CopyLane(device)
         self._waiting = _Held(device, window_bytes)
 
     def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group) -> None:
@@ -231,24 +199,24 @@ class DeviceStep(PiecewiseStep):
         slot, byte_count = self._slots[self._turn], piece.packing.byte_count
         self._turn = (self._turn + 1) % DEVICE_SLOTS
         if slot.buffer.numel() < byte_count:  # once per training, unless parameters are added to the optimizer later
-            if slot.free is not None:
-                slot.free.synchronize()
+            slot.free.done()
             most_bytes = max(byte_count, self.largest_state_bytes)
             slot.buffer = torch.empty(most_bytes, dtype=torch.uint8, device=self.device)
-            slot.free = _now(self.device)
-        complete, staged = _now(self.device), slot.buffer[:byte_count]
-        with self._step_lane.current():
-            self._step_lane.wait(complete)
+            slot.free = queued(self.device)
+        complete, staged = queued(self.device), slot.buffer[:byte_count]
+        stream = self._step_lane.stream
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            complete.wait(stream)
+            staging = slot.free
             if piece.started:
-                self._step_lane.wait(self.in_lane.copy([(piece.buffer, staged)], after=[slot.free, piece.written]))
-            else:
-                self._step_lane.wait(slot.free)
+                staging = self.in_lane.copy_all([(piece.buffer, staged)], after=[slot.free, piece.written])
+            staging.wait(stream)
             state = {**piece.state, **piece.packing.views(staged)} if piece.started else {}
             self.inner(parameter, gradient, state, group)
             piece.state = piece.packing.store(state, staged)
             piece.started = True
-            stepped = _now(self.device)
-            slot.free = piece.written = self.out_lane.copy([(staged, piece.buffer)], after=[stepped])
+            stepped = queued(self.device)
+            slot.free = piece.written = self.out_lane.copy_all([(staged, piece.buffer)], after=[stepped])
         self._waiting.add(gradient, stepped)
 
     def finish(self) -> None:
@@ -292,7 +260,7 @@ class HostStep(PiecewiseStep):
         """Step on the host thread with this gradient plus what was accumulated before."""
         slot, here, gradient_here = self._take_slot(parameter)
         pairs = [(parameter, here)] if gradient is None else [(parameter, here), (gradient, gradient_here)]
-        copied = self.out_lane.copy(pairs, after=[slot.free, _now(self.device)])
+        copied = self.out_lane.copy_all(pairs, after=[slot.free, queued(self.device)])
         if gradient is not None:
             self._leaving.add(gradient, copied)
         added = piece.gradient if piece.has_gradient else None
@@ -310,7 +278,7 @@ class HostStep(PiecewiseStep):
             state = piece.whole_state() if piece.started else {}
             self.inner(here, total, state, options)
             piece.keep(state)
-            slot.free = self.in_lane.copy([(here, parameter)], after=[])
+            slot.free = self.in_lane.copy_all([(here, parameter)], after=[])
 
         self._send(slot, copied, step)
 
@@ -325,7 +293,7 @@ class HostStep(PiecewiseStep):
             total = piece.gradient
             slot, _, here = self._take_slot(part)
             target = here if piece.has_gradient else total
-            copied = self.out_lane.copy([(part, target)], after=[slot.free, _now(self.device)])
+            copied = self.out_lane.copy_all([(part, target)], after=[slot.free, queued(self.device)])
             self._leaving.add(part, copied)
             self._send(slot, copied, partial(total.add_, here) if piece.has_gradient else None)
             piece.has_gradient = True
@@ -341,21 +309,19 @@ class HostStep(PiecewiseStep):
         slot, size = self._slots.get(), part.numel() * part.dtype.itemsize
         try:
             if slot.buffer.numel() < 2 * size:
-                if slot.free is not None:
-                    slot.free.synchronize()
+                slot.free.done()
                 slot.buffer = pinned(2 * max(size, self.largest_bytes), self.device)
             return slot, slot.buffer[:size].view(part.dtype), slot.buffer[size : 2 * size].view(part.dtype)
         except BaseException:
             self._slots.put(slot)
             raise
 
-    def _send(self, slot: _Slot, copied: Any, work: Callable[[], object] | None) -> None:
+    def _send(self, slot: _Slot, copied: CopyInFlight, work: Callable[[], object] | None) -> None:
         """After the copy, run the work on the host thread and free the slot."""
 
         def run() -> None:
             try:
-                if copied is not None:
-                    copied.synchronize()
+                copied.done()
                 if work is not None:
                     with torch.no_grad():
                         work()

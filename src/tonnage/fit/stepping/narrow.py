@@ -63,12 +63,24 @@ class Narrowed:
         self._frozen = {p: p.detach().cpu() for p in self.parameters if p not in known}
 
     def apply(self) -> Undo:
+        """Narrow the parameters, and FP32 inputs like them unless autocast is enabled."""
         with ExitStack() as stack:
             for parameter in self.parameters:
                 set_storage(parameter, parameter.detach().to(NARROW))
                 stack.callback(self._widen, parameter)
             stack.callback(self._keep_state_dicts_wide())
-            stack.callback(replace_forward(self._model, _narrowing_inputs(self._model.forward)))
+            forward = self._model.forward
+
+            def narrowed(value: Tensor) -> Tensor:
+                autocast = torch.is_autocast_enabled(value.device.type)
+                return value.to(NARROW) if value.dtype == torch.float32 and not autocast else value
+
+            @wraps(forward)  # the Hugging Face Trainer reads a forward's signature
+            def forward_narrow(*args: Any, **kwargs: Any) -> Any:
+                args, kwargs = tree_map_only(Tensor, narrowed, (args, kwargs))
+                return forward(*args, **kwargs)
+
+            stack.callback(replace_forward(self._model, forward_narrow))
             return stack.pop_all().close
 
     def wide(self, parameter: nn.Parameter) -> Tensor:
@@ -105,18 +117,3 @@ class Narrowed:
                     stack.callback(module.register_state_dict_post_hook(give).remove)
                     stack.callback(module.register_load_state_dict_pre_hook(take).remove)
             return stack.pop_all().close
-
-
-def _narrowing_inputs(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a forward so that FP32 inputs become BF16 like its parameters, unless autocast is enabled."""
-
-    def narrowed(value: Tensor) -> Tensor:
-        autocast = torch.is_autocast_enabled(value.device.type)
-        return value.to(NARROW) if value.dtype == torch.float32 and not autocast else value
-
-    @wraps(forward)  # the Hugging Face Trainer reads a forward's signature
-    def forward_narrow(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map_only(Tensor, narrowed, (args, kwargs))
-        return forward(*args, **kwargs)
-
-    return forward_narrow

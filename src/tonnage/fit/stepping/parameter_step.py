@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Adafactor, Muon, Optimizer
 
+from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Undo
 
@@ -296,3 +297,30 @@ def parameter_steps(optimizer: Optimizer) -> ParameterSteps:
             )
         _steps_of[optimizer] = ParameterSteps(optimizer)
     return _steps_of[optimizer]
+
+
+class OneByOneStepper(Stepper):
+    def __init__(self, before: Stepper) -> None:
+        super().__init__(before.optimizer, clip_norm=before.clip_norm)
+        self._steps = parameter_steps(before.optimizer)
+
+    def finish(self) -> None:
+        parameters = [p for p in trained_parameters(self.optimizer) if p.grad is not None]
+        if self.clip_norm is not None and parameters:
+            self.gradient_norm = gradient_norm([p.grad for p in parameters if p.grad is not None])
+            nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, self.gradient_norm)
+        for parameter in parameters:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            self._steps.step(parameter, gradient)
+        self._steps.finish()
+        # No gradient is left: this only runs the step hooks and tells schedulers that a step was taken.
+        self.optimizer.step()
+        self._before.clear()
+
+
+def gradient_norm(gradients: list[Tensor]) -> Tensor:
+    """Return the total norm, summed in FP32: PyTorch's own norm of BF16 gradients has three digits."""
+    wide = torch.promote_types(torch.float32, gradients[0].dtype)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide)))
+    return norm

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tonnage.fit.moving.host import CopyInFlight
 from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, own_state, plain_state
 
 _ALIGNMENT_BYTES = 16  # of each state inside a packed buffer, for vectorized kernels
@@ -74,7 +75,7 @@ class StatePiece:
     buffer: Tensor | None = None
     state: State = field(default_factory=dict)  # for a piece on the host: what is not in the buffer
     started: bool = False
-    written: "torch.cuda.Event | None" = None  # when the last copy into the buffer is done
+    written: CopyInFlight = field(default_factory=CopyInFlight)  # the last copy into the buffer
     gradient: Tensor | None = None  # accumulated on the host over micro-batches
     has_gradient: bool = False
 
@@ -90,8 +91,7 @@ class StatePiece:
         self.state, self.started, self.has_gradient = {}, False, False
 
     def whole_state(self) -> State:
-        if self.written is not None:
-            self.written.synchronize()
+        self.written.done()
         return self.state if self.buffer is None else {**self.state, **self.packing.views(self.buffer)}
 
     def keep(self, state: State) -> None:

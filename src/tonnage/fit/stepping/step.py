@@ -12,7 +12,11 @@ def take_step(training: Training, batch: Batch) -> Tensor:
     """Take a step and return the loss of the whole batch. If anything raises, gradients are restored."""
     if training.ranks is not None:
         return training.ranks.take_step(training, batch)
-    parts = split(batch, training.micro_batches, training.weighting)
+    return step_on(training, split(batch, training.micro_batches, training.weighting))
+
+
+def step_on(training: Training, parts: Sequence[MicroBatch]) -> Tensor:
+    """Take a step on a batch that is divided already."""
     training.stepper.begin(len(parts))
     total = accumulate(training, parts)
     training.stepper.finish()

@@ -3,7 +3,7 @@
 Random bits are counter-based (Philox): one seed per call and the element's index. The stochastic step of Adam reads 8
 and writes 6 bytes per element. A Philox call yields 128 bits and an element needs 48, so each program handles two
 halves with one call. With 8-bit states a program handles a few whole blocks, so that their new scales are known before
-their codes are written; the arithmetic is that of `eight_bit.Code`, which documents it.
+their codes are written; the arithmetic is that of `eight_bit_states.Code`, which documents it.
 """
 
 # Triton kernels have no Python types.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tonnage.fit.stepping.parameter_step import Group, State
+from tonnage.fit.stepping.parameter_step import Group, State, StepFunction
 from tonnage.fit.virtual import on_virtual_gpu
 
 _CHUNK_ELEMENTS = 2**22  # 16 MiB per FP32 temporary, about eight at a time
@@ -70,6 +70,17 @@ class SgdStep(NamedTuple):
         rate, momentum, dampening, decay = (float(group[n]) for n in ("lr", "momentum", "dampening", "weight_decay"))
         sign = -1.0 if group["maximize"] else 1.0
         return cls(rate, momentum, 1 - dampening, decay, sign, bool(group["nesterov"]))
+
+
+class StochasticStep:
+    """Steps BF16 parameters with stochastic rounding, others with the inner function."""
+
+    def __init__(self, inner: StepFunction) -> None:
+        self._inner = inner
+
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        step = stochastic_step if parameter.dtype == torch.bfloat16 else self._inner
+        step(parameter, gradient, state, group)
 
 
 @torch.no_grad()

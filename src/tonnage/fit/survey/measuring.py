@@ -255,15 +255,6 @@ class _PeaksAround:
     def ends(self, stretches: list[tuple[int, int]]) -> None:
         stretches.append((self.meter.new_peak(), self.meter.allocated_bytes))
 
-    def at_block(self, hidden: Tensor) -> None:
-        self.ends(self.forward)
-        if hidden.requires_grad:
-            hidden.register_hook(lambda _: self.ends(self.backward))
-
-    def after_block(self) -> None:
-        """Ignore the peak of making the stand-in for the block's output."""
-        self.meter.new_peak()
-
     def peaks(self, whole: Watch) -> dict[str, Any]:
         """Return the peaks after the blocks (all activations alive), before them (none alive) and between them."""
         count, before_bytes = len(self.forward), whole.before_bytes
@@ -331,9 +322,11 @@ def _hand_through(output: Any, stretches: _PeaksAround) -> Any:
         # Layers before the blocks may be frozen.
         if torch.is_grad_enabled() and _floats(hidden) and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()
-        stretches.at_block(hidden)
+        stretches.ends(stretches.forward)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: stretches.ends(stretches.backward))
         filled = [leaf.like(hidden) if isinstance(leaf, _Described) else leaf for leaf in leaves]
-        stretches.after_block()
+        stretches.meter.new_peak()  # ignore the peak of making the stand-in for the block's output
         return tree_unflatten(filled, structure)
 
     return forward
@@ -350,7 +343,8 @@ class _Described:
         if self.shape[1:] == tuple(hidden.shape)[1:] and _floats(hidden):
             return hidden.to(self.dtype)
         if self.dtype.is_floating_point and _floats(hidden):
-            return _OfAnotherShape.apply(hidden, self.shape, self.dtype)
+            zeros: Tensor = _OfAnotherShape.apply(hidden, self.shape, self.dtype)
+            return zeros
         return torch.zeros(self.shape, dtype=self.dtype, device=hidden.device)
 
 

@@ -25,17 +25,23 @@ class OperatorProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockProfile:
-    """One block at one micro-batch size."""
+    """One block at one micro-batch size, in one of the modes in which it can run."""
 
+    name: str = "keep"  # of the mode
     parameters_bytes: int
     input_bytes: int  # what recomputing it must keep
-    kept_bytes: int  # what its forward saves for backward, including the input if that is saved
+    kept_bytes: int  # on the GPU between forward and backward, including the input if that is saved
     forward_peak_bytes: int  # peak during forward above its start, kept bytes included
     backward_peak_bytes: int  # peak during backward above its start, without its kept bytes and gradients
     forward_s: float
     backward_s: float
     forward_host_s: float = 0.0  # host time to launch it
     backward_host_s: float = 0.0
+    moved_bytes: int = 0  # to the host in forward, and back in backward
+
+    @property
+    def host_s(self) -> float:
+        return self.forward_host_s + self.backward_host_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,9 @@ def mixed(mix: Callable[..., float], first: Profile, *others: Profile) -> Profil
     found: dict[str, Any] = {}
     for name, value in vars(first).items():
         values = [value, *(getattr(other, name) for other in others)]
-        if isinstance(value, tuple):
+        if isinstance(value, str):
+            found[name] = value
+        elif isinstance(value, tuple):
             found[name] = tuple(round(mix(*each)) for each in zip(*values, strict=False))
         else:
             found[name] = round(mix(*values)) if isinstance(value, int) else mix(*values)

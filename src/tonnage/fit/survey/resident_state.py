@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +15,11 @@ from torch.optim import Optimizer
 
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
+from tonnage.fit.stepping import parameter_step
 from tonnage.fit.stepping.host_step import DeviceStep
-from tonnage.fit.stepping.parameter_step import (
-    ParameterSteps,
-    StepFunction,
-    is_small,
-    why_not_in_pieces,
-    why_not_one_by_one,
-)
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
-from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.virtual_clock import adding_bytes_per_s, card_of, link_bytes_per_s
+from tonnage.fit.survey.meter import GpuMeter, adding_bytes_per_s, card_of, link_bytes_per_s
 from tonnage.fit.training import Training
 
 _PROBE_BYTES = 64 << 20
@@ -65,26 +57,26 @@ def find_resident_state(
         step_temporary_bytes=temporary,
         optimizer_s=seconds,
         clips=training.stepper.clip_norm is not None,
-        steps_one_by_one=why_not_one_by_one(optimizer) is None,
+        steps_one_by_one=parameter_step.why_not_one_by_one(optimizer) is None,
         host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
         link_bytes_per_s=link_bytes_per_s(card) if meter.virtual else _measured_link_rate(meter.device),
         bandwidth_bytes_per_s=adding_bytes_per_s(card),
         host_step_s=5 * parameter_bytes(trained) / _HOST_STEP_BYTES_PER_S,
-        stepped_apart=sum(1 for parameter in trained if not is_small(parameter, largest)),
+        stepped_apart=sum(1 for parameter in trained if not parameter_step.is_small(parameter, largest)),
         **launch_times(optimizer, meter),
     )
 
 
 def launch_times(optimizer: Optimizer, meter: GpuMeter) -> dict[str, float]:
     """Return the host's launch time for one small parameter: stepped in place, and with states that are moved."""
-    if why_not_in_pieces(optimizer) is not None:
+    if parameter_step.why_not_in_pieces(optimizer) is not None:
         return {}
     probe = nn.Parameter(torch.zeros(_LAUNCHED_ELEMENTS, device=meter.device))
     small = _alone(optimizer, probe)
-    steps = ParameterSteps(small)
+    steps = parameter_step.ParameterSteps(small)
     plain = steps.function
     way = DeviceStep(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
-    ways: dict[str, StepFunction] = {"launch_s": plain, "moved_launch_s": way}
+    ways: dict[str, parameter_step.StepFunction] = {"launch_s": plain, "moved_launch_s": way}
     found = {}
     with suppress(RuntimeError):  # some optimizers take sparse gradients only
         for name, steps.function in ways.items():
@@ -138,7 +130,7 @@ def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
     """
     group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "param_names")}
     # Not copy(): that would read the states, which techniques store in their own form.
-    small: Any = object.__new__(type(optimizer))
+    small = object.__new__(type(optimizer))
     small.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
     small._optimizer_step_pre_hooks, small._optimizer_step_post_hooks = {}, {}
     small.state = type(optimizer.state)(dict)

@@ -12,25 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.frontier import frontier
 from tonnage.fit.modules import draw_others, eagerly, find_blocks, undisturbed
 from tonnage.fit.recomputing.operators import event_clock, profile_operators, virtual_clock
 from tonnage.fit.stepping.batches import batch_rows, take_rows
-from tonnage.fit.survey.measuring import (
-    BlockCall,
-    BlockCalls,
-    Required,
-    bytes_of,
-    capture_calls,
-    dropped_gradients,
-    measure_block,
-    measure_outside,
-    required_gradients,
-)
-from tonnage.fit.survey.meter import GpuMeter
+from tonnage.fit.survey import measuring
+from tonnage.fit.survey.meter import GpuMeter, card_of
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
-from tonnage.fit.survey.virtual_clock import card_of
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable
 from tonnage.fit.training import Batch, Training
@@ -56,7 +44,7 @@ class SizeProfile:
     outside: OutsideProfile
     unrepeatable: frozenset[str] = frozenset()  # kinds that must not run twice
 
-    def modes(self, *, offload: bool) -> list[list[Mode]]:
+    def modes(self, *, offload: bool) -> list[list[BlockProfile]]:
         """Return the modes of each block, in order."""
         by_kind = {
             kind: _modes(ways, offload=offload, recompute=_stem(kind) not in self.unrepeatable)
@@ -82,7 +70,7 @@ class Survey:
         self.blocks = find_blocks(training.model)
         self.rows = batch_rows(training.sample)
         self.sizes: dict[int, SizeProfile] = {}
-        self._required: dict[str, Required] | None = None
+        self._required: dict[str, measuring.Required] | None = None
         self.by_chance = False  # whether some passes skip blocks
         self._ways_at: dict[int, Ways] = {}  # by size
         self._eager_ways: set[tuple[int, str]] = set()  # sizes and modes of compiled blocks that were measured eagerly
@@ -113,16 +101,16 @@ class Survey:
         calls = self._capture(batch)
         self.blocks = {name: self.blocks[name] for name in calls.kinds}  # only those that run
         blocks = {
-            kind: {KEEP: measure_block(self.training, self.meter, self.blocks[name], call)}
+            kind: {KEEP: measuring.measure_block(self.training, self.meter, self.blocks[name], call)}
             for kind, (name, call) in calls.by_kind.items()
         }
-        outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+        outside = measuring.measure_outside(self.training, self.meter, self.blocks, calls, batch)
         return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
 
-    def _capture(self, batch: Batch) -> BlockCalls:
+    def _capture(self, batch: Batch) -> measuring.BlockCalls:
         if self._required is None:
-            self._required = required_gradients(self.training, self.blocks, batch)
-        calls = capture_calls(self.training, self.blocks, batch, self._required)
+            self._required = measuring.required_gradients(self.training, self.blocks, batch)
+        calls = measuring.capture_calls(self.training, self.blocks, batch, self._required)
         self.by_chance |= calls.by_chance
         return calls
 
@@ -195,7 +183,7 @@ class Survey:
             with self._as_at_first():
                 batch = take_rows(self.training.sample, slice(0, rows))
                 calls = self._capture(batch)
-                self.outside[rows] = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+                self.outside[rows] = measuring.measure_outside(self.training, self.meter, self.blocks, calls, batch)
         self.outside = self._known_outside(like)
 
     def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
@@ -254,17 +242,17 @@ class Survey:
                 detailed[stem] = {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
 
-    def _measure_modes(self, name: str, call: BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
+    def _measure_modes(self, name: str, call: measuring.BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
         """Measure a block as it is, and in each of these modes that frees enough of what it saves."""
         block = self.blocks[name]
-        ways = {KEEP: measure_block(self.training, self.meter, block, call)}
+        ways = {KEEP: measuring.measure_block(self.training, self.meter, block, call)}
         for mode in modes:
             try:
                 undo = Recompute(modes={name: recompute_mode(mode)}).apply(self.training)
             except NotApplicable:
                 continue
             try:
-                ways[mode] = measure_block(self.training, self.meter, block, call)
+                ways[mode] = measuring.measure_block(self.training, self.meter, block, call)
             finally:
                 undo()
         most_bytes = (1 - _WORTHWHILE) * ways[KEEP].kept_bytes
@@ -281,15 +269,15 @@ class Survey:
             blocks={kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()},
         )
 
-    def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
+    def _operator_modes(self, block: nn.Module, call: measuring.BlockCall) -> list[str]:
         """Return the fastest choices of saved operators at a few byte levels. A compiled block has none."""
         if "compile" in self.training.applied:
             return []
         clock = virtual_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
         args, kwargs = call.with_gradient()
-        with dropped_gradients(block), call.surroundings(self.training):
+        with measuring.dropped_gradients(block), call.surroundings(self.training):
             operators = profile_operators(block, args, kwargs, clock)
-        choices = frontier(operators, bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
+        choices = frontier(operators, measuring.bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
         return [OPERATORS + ",".join(choice.mode) for choice in choices[1:-1] if choice.kept]
 
 
@@ -326,29 +314,17 @@ def _all_ways(measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str
     return {KEEP: kept, **{mode: mixed(scaled, way, measured[KEEP], kept) for mode, way in parts.items()}}
 
 
-def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> list[Mode]:
+def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> list[BlockProfile]:
     kept = ways[KEEP]
-    modes = [
-        Mode(
-            name=name,
-            resident_bytes=way.kept_bytes,
-            forward_peak_bytes=way.forward_peak_bytes,
-            backward_peak_bytes=way.backward_peak_bytes,
-            forward_s=way.forward_s,
-            backward_s=way.backward_s,
-            host_s=way.forward_host_s + way.backward_host_s,
-        )
-        for name, way in ways.items()
-        if recompute or name == KEEP
-    ]
+    modes = [replace(way, name=name) for name, way in ways.items() if recompute or name == KEEP]
     # Recomputed: forward runs again during backward, when everything it saves is alive.
     again = replace(
         modes[0],
         name=BLOCK,
-        resident_bytes=kept.input_bytes,
+        kept_bytes=kept.input_bytes,
         backward_peak_bytes=max(kept.forward_peak_bytes, kept.kept_bytes + kept.backward_peak_bytes),
         backward_s=kept.backward_s + kept.forward_s,
-        host_s=2 * kept.forward_host_s + kept.backward_host_s,
+        forward_host_s=2 * kept.forward_host_s,
     )
     # Offloaded: saved tensors are on the host meanwhile, and back during backward. Large copies slow the kernels they
     # overlap with and queue behind each other: on an H200 they always cost this much more than the transfer time that
@@ -356,7 +332,7 @@ def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> 
     offloaded = replace(
         modes[0],
         name=OFFLOAD,
-        resident_bytes=0,
+        kept_bytes=0,
         backward_peak_bytes=kept.kept_bytes + kept.backward_peak_bytes,
         backward_s=kept.backward_s + kept.kept_bytes * _STALL_S_PER_BYTE,
         moved_bytes=kept.kept_bytes,
@@ -364,7 +340,7 @@ def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> 
     again_offloaded = replace(
         again,
         name=BLOCK_OFFLOAD,
-        resident_bytes=0,
+        kept_bytes=0,
         backward_peak_bytes=again.backward_peak_bytes + kept.input_bytes,
         moved_bytes=kept.input_bytes,
     )

@@ -53,7 +53,7 @@ class Compile(Technique, name="compile"):
         # torch.compile takes a mode or options, so a mode as options. Compiled code has its own random numbers unless it
         # falls back to PyTorch's operators.
         same_draws = {"fallback_random": True} if active_dropout(training.model) is not None else {}
-        compiler = _Compiler({**list_mode_options(self.mode), **same_draws})
+        options, failed = {**list_mode_options(self.mode), **same_draws}, list[str]()
         if is_cache_idle(training):
             stack.callback(without_cache(training.model))
         # Dynamo's recompile limits must be what the blocks may need: beyond them it silently runs eagerly.
@@ -63,7 +63,7 @@ class Compile(Technique, name="compile"):
         limits = {name: getattr(config, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
         stack.callback(set_attributes(config, **{name: max(limit, needed) for name, limit in limits.items()}))
         for block in blocks.values():
-            stack.callback(replace_forward(block, compiler.compiled(block.forward)))
+            stack.callback(replace_forward(block, _compiled(block.forward, options, failed)))
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
         found = find_blocks(model)
@@ -90,31 +90,24 @@ def _first_line(problem: Exception) -> str:
     return f"{type(inner).__name__}: {line.rstrip('.')}"
 
 
-class _Compiler:
-    """Compiles forwards; after the first failure all of them run eagerly."""
+def _compiled(eager: Callable[..., Any], options: dict[str, Any], failed: list[str]) -> Callable[..., Any]:
+    """Compile a forward; after the first failure all that share this list run eagerly."""
+    from torch._dynamo.exc import TorchDynamoException
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._failed = False
+    compiled = torch.compile(eager, dynamic=False, options=options)
 
-    def compiled(self, eager: Callable[..., Any]) -> Callable[..., Any]:
-        from torch._dynamo.exc import TorchDynamoException
-
-        compiled = torch.compile(eager, dynamic=False, options=self._options)
-
-        @functools.wraps(eager)
-        def forward(*arguments: Any, **keywords: Any) -> Any:
-            if self._failed:
-                return eager(*arguments, **keywords)
+    @functools.wraps(eager)
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        if not failed:
             try:
                 return compiled(*arguments, **keywords)
             except TorchDynamoException as problem:
-                self._failed = True
+                failed.append(_first_line(problem))
                 warnings.warn(
-                    f"Blocks run eagerly, for compiling one failed: {_first_line(problem)}. Memory and time will be "
-                    "those of the model without compile.",
+                    f"Blocks run eagerly, for compiling one failed: {failed[0]}. Memory and time will be those of the "
+                    "model without compile.",
                     stacklevel=2,
                 )
-            return eager(*arguments, **keywords)
+        return eager(*arguments, **keywords)
 
-        return forward
+    return forward

@@ -15,15 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tonnage.errors import TonnageError
-from tonnage.fit.layers.attention import (
-    attention_models,
-    dropout_of,
-    eager_configs,
-    has_sinks,
-    set_implementation,
-    soft_cap_of,
-    why_not_dropout,
-)
+from tonnage.fit.layers import attention
 from tonnage.fit.modules import replace_forward
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo, set_attributes
@@ -56,12 +48,12 @@ class FusedAttention(Technique, name="fused-attention"):
         found = list(_unfused(training.model))
         if not found:
             return None if self.backend != "default" else "No attention was found that is not fused already."
-        reasons = [part.why_not or why_not_dropout(part.dropout, self.dropout) for part in found]
+        reasons = [part.why_not or attention.why_not_dropout(part.dropout, self.dropout) for part in found]
         return None if None in reasons else reasons[0]
 
     def place(self, training: Training, stack: ExitStack) -> None:
         for part in _unfused(training.model):
-            if part.why_not is None and why_not_dropout(part.dropout, self.dropout) is None:
+            if part.why_not is None and attention.why_not_dropout(part.dropout, self.dropout) is None:
                 stack.callback(part.fuse())
         if self.backend != "default":
             # Process-wide in PyTorch, so that recomputation in backward sees it too; only speed depends on it.
@@ -78,19 +70,19 @@ class _Part:
 
 
 def _unfused(model: nn.Module) -> Iterator[_Part]:
-    for part in attention_models(model).values():
-        if eager_configs(part):
-            kind, eager = type(part).__name__, eager_configs(part)
+    for part in attention.attention_models(model).values():
+        if attention.eager_configs(part):
+            kind, eager = type(part).__name__, attention.eager_configs(part)
             reason = None
-            if any(soft_cap_of(config) for config in eager):
+            if any(attention.soft_cap_of(config) for config in eager):
                 reason = f"{kind} caps its attention scores, which fused kernels would leave out."
-            elif has_sinks(part):
+            elif attention.has_sinks(part):
                 reason = f"{kind} has attention sinks, which fused kernels do not know."
             elif any(getattr(config, "output_attentions", False) for config in eager):
                 reason = f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
             elif not getattr(part, "_supports_sdpa", False):
                 reason = f"transformers has no fused attention for {kind}."
-            yield _Part(reason, dropout_of(part), partial(set_implementation, part, "sdpa"))
+            yield _Part(reason, attention.dropout_of(part), partial(attention.set_implementation, part, "sdpa"))
     layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # these request no weights
     asked_by_layers = {child for layer in model.modules() if isinstance(layer, layers) for child in layer.children()}
     for module in model.modules():

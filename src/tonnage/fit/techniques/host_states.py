@@ -15,8 +15,7 @@ from tonnage.errors import RequestError
 from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
 from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, pieces_of
-from tonnage.fit.stepping.one_by_one import gradient_norm
-from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
+from tonnage.fit.stepping.parameter_step import gradient_norm, parameter_steps, why_not_in_pieces
 from tonnage.fit.stepping.pieces import StatePiece
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import NotApplicable, Technique

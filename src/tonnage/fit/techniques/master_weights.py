@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.stepping.narrow import Narrowed, why_not_narrow, wide_parameters
-from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import (
     Group,
+    OneByOneStepper,
     ParameterSteps,
     State,
     StateStep,
@@ -61,7 +61,18 @@ class MasterStep(StateStep):
         # Steps that keep states in pieces must know all of them before the first step creates them.
         optimizer = self._optimizer()
         assert optimizer is not None
-        return {**first_state(optimizer, master, group), MASTER: master}
+        begin = getattr(type(optimizer), "_init_group", None)
+        if begin is None:
+            return {MASTER: master}
+        one = object.__new__(type(optimizer))
+        one.__dict__.update(optimizer.__dict__)
+        one.state = defaultdict(dict)
+        master.grad = torch.zeros_like(master)
+        try:
+            begin(one, {**group, "params": [master]}, *([] for _ in range(len(signature(begin).parameters) - 2)))
+        finally:
+            master.grad = None
+        return {**one.state[master], MASTER: master}
 
     @torch.no_grad()
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
@@ -122,7 +133,8 @@ class Masters:
         self._steps.optimizer.state[parameter] = made
 
     def _state(self, parameter: nn.Parameter) -> State:
-        return self._steps.optimizer.state[parameter]
+        state: State = self._steps.optimizer.state[parameter]
+        return state
 
     def put_beside_states(self, parameters: list[nn.Parameter], stack: ExitStack) -> None:
         """Add the masters to the states, but not to the optimizer's state dict; loading one leaves them unchanged."""
@@ -157,22 +169,6 @@ class Masters:
         stack.callback(take_away)
         stack.callback(self._steps.optimizer.register_state_dict_post_hook(without_masters).remove)
         stack.callback(self._steps.optimizer.register_load_state_dict_pre_hook(with_masters).remove)
-
-
-def first_state(optimizer: Optimizer, tensor: Tensor, group: Group) -> State:
-    """Return the states that a torch.optim optimizer creates for a tensor before its first step; may be empty."""
-    begin = getattr(type(optimizer), "_init_group", None)
-    if begin is None:
-        return {}
-    one = object.__new__(type(optimizer))
-    one.__dict__.update(optimizer.__dict__)
-    one.state = defaultdict(dict)
-    tensor.grad = torch.zeros_like(tensor)
-    try:
-        begin(one, {**group, "params": [tensor]}, *([] for _ in range(len(signature(begin).parameters) - 2)))
-    finally:
-        tensor.grad = None
-    return one.state[tensor]
 
 
 class MasterWeights(Technique, name="master-weights"):

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from tonnage.fit.moving.disk import DiskProblem, DiskSpace, Extent, Loaded
 from tonnage.fit.moving.host import CopyInFlight
-from tonnage.fit.moving.streaming import Place, lay_out
-from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import (
     Group,
+    OneByOneStepper,
     State,
     StateStep,
     StepFunction,
@@ -31,7 +30,7 @@ from tonnage.fit.stepping.parameter_step import (
 )
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
-from tonnage.fit.techniques.weight_streaming import WeightStreaming, stream_weights
+from tonnage.fit.techniques.weight_streaming import Place, WeightStreaming, lay_out, stream_weights
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.techniques import techniques

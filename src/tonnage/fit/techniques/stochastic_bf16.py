@@ -11,25 +11,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from tonnage.fit.stepping.narrow import NARROW, Narrowed, why_not_narrow, wide_parameters
-from tonnage.fit.stepping.one_by_one import OneByOneStepper
-from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, parameter_steps, why_not_one_by_one
+from tonnage.fit.stepping.parameter_step import OneByOneStepper, State, parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.stepper import trained_parameters
-from tonnage.fit.stepping.stochastic import stochastic_step
+from tonnage.fit.stepping.stochastic import StochasticStep
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 
 _NOT_KNOWN = ("amsgrad", "differentiable")
-
-
-class StochasticStep:
-    """Steps BF16 parameters with stochastic rounding, others with the inner function."""
-
-    def __init__(self, inner: StepFunction) -> None:
-        self._inner = inner
-
-    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
-        step = stochastic_step if parameter.dtype == NARROW else self._inner
-        step(parameter, gradient, state, group)
 
 
 class StochasticBf16(Technique, name="stochastic-bf16"):

@@ -3,7 +3,7 @@
 import pytest
 
 from tonnage.errors import RequestError
-from tonnage.fit.registry import NAMES, find_conflict, make, technique_class
+from tonnage.fit.technique import NAMES, find_conflict, make, technique_class
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
