@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tonnage.budget.terms import total
 from tonnage.budget.time.collectives import ClusterLinks, Traffic, traffic
 from tonnage.budget.time.launches import LayerLaunches
-from tonnage.budget.time.layer import FIGURES, Busy, LayerWork, PassTime, layer_pass, work_of
+from tonnage.budget.time.layer import FIGURES, Busy, FieldByField, LayerWork, PassTime, layer_pass, work_of
 from tonnage.budget.time.offload import Crossing, bytes_per_s, crossing
 from tonnage.budget.time.optimizer import accumulated, gathered, sharding_copies, update
 from tonnage.budget.time.roofline import Calibration, calibration
@@ -102,7 +102,8 @@ class StepClock:
         layers = passes.layers + beside
         if configuration.step_in_backward:
             layers, update = layers + PassTime(backward=update), Busy()
-        passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
+        whole = _Passes(passes.embedding, layers, passes.head)
+        passes = _Passes(*(PassTime(*(part.slowed(self._slowest) for part in one.values())) for one in whole.values()))
         update = update.slowed(self._slowest)
         frozen = self._no_grad(passes, sent, configuration)
         # The cached stage may recompute and offload other activations.
@@ -142,7 +143,7 @@ class StepClock:
 
         # A GPU averages its power over about 0.1 s: the passes reach the limit, not the update after them.
         at_full_clock, _ = parts(1.0)
-        passed = (sum((one.whole for one in passes), Busy()) + frozen.busy) * configuration.accumulate
+        passed = (sum((one.whole for one in passes.values()), Busy()) + frozen.busy) * configuration.accumulate
         passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
@@ -153,7 +154,7 @@ class StepClock:
         own = objective.own_passes + (0 if objective.teacher else objective.frozen_passes)
         if not own and not objective.frozen_passes:
             return _NoGrad()
-        busy = sum((one.forward for one in passes), Busy()) * own
+        busy = sum((one.forward for one in passes.values()), Busy()) * own
         sent_s: Quantity = own * sent.forward_s
         moved_s: Quantity = 0.0
         if objective.teacher is not None:
@@ -172,7 +173,7 @@ class StepClock:
     def forward(self, configuration: Configuration) -> tuple[Busy, Quantity]:
         """Return one forward pass of a micro-batch, and the seconds to gather its parameters."""
         passes, _ = self._passes(configuration)
-        return sum((one.forward for one in passes), Busy()), self._around(configuration).sent.forward_s
+        return sum((one.forward for one in passes.values()), Busy()), self._around(configuration).sent.forward_s
 
     def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
         """Return one micro-batch through the whole model, and its attention alone. Results of layers are cached."""
@@ -181,7 +182,7 @@ class StepClock:
             # One after another, in smaller kernels.
             alone = replace(configuration, micro_batch=configuration.micro_batch // texts, objective=NEXT_TOKEN)
             passes, attention = self._passes(alone)
-            return _Passes(*(one * (1.0 * texts) for one in passes)), attention * (1.0 * texts)
+            return passes * (1.0 * texts), attention * (1.0 * texts)
         columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
         if not any(np.ndim(column) for column in columns):
             return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
@@ -189,8 +190,7 @@ class StepClock:
         rows = np.stack(np.broadcast_arrays(*columns), axis=-1)[first]
         works = self._works(configuration, [tuple(row) for row in rows.tolist()], None)
         passes, attention = _model_passes(works, configuration)
-        spread = _Passes(*(one.each(lambda value: value[places]) for one in passes))
-        return spread, attention.each(lambda value: value[places])
+        return passes.each(lambda value: value[places]), attention.each(lambda value: value[places])
 
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
         """Return the work of each kind of layer, the embedding and the head, per row of the numbers they depend on."""
@@ -324,7 +324,8 @@ class _Known:
         return _Works(list(zip(each[:-2], self._places, strict=True)), *each[-2:])
 
 
-class _Passes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Passes(FieldByField):
     """The passes of a micro-batch on the slowest stage."""
 
     embedding: PassTime
@@ -363,7 +364,7 @@ def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes,
 
 def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
     """Return the passes of the stage with the most layers, or of the last one with the head, whichever is slower."""
-    embedding, layers, head = passes
+    embedding, layers, head = passes.values()
     full, last = stage.share, 1 - stage.share * (stage.configuration.pp - 1)
     layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
     slower_last = layers_s * last + ends_s > layers_s * full
@@ -382,7 +383,7 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     They start a micro-batch together, or the host keeps the lead of the one before; if it `waits`, they also start the
     backward pass together.
     """
-    embedding, layers, head = passes
+    embedding, layers, head = passes.values()
     # Each block is recomputed right before its backward pass: the host launches one while the GPU runs the other.
     again = layers.recompute + layers.backward
     recomputed = layers.recompute.at(slower) / np.maximum(again.at(slower), _NOTHING_S)

@@ -47,17 +47,9 @@ def logit_threshold_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, 
     threshold = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         _least_kernel[(rows,)](
-            logits,
-            temperatures,
-            top_k,
-            top_p,
-            min_p,
-            threshold,
-            STRIDE=logits.stride(0),
-            VOCABULARY=vocabulary,
-            BLOCK=_BLOCK,
-            num_warps=8,
-        )
+            logits, temperatures, top_k, top_p, min_p, threshold, STRIDE=logits.stride(0), VOCABULARY=vocabulary,
+            BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip
     return threshold
 
 

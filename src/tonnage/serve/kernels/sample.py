@@ -82,19 +82,9 @@ def sample_triton(
     best = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     where = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
     _best_kernel[(blocks, rows)](
-        logits,
-        temperatures,
-        seeds,
-        positions,
-        best,
-        where,
-        STRIDE=logits.stride(0),
-        VOCABULARY=vocabulary,
-        BLOCKS=blocks,
-        QUARTER=_QUARTER,
-        ROUNDS=_ROUNDS,
-        num_warps=4,
-    )
+        logits, temperatures, seeds, positions, best, where, STRIDE=logits.stride(0), VOCABULARY=vocabulary,
+        BLOCKS=blocks, QUARTER=_QUARTER, ROUNDS=_ROUNDS, num_warps=4,
+    )  # fmt: skip
     _pick_kernel[(rows,)](best, where, tokens, BLOCKS=blocks, PADDED=next_power_of_2(blocks), num_warps=1)
     return tokens
 
