@@ -267,7 +267,16 @@ def _feed_forward(layer: LayerShape, style: Style, widths: BlockWidths, *, tiled
     mlp = layer.feed_forward
     if mlp is None:
         return SavedPerToken()
-    kept = _mlp_inputs(layer, mlp, style, widths)
+    # The output of its norm. In a mixture only the router reads it; the experts' copies are counted with the experts.
+    readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
+    if widths.adapter_bytes:
+        dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
+        adapted = sum(name in widths.adapted for name in MLP[:2]) if dense else 0
+        kept = _adapted(widths, min(adapted, readers))
+    else:
+        # A parallel block with one norm already saved it for attention.
+        shared = layer.parallel and layer.norms == 1 and not widths.autocast
+        kept = SavedPerToken() if shared else _read(widths, readers)
     if tiled:
         return kept
     if style.dropout:
@@ -275,18 +284,6 @@ def _feed_forward(layer: LayerShape, style: Style, widths: BlockWidths, *, tiled
     if mlp.experts:
         return kept + _experts(mlp, style, widths)
     return kept + SavedPerToken(split=_mlp_bytes(mlp, style, widths) * mlp.intermediate)
-
-
-def _mlp_inputs(layer: LayerShape, mlp: FeedForward, style: Style, widths: BlockWidths) -> SavedPerToken:
-    """Return the output of the MLP's norm, which a parallel block with one norm already saved for attention."""
-    # In a mixture only the router reads it; the experts' copies are counted with the experts.
-    readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
-    if widths.adapter_bytes:
-        dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
-        adapted = sum(name in widths.adapted for name in MLP[:2]) if dense else 0
-        return _adapted(widths, min(adapted, readers))
-    shared = layer.parallel and layer.norms == 1 and not widths.autocast
-    return SavedPerToken() if shared else _read(widths, readers)
 
 
 def _mlp_bytes(mlp: FeedForward, style: Style, widths: BlockWidths, closing: str = MLP[-1]) -> float:

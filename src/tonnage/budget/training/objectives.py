@@ -86,10 +86,6 @@ class Objective:
         other = shape.other_parameters + end
         return replace(shape, head_parameters=0, tied=False, logits=False, other_parameters=other)
 
-    def frozen_shape(self, shape: ModelShape) -> ModelShape:
-        """Return the frozen model: a teacher, or the trained model's initial copy."""
-        return self.teacher or shape
-
 
 def objective_names() -> tuple[str, ...]:
     """Return the names of all objectives."""
