@@ -88,6 +88,8 @@ class StepClock:
         self._network = ClusterLinks(cluster, self.shares)
         self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, stack.kinds()) for stack in shape.stacks]
+        # Layer indices of each kind; a stack without sequences does not run.
+        self._places = [places if stack.sequences else [] for stack, census in self._census for _, places in census]
         self._known: dict[tuple[object, ...], _Known] = {}
         self._teacher: StepClock | None = None
         # Holds the configuration too: its arrays are keyed by id and must stay alive.
@@ -151,7 +153,8 @@ class StepClock:
     def _no_grad(self, passes: "_Passes", sent: Traffic, configuration: Configuration) -> "_NoGrad":
         """Return a micro-batch's passes without gradients: a teacher's, a reference's, or the model's own."""
         objective = configuration.objective
-        own = objective.own_passes + (0 if objective.teacher else objective.frozen_passes)
+        # GradCache computes all vectors first.
+        own = objective.own + objective.grad_cache + (0 if objective.teacher else objective.frozen_passes)
         if not own and not objective.frozen_passes:
             return _NoGrad()
         busy = sum((one.forward for one in passes.values()), Busy()) * own
@@ -185,15 +188,30 @@ class StepClock:
             return passes * (1.0 * texts), attention * (1.0 * texts)
         columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
         if not any(np.ndim(column) for column in columns):
-            return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
+            return self._model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
         first, places = distinct(columns)
         rows = np.stack(np.broadcast_arrays(*columns), axis=-1)[first]
         works = self._works(configuration, [tuple(row) for row in rows.tolist()], None)
-        passes, attention = _model_passes(works, configuration)
+        passes, attention = self._model_passes(works, configuration)
         return passes.each(lambda value: value[places]), attention.each(lambda value: value[places])
 
-    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
-        """Return the work of each kind of layer, the embedding and the head, per row of the numbers they depend on."""
+    def _model_passes(self, works: list[LayerWork], configuration: Configuration) -> tuple["_Passes", Busy]:
+        """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
+        *kinds, embedding, head = works
+        product_again = head.products * (1.0 if configuration.loss == "chunked" else 0.0)
+        layers, attention = PassTime(), Busy()
+        for work, places in zip(kinds, self._places, strict=True):
+            one, count = layer_pass(work, configuration), len(places)
+            # Layers without a backward pass are not recomputed.
+            back = np.asarray(one.backward.card_s) > 0
+            again = recomputed_blocks(configuration.checkpoint, places) * back
+            layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
+            attention = attention + count * (work.attention + work.attention_backward)
+        first = PassTime(embedding.forward, embedding.backward, embedding.forward * 0.0)
+        return _Passes(first, layers, PassTime(head.forward, head.backward, product_again)), attention
+
+    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> list[LayerWork]:
+        """Return the work of each kind of layer, then of embedding and head, per row of the numbers they depend on."""
         kinds = ["precision", "sequence_parallel", "attention", "compile", "compile_loss"]
         kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss", "logit_share"]
         # FSDP2 and DeepSpeed run the same layers, except for FSDP2's hooks on compiled ones.
@@ -226,25 +244,24 @@ class StepClock:
             self._kept[key] = configuration, _Around(stage, sent, _update(stage, gpu), beside)
         return self._kept[key][1]
 
-    def _work(self, configuration: Configuration) -> "_Works":
+    def _work(self, configuration: Configuration) -> list[LayerWork]:
         gpu = self._cluster.gpu
-        layers = []
+        works = []
         read: Quantity = 0
         for stack, census in self._census:
             seen = configuration
             if stack.tokens:
                 seen = replace(seen, seq=stack.tokens, micro_batch=seen.micro_batch * max(stack.sequences, 1))
-            for layer, places in census:
+            for layer, _ in census:
                 how = configuration_of(layer, seen)
                 launches = LayerLaunches(self._shape, how, gpu)
                 work = work_of(launches.layer(layer, stack.hidden, read), how, gpu)
-                work = replace(work, **_NO_BACKWARD) if layer.frozen == "still" else work
-                layers.append((work, places if stack.sequences else []))
+                works.append(replace(work, **_NO_BACKWARD) if layer.frozen == "still" else work)
             read = launches.tokens
         ends = seen if self._shape.trains_table else replace(seen, lora_rank=1, lora_targets=())
         embedding = work_of(LayerLaunches(self._shape, ends, gpu).embedding(), ends, gpu)
         ends = seen if self._shape.trains_head else replace(seen, lora_rank=1, lora_targets=())
-        return _Works(layers, embedding, self._head(ends))
+        return [*works, embedding, self._head(ends)]
 
     def _head(self, configuration: Configuration) -> LayerWork:
         """Return the head's work, computed together for configurations whose logits take the same kernels."""
@@ -289,39 +306,23 @@ class _NoGrad(NamedTuple):
         return waits, count * once_s
 
 
-class _Works(NamedTuple):
-    """Work of a micro-batch in the layers, with the indices of each kind, and in embedding and head."""
-
-    layers: list[tuple[LayerWork, list[int]]]
-    embedding: LayerWork
-    head: LayerWork
-
-    @property
-    def all(self) -> list[LayerWork]:
-        return [*(work for work, _ in self.layers), self.embedding, self.head]
-
-
 class _Known:
     """A cache of works: one column of figures per row of numbers."""
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, ...], int] = {}
-        self._places: list[list[int]] = []
         self._figures: NDArray[np.float64] | None = None
 
-    def add(self, rows: list[tuple[int, ...]], works: _Works) -> None:
-        figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works.all for figure in work.figures()])
+    def add(self, rows: list[tuple[int, ...]], works: list[LayerWork]) -> None:
+        figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works for figure in work.figures()])
         self.places |= {row: len(self.places) + at for at, row in enumerate(rows)}
-        self._places = [places for _, places in works.layers]
         self._figures = figures if self._figures is None else np.concatenate([self._figures, figures], axis=1)
 
-    def works(self, places: Any) -> _Works:
+    def works(self, places: Any) -> list[LayerWork]:
         """Return the cached works at these indices, or at one."""
         assert self._figures is not None
         figures = self._figures[:, places]
-        size = len(figures) // (len(self._places) + 2)
-        each = [LayerWork.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
-        return _Works(list(zip(each[:-2], self._places, strict=True)), *each[-2:])
+        return [LayerWork.of(list(figures[start : start + FIGURES])) for start in range(0, len(figures), FIGURES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,22 +345,6 @@ class _Seconds(NamedTuple):
     @property
     def total_s(self) -> Quantity:
         return self.forward_s + self.backward_s + self.recompute_s
-
-
-def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
-    """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
-    embedding = PassTime(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
-    product_again = works.head.products * (1.0 if configuration.loss == "chunked" else 0.0)
-    head = PassTime(works.head.forward, works.head.backward, product_again)
-    layers, attention = PassTime(), Busy()
-    for work, places in works.layers:
-        one, count = layer_pass(work, configuration), len(places)
-        # Layers without a backward pass are not recomputed.
-        back = np.asarray(one.backward.card_s) > 0
-        again = recomputed_blocks(configuration.checkpoint, places) * back
-        layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
-        attention = attention + count * (work.attention + work.attention_backward)
-    return _Passes(embedding, layers, head), attention
 
 
 def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:

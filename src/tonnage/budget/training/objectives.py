@@ -49,11 +49,6 @@ class Objective:
         return 0 if self.how == "precomputed" else self.frozen
 
     @property
-    def own_passes(self) -> int:
-        """Forward passes of the trained model without gradients: GradCache computes all vectors first."""
-        return self.own + self.grad_cache
-
-    @property
     def holds_frozen(self) -> bool:
         """Whether a frozen model's weights are in memory beside the trained ones."""
         return self.teacher is not None or self.how == "copy"
