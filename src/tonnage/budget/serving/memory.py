@@ -328,14 +328,10 @@ def stage_budget(shape: ModelShape, stage: StageLayers, asked: ServingConfigurat
     size = kv.blocks * kv.layout.bytes_per_block
     pool = Term(Category.KV_CACHE, "pool", size, "(share − the rest) // bytes per block × bytes per block", numbers)
     return ServingBudget(
-        configuration=asked,
-        capacity_bytes=gpu.memory_bytes,
-        limit_bytes=parts.limit_bytes,
+        configuration=asked, capacity_bytes=gpu.memory_bytes, limit_bytes=parts.limit_bytes,
         outside_bytes=sum(int(term.size_bytes) for term in parts.outside),
-        terms=(*parts.held, pool, *parts.inside, *parts.outside),
-        kv=kv,
-        notes=tuple(_notes(shape, asked, gpu)),
-    )
+        terms=(*parts.held, pool, *parts.inside, *parts.outside), kv=kv, notes=tuple(_notes(shape, asked, gpu)),
+    )  # fmt: skip
 
 
 def _token_words(stage: StageLayers, asked: ServingConfiguration) -> Iterator[str]:
@@ -359,13 +355,9 @@ def _token_words(stage: StageLayers, asked: ServingConfiguration) -> Iterator[st
 def _pool(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, available: int) -> KvPool:
     release = vllm.find_release(asked.engine_version) if asked.engine == "vllm" else None
     layout = kv_layout(
-        stage.kinds,
-        _kv_format(asked),
-        block=asked.block,
-        tp=asked.tp,
-        grouped=bool(release and release.grouped),
+        stage.kinds, _kv_format(asked), block=asked.block, tp=asked.tp, grouped=bool(release and release.grouped),
         extra_bytes=vllm.index_bytes(shape) if asked.engine != "tonnage" else 0,
-    )
+    )  # fmt: skip
     if asked.engine == "sglang":
         # Sliding-window layers have a pool of their own, with `ratio` times the tokens of the other.
         layers = sum(count for layer, count in stage.kinds if layer.attention is not None)

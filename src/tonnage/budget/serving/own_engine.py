@@ -144,15 +144,9 @@ class OwnCard:
 
 
 def own_card(
-    widths: ModelWidths,
-    limits: EngineOptions,
-    gpu: Gpu | None,
-    *,
-    name: str,
-    capacity_bytes: int,
-    limit_bytes: int,
+    widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None, *, name: str, capacity_bytes: int, limit_bytes: int,
     weight_bytes: int,
-) -> OwnCard:
+) -> OwnCard:  # fmt: skip
     """Plan one start: the reserve, then the KV cache, whose blocks fill the rest of the engine's share."""
     reserve = own_reserve(widths, limits, gpu)
     held, size = sum(int(term.size_bytes) for term in reserve), own_block_bytes(widths, limits.kv, limits.block)
@@ -216,17 +210,10 @@ def widths_of(shape: ModelShape) -> ModelWidths:
     mixer, mlp = layer.attention, layer.feed_forward
     assert mixer is not None and mlp is not None
     return ModelWidths(
-        layers=len(shape.decoder.layers),
-        hidden=shape.hidden,
-        heads=mixer.heads,
-        kv_heads=mixer.kv_heads,
-        head_dim=mixer.head_dim,
-        intermediate=mlp.intermediate,
-        vocab=shape.vocab,
-        experts=mlp.experts,
-        experts_per_token=mlp.experts_per_token,
-        ropes=2 if shape.architecture.startswith("gemma3") else 1,
-    )
+        layers=len(shape.decoder.layers), hidden=shape.hidden, heads=mixer.heads, kv_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim, intermediate=mlp.intermediate, vocab=shape.vocab, experts=mlp.experts,
+        experts_per_token=mlp.experts_per_token, ropes=2 if shape.architecture.startswith("gemma3") else 1,
+    )  # fmt: skip
 
 
 def own_weight_terms(shape: ModelShape, weights: str) -> Iterator[Term]:

@@ -175,15 +175,9 @@ class LayerLaunches:
             known.append(LaunchCost(None, operators=0, regions=1))
 
     def _attention(
-        self,
-        calls: PartLaunches,
-        attention: AttentionShape,
-        layer: LayerShape,
-        hidden: int,
-        style: Style,
-        biased: bool,
-        read: Quantity,
-    ) -> None:
+        self, calls: PartLaunches, attention: AttentionShape, layer: LayerShape, hidden: int, style: Style,
+        biased: bool, read: Quantity,
+    ) -> None:  # fmt: skip
         tp, rows = self.configuration.tp, self.tokens
         queries = attention.heads * attention.head_dim / tp
         keys = (

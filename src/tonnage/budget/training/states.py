@@ -183,17 +183,11 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[StageSha
         tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
         split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
         yield StageShare(
-            shape=shape,
-            configuration=configuration,
-            name=name,
-            share=share,
-            in_flight=_in_flight(configuration, pp if name == "first stage" else 1),
-            embeds=embeds,
-            heads=heads,
-            dense=share * dense,
-            experts=share * experts / (configuration.ep * configuration.expert_tp),
+            shape=shape, configuration=configuration, name=name, share=share,
+            in_flight=_in_flight(configuration, pp if name == "first stage" else 1), embeds=embeds, heads=heads,
+            dense=share * dense, experts=share * experts / (configuration.ep * configuration.expert_tp),
             outside=split / tp + heads * shape.other_parameters,
-        )
+        )  # fmt: skip
 
 
 def _parameters_on(runs: list[tuple[LayerShape, int]], configuration: Configuration) -> tuple[Quantity, int]:

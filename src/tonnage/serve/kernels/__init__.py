@@ -22,8 +22,8 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from tonnage.serve.kernels.chunks import attend_chunks_reference, attend_chunks_triton
+from tonnage.serve.kernels.common import HAS_TRITON
 from tonnage.serve.kernels.decode import attend_decode_reference, attend_decode_triton
-from tonnage.serve.kernels.language import HAS_TRITON
 from tonnage.serve.kernels.logit_threshold import logit_threshold_reference, logit_threshold_triton
 from tonnage.serve.kernels.matmul8 import matmul8_reference, matmul8_triton
 from tonnage.serve.kernels.norm import (

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
+from tonnage.serve.kernels.common import attend, jit, next_power_of_2, read_pages, tl, wide
 from tonnage.serve.kernels.decode import Tuning, attention_constants, capped, scales_of_tile, widened_for_fp8
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import attend, read_pages, wide
 
 
 def attend_chunks_reference(

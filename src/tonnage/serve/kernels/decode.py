@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import attend, read_pages, wide
+from tonnage.serve.kernels.common import attend, jit, next_power_of_2, read_pages, tl, wide
 
 LOG2_E = 1.4426950408889634
 MOST_SPLITS = 32

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import wide
+from tonnage.serve.kernels.common import jit, next_power_of_2, tl, wide
 
 _GATED_BLOCK = 1024
 

@@ -10,8 +10,7 @@ versions and in any batch. One Philox call serves four tokens a quarter block ap
 import torch
 from torch import Tensor
 
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import wide
+from tonnage.serve.kernels.common import jit, next_power_of_2, tl, wide
 
 _QUARTER = 512  # tokens of a program that use the same Philox word; changing it changes the samples
 _ROUNDS = 7  # the fewest Philox rounds that pass the usual randomness tests

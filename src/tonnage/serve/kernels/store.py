@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import wide
+from tonnage.serve.kernels.common import jit, next_power_of_2, tl, wide
 
 LARGEST_FP8 = 448.0
 LEAST_SCALE = 1e-12  # for a token of zeros
