@@ -129,19 +129,15 @@ class StepClock:
             seconds = _paced(passes, update, slower, together=together, waits=waits)
             attention_s = attention.at(slower) * stage.share
             exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
-            exposed, no_grad_s = frozen.beside(exposed, slower, configuration.accumulate)
-            bubble_s = (configuration.pp - 1) / configuration.chunks * (seconds.total_s + sent.plain_s)
-            count = configuration.accumulate
-            found = {
-                "forward": count * seconds.forward_s,
-                "backward": count * seconds.backward_s,
-                "recompute": count * seconds.recompute_s,
-                "optimizer": seconds.update_s,
-                **exposed,
-                "bubble": bubble_s,
-                NO_GRAD: no_grad_s,
-            }
-            return found, hidden_s
+            # Transfers for the passes without gradients, as far as these do not hide them.
+            count, once_s = configuration.accumulate, np.maximum(frozen.busy.at(slower), frozen.busy.host_s)
+            for name, more_s in (("collectives", frozen.sent_s), ("offload", frozen.moved_s)):
+                exposed[name] = exposed[name] + count * np.maximum(more_s - once_s, 0.0)
+            update_s = seconds.pop("update")
+            total_s = sum(seconds.values(), start=0.0)
+            bubble_s = (configuration.pp - 1) / configuration.chunks * (total_s + sent.plain_s)
+            found = {name: count * part_s for name, part_s in seconds.items()} | {"optimizer": update_s}
+            return {**found, **exposed, "bubble": bubble_s, NO_GRAD: count * once_s}, hidden_s
 
         # A GPU averages its power over about 0.1 s: the passes reach the limit, not the update after them.
         at_full_clock, _ = parts(1.0)
@@ -296,15 +292,6 @@ class _NoGrad(NamedTuple):
     sent_s: Quantity = 0.0
     moved_s: Quantity = 0.0
 
-    def beside(
-        self, exposed: dict[str, Quantity], slower: Quantity, count: Quantity
-    ) -> tuple[dict[str, Quantity], Quantity]:
-        """Return the exposed seconds of all micro-batches including these transfers, and the passes' own seconds."""
-        once_s = np.maximum(self.busy.at(slower), self.busy.host_s)
-        more = {"collectives": self.sent_s, "offload": self.moved_s}
-        waits = {name: exposed[name] + count * np.maximum(more_s - once_s, 0.0) for name, more_s in more.items()}
-        return waits, count * once_s
-
 
 class _Known:
     """A cache of works: one column of figures per row of numbers."""
@@ -334,19 +321,6 @@ class _Passes(FieldByField):
     head: PassTime
 
 
-class _Seconds(NamedTuple):
-    """Seconds of a micro-batch on the slowest stage, and of the update."""
-
-    forward_s: Quantity
-    backward_s: Quantity
-    recompute_s: Quantity
-    update_s: Quantity
-
-    @property
-    def total_s(self) -> Quantity:
-        return self.forward_s + self.backward_s + self.recompute_s
-
-
 def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
     """Return the passes of the stage with the most layers, or of the last one with the head, whichever is slower."""
     embedding, layers, head = passes.values()
@@ -362,7 +336,7 @@ def _slowest(gpus: int, spread: float) -> float:
     return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
-def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
+def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> dict[str, Quantity]:
     """Return the seconds at the pace of GPU or host, whichever is behind.
 
     They start a micro-batch together, or the host keeps the lead of the one before; if it `waits`, they also start the
@@ -391,7 +365,7 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     layers_s = found.pop("layers")
     found["recompute"] = found["recompute"] + recomputed * layers_s
     found["backward"] = found["backward"] + (1 - recomputed) * layers_s
-    return _Seconds(*found.values())
+    return found
 
 
 def _update(stage: StageShare, gpu: Gpu) -> Busy:
@@ -410,11 +384,16 @@ def _update(stage: StageShare, gpu: Gpu) -> Busy:
 
 
 def _exposed(
-    busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration, taken: float
+    busy: dict[str, Quantity],
+    sent: Traffic,
+    moved: Crossing,
+    attention_s: Quantity,
+    configuration: Configuration,
+    taken: float,
 ) -> tuple[dict[str, Quantity], Quantity]:
     """Return exposed and hidden seconds: collectives overlap first, then offload; they occupy `taken` of the SMs."""
     count = configuration.accumulate
-    forward_s, backward_s = busy.forward_s, busy.backward_s + busy.recompute_s
+    forward_s, backward_s = busy["forward"], busy["backward"] + busy["recompute"]
     # The first exchange of a ring has nothing to hide behind.
     ring_s = np.maximum(sent.ring_s - attention_s, sent.ring_s / configuration.cp)
     passes = [(sent.forward_s, moved.forward_s, forward_s), (sent.backward_s, moved.backward_s, backward_s)]
