@@ -47,10 +47,6 @@ class OperatorCall:
     values: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
 
-    def is_tensor(self, at: int) -> bool:
-        """Say whether that argument is a tensor of a known type."""
-        return at < len(self.types) and self.types[at] in facts("operators")["bytes"]
-
     def element_bytes(self, at: int) -> int:
         """Return the element size of a tensor."""
         size: int = facts("operators")["bytes"][self.types[at]]
@@ -69,9 +65,10 @@ class OperatorCall:
         return self.values[at] if at < len(self.values) else ""
 
     def tensors(self) -> Iterator[int]:
-        """Yield the indices of tensors. A number wrapped as a tensor (type double, no shape) is none."""
-        for at in range(min(len(self.types), len(self.shapes))):
-            if self.is_tensor(at) and not (self.types[at] == "double" and self.shapes[at] == ()):
+        """Yield the indices of tensors of known types. A number wrapped as a tensor (type double, no shape) is none."""
+        known = facts("operators")["bytes"]
+        for at, (name, shape) in enumerate(zip(self.types, self.shapes, strict=False)):
+            if name in known and not (name == "double" and shape == ()):
                 yield at
 
 

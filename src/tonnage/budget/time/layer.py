@@ -34,7 +34,7 @@ FIGURES = 8 * 4  # of a layer's work: each part's seconds
 class FieldByField:
     """Adds and scales every field, be it seconds or a record of this kind again."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def values(self) -> tuple[Any, ...]:
         """Return all fields in order."""
@@ -137,7 +137,7 @@ def work_of(calls: PartLaunches, configuration: Configuration, gpu: Gpu) -> Laye
         counts = (calls.products, 2), (calls.attention, _SAVED_BY_ATTENTION), (calls.others, _SAVED_BY_OTHERS)
         for way, each in counts:
             saved = saved + sum((each * call.times for call in way if call.launch is not None), start=0)
-    return LayerWork(*parts, Busy(host_s=saved * host_costs().recomputed_tensor))
+    return LayerWork(*(*parts, Busy(host_s=saved * host_costs().recomputed_tensor)))
 
 
 def busy(calls: Sequence[LaunchCost], configuration: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:

@@ -60,9 +60,8 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
             LaunchCost(_lists(parameters, passes * configuration.gradient_bytes, "foreach_wide")) for passes in (1, 2)
         ]
     if configuration.precision == "fp16-mixed":
-        calls.append(
-            LaunchCost(_lists(parameters, 2 * configuration.gradient_bytes, "foreach_wide"))
-        )  # the gradient scaler's inf check
+        # The gradient scaler's inf check.
+        calls.append(LaunchCost(_lists(parameters, 2 * configuration.gradient_bytes, "foreach_wide")))
     if configuration.optimizer == "muon":
         sides = parameters / (2 * shape.hidden**2)
         product = Launch(

@@ -8,7 +8,7 @@ from functools import partial
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
-from tonnage.clock.kernels.figures import careful
+from tonnage.clock.kernels.figures import Reader, careful
 from tonnage.clock.kernels.memory import launch
 from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall, Shape
@@ -121,7 +121,7 @@ def _averaged(call: OperatorCall, settings: Settings, *, variant: str, sizes_at:
 
 
 _POOLED, _POOLED_BACKWARD = (partial(_windows, variant=variant) for variant in ("pooled", "pooled_backward"))
-_READERS = {
+_READERS: dict[str, Reader] = {
     "index take _unsafe_index masked_select": _taken,
     "gather": _gather,
     "index_add index_add_ index_copy_ index_fill_ scatter_add_ scatter_ scatter_reduce_ index_reduce_": partial(
