@@ -38,13 +38,13 @@ class FieldByField:
 
     def values(self) -> tuple[Any, ...]:
         """Return all fields in order."""
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return tuple([getattr(self, name) for name in self.__slots__])
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*map(operator.add, self.values(), other.values()))
 
     def __mul__(self, times: Quantity) -> Self:
-        return type(self)(*(times * value for value in self.values()))
+        return type(self)(*[value * times for value in self.values()])
 
     __rmul__ = __mul__
     __array_ufunc__ = None  # makes `array * record` call `__rmul__` once
@@ -67,9 +67,21 @@ class Busy(FieldByField):
     at_peak_s: Quantity = 0.0
     host_s: Quantity = 0.0
 
+    # Written out: a search does little else.
+    def __add__(self, other: "Busy") -> "Busy":
+        return Busy(
+            self.arithmetic_s + other.arithmetic_s, self.other_s + other.other_s, self.at_peak_s + other.at_peak_s,
+            self.host_s + other.host_s,
+        )  # fmt: skip
+
+    def __mul__(self, times: Quantity) -> "Busy":
+        return Busy(times * self.arithmetic_s, times * self.other_s, times * self.at_peak_s, times * self.host_s)
+
+    __rmul__ = __mul__
+
     def slowed(self, times: Quantity) -> "Busy":
         """Return the same work on a GPU that is `times` times slower."""
-        return replace(self * times, host_s=self.host_s)
+        return Busy(self.arithmetic_s * times, self.other_s * times, self.at_peak_s * times, self.host_s)
 
     @property
     def card_s(self) -> Quantity:
