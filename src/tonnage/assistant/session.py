@@ -31,17 +31,9 @@ class AssistantSession:
     _turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_AT_ONCE))
 
     async def answer(
-        self,
-        ctx: Context[Any],
-        command: str,
-        words: Sequence[str],
-        *,
-        files: Sequence[Path | str] = (),
-        program: Sequence[str] = (),
-        page: bool = True,
-        records: bool = False,
-        limit_s: float | None = None,
-    ) -> CallToolResult:
+        self, ctx: Context[Any], command: str, words: Sequence[str], *, files: Sequence[Path | str] = (),
+        program: Sequence[str] = (), page: bool = True, records: bool = False, limit_s: float | None = None,
+    ) -> CallToolResult:  # fmt: skip
         """Run a command with files, or with a program and its arguments, and return the relevant figures."""
         figures = self.folder.new(command, ".json")
         html, recording = figures.with_suffix(".html"), figures.with_suffix(".tonnage")

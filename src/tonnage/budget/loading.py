@@ -77,7 +77,21 @@ def training_loading(shape: ModelShape, configuration: "Configuration", cluster:
     outside = float(context(cluster.gpu).size_bytes) + float(nccl(configuration).size_bytes)
     # Bytes per weight as loaded: FP32 for mixed-precision training, 16 bits if frozen.
     width = configuration.compute_bytes if configuration.lora_rank else configuration.parameter_bytes
-    by_rank = _host_by_rank(shape, configuration, way, part, width, cluster.gpus_per_host)
+    # On the host, a rank holds the whole model if it builds it, or its part if parameters stay there.
+    whole, ranks = shape.parameters * width if width != stored_bytes(shape) else 0, cluster.gpus_per_host
+    stays = part if configuration.parameter_place == "host" else 0
+    by_rank = (stays,) * ranks
+    if way == "every rank":
+        # DeepSpeed casts the parameters to 16 bits while they are on the host.
+        narrowed = configuration.framework == "deepspeed" and width > configuration.compute_bytes
+        cast = largest_tensor(shape) * configuration.compute_bytes if narrowed else 0
+        by_rank = (max(whole, stays) + cast,) * ranks
+    elif way == "own part":
+        by_rank = (largest_tensor(shape) * width // int(configuration.tp) + stays,) * ranks
+    elif way == "split":
+        by_rank = (stays or shape.parameters * configuration.compute_bytes // int(configuration.shard),) * ranks
+    elif way == "first rank":
+        by_rank = (whole + stays, *(whole + shape.parameters * width + stays,) * (ranks - 1))
     # What is briefly on the GPU: a tensor before it is sharded or quantized.
     passing = width * largest_tensor(shape) if way in ("first rank", "split") else 0
     if configuration.quantized_base:
@@ -101,27 +115,6 @@ def _way(configuration: "Configuration") -> Way:
     if configuration.framework == "deepspeed" and configuration.zero == 3:
         return "split"
     return "every rank" if max(configuration.tp, configuration.pp, configuration.ep) == 1 else "own part"
-
-
-def _host_by_rank(
-    shape: ModelShape, configuration: "Configuration", way: Way, part: int, width: int, ranks: int
-) -> tuple[int, ...]:
-    """Return each rank's host bytes: the whole model if it builds it, or its part if parameters stay on the host."""
-    whole = shape.parameters * width if width != stored_bytes(shape) else 0
-    stays = part if configuration.parameter_place == "host" else 0
-    if way == "every rank":
-        # DeepSpeed casts the parameters to 16 bits while they are on the host.
-        narrowed = configuration.framework == "deepspeed" and width > configuration.compute_bytes
-        passing = largest_tensor(shape) * configuration.compute_bytes if narrowed else 0
-        return (max(whole, stays) + passing,) * ranks
-    if way == "own part":
-        return (largest_tensor(shape) * width // int(configuration.tp) + stays,) * ranks
-    if way == "split":
-        passing = shape.parameters * configuration.compute_bytes // int(configuration.shard)
-        return (stays or passing,) * ranks
-    if way == "first rank":
-        return (whole + stays, *(whole + shape.parameters * width + stays,) * (ranks - 1))
-    return (stays,) * ranks
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:

@@ -125,16 +125,27 @@ def valued(shape: ModelShape) -> ModelShape:
 def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
     """Yield the phases in order; without an engine, only those of the trainer's GPUs."""
     on: On = "trainer" if cast.apart else "all"
-    actor = _trained("actor", cast.shape, cast)
-    critic = _trained("critic", cast.critic_shape, cast) if cast.critic_shape else None
-    frozen = list(_frozen(cast))
-    crew = [actor, critic] if critic else [actor]
+    # What actor and critic hold at the peaks of their steps. One process trains both, with one context and one set of
+    # libraries.
+    crew = {"actor": [Held("actor", term) for term in training_budget(cast.shape, cast.training, cast.gpu).terms_at(0)]}
+    if cast.critic_shape:
+        terms = training_budget(cast.critic_shape, cast.training, cast.gpu).terms_at(0)
+        shared = ("cuBLAS", "NCCL buffers", "CUDA context")
+        crew["critic"] = [Held("critic", term) for term in terms if term.name not in shared]
+    frozen, keeps = list(_frozen(cast)), cast.training.traits.keeps_gradients
 
-    def waiting(busy: str = "") -> list[Held]:
-        """Return what all models keep on the GPU, including the weights of the `busy` one."""
-        kept = [one for model in crew for one in model.resting(cast, model.owner == busy)]
-        kept += [one for one in frozen if "frozen" not in cast.offload or one.owner == busy]
-        return kept
+    def waiting(busy: str = "") -> Iterator[Held]:
+        """Yield what all models keep on the GPU between steps, including the weights of the `busy` one."""
+        for one in (one for held in crew.values() for one in held):
+            category, name = one.term.category, one.term.name
+            weights = category is Category.PARAMETERS and name != "gathered parameters"
+            if weights and ("weights" not in cast.offload or one.owner == busy):
+                yield one
+            if category is Category.OPTIMIZER_STATES and "optimizer" not in cast.offload:
+                yield one
+            if name in _STAY or (keeps and name == "gradients"):
+                yield one
+        yield from (one for one in frozen if "frozen" not in cast.offload or one.owner == busy)
 
     def asleep(state: str) -> list[Held]:
         return list(_engine(cast, engine, state)) if engine and not cast.apart else []
@@ -144,47 +155,20 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
         yield Phase("rollout", "rollout", tuple(_engine(cast, engine, "rollout")))
     elif engine:
         yield Phase("rollout", on, (*waiting("actor" if cast.share_weights else ""), *asleep("rollout")))
-    for name, owner, shape in _forwards(cast):
+    # Passes without gradients: their names, owners and shapes.
+    owner = "reference" if cast.reference == "copy" else "actor"
+    forwards = [("reward", "reward model", valued(cast.reward))] if cast.reward else []
+    forwards += [("reference", owner, cast.shape)] if cast.reference != "none" else []
+    forwards += [("old log-probs", "actor", cast.shape)] if cast.old_log_probs else []
+    forwards += [("values", "critic", cast.critic_shape)] if cast.critic_shape else []
+    for name, owner, shape in forwards:
         yield Phase(name, on, (*waiting(owner), *_forward(owner, shape, cast), *asleep(quiet)))
-    for model in crew:
-        others = [one for one in waiting(model.owner) if one.owner != model.owner]
-        yield Phase(f"train {model.owner}", on, (*others, *model.training, *asleep(quiet)))
+    for owner, held in crew.items():
+        others = [one for one in waiting(owner) if one.owner != owner]
+        yield Phase(f"train {owner}", on, (*others, *held, *asleep(quiet)))
     if engine and not cast.share_weights:
         state = "weights" if cast.sleep else "idle"
         yield Phase("sync", on, (*waiting("actor"), *_gathered(cast), *asleep(state)))
-
-
-# -- trained models
-
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """The actor or critic: what it holds at the peak of its step, and what of that persists."""
-
-    owner: str
-    training: tuple[Held, ...]
-
-    def resting(self, cast: Cast, busy: bool) -> Iterator[Held]:
-        """Yield what persists between steps; if `busy`, including offloaded weights."""
-        keeps = cast.training.traits.keeps_gradients
-        for one in self.training:
-            category, name = one.term.category, one.term.name
-            weights = category is Category.PARAMETERS and name != "gathered parameters"
-            if weights and ("weights" not in cast.offload or busy):
-                yield one
-            if category is Category.OPTIMIZER_STATES and "optimizer" not in cast.offload:
-                yield one
-            if name in _STAY or (keeps and name == "gradients"):
-                yield one
-
-
-def _trained(owner: str, shape: ModelShape, cast: Cast) -> _Trained:
-    budget = training_budget(shape, cast.training, cast.gpu)
-    held = [Held(owner, term) for term in budget.terms_at(0)]
-    if owner != "actor":
-        # One process trains both, with one context and one set of libraries.
-        held = [one for one in held if one.term.name not in ("cuBLAS", "NCCL buffers", "CUDA context")]
-    return _Trained(owner, tuple(held))
 
 
 # -- frozen models and forward passes
@@ -200,18 +184,6 @@ def _frozen(cast: Cast) -> Iterator[Held]:
         numbers = {"parameters": shape.parameters, "bytes": configuration.compute_bytes, "shards": over}
         size = float(shape.parameters * configuration.compute_bytes / over)
         yield Held(owner, Term(Category.PARAMETERS, "weights", size, "parameters × bytes ÷ shards", numbers))
-
-
-def _forwards(cast: Cast) -> Iterator[tuple[str, str, ModelShape]]:
-    """Yield name, owner and shape of each pass without gradients."""
-    if cast.reward:
-        yield "reward", "reward model", valued(cast.reward)
-    if cast.reference != "none":
-        yield "reference", "reference" if cast.reference == "copy" else "actor", cast.shape
-    if cast.old_log_probs:
-        yield "old log-probs", "actor", cast.shape
-    if cast.critic_shape:
-        yield "values", "critic", cast.critic_shape
 
 
 def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:

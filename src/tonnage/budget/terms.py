@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from tonnage.ledger import Category
 
@@ -28,6 +29,11 @@ class Term:
 def model_term(category: Category, name: str, size_bytes: Quantity, formula: str, **numbers: object) -> Term:
     """Return a term estimated by a model of the framework instead of an exact count."""
     return Term(category, name, size_bytes, formula, numbers, "model")
+
+
+def product_term(category: Category, name: str, **numbers: Any) -> Term:
+    """Return a model's term that is the product of these numbers."""
+    return model_term(category, name, prod(numbers.values()), " × ".join(numbers), **numbers)
 
 
 def total(terms: Iterable[Term]) -> Quantity:

@@ -7,7 +7,7 @@ None. Bytes are compulsory traffic: a kernel may move more, and less only if it 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import isfinite, prod
 from typing import Any
 
@@ -47,10 +47,6 @@ class OperatorCall:
     values: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
 
-    def is_tensor(self, at: int) -> bool:
-        """Say whether that argument is a tensor of a known type."""
-        return at < len(self.types) and self.types[at] in facts("operators")["bytes"]
-
     def element_bytes(self, at: int) -> int:
         """Return the element size of a tensor."""
         size: int = facts("operators")["bytes"][self.types[at]]
@@ -69,9 +65,10 @@ class OperatorCall:
         return self.values[at] if at < len(self.values) else ""
 
     def tensors(self) -> Iterator[int]:
-        """Yield the indices of tensors. A number wrapped as a tensor (type double, no shape) is none."""
-        for at in range(min(len(self.types), len(self.shapes))):
-            if self.is_tensor(at) and not (self.types[at] == "double" and self.shapes[at] == ()):
+        """Yield the indices of tensors of known types. A number wrapped as a tensor (type double, no shape) is none."""
+        known = facts("operators")["bytes"]
+        for at, (name, shape) in enumerate(zip(self.types, self.shapes, strict=False)):
+            if name in known and not (name == "double" and shape == ()):
                 yield at
 
 
@@ -165,17 +162,14 @@ def _numbers(text: str, count: int) -> Sequence[int]:
 # ── what moves bytes ──
 
 
-def _elementwise(each: int, *, out_bytes: int = 0) -> Callable[[OperatorCall], Work | None]:
-    def work(call: OperatorCall) -> Work | None:
-        tensors = list(call.tensors())
-        if not tensors:
-            return None
-        elements = prod(broadcast([call.shapes[at] for at in tensors]))
-        widest = max(call.element_bytes(at) for at in tensors)
-        written = call.element_bytes(0) if call.name.endswith("_") else out_bytes or widest
-        return Work(float(each * elements), sum(map(call.tensor_bytes, tensors)) + elements * written)
-
-    return work
+def _elementwise(call: OperatorCall, each: int, out_bytes: int = 0) -> Work | None:
+    tensors = list(call.tensors())
+    if not tensors:
+        return None
+    elements = prod(broadcast([call.shapes[at] for at in tensors]))
+    widest = max(call.element_bytes(at) for at in tensors)
+    written = call.element_bytes(0) if call.name.endswith("_") else out_bytes or widest
+    return Work(float(each * elements), sum(map(call.tensor_bytes, tensors)) + elements * written)
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
@@ -185,24 +179,18 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))
 
 
-def _reduction(each: int) -> Callable[[OperatorCall], Work]:
-    def work(call: OperatorCall) -> Work:
-        shape = call.shapes[0]
-        axes = {axis % len(shape) for axis in _numbers(call.value(1), 1)} if shape and "[" in call.value(1) else set()
-        kept = prod(extent for axis, extent in enumerate(shape) if axis not in axes) if axes else 1
-        return Work(float(each * prod(shape)), call.tensor_bytes(0) + kept * call.element_bytes(0))
-
-    return work
+def _reduction(call: OperatorCall, each: int) -> Work:
+    shape = call.shapes[0]
+    axes = {axis % len(shape) for axis in _numbers(call.value(1), 1)} if shape and "[" in call.value(1) else set()
+    kept = prod(extent for axis, extent in enumerate(shape) if axis not in axes) if axes else 1
+    return Work(float(each * prod(shape)), call.tensor_bytes(0) + kept * call.element_bytes(0))
 
 
-def _rowwise(each: int) -> Callable[[OperatorCall], Work]:
-    def work(call: OperatorCall) -> Work:
-        elements = prod(call.shapes[0])
-        written = _FLOAT_BYTES if call.name in ("_softmax", "_log_softmax") and call.value(2) == "True" else 0
-        out_bytes = elements * (written or call.element_bytes(0))
-        return Work(float(each * elements), sum(map(call.tensor_bytes, call.tensors())) + out_bytes)
-
-    return work
+def _rowwise(call: OperatorCall, each: int) -> Work:
+    elements = prod(call.shapes[0])
+    written = _FLOAT_BYTES if call.name in ("_softmax", "_log_softmax") and call.value(2) == "True" else 0
+    out_bytes = elements * (written or call.element_bytes(0))
+    return Work(float(each * elements), sum(map(call.tensor_bytes, call.tensors())) + out_bytes)
 
 
 def _rows(call: OperatorCall) -> Work:
@@ -237,10 +225,10 @@ def _lists(call: OperatorCall) -> Work | None:
     return Work(2.0 * passes * elements, float(passes * elements * facts("operators")["bytes"][named]))
 
 
-_MAKERS: dict[str, Callable[[int], Callable[[OperatorCall], Work | None]]] = {
+_BY_FAMILY: dict[str, Callable[..., Work | None]] = {
     "elementwise": _elementwise,
-    "comparison": lambda each: _elementwise(each, out_bytes=1),
-    "written": lambda _: lambda call: Work(0.0, call.tensor_bytes(0)),
+    "comparison": partial(_elementwise, out_bytes=1),
+    "written": lambda call, each: Work(0.0, call.tensor_bytes(0)),
     "reduction": _reduction,
     "rowwise": _rowwise,
     "rowwise_backward": _rowwise,
@@ -262,9 +250,9 @@ _BY_TABLE: dict[str, Callable[[OperatorCall], Work | None]] = {
 @cache
 def _families() -> dict[str, Callable[[OperatorCall], Work | None]]:
     tables, found = facts("operators"), dict(_ALONE)
-    for family, make in _MAKERS.items():
+    for family, work in _BY_FAMILY.items():
         for each, names in tables[family].items():
-            found.update(dict.fromkeys(names.split(), make(int(each))))
+            found.update(dict.fromkeys(names.split(), partial(work, each=int(each))))
     for family, work in _BY_TABLE.items():
         found.update(dict.fromkeys(tables[family], work))
     return found

@@ -142,11 +142,9 @@ def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
 
 
 def _tasks(
-    launched: Iterable[tuple[CallInStep, Launch | None]],
-    gpu: Gpu,
-    parameters: int,
+    launched: Iterable[tuple[CallInStep, Launch | None]], gpu: Gpu, parameters: int,
     collective_s: CollectiveSeconds | None = None,
-) -> Iterator[Task]:
+) -> Iterator[Task]:  # fmt: skip
     """Yield the host's work up to each launch, and the launch; an optimizer first visits all its parameters."""
     costs, streams = host_costs(), Streams(collective_s)
     on_card: dict[int, tuple[float, float]] = {}  # by launch id: those of one distinct call are the same

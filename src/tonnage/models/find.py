@@ -40,9 +40,20 @@ def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
     if _PATH_LIKE.search(name_or_path):
         raise UnknownModel(f"There is no file or folder {name_or_path!r}.", hint="Check the path.")
     if HUB_ID.fullmatch(name_or_path):
-        if online:
-            return _from_hub(name_or_path)
-        raise unknown(name_or_path, hint="If it is on the hub, add --online to read its config.json there.")
+        if not online:
+            raise unknown(name_or_path, hint="If it is on the hub, add --online to read its config.json there.")
+        try:
+            from huggingface_hub import hf_hub_download
+        except ImportError:
+            raise MissingPart("Going online needs huggingface_hub.", hint="pip install huggingface_hub") from None
+        try:
+            config = hf_hub_download(name_or_path, "config.json")
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UnknownModel(
+                f"The hub gave no config.json of {name_or_path!r}: {reason}", hint="Check the id, or log in."
+            ) from None
+        return from_config(read_json(Path(config)), name_or_path)
     raise unknown(name_or_path)
 
 
@@ -112,18 +123,3 @@ def _from_checkpoint(path: Path) -> ModelShape:
             hint=f"Put {INDEX} beside the shards, or give the model's config.json.",
         )
     return from_tensors(tensors, _name(path))
-
-
-def _from_hub(hub_id: str) -> ModelShape:
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise MissingPart("Going online needs huggingface_hub.", hint="pip install huggingface_hub") from None
-    try:
-        config = hf_hub_download(hub_id, "config.json")
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UnknownModel(
-            f"The hub gave no config.json of {hub_id!r}: {reason}", hint="Check the id, or log in."
-        ) from None
-    return from_config(read_json(Path(config)), hub_id)

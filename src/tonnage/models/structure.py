@@ -49,10 +49,27 @@ def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side
 
 
 def recurrent(fields: Fields) -> AttentionShape:
-    """Return a mixer that keeps a state."""
-    state = _state_elements(fields)
+    """Return a mixer that keeps a state per sequence, and the inputs that its causal convolution needs."""
+
+    def number(*names: str) -> int:
+        found = next((name for name in names if fields.get(name) is not None), None)
+        return fields.whole(found) if found is not None else 0
+
+    if fields.get("linear_num_value_heads") is not None:
+        keys = number("linear_num_key_heads") * number("linear_key_head_dim")
+        values = number("linear_num_value_heads") * number("linear_value_head_dim")
+        kept = values * number("linear_key_head_dim") + (2 * keys + values) * number("linear_conv_kernel_dim")
+    else:
+        hidden, expand = fields.need("hidden"), fields.get("mamba_expand", fields.get("expand", 2))
+        inner = number("mamba_d_ssm", "lru_width") or int(
+            hidden * expand if isinstance(expand, (int, float)) else 2 * hidden
+        )
+        state = number("mamba_d_state", "state_size", "ssm_state_size")
+        convolution = number("mamba_d_conv", "conv_kernel", "conv1d_width", "conv_L_cache")
+        groups = number("mamba_n_groups", "n_groups")
+        kept = inner * max(state, 1) + (inner + 2 * groups * state) * convolution
     kind = AttentionKind.RECURRENT
-    return AttentionShape(kind=kind, heads=0, kv_heads=0, head_dim=0, value_head_dim=0, state_elements=state)
+    return AttentionShape(kind=kind, heads=0, kv_heads=0, head_dim=0, value_head_dim=0, state_elements=kept)
 
 
 def feed_forward(fields: Fields, *, widest: int, gated: bool, sparse: bool, side: str = "") -> FeedForward:
@@ -107,25 +124,3 @@ def _latent(fields: Fields) -> AttentionShape:
         query_rank=fields.whole("q_lora_rank") if fields.get("q_lora_rank") is not None else 0,
         rope_dim=rope,
     )
-
-
-def _state_elements(fields: Fields) -> int:
-    """Return elements per sequence in one layer: the state, and the inputs that the causal convolution needs."""
-
-    def number(*names: str) -> int:
-        found = next((name for name in names if fields.get(name) is not None), None)
-        return fields.whole(found) if found is not None else 0
-
-    if fields.get("linear_num_value_heads") is not None:
-        keys = number("linear_num_key_heads") * number("linear_key_head_dim")
-        values = number("linear_num_value_heads") * number("linear_value_head_dim")
-        return values * number("linear_key_head_dim") + (2 * keys + values) * number("linear_conv_kernel_dim")
-    hidden = fields.need("hidden")
-    expand = fields.get("mamba_expand", fields.get("expand", 2))
-    inner = number("mamba_d_ssm", "lru_width") or int(
-        hidden * expand if isinstance(expand, (int, float)) else 2 * hidden
-    )
-    state = number("mamba_d_state", "state_size", "ssm_state_size")
-    convolution = number("mamba_d_conv", "conv_kernel", "conv1d_width", "conv_L_cache")
-    groups = number("mamba_n_groups", "n_groups")
-    return inner * max(state, 1) + (inner + 2 * groups * state) * convolution

@@ -21,7 +21,6 @@ from tonnage.serve.cache.block_pool import BlockPool
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.generation import Prompt, generate, token_ids
 from tonnage.serve.model_runner.runner import TokensInTransit
-from tonnage.serve.model_runner.warmup import clear
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.load import load_decoder
@@ -29,7 +28,7 @@ from tonnage.serve.models.sharing import share_decoder
 from tonnage.serve.sampling import Output, Sampling, TokenLogprob
 from tonnage.serve.scheduler.scheduler import Scheduler
 from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
-from tonnage.serve.startup import DTYPES, Startup, look
+from tonnage.serve.startup import DTYPES, Startup, clear, look
 from tonnage.serve.stats import KvLedger, Stats, kv_ledger
 from tonnage.serve.text import Tokenizer
 

@@ -8,6 +8,7 @@ start     on a GPU the plan is checked by measurement: the largest step runs and
           plan's; else it is sized by the measurement. Then the final runner is built and measured.
 """
 
+import gc
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -30,10 +31,11 @@ from tonnage.ledger import Category
 from tonnage.serve.cache.kv_cache import CacheShape, KvCache
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.model_runner.runner import Runner
-from tonnage.serve.model_runner.warmup import clear, used_bytes, warm_up
 from tonnage.serve.models.architecture import Architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.weights import Builder
+from tonnage.serve.sampling import MOST_LOGPROBS, Sampling
+from tonnage.serve.scheduler.sequence import Decode, ScheduledStep, ScheduledTokens, Sequence
 from tonnage.units import format_bytes, parse_bytes
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -104,17 +106,11 @@ def _limit(budget: float | str, capacity_bytes: int) -> int:
 def widths_of(shape: Architecture) -> ModelWidths:
     """Return the dimensions that determine memory besides the weights."""
     return ModelWidths(
-        layers=len(shape.layers),
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate=shape.expert_intermediate or shape.intermediate,
-        vocab=shape.vocab,
-        experts=shape.experts,
-        experts_per_token=shape.experts_per_token,
+        layers=len(shape.layers), hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim, intermediate=shape.expert_intermediate or shape.intermediate, vocab=shape.vocab,
+        experts=shape.experts, experts_per_token=shape.experts_per_token,
         ropes=len({layer.rope for layer in shape.layers}),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,3 +278,58 @@ class Startup:
 
 def _with_blocks(card: OwnCard, blocks: int) -> OwnCard:
     return replace(card, pool=replace(card.pool, blocks=blocks))
+
+
+# The largest steps.
+
+
+def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
+    """Run the largest steps and capture graphs; return the bytes that the graphs took.
+
+    This compiles kernels and reaches the peak of memory. The steps use the null block, so nothing is left behind.
+    """
+
+    def run() -> None:
+        for step in largest_steps(rows, batched_tokens, context, runner.cache.shape.block):
+            runner.launch(step).result()
+        runner.inputs.forget()
+
+    # Capturing releases the memory that passes need, so they run again after it.
+    run()
+    if not graphs:
+        return 0
+    clear()
+    before_bytes = used_bytes(runner.cache.device)
+    runner.capture(rows)
+    graph_bytes = used_bytes(runner.cache.device) - before_bytes
+    run()
+    return graph_bytes
+
+
+def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> Iterator[ScheduledStep]:
+    """Yield many prompts with the most expensive sampling, their decode step, and one prompt as long as a step."""
+    each, longest = min(batched_tokens // rows, context - 1), min(batched_tokens, context - 1)
+    many = [_sequence(slot, each, block) for slot in range(rows)]
+    yield ScheduledStep(0, (), [ScheduledTokens(one, 0, each, True) for one in many])
+    for one in many:
+        one.tokens.append(0)
+        one.computed = each + 1
+    yield ScheduledStep(1, tuple(map(Decode, many)))
+    yield ScheduledStep(2, (), [ScheduledTokens(_sequence(0, longest, block), 0, longest, True)])
+
+
+def used_bytes(device: torch.device) -> int:
+    """Return the device memory in use by all processes."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
+def clear() -> None:
+    """Return unused memory to the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _sequence(slot: int, length: int, block: int) -> Sequence:
+    sampling = Sampling(top_p=0.5, logprobs=MOST_LOGPROBS, max_tokens=2)
+    return Sequence(-1, [0] * length, sampling, length, slot=slot, blocks=[0] * (length // block + 1))

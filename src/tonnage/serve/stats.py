@@ -62,13 +62,10 @@ def kv_ledger(scheduler: Scheduler, block_bytes: int) -> KvLedger:
     slack_tokens = sum(len(sequence.blocks) * pool.size - sequence.computed for sequence in scheduler.running)
     slack_bytes = slack_tokens * block_bytes // pool.size
     return KvLedger(
-        used_bytes=own_blocks * block_bytes - slack_bytes,
-        slack_bytes=slack_bytes,
-        cached_bytes=pool.cached * block_bytes,
-        shared_bytes=pool.shared * block_bytes,
-        reserved_bytes=block_bytes,
+        used_bytes=own_blocks * block_bytes - slack_bytes, slack_bytes=slack_bytes,
+        cached_bytes=pool.cached * block_bytes, shared_bytes=pool.shared * block_bytes, reserved_bytes=block_bytes,
         free_bytes=(pool.available - pool.cached) * block_bytes,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +86,10 @@ class EngineState:
         scheduler = engine.scheduler
         counters = scheduler.counters
         return cls(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            ledger=engine.kv_ledger(),
-            preemptions=counters.preemptions,
-            prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits,
+            running=len(scheduler.running), waiting=len(scheduler.waiting), ledger=engine.kv_ledger(),
+            preemptions=counters.preemptions, prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits,
             generated=engine.stats.tokens,
-        )
+        )  # fmt: skip
 
     @property
     def kv_usage(self) -> float:

@@ -10,11 +10,11 @@ from serve.families import VOCAB, expected, random_prompts, saved
 from tonnage.serve.cache.kv_cache import CacheShape, KvCache
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.model_runner.runner import Runner
-from tonnage.serve.model_runner.warmup import largest_steps
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.load import load_decoder
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.sequence import ScheduledStep, ScheduledTokens, Sequence
+from tonnage.serve.startup import largest_steps
 
 CPU = torch.device("cpu")
 BLOCK, SLOTS = 4, 6

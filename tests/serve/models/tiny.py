@@ -12,9 +12,9 @@ from torch import Tensor
 
 # Before transformers' classes are looked up.
 import torchvision_names  # noqa: F401
+from tonnage.budget.serving.own_engine import FAMILIES
 from tonnage.models.presets import all_presets, preset_config
 from tonnage.serve.batch import Batch, LayerCache
-from tonnage.serve.models.architecture import FAMILIES
 from tonnage.serve.models.decoder import Decoder
 
 SERVED = [

@@ -120,10 +120,19 @@ class GgufRecipe:
     def layer(self, number: int) -> LayerBytes:
         """Return the bytes of one layer."""
         layer = self._shape.decoder.layers[number]
-        attention = self._attention(layer, number)
-        return LayerBytes(
-            attention + self._dense(layer, number) + 4 * layer.norm_parameters, self._mixture(layer, number)
-        )
+        rest, experts = self._attention(layer, number) + 4 * layer.norm_parameters, 0
+        if (mlp := layer.feed_forward) is not None:
+            # A dense MLP, or the shared experts and the router; what is not in matrices has FP32.
+            dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
+            each = self._shape.hidden * (3 if mlp.gated else 2)
+            routed = mlp.experts * layer.expert_parameters
+            rest += self._mlp(dense, mlp.gated, number) + 4 * max(
+                layer.feed_forward_parameters - routed - each * dense, 0
+            )
+            if mlp.experts:
+                experts = mlp.experts * self._mlp(mlp.intermediate, mlp.gated, number, experts=True)
+                experts += 4 * mlp.experts * max(layer.expert_parameters - each * mlp.intermediate, 0)
+        return LayerBytes(rest, experts)
 
     def _attention(self, layer: LayerShape, number: int) -> int:
         mixer, hidden = layer.attention, self._shape.hidden
@@ -145,28 +154,6 @@ class GgufRecipe:
         size += _matrix(self.kind("o", number), mixer.heads * mixer.value_head_dim, hidden)
         counted = hidden * (query + key + value + mixer.heads * mixer.value_head_dim)
         return size + 4 * max(parameters - counted, 0)
-
-    def _dense(self, layer: LayerShape, number: int) -> int:
-        """Return a dense MLP; of a mixture, the router and the shared experts."""
-        mlp, hidden = layer.feed_forward, self._shape.hidden
-        if mlp is None:
-            return 0
-        if not mlp.experts:
-            size = self._mlp(mlp.intermediate, mlp.gated, number)
-            counted = hidden * mlp.intermediate * (3 if mlp.gated else 2)
-            return size + 4 * max(layer.feed_forward_parameters - counted, 0)
-        shared = self._mlp(mlp.shared_intermediate, mlp.gated, number) if mlp.shared_intermediate else 0
-        experts = mlp.experts * layer.expert_parameters
-        counted = hidden * mlp.shared_intermediate * (3 if mlp.gated else 2)
-        return shared + 4 * max(layer.feed_forward_parameters - experts - counted, 0)
-
-    def _mixture(self, layer: LayerShape, number: int) -> int:
-        mlp, hidden = layer.feed_forward, self._shape.hidden
-        if mlp is None or not mlp.experts:
-            return 0
-        size = mlp.experts * self._mlp(mlp.intermediate, mlp.gated, number, experts=True)
-        counted = hidden * mlp.intermediate * (3 if mlp.gated else 2)
-        return size + 4 * mlp.experts * max(layer.expert_parameters - counted, 0)
 
     def _mlp(self, width: int, gated: bool, number: int, *, experts: bool = False) -> int:
         only = self._rules.get("experts") if experts else None

@@ -131,14 +131,9 @@ class KvLayout:
 
 
 def kv_layout(
-    kinds: Iterable[tuple[LayerShape, int]],
-    form: KvFormat,
-    *,
-    block: int = 16,
-    tp: int = 1,
-    grouped: bool = True,
+    kinds: Iterable[tuple[LayerShape, int]], form: KvFormat, *, block: int = 16, tp: int = 1, grouped: bool = True,
     extra_bytes: int = 0,
-) -> KvLayout:
+) -> KvLayout:  # fmt: skip
     """Return the layout of one rank's layers, given each distinct layer and its count.
 
     `grouped` False: every layer keeps all tokens, even with a window. `extra_bytes` is what each layer keeps per token

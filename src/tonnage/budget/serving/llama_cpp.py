@@ -146,24 +146,19 @@ class LlamaCppRun:
         mask_bytes = 2 * copies if self._lean else 4 * copies + 2
         mask = self.ubatch * self._cells(context) * (mask_bytes if self.asked.flash_attention else 4 * copies)
         # ggml reuses dead tensors: what remains is a layer's widest point, its input and its residual sum.
-        widest = max((self._widest(layer, context) for layer in self.shape.decoder.layers), default=0)
+        widest = 0
+        for layer in self.shape.decoder.layers:
+            if (mixer := layer.attention) is not None and mixer.kind is not AttentionKind.RECURRENT:
+                scores = 0 if self.asked.flash_attention else self._cells(context)
+                widest = max(widest, mixer.heads * (mixer.head_dim + mixer.value_head_dim + scores))
+            if (mlp := layer.feed_forward) is not None:
+                one = (2 if mlp.gated else 1) * mlp.intermediate
+                experts = mlp.experts_per_token * (one + hidden) + 2 * mlp.shared_intermediate
+                widest = max(widest, experts if mlp.experts else one)
         # The largest tensor copied from the host for a batch: a third of a layer's experts or MLP.
         away = [self.layers[number] for number in (*kept, *range(self.asked.cpu_experts)) if number < self.count]
         moved = max(((layer.experts or layer.rest) // 3 for layer in away), default=0) if first else 0
         return max(logits, mask + 4 * self.ubatch * (2 * hidden + widest) + moved)
-
-    def _widest(self, layer: LayerShape, context: int) -> int:
-        """Return elements per token at the widest point of attention or MLP."""
-        mixer, mlp = layer.attention, layer.feed_forward
-        wide = 0
-        if mixer is not None and mixer.kind is not AttentionKind.RECURRENT:
-            wide = mixer.heads * (mixer.head_dim + mixer.value_head_dim)
-            wide += 0 if self.asked.flash_attention else mixer.heads * self._cells(context)
-        if mlp is not None:
-            one = (2 if mlp.gated else 1) * mlp.intermediate
-            experts = mlp.experts_per_token * (one + self.shape.hidden) + 2 * mlp.shared_intermediate
-            wide = max(wide, experts if mlp.experts else one)
-        return wide
 
     def fullest(self, on_gpu: int, users: int, context: int) -> DeviceBytes:
         """Return the GPU with the most bytes."""

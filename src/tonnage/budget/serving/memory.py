@@ -11,7 +11,7 @@ module does not choose a layout: `planner.serving.search` does.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tonnage.budget.serving import own_engine, sglang, tensorrt_llm, vllm
 from tonnage.budget.serving.kv_cache import KV_FORMATS, KvFormat, KvLayout, kv_heads_of, kv_layout, state_bytes
@@ -205,70 +205,49 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
     if not asked.weights and (weights == "bf16" or (weights == "fp32" and asked.engine != "tonnage")):
         weights = half  # vLLM, SGLang and TensorRT-LLM serve an FP32 checkpoint in 16 bits
     known = replace(asked, weights=weights, kv=asked.kv or (weights if weights in ("fp32", "fp16", "bf16") else half))
-    if asked.engine == "tonnage":
-        return replace(
-            known,
-            engine_version="",
-            utilization=asked.utilization or own_engine.UTILIZATION,
-            max_seqs=asked.max_seqs or max(own_engine.MAX_SEQS, asked.users),
-            batched_tokens=asked.batched_tokens or own_engine.BATCHED_TOKENS,
-        )
-    if asked.engine == "llama.cpp":
-        from tonnage.budget.serving.llama_cpp import resolved as resolved_llama
+    usual: dict[str, Any] = {}
+    match asked.engine:
+        case "llama.cpp":
+            from tonnage.budget.serving.llama_cpp import resolved as resolved_llama
 
-        return resolved_llama(shape, asked)
-    if asked.engine == "sglang":
-        return _resolved_sglang(shape, known, gpu)
-    if asked.engine == "tensorrt-llm":
-        usual = tensorrt_llm.defaults()
-        return replace(
-            known,
-            engine_version=asked.engine_version or usual["latest"],
-            block=usual["block"] if asked.block == BLOCK else asked.block,
-            utilization=asked.utilization or usual["fraction"],
-            max_seqs=asked.max_seqs or max(usual["max_seqs"], asked.users),
-            batched_tokens=asked.batched_tokens or usual["batched_tokens"],
-        )
-    version = asked.engine_version or vllm.latest_version()
-    release = vllm.find_release(version)
-    max_seqs = asked.max_seqs or max(vllm.default_max_seqs(release, gpu), asked.users)
-    batched = asked.batched_tokens or vllm.default_batched_tokens(release, gpu, asked.context, max_seqs)
-    return replace(
-        known,
-        engine_version=version,
-        utilization=asked.utilization or release.utilization,
-        max_seqs=asked.max_seqs or min(max_seqs, max(batched, asked.users)),
-        batched_tokens=batched,
-    )
-
-
-def _resolved_sglang(shape: ModelShape, known: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
-    version = known.engine_version or sglang.latest_version()
-    filled = replace(
-        known,
-        engine_version=version,
-        block=1 if known.block == BLOCK else known.block,
-        max_seqs=known.max_seqs or max(sglang.LEAST_RUNNING, known.users),
-        batched_tokens=known.batched_tokens or int(sglang.card_row(version, gpu)["chunk"]),
-    )
-    return replace(filled, utilization=known.utilization or sglang.default_fraction(shape, filled, gpu))
+            return resolved_llama(shape, asked)
+        case "tonnage":
+            known = replace(known, engine_version="")
+            usual |= {"utilization": own_engine.UTILIZATION, "max_seqs": max(own_engine.MAX_SEQS, asked.users)}
+            usual |= {"batched_tokens": own_engine.BATCHED_TOKENS}
+        case "sglang":
+            version = asked.engine_version or sglang.latest_version()
+            known = replace(
+                known, engine_version=version, block=1 if asked.block == BLOCK else asked.block,
+                max_seqs=asked.max_seqs or max(sglang.LEAST_RUNNING, asked.users),
+                batched_tokens=asked.batched_tokens or int(sglang.card_row(version, gpu)["chunk"]),
+            )  # fmt: skip
+            usual |= {"utilization": asked.utilization or sglang.default_fraction(shape, known, gpu)}
+        case "tensorrt-llm":
+            facts = tensorrt_llm.defaults()
+            known = replace(known, block=facts["block"] if asked.block == BLOCK else asked.block)
+            usual |= {"engine_version": facts["latest"], "utilization": facts["fraction"]}
+            usual |= {"max_seqs": max(facts["max_seqs"], asked.users), "batched_tokens": facts["batched_tokens"]}
+        case "vllm":
+            release = vllm.find_release(version := asked.engine_version or vllm.latest_version())
+            max_seqs = asked.max_seqs or max(release.max_seqs[vllm.card_class(release, gpu)], asked.users)
+            batched = asked.batched_tokens or vllm.default_batched_tokens(release, gpu, asked.context, max_seqs)
+            usual |= {"engine_version": version, "utilization": release.utilization, "batched_tokens": batched}
+            usual |= {"max_seqs": min(max_seqs, max(batched, asked.users))}
+    return replace(known, **{name: getattr(asked, name) or value for name, value in usual.items()})
 
 
 def check(shape: ModelShape, asked: ServingConfiguration) -> None:
     """Raise RequestError for a configuration that no engine could start."""
     if not shape.decoder.causal or not shape.logits or not shape.vocab:
         raise RequestError(f"{shape.name} writes no tokens, so there is nothing to serve from a KV cache.")
-    for name, number in (
-        ("--tp", asked.tp),
-        ("--pp", asked.pp),
-        ("--context", asked.context),
-        ("--users", asked.users),
-    ):
-        _at_least_one(name, number)
-    _at_least_one("--block", asked.block)
-    for name, number in (("--max-seqs", asked.max_seqs), ("--batched-tokens", asked.batched_tokens)):
-        if number:
-            _at_least_one(name, number)
+    for name in ("tp", "pp", "context", "users", "block", "max_seqs", "batched_tokens"):
+        flag, number = f"--{name.replace('_', '-')}", getattr(asked, name)
+        if number < 1 and (number or name not in ("max_seqs", "batched_tokens")):
+            raise RequestError(f"{flag} {number} makes no sense.", hint=f"Give {flag} at least 1.")
+        if number > LONGEST_CONTEXT:
+            most = f"{LONGEST_CONTEXT:,}"
+            raise RequestError(f"{flag} {number:,} is beyond counting.", hint=f"Give {flag} at most {most}.")
     if not 0 <= asked.utilization <= 1:
         raise RequestError(f"--utilization {asked.utilization} is no share of a card.", hint="Write it like 0.9.")
     if not 0 <= asked.shared_prefix <= asked.context:
@@ -283,13 +262,6 @@ def check(shape: ModelShape, asked: ServingConfiguration) -> None:
         )
     _check_layout(shape, asked)
     _check_formats(asked)
-
-
-def _at_least_one(name: str, number: int) -> None:
-    if number < 1:
-        raise RequestError(f"{name} {number} makes no sense.", hint=f"Give {name} at least 1.")
-    if number > LONGEST_CONTEXT:
-        raise RequestError(f"{name} {number:,} is beyond counting.", hint=f"Give {name} at most {LONGEST_CONTEXT:,}.")
 
 
 def _check_layout(shape: ModelShape, asked: ServingConfiguration) -> None:
@@ -356,14 +328,10 @@ def stage_budget(shape: ModelShape, stage: StageLayers, asked: ServingConfigurat
     size = kv.blocks * kv.layout.bytes_per_block
     pool = Term(Category.KV_CACHE, "pool", size, "(share − the rest) // bytes per block × bytes per block", numbers)
     return ServingBudget(
-        configuration=asked,
-        capacity_bytes=gpu.memory_bytes,
-        limit_bytes=parts.limit_bytes,
+        configuration=asked, capacity_bytes=gpu.memory_bytes, limit_bytes=parts.limit_bytes,
         outside_bytes=sum(int(term.size_bytes) for term in parts.outside),
-        terms=(*parts.held, pool, *parts.inside, *parts.outside),
-        kv=kv,
-        notes=tuple(_notes(shape, asked, gpu)),
-    )
+        terms=(*parts.held, pool, *parts.inside, *parts.outside), kv=kv, notes=tuple(_notes(shape, asked, gpu)),
+    )  # fmt: skip
 
 
 def _token_words(stage: StageLayers, asked: ServingConfiguration) -> Iterator[str]:
@@ -387,27 +355,20 @@ def _token_words(stage: StageLayers, asked: ServingConfiguration) -> Iterator[st
 def _pool(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, available: int) -> KvPool:
     release = vllm.find_release(asked.engine_version) if asked.engine == "vllm" else None
     layout = kv_layout(
-        stage.kinds,
-        _kv_format(asked),
-        block=asked.block,
-        tp=asked.tp,
-        grouped=bool(release and release.grouped),
+        stage.kinds, _kv_format(asked), block=asked.block, tp=asked.tp, grouped=bool(release and release.grouped),
         extra_bytes=vllm.index_bytes(shape) if asked.engine != "tonnage" else 0,
-    )
+    )  # fmt: skip
     if asked.engine == "sglang":
-        layout = _with_window_pool(stage, layout, sglang.window_ratio(shape))
+        # Sliding-window layers have a pool of their own, with `ratio` times the tokens of the other.
+        layers = sum(count for layer, count in stage.kinds if layer.attention is not None)
+        windows = sum(count for layer, count in stage.kinds if layer.attention and layer.attention.window)
+        ratio = sglang.window_ratio(shape)
+        if ratio != 1 and 0 < windows < layers:
+            kept = int(layout.bytes_per_block * (layers - (1 - ratio) * windows) / layers)
+            layout = replace(layout, bytes_per_block=kept)
     blocks = max(available, 0) // layout.bytes_per_block if layout.bytes_per_block else 0
     null = 0 if asked.engine in ("sglang", "tensorrt-llm") or (release and release.generation == "V0") else 1
     return KvPool(layout, max(available, 0), blocks, max(blocks - null, 0), asked.batched_tokens)
-
-
-def _with_window_pool(stage: StageLayers, layout: KvLayout, ratio: float) -> KvLayout:
-    """Return the layout if sliding-window layers have a pool of their own, with `ratio` times the tokens of the other."""
-    layers = sum(count for layer, count in stage.kinds if layer.attention is not None)
-    windows = sum(count for layer, count in stage.kinds if layer.attention and layer.attention.window)
-    if ratio == 1 or not 0 < windows < layers:
-        return layout
-    return replace(layout, bytes_per_block=int(layout.bytes_per_block * (layers - (1 - ratio) * windows) / layers))
 
 
 def _kv_format(asked: ServingConfiguration) -> KvFormat:

@@ -17,7 +17,7 @@ from tonnage.budget.terms import Term
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
+from tonnage.models.shape import AttentionKind, ModelShape
 from tonnage.units import KIB, MIB
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
@@ -144,19 +144,13 @@ class OwnCard:
 
 
 def own_card(
-    widths: ModelWidths,
-    limits: EngineOptions,
-    gpu: Gpu | None,
-    *,
-    name: str,
-    capacity_bytes: int,
-    limit_bytes: int,
+    widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None, *, name: str, capacity_bytes: int, limit_bytes: int,
     weight_bytes: int,
-) -> OwnCard:
-    """Plan one start: the reserve, then the KV cache."""
+) -> OwnCard:  # fmt: skip
+    """Plan one start: the reserve, then the KV cache, whose blocks fill the rest of the engine's share."""
     reserve = own_reserve(widths, limits, gpu)
-    held = sum(int(term.size_bytes) for term in reserve)
-    pool = own_pool(widths, limits, limit_bytes=limit_bytes, weight_bytes=weight_bytes, reserve_bytes=held)
+    held, size = sum(int(term.size_bytes) for term in reserve), own_block_bytes(widths, limits.kv, limits.block)
+    pool = OwnPool(limits.block, size, max(limit_bytes - weight_bytes - held, 0) // size)
     return OwnCard(
         name=name, capacity_bytes=capacity_bytes, limit_bytes=limit_bytes, limits=limits, weight_bytes=weight_bytes,
         reserve=reserve, pool=pool,
@@ -167,14 +161,6 @@ def own_block_bytes(widths: ModelWidths, kv: str, block: int = 16) -> int:
     """Return the bytes of one block: keys, values and scales of `block` tokens in every layer. Windows use full blocks."""
     vectors = 2 * widths.layers * block * widths.kv_heads
     return vectors * OWN_KV_FORMATS[kv].vector_bytes(widths.head_dim)
-
-
-def own_pool(
-    widths: ModelWidths, limits: EngineOptions, *, limit_bytes: int, weight_bytes: int, reserve_bytes: int
-) -> OwnPool:
-    """Return the blocks that fit beside weights and reserve in the engine's share; 0 if none do."""
-    size = own_block_bytes(widths, limits.kv, limits.block)
-    return OwnPool(limits.block, size, max(limit_bytes - weight_bytes - reserve_bytes, 0) // size)
 
 
 def own_reserve(widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None) -> tuple[Term, ...]:
@@ -206,49 +192,42 @@ def check_formats(weights: str, kv: str) -> None:
 
 def widths_of(shape: ModelShape) -> ModelWidths:
     """Return the sizes of a model shape; raises RequestError if the engine does not serve it."""
-    layer = _refuse_unserved(shape)
-    mixer, mlp = layer.attention, layer.feed_forward
-    assert mixer is not None and mlp is not None
-    return ModelWidths(
-        layers=len(shape.decoder.layers),
-        hidden=shape.hidden,
-        heads=mixer.heads,
-        kv_heads=mixer.kv_heads,
-        head_dim=mixer.head_dim,
-        intermediate=mlp.intermediate,
-        vocab=shape.vocab,
-        experts=mlp.experts,
-        experts_per_token=mlp.experts_per_token,
-        ropes=2 if shape.architecture.startswith("gemma3") else 1,
-    )
-
-
-def _refuse_unserved(shape: ModelShape) -> LayerShape:
-    """Return the layer that all others match except for windows, or the one with experts if some have none."""
     layers = {id(layer): layer for layer in shape.decoder.layers}.values()
-    heads = {(a.heads, a.kv_heads, a.head_dim, a.value_head_dim) for layer in layers if (a := layer.attention)}
-    plain = all(_is_plain(layer) for layer in layers)
+    mixers, mlps = [layer.attention for layer in layers], [layer.feed_forward for layer in layers]
+    heads = {(mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.value_head_dim) for mixer in mixers if mixer}
+    # Attention with equal key and value widths, and gated MLPs.
+    kinds = (AttentionKind.FULL, AttentionKind.SLIDING)
+    plain = all(mixer and mixer.kind in kinds and mixer.head_dim == mixer.value_head_dim for mixer in mixers)
+    plain = plain and all(mlp and mlp.gated and not mlp.shared_intermediate for mlp in mlps)
     alone = len(shape.stacks) == 1 or shape.architecture == "gemma3"
     if shape.architecture not in FAMILIES or not shape.logits or not alone or not plain or len(heads) != 1:
         raise RequestError(
             f"Tonnage's own engine does not serve {shape.name} ({shape.architecture}).",
             hint=f"Use --engine vllm, or a model of one of: {', '.join(FAMILIES)}.",
         )
-    return max(layers, key=lambda layer: layer.feed_forward.experts if layer.feed_forward else 0)
-
-
-def _is_plain(layer: LayerShape) -> bool:
-    """Say whether the layer has attention with equal key and value widths and a gated MLP."""
+    # All layers match except for windows, or for experts that only some have.
+    layer = max(layers, key=lambda layer: layer.feed_forward.experts if layer.feed_forward else 0)
     mixer, mlp = layer.attention, layer.feed_forward
-    if mixer is None or mlp is None or mixer.kind not in (AttentionKind.FULL, AttentionKind.SLIDING):
-        return False
-    return mixer.head_dim == mixer.value_head_dim and mlp.gated and not mlp.shared_intermediate
+    assert mixer is not None and mlp is not None
+    return ModelWidths(
+        layers=len(shape.decoder.layers), hidden=shape.hidden, heads=mixer.heads, kv_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim, intermediate=mlp.intermediate, vocab=shape.vocab, experts=mlp.experts,
+        experts_per_token=mlp.experts_per_token, ropes=2 if shape.architecture.startswith("gemma3") else 1,
+    )  # fmt: skip
 
 
 def own_weight_terms(shape: ModelShape, weights: str) -> Iterator[Term]:
     """Yield the decoder's parameters, a tied head once. 8-bit layer matrices have one FP32 scale per output."""
     whole = 4 if weights == "fp32" else 2
-    matrices, outputs = _matrices(shape) if weights in ("fp8", "int8") else (0, 0)
+    matrices = outputs = 0
+    # Fused QKV, output, fused gate and up, down.
+    for layer in shape.decoder.layers if weights in ("fp8", "int8") else ():
+        mixer, mlp = layer.attention, layer.feed_forward
+        assert mixer is not None and mlp is not None
+        query, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+        times = mlp.experts or 1
+        matrices += shape.hidden * (2 * query + 2 * keys + times * 3 * mlp.intermediate)
+        outputs += query + 2 * keys + shape.hidden + times * (2 * mlp.intermediate + shape.hidden)
     # Embedding, layers, final norm and an untied head; towers beside the decoder are not served.
     parameters = shape.decoder.parameters + shape.hidden * (1 + shape.vocab * (1 if shape.tied else 2))
     rest = parameters - matrices
@@ -261,19 +240,6 @@ def own_weight_terms(shape: ModelShape, weights: str) -> Iterator[Term]:
 
 def _weights(name: str, size_bytes: int, formula: str, numbers: dict[str, object]) -> Term:
     return Term(Category.PARAMETERS, name, size_bytes, formula, numbers)
-
-
-def _matrices(shape: ModelShape) -> tuple[int, int]:
-    """Return parameters and outputs of all layers' matrices: fused QKV, output, fused gate and up, down."""
-    parameters = outputs = 0
-    for layer in shape.decoder.layers:
-        mixer, mlp = layer.attention, layer.feed_forward
-        assert mixer is not None and mlp is not None
-        query, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-        times = mlp.experts or 1
-        parameters += shape.hidden * (2 * query + 2 * keys + times * 3 * mlp.intermediate)
-        outputs += query + 2 * keys + shape.hidden + times * (2 * mlp.intermediate + shape.hidden)
-    return parameters, outputs
 
 
 def share_bytes(capacity_bytes: int, share: float) -> int:
@@ -311,26 +277,19 @@ def _forward_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> i
     # projection.
     attention = tokens * max(4 * query + 2 * keys, 3 * query + 2 * keys + hidden)
     if widths.experts:
-        mlp = _experts_elements(widths, limits, tokens)
+        # Rows sorted by expert, through gate and up, their product, down, and back in order. 8-bit weights of all
+        # experts are dequantized for their product, whose result is scaled in FP32.
+        width, rows = widths.intermediate, tokens * widths.experts_per_token
+        scaled, widened = (5, 2 * width * hidden * widths.experts) if limits.eight_bit else (1, 0)
+        row = max(hidden + max(3, 2 * scaled) * width, (1 + scaled) * hidden + width, 3 * hidden)
+        routing = tokens * (3 * widths.experts + hidden) + 24 * rows
+        mlp = routing + max(rows * row, widened + rows * (hidden + 2 * width))
     else:
         # Fused gate and up and their product; or the fused tensor while an 8-bit weight is dequantized beside it.
         both = 2 * widths.intermediate
         widened = both * hidden if limits.eight_bit and tokens > _NARROW_ROWS else 0
         mlp = max(tokens * 3 * widths.intermediate, tokens * both + widened)
     return (tokens * 4 * hidden + max(attention, mlp)) * limits.compute_bytes + _SPLITS_BYTES
-
-
-def _experts_elements(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
-    """Return the elements of rows sorted by expert, through gate and up, their product, down, and back in order.
-
-    8-bit weights of all experts are dequantized for their product, whose result is scaled in FP32.
-    """
-    hidden, width = widths.hidden, widths.intermediate
-    scaled, widened = (5, 2 * width * hidden * widths.experts) if limits.eight_bit else (1, 0)
-    row = max(hidden + max(3, 2 * scaled) * width, (1 + scaled) * hidden + width, 3 * hidden)
-    rows = tokens * widths.experts_per_token
-    routing = tokens * (3 * widths.experts + hidden) + 24 * rows
-    return routing + max(rows * row, widened + rows * (hidden + 2 * width))
 
 
 def _head_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:

@@ -118,11 +118,6 @@ def default_batched_tokens(release: VllmRelease, gpu: Gpu, context: int, max_seq
     return min(usual, max_seqs * context)
 
 
-def default_max_seqs(release: VllmRelease, gpu: Gpu) -> int:
-    """Return the default limit of sequences in one step."""
-    return release.max_seqs[card_class(release, gpu)]
-
-
 def index_bytes(shape: ModelShape) -> int:
     """Return the bytes a layer keeps per token beside keys and values."""
     return _INDEX_BYTES.get(shape.architecture, 0)

@@ -27,10 +27,6 @@ from tonnage.budget.training.states import StageShare
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind
 
-# Collectives of a captured step, by how they are sent.
-_REDUCTIONS = ("all_reduce", "barrier")
-_EXCHANGES = ("all_to_all", "all_to_all_single")
-_MESSAGES = ("send", "recv")
 _LARGE_TENSORS = 3  # per layer: before attention, into and out of the MLP
 _LEAST_MESSAGES = 1e-9  # for a stage chunk without layers
 
@@ -199,33 +195,6 @@ def _expert_s(stage: StageShare, network: ClusterLinks) -> Quantity:
     return 2 * _passes(stage.configuration) * exchanged_s
 
 
-class _Ring(NamedTuple):
-    """Parameters that the same GPUs replicate and shard."""
-
-    parameters: Quantity
-    layers: Quantity
-    shards: Any
-    copies: Any
-    stride: Any  # distance between two of these GPUs
-
-
-def _rings(stage: StageShare) -> list[_Ring]:
-    """Return one ring for all parameters; experts under expert parallelism have fewer replicas, further apart."""
-    configuration = stage.configuration
-    ranks, everyone = configuration.shards, configuration.data * np.asarray(configuration.cp)
-    spread = np.asarray(configuration.ep) > 1
-    if not np.any(spread):
-        return [_Ring(stage.parameters, stage.layers, ranks, everyone, configuration.tp)]
-    apart = configuration.ep * configuration.expert_tp
-    copies = np.maximum(configuration.tp * everyone // apart, 1)
-    experts = stage.experts * spread
-    mixtures = sum(layer.expert_parameters > 0 for stack in stage.shape.stacks for layer in stack.layers)
-    return [
-        _Ring(stage.parameters - experts, stage.layers, ranks, everyone, configuration.tp),
-        _Ring(experts, mixtures * stage.share * spread, configuration.expert_shards, copies, apart),
-    ]
-
-
 def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity, Quantity]:
     """Return the seconds to gather parameters, to reduce-scatter gradients and to all-reduce them.
 
@@ -233,24 +202,36 @@ def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantit
     """
     configuration, bucket = stage.configuration, stage.configuration.traits.bucket_bytes
     trained = 0.0 if configuration.lora_rank else stage.trained.parameters / stage.parameters
+    # Rings of GPUs: their parameters, layers, shards, copies and distance. Experts under expert parallelism have fewer
+    # replicas, further apart.
+    ranks, everyone = configuration.shards, configuration.data * np.asarray(configuration.cp)
+    spread = np.asarray(configuration.ep) > 1
+    rings: list[tuple[Any, ...]] = [(stage.parameters, stage.layers, ranks, everyone, configuration.tp)]
+    if np.any(spread):
+        apart = configuration.ep * configuration.expert_tp
+        copies = np.maximum(configuration.tp * everyone // apart, 1)
+        experts = stage.experts * spread
+        mixtures = sum(layer.expert_parameters > 0 for stack in stage.shape.stacks for layer in stack.layers)
+        rings = [
+            (stage.parameters - experts, *rings[0][1:]),
+            (experts, mixtures * stage.share * spread, configuration.expert_shards, copies, apart),
+        ]
     found: list[Quantity] = [0.0, 0.0, 0.0]
-    for place, ring in enumerate(_rings(stage)):
+    for place, (held, layers, shards, copies, stride) in enumerate(rings):
         # Messages: one per layer if parameters are sharded, else gradient buckets or large tensors.
-        messages = ring.layers
+        messages = layers
         if bucket and not configuration.shards_parameters:
-            made_bytes = ring.parameters * configuration.made_bytes
-            messages = np.clip(made_bytes / bucket, 1, _LARGE_TENSORS * ring.layers + 1)
-            messages = messages * (np.asarray(ring.parameters) > 0)
+            messages = np.clip(held * configuration.made_bytes / bucket, 1, _LARGE_TENSORS * layers + 1)
+            messages = messages * (np.asarray(held) > 0)
         at_once = configuration.traits.gathers_at_once and not configuration.shards_parameters
         gathers = np.minimum(messages, 1) if at_once else messages
         outside = stage.outside if place == 0 else 0
-        parameters = outside * configuration.compute_bytes + (ring.parameters - outside) * configuration.base_bytes
-        gradients = trained * ring.parameters * configuration.gradient_bytes
-        gather_s = network.gather_s(parameters, ring.shards, ring.stride, gathers)
-        scatter_s = network.gather_s(gradients, ring.shards, ring.stride, messages)
-        between = ring.copies // ring.shards, ring.stride * ring.shards
-        scatter_s = scatter_s + network.reduce_s(gradients / ring.shards, *between, messages)
-        whole_s = network.reduce_s(gradients, ring.copies, ring.stride, messages)
+        parameters = outside * configuration.compute_bytes + (held - outside) * configuration.base_bytes
+        gradients = trained * held * configuration.gradient_bytes
+        gather_s = network.gather_s(parameters, shards, stride, gathers)
+        scatter_s = network.gather_s(gradients, shards, stride, messages)
+        scatter_s = scatter_s + network.reduce_s(gradients / shards, copies // shards, stride * shards, messages)
+        whole_s = network.reduce_s(gradients, copies, stride, messages)
         found = [known + more for known, more in zip(found, (gather_s, scatter_s, whole_s), strict=True)]
     return found[0], found[1], found[2]
 
@@ -260,14 +241,14 @@ def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float
     network = ClusterLinks(cluster, calibration())
 
     def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:
-        if operation in _MESSAGES:
-            found = network.send_s(size_bytes, apart + 1)
-        elif operation in _EXCHANGES:
-            found = network.exchange_s(size_bytes, ranks)
-        elif operation in _REDUCTIONS:
-            found = network.reduce_s(size_bytes, ranks, apart)
-        else:  # gathers and scatters; a broadcast goes around the ring as a gather does
-            found = network.gather_s(size_bytes, ranks, apart)
-        return float(found)
+        match operation:
+            case "send" | "recv":
+                return float(network.send_s(size_bytes, apart + 1))
+            case "all_to_all" | "all_to_all_single":
+                return float(network.exchange_s(size_bytes, ranks))
+            case "all_reduce" | "barrier":
+                return float(network.reduce_s(size_bytes, ranks, apart))
+        # Gathers and scatters; a broadcast goes around the ring as a gather does.
+        return float(network.gather_s(size_bytes, ranks, apart))
 
     return seconds

@@ -175,20 +175,13 @@ class LayerLaunches:
             known.append(LaunchCost(None, operators=0, regions=1))
 
     def _attention(
-        self,
-        calls: PartLaunches,
-        attention: AttentionShape,
-        layer: LayerShape,
-        hidden: int,
-        style: Style,
-        biased: bool,
-        read: Quantity,
-    ) -> None:
+        self, calls: PartLaunches, attention: AttentionShape, layer: LayerShape, hidden: int, style: Style,
+        biased: bool, read: Quantity,
+    ) -> None:  # fmt: skip
         tp, rows = self.configuration.tp, self.tokens
         queries = attention.heads * attention.head_dim / tp
-        keys = (
-            np.maximum(attention.kv_heads / tp, 1) * attention.head_dim
-        )  # KV heads are replicated if tp exceeds their number
+        # KV heads are replicated if tp exceeds their number.
+        keys = np.maximum(attention.kv_heads / tp, 1) * attention.head_dim
         outputs = attention.heads * attention.value_head_dim / tp
         if attention.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
             # Many small projections, modelled as one in and one out with the same number of weights.
@@ -261,7 +254,11 @@ class LayerLaunches:
             self._part(calls, "mixture", "routing", routed, 1)
             self._part(calls, "mixture", "rows", routed, hidden)
             self._part(calls, "mixture", "widths", routed, width * both)
-            product = self._product_by_expert if self._goes_by_expert else partial(self._product, names=(EXPERTS,))
+            # PyTorch multiplies expert by expert where autocast leaves grouped products in FP32, without a kernel.
+            known = self.configuration
+            wide = known.autocast or (known.compute_bytes == _FP32_BYTES and not known.lora_rank)
+            apart = wide and known.traits.written == "transformers" and not known.compile
+            product = self._product_by_expert if apart else partial(self._product, names=(EXPERTS,))
             product(calls, each, width * both, hidden, groups=experts)
             self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
             calls.closing = product(calls, each, hidden, width, groups=experts)
@@ -314,13 +311,6 @@ class LayerLaunches:
         if configuration.lora_rank and any(name in configuration.lora_targets for name in names):
             self._adapter(calls, rows, n, k, groups)
         return [forward, *made]
-
-    @property
-    def _goes_by_expert(self) -> bool:
-        """Say whether PyTorch multiplies expert by expert: autocast leaves grouped products in FP32, without a kernel."""
-        configuration = self.configuration
-        wide = configuration.autocast or (configuration.compute_bytes == _FP32_BYTES and not configuration.lora_rank)
-        return wide and configuration.traits.written == "transformers" and not configuration.compile
 
     def _product_by_expert(
         self, calls: PartLaunches, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity

@@ -4,10 +4,11 @@ Kernel times and the host's launch times come from `tonnage.clock`. The power li
 the whole step.
 """
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -30,8 +31,31 @@ _MOST_TIMED = 4096
 FIGURES = 8 * 4  # of a layer's work: each part's seconds
 
 
+class FieldByField:
+    """Adds and scales every field, be it seconds or a record of this kind again."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def values(self) -> tuple[Any, ...]:
+        """Return all fields in order."""
+        return tuple([getattr(self, name) for name in self.__slots__])
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(operator.add, self.values(), other.values()))
+
+    def __mul__(self, times: Quantity) -> Self:
+        return type(self)(*[value * times for value in self.values()])
+
+    __rmul__ = __mul__
+    __array_ufunc__ = None  # makes `array * record` call `__rmul__` once
+
+    def each(self, change: Callable[[Any], Any]) -> Self:
+        """Return a copy with every figure changed."""
+        return type(self)(*(value.each(change) if hasattr(value, "each") else change(value) for value in self.values()))
+
+
 @dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(FieldByField):
     """Seconds of a GPU and of its host for some kernels, before the power limit.
 
     `arithmetic_s` is the time of products and attention on tensor cores, `at_peak_s` their time at the peak rate,
@@ -43,28 +67,17 @@ class Busy:
     at_peak_s: Quantity = 0.0
     host_s: Quantity = 0.0
 
+    # Written out: a search does little else.
     def __add__(self, other: "Busy") -> "Busy":
         return Busy(
             self.arithmetic_s + other.arithmetic_s, self.other_s + other.other_s, self.at_peak_s + other.at_peak_s,
             self.host_s + other.host_s,
         )  # fmt: skip
 
-    def __sub__(self, other: "Busy") -> "Busy":
-        return self + other * -1.0
-
     def __mul__(self, times: Quantity) -> "Busy":
         return Busy(times * self.arithmetic_s, times * self.other_s, times * self.at_peak_s, times * self.host_s)
 
     __rmul__ = __mul__
-    __array_ufunc__ = None  # makes `array * busy` call `__rmul__` once
-
-    def values(self) -> tuple[Quantity, ...]:
-        """Return all figures in order."""
-        return self.arithmetic_s, self.other_s, self.at_peak_s, self.host_s
-
-    def each(self, change: Callable[[Any], Any]) -> "Busy":
-        """Return a copy with every figure changed."""
-        return Busy(*map(change, self.values()))
 
     def slowed(self, times: Quantity) -> "Busy":
         """Return the same work on a GPU that is `times` times slower."""
@@ -81,26 +94,12 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class PassTime:
+class PassTime(FieldByField):
     """A micro-batch. `recompute` is what full activation checkpointing adds to the backward pass."""
 
     forward: Busy = Busy()
     backward: Busy = Busy()
     recompute: Busy = Busy()
-
-    def __add__(self, other: "PassTime") -> "PassTime":
-        return PassTime(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
-
-    def __mul__(self, times: Quantity) -> "PassTime":
-        return PassTime(self.forward * times, self.backward * times, self.recompute * times)
-
-    def each(self, change: Callable[[Any], Any]) -> "PassTime":
-        """Return a copy with every figure changed."""
-        return PassTime(self.forward.each(change), self.backward.each(change), self.recompute.each(change))
-
-    def slowed(self, times: Quantity) -> "PassTime":
-        """Return the same pass on a GPU that is `times` times slower."""
-        return PassTime(self.forward.slowed(times), self.backward.slowed(times), self.recompute.slowed(times))
 
     @property
     def whole(self) -> Busy:
@@ -109,7 +108,7 @@ class PassTime:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWork:
+class LayerWork(FieldByField):
     """The work of a layer, before choosing what is recomputed."""
 
     products: Busy
@@ -128,9 +127,7 @@ class LayerWork:
 
     def figures(self) -> list[Quantity]:
         """Return all seconds in order."""
-        forward = (self.products, self.closing, self.second, self.attention, self.others)
-        others = (self.backward, self.attention_backward, self.packing)
-        return [figure for part in (*forward, *others) for figure in part.values()]
+        return [figure for part in self.values() for figure in part.values()]
 
     @classmethod
     def of(cls, figures: Sequence[Quantity]) -> "LayerWork":
@@ -146,24 +143,19 @@ def work_of(calls: PartLaunches, configuration: Configuration, gpu: Gpu) -> Laye
     known = dict(zip(map(id, launches), _seconds_of(launches, gpu), strict=True))
     parts = [_sum(way, known, configuration, gpu, "forward") for way in forward]
     parts += [_sum(way, known, configuration, gpu, "backward") for way in ways[len(forward) :]]
-    parts.append(_packing(calls, configuration))
-    return LayerWork(*parts)
+    # PyTorch's checkpoint hooks pack and unpack every saved tensor in Python.
+    saved: Quantity = 0
+    if not configuration.compile and configuration.traits.written == "transformers":
+        counts = (calls.products, 2), (calls.attention, _SAVED_BY_ATTENTION), (calls.others, _SAVED_BY_OTHERS)
+        for way, each in counts:
+            saved = saved + sum((each * call.times for call in way if call.launch is not None), start=0)
+    return LayerWork(*(*parts, Busy(host_s=saved * host_costs().recomputed_tensor)))
 
 
 def busy(calls: Sequence[LaunchCost], configuration: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:
     """Return the seconds of some calls."""
     known = {id(call.launch): kernels.seconds(call.launch, gpu) for call in calls if call.launch is not None}
     return _sum(calls, known, configuration, gpu, phase)
-
-
-def _packing(calls: PartLaunches, configuration: Configuration) -> Busy:
-    """Return the Python overhead of PyTorch's checkpoint hooks, which pack and unpack every saved tensor."""
-    if configuration.compile or configuration.traits.written != "transformers":
-        return Busy()
-    saved: Quantity = 0
-    for way, each in ((calls.products, 2), (calls.attention, _SAVED_BY_ATTENTION), (calls.others, _SAVED_BY_OTHERS)):
-        saved = saved + sum((each * call.times for call in way if call.launch is not None), start=0)
-    return Busy(host_s=saved * host_costs().recomputed_tensor)
 
 
 def _seconds_of(launches: Sequence[Launch], gpu: Gpu) -> list[Any]:
@@ -242,5 +234,5 @@ def layer_pass(work: LayerWork, configuration: Configuration) -> PassTime:
         again = work.attention if scores else work.second + work.others
     else:
         # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.
-        again = work.forward - work.closing + work.packing
+        again = work.forward + work.closing * -1.0 + work.packing
     return PassTime(work.forward, work.backward + work.attention_backward, again)

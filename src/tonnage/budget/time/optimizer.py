@@ -5,12 +5,15 @@
 | fused   | every state is read and written once                                        |
 | foreach | one kernel per operation over all tensors: each reads and writes            |
 | loop    | the same, with kernels launched tensor by tensor                            |
+
+`data/optimizers.toml` has the numbers.
 """
 
 from dataclasses import replace
 
 import numpy as np
 
+from tonnage.budget import table
 from tonnage.budget.time.launches import LaunchCost
 from tonnage.budget.time.layer import Busy, PassTime, busy
 from tonnage.budget.training.configuration import Configuration, Quantity
@@ -19,29 +22,6 @@ from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
 from tonnage.models.shape import ModelShape
 
-# Elements that a fused kernel reads or writes per parameter: parameter, gradient and states.
-_FUSED_NUMBERS = {
-    "sgd": 3,
-    "momentum": 5,
-    "adam": 7,
-    "adamw": 7,
-    "lion": 5,
-    "muon": 5,
-    "adafactor": 12,
-    "adamw-8bit": 3,
-}
-# The same per operation if they run one after another, with the clock's family of the kernel.
-_ADAM = ((3, "foreach"), (2, "foreach"), (4, "foreach"), (2, "divided"), (2, "divided"), (2, "foreach"), (4, "divided"))
-_PASSES: dict[str, tuple[tuple[int, str], ...]] = {
-    "sgd": ((3, "foreach"),),
-    "momentum": ((2, "foreach"), (3, "foreach"), (3, "foreach")),
-    "adam": _ADAM,
-    "adamw": ((2, "foreach"), *_ADAM),
-    "lion": ((2, "foreach"), (4, "foreach"), (3, "foreach"), (3, "foreach")),
-    "muon": ((2, "foreach"), (3, "foreach"), (3, "foreach")),
-    "adafactor": ((3, "divided"), (3, "divided"), (3, "foreach"), (3, "foreach")),
-    "adamw-8bit": ((3, "foreach"),),
-}
 # Two states of one byte, read and written.
 _EIGHT_BIT_BYTES = 4
 # Muon's Newton-Schulz: five iterations of three products of about the hidden size.
@@ -56,7 +36,7 @@ _CHUNKS_PER_KERNEL = 320
 def update(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
     """Return the work of updating `parameters` parameters on the GPU."""
     kernel = configuration.optimizer_kernel
-    operations = _PASSES[configuration.optimizer]
+    operations = table("optimizers")[configuration.optimizer]["passes"]
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     narrow = "narrow" if configuration.state_bytes < 4 else "wide"
     if configuration.step_in_backward and (kernel == "fused" or len(operations) == 1):
@@ -71,7 +51,7 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
     else:
         # One kernel per tensor and operation, timed by the tensor's share of the bytes.
         calls = [
-            replace(LaunchCost(_each(parameters / tensors, numbers * configuration.state_bytes)), times=tensors)
+            LaunchCost(_each(parameters / tensors, numbers * configuration.state_bytes), times=tensors)
             for numbers, _ in operations
         ]
     if configuration.traits.clips and not configuration.step_in_backward:
@@ -80,9 +60,8 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
             LaunchCost(_lists(parameters, passes * configuration.gradient_bytes, "foreach_wide")) for passes in (1, 2)
         ]
     if configuration.precision == "fp16-mixed":
-        calls.append(
-            LaunchCost(_lists(parameters, 2 * configuration.gradient_bytes, "foreach_wide"))
-        )  # the gradient scaler's inf check
+        # The gradient scaler's inf check.
+        calls.append(LaunchCost(_lists(parameters, 2 * configuration.gradient_bytes, "foreach_wide")))
     if configuration.optimizer == "muon":
         sides = parameters / (2 * shape.hidden**2)
         product = Launch(
@@ -103,7 +82,7 @@ def gathered(shape: ModelShape, configuration: Configuration, parameters: Quanti
     tensors = _NANOTRON_TENSORS * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     size = configuration.working_bytes
     calls = [
-        replace(LaunchCost(_each(parameters, 2 * size, "joined", 2)), times=3),
+        LaunchCost(_each(parameters, 2 * size, "joined", 2), times=3),
         LaunchCost(
             _each(parameters / tensors / ranks, 2 * size, "vector", 2), operators=0, inner=1, times=tensors * ranks
         ),
@@ -156,9 +135,9 @@ def _each(elements: Quantity, moved_bytes: float, form: str = "vector", accesses
 
 def step_bytes(configuration: Configuration) -> float:
     """Return the bytes read and written per parameter."""
+    row = table("optimizers")[configuration.optimizer]
     fused = configuration.optimizer_kernel == "fused"
-    passed = sum(numbers for numbers, _ in _PASSES[configuration.optimizer])
-    numbers = _FUSED_NUMBERS[configuration.optimizer] if fused else passed
+    numbers: int = row["fused"] if fused else sum(count for count, _ in row["passes"])
     moved = numbers * configuration.state_bytes
     if configuration.optimizer == "adamw-8bit":
         moved += _EIGHT_BIT_BYTES

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tonnage.budget.terms import total
 from tonnage.budget.time.collectives import ClusterLinks, Traffic, traffic
 from tonnage.budget.time.launches import LayerLaunches
-from tonnage.budget.time.layer import FIGURES, Busy, LayerWork, PassTime, layer_pass, work_of
+from tonnage.budget.time.layer import FIGURES, Busy, FieldByField, LayerWork, PassTime, layer_pass, work_of
 from tonnage.budget.time.offload import Crossing, bytes_per_s, crossing
 from tonnage.budget.time.optimizer import accumulated, gathered, sharding_copies, update
 from tonnage.budget.time.roofline import Calibration, calibration
@@ -88,6 +88,8 @@ class StepClock:
         self._network = ClusterLinks(cluster, self.shares)
         self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, stack.kinds()) for stack in shape.stacks]
+        # Layer indices of each kind; a stack without sequences does not run.
+        self._places = [places if stack.sequences else [] for stack, census in self._census for _, places in census]
         self._known: dict[tuple[object, ...], _Known] = {}
         self._teacher: StepClock | None = None
         # Holds the configuration too: its arrays are keyed by id and must stay alive.
@@ -102,7 +104,8 @@ class StepClock:
         layers = passes.layers + beside
         if configuration.step_in_backward:
             layers, update = layers + PassTime(backward=update), Busy()
-        passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
+        whole = _Passes(passes.embedding, layers, passes.head)
+        passes = _Passes(*(PassTime(*(part.slowed(self._slowest) for part in one.values())) for one in whole.values()))
         update = update.slowed(self._slowest)
         frozen = self._no_grad(passes, sent, configuration)
         # The cached stage may recompute and offload other activations.
@@ -126,23 +129,19 @@ class StepClock:
             seconds = _paced(passes, update, slower, together=together, waits=waits)
             attention_s = attention.at(slower) * stage.share
             exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
-            exposed, no_grad_s = frozen.beside(exposed, slower, configuration.accumulate)
-            bubble_s = (configuration.pp - 1) / configuration.chunks * (seconds.total_s + sent.plain_s)
-            count = configuration.accumulate
-            found = {
-                "forward": count * seconds.forward_s,
-                "backward": count * seconds.backward_s,
-                "recompute": count * seconds.recompute_s,
-                "optimizer": seconds.update_s,
-                **exposed,
-                "bubble": bubble_s,
-                NO_GRAD: no_grad_s,
-            }
-            return found, hidden_s
+            # Transfers for the passes without gradients, as far as these do not hide them.
+            count, once_s = configuration.accumulate, np.maximum(frozen.busy.at(slower), frozen.busy.host_s)
+            for name, more_s in (("collectives", frozen.sent_s), ("offload", frozen.moved_s)):
+                exposed[name] = exposed[name] + count * np.maximum(more_s - once_s, 0.0)
+            update_s = seconds.pop("update")
+            total_s = sum(seconds.values(), start=0.0)
+            bubble_s = (configuration.pp - 1) / configuration.chunks * (total_s + sent.plain_s)
+            found = {name: count * part_s for name, part_s in seconds.items()} | {"optimizer": update_s}
+            return {**found, **exposed, "bubble": bubble_s, NO_GRAD: count * once_s}, hidden_s
 
         # A GPU averages its power over about 0.1 s: the passes reach the limit, not the update after them.
         at_full_clock, _ = parts(1.0)
-        passed = (sum((one.whole for one in passes), Busy()) + frozen.busy) * configuration.accumulate
+        passed = (sum((one.whole for one in passes.values()), Busy()) + frozen.busy) * configuration.accumulate
         passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
@@ -150,10 +149,11 @@ class StepClock:
     def _no_grad(self, passes: "_Passes", sent: Traffic, configuration: Configuration) -> "_NoGrad":
         """Return a micro-batch's passes without gradients: a teacher's, a reference's, or the model's own."""
         objective = configuration.objective
-        own = objective.own_passes + (0 if objective.teacher else objective.frozen_passes)
+        # GradCache computes all vectors first.
+        own = objective.own + objective.grad_cache + (0 if objective.teacher else objective.frozen_passes)
         if not own and not objective.frozen_passes:
             return _NoGrad()
-        busy = sum((one.forward for one in passes), Busy()) * own
+        busy = sum((one.forward for one in passes.values()), Busy()) * own
         sent_s: Quantity = own * sent.forward_s
         moved_s: Quantity = 0.0
         if objective.teacher is not None:
@@ -172,7 +172,7 @@ class StepClock:
     def forward(self, configuration: Configuration) -> tuple[Busy, Quantity]:
         """Return one forward pass of a micro-batch, and the seconds to gather its parameters."""
         passes, _ = self._passes(configuration)
-        return sum((one.forward for one in passes), Busy()), self._around(configuration).sent.forward_s
+        return sum((one.forward for one in passes.values()), Busy()), self._around(configuration).sent.forward_s
 
     def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
         """Return one micro-batch through the whole model, and its attention alone. Results of layers are cached."""
@@ -181,19 +181,33 @@ class StepClock:
             # One after another, in smaller kernels.
             alone = replace(configuration, micro_batch=configuration.micro_batch // texts, objective=NEXT_TOKEN)
             passes, attention = self._passes(alone)
-            return _Passes(*(one * (1.0 * texts) for one in passes)), attention * (1.0 * texts)
+            return passes * (1.0 * texts), attention * (1.0 * texts)
         columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
         if not any(np.ndim(column) for column in columns):
-            return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
+            return self._model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
         first, places = distinct(columns)
         rows = np.stack(np.broadcast_arrays(*columns), axis=-1)[first]
         works = self._works(configuration, [tuple(row) for row in rows.tolist()], None)
-        passes, attention = _model_passes(works, configuration)
-        spread = _Passes(*(one.each(lambda value: value[places]) for one in passes))
-        return spread, attention.each(lambda value: value[places])
+        passes, attention = self._model_passes(works, configuration)
+        return passes.each(lambda value: value[places]), attention.each(lambda value: value[places])
 
-    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
-        """Return the work of each kind of layer, the embedding and the head, per row of the numbers they depend on."""
+    def _model_passes(self, works: list[LayerWork], configuration: Configuration) -> tuple["_Passes", Busy]:
+        """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
+        *kinds, embedding, head = works
+        product_again = head.products * (1.0 if configuration.loss == "chunked" else 0.0)
+        layers, attention = PassTime(), Busy()
+        for work, places in zip(kinds, self._places, strict=True):
+            one, count = layer_pass(work, configuration), len(places)
+            # Layers without a backward pass are not recomputed.
+            back = np.asarray(one.backward.card_s) > 0
+            again = recomputed_blocks(configuration.checkpoint, places) * back
+            layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
+            attention = attention + count * (work.attention + work.attention_backward)
+        first = PassTime(embedding.forward, embedding.backward, embedding.forward * 0.0)
+        return _Passes(first, layers, PassTime(head.forward, head.backward, product_again)), attention
+
+    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> list[LayerWork]:
+        """Return the work of each kind of layer, then of embedding and head, per row of the numbers they depend on."""
         kinds = ["precision", "sequence_parallel", "attention", "compile", "compile_loss"]
         kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss", "logit_share"]
         # FSDP2 and DeepSpeed run the same layers, except for FSDP2's hooks on compiled ones.
@@ -226,25 +240,24 @@ class StepClock:
             self._kept[key] = configuration, _Around(stage, sent, _update(stage, gpu), beside)
         return self._kept[key][1]
 
-    def _work(self, configuration: Configuration) -> "_Works":
+    def _work(self, configuration: Configuration) -> list[LayerWork]:
         gpu = self._cluster.gpu
-        layers = []
+        works = []
         read: Quantity = 0
         for stack, census in self._census:
             seen = configuration
             if stack.tokens:
                 seen = replace(seen, seq=stack.tokens, micro_batch=seen.micro_batch * max(stack.sequences, 1))
-            for layer, places in census:
+            for layer, _ in census:
                 how = configuration_of(layer, seen)
                 launches = LayerLaunches(self._shape, how, gpu)
                 work = work_of(launches.layer(layer, stack.hidden, read), how, gpu)
-                work = replace(work, **_NO_BACKWARD) if layer.frozen == "still" else work
-                layers.append((work, places if stack.sequences else []))
+                works.append(replace(work, **_NO_BACKWARD) if layer.frozen == "still" else work)
             read = launches.tokens
         ends = seen if self._shape.trains_table else replace(seen, lora_rank=1, lora_targets=())
         embedding = work_of(LayerLaunches(self._shape, ends, gpu).embedding(), ends, gpu)
         ends = seen if self._shape.trains_head else replace(seen, lora_rank=1, lora_targets=())
-        return _Works(layers, embedding, self._head(ends))
+        return [*works, embedding, self._head(ends)]
 
     def _head(self, configuration: Configuration) -> LayerWork:
         """Return the head's work, computed together for configurations whose logits take the same kernels."""
@@ -279,52 +292,28 @@ class _NoGrad(NamedTuple):
     sent_s: Quantity = 0.0
     moved_s: Quantity = 0.0
 
-    def beside(
-        self, exposed: dict[str, Quantity], slower: Quantity, count: Quantity
-    ) -> tuple[dict[str, Quantity], Quantity]:
-        """Return the exposed seconds of all micro-batches including these transfers, and the passes' own seconds."""
-        once_s = np.maximum(self.busy.at(slower), self.busy.host_s)
-        more = {"collectives": self.sent_s, "offload": self.moved_s}
-        waits = {name: exposed[name] + count * np.maximum(more_s - once_s, 0.0) for name, more_s in more.items()}
-        return waits, count * once_s
-
-
-class _Works(NamedTuple):
-    """Work of a micro-batch in the layers, with the indices of each kind, and in embedding and head."""
-
-    layers: list[tuple[LayerWork, list[int]]]
-    embedding: LayerWork
-    head: LayerWork
-
-    @property
-    def all(self) -> list[LayerWork]:
-        return [*(work for work, _ in self.layers), self.embedding, self.head]
-
 
 class _Known:
     """A cache of works: one column of figures per row of numbers."""
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, ...], int] = {}
-        self._places: list[list[int]] = []
         self._figures: NDArray[np.float64] | None = None
 
-    def add(self, rows: list[tuple[int, ...]], works: _Works) -> None:
-        figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works.all for figure in work.figures()])
+    def add(self, rows: list[tuple[int, ...]], works: list[LayerWork]) -> None:
+        figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works for figure in work.figures()])
         self.places |= {row: len(self.places) + at for at, row in enumerate(rows)}
-        self._places = [places for _, places in works.layers]
         self._figures = figures if self._figures is None else np.concatenate([self._figures, figures], axis=1)
 
-    def works(self, places: Any) -> _Works:
+    def works(self, places: Any) -> list[LayerWork]:
         """Return the cached works at these indices, or at one."""
         assert self._figures is not None
         figures = self._figures[:, places]
-        size = len(figures) // (len(self._places) + 2)
-        each = [LayerWork.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
-        return _Works(list(zip(each[:-2], self._places, strict=True)), *each[-2:])
+        return [LayerWork.of(list(figures[start : start + FIGURES])) for start in range(0, len(figures), FIGURES)]
 
 
-class _Passes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Passes(FieldByField):
     """The passes of a micro-batch on the slowest stage."""
 
     embedding: PassTime
@@ -332,38 +321,9 @@ class _Passes(NamedTuple):
     head: PassTime
 
 
-class _Seconds(NamedTuple):
-    """Seconds of a micro-batch on the slowest stage, and of the update."""
-
-    forward_s: Quantity
-    backward_s: Quantity
-    recompute_s: Quantity
-    update_s: Quantity
-
-    @property
-    def total_s(self) -> Quantity:
-        return self.forward_s + self.backward_s + self.recompute_s
-
-
-def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
-    """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
-    embedding = PassTime(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
-    product_again = works.head.products * (1.0 if configuration.loss == "chunked" else 0.0)
-    head = PassTime(works.head.forward, works.head.backward, product_again)
-    layers, attention = PassTime(), Busy()
-    for work, places in works.layers:
-        one, count = layer_pass(work, configuration), len(places)
-        # Layers without a backward pass are not recomputed.
-        back = np.asarray(one.backward.card_s) > 0
-        again = recomputed_blocks(configuration.checkpoint, places) * back
-        layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
-        attention = attention + count * (work.attention + work.attention_backward)
-    return _Passes(embedding, layers, head), attention
-
-
 def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
     """Return the passes of the stage with the most layers, or of the last one with the head, whichever is slower."""
-    embedding, layers, head = passes
+    embedding, layers, head = passes.values()
     full, last = stage.share, 1 - stage.share * (stage.configuration.pp - 1)
     layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
     slower_last = layers_s * last + ends_s > layers_s * full
@@ -376,13 +336,13 @@ def _slowest(gpus: int, spread: float) -> float:
     return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
-def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
+def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> dict[str, Quantity]:
     """Return the seconds at the pace of GPU or host, whichever is behind.
 
     They start a micro-batch together, or the host keeps the lead of the one before; if it `waits`, they also start the
     backward pass together.
     """
-    embedding, layers, head = passes
+    embedding, layers, head = passes.values()
     # Each block is recomputed right before its backward pass: the host launches one while the GPU runs the other.
     again = layers.recompute + layers.backward
     recomputed = layers.recompute.at(slower) / np.maximum(again.at(slower), _NOTHING_S)
@@ -405,7 +365,7 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     layers_s = found.pop("layers")
     found["recompute"] = found["recompute"] + recomputed * layers_s
     found["backward"] = found["backward"] + (1 - recomputed) * layers_s
-    return _Seconds(*found.values())
+    return found
 
 
 def _update(stage: StageShare, gpu: Gpu) -> Busy:
@@ -424,11 +384,16 @@ def _update(stage: StageShare, gpu: Gpu) -> Busy:
 
 
 def _exposed(
-    busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration, taken: float
+    busy: dict[str, Quantity],
+    sent: Traffic,
+    moved: Crossing,
+    attention_s: Quantity,
+    configuration: Configuration,
+    taken: float,
 ) -> tuple[dict[str, Quantity], Quantity]:
     """Return exposed and hidden seconds: collectives overlap first, then offload; they occupy `taken` of the SMs."""
     count = configuration.accumulate
-    forward_s, backward_s = busy.forward_s, busy.backward_s + busy.recompute_s
+    forward_s, backward_s = busy["forward"], busy["backward"] + busy["recompute"]
     # The first exchange of a ring has nothing to hide behind.
     ring_s = np.maximum(sent.ring_s - attention_s, sent.ring_s / configuration.cp)
     passes = [(sent.forward_s, moved.forward_s, forward_s), (sent.backward_s, moved.backward_s, backward_s)]

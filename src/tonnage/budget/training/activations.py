@@ -23,9 +23,8 @@ class SavedPerToken:
 
     split: Quantity = 0.0  # divided by tensor parallelism
     whole: Quantity = 0.0  # divided by it only with sequence parallelism
-    gathered: Quantity = (
-        0.0  # the same, but gathered as a matrix's input: whole unless it is gathered again in the backward pass
-    )
+    # The same, but gathered as a matrix's input: whole unless it is gathered again in the backward pass.
+    gathered: Quantity = 0.0
     scores: Quantity = 0.0
 
     def __add__(self, other: "SavedPerToken") -> "SavedPerToken":
@@ -105,6 +104,11 @@ def block_of(shape: ModelShape, layer: LayerShape, hidden: int, configuration: C
         # keys, values and output before the GPU has reached them.
         elements = widths.queries + widths.keys + widths.values + widths.attended
         backward += SavedPerToken(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
+    fetched = SavedPerToken()
+    if (mlp := layer.feed_forward) is not None:
+        # The factors of the product or the activation's input, and what `_backward` counts as freed.
+        factors = (2 if mlp.gated else 1) * widths.compute_bytes
+        fetched = SavedPerToken(split=(factors + _read_last(widths) * mlp.gated) * _between(mlp))
     return BlockActivations(
         norms=_norms(layer, style, widths),
         attention=_attentions(layer, style, widths, configuration),
@@ -113,7 +117,7 @@ def block_of(shape: ModelShape, layer: LayerShape, hidden: int, configuration: C
         selective=selective,
         selective_only=selective_only,
         backward=backward,
-        fetched=_fetched(layer, widths),
+        fetched=fetched,
     )
 
 
@@ -267,7 +271,16 @@ def _feed_forward(layer: LayerShape, style: Style, widths: BlockWidths, *, tiled
     mlp = layer.feed_forward
     if mlp is None:
         return SavedPerToken()
-    kept = _mlp_inputs(layer, mlp, style, widths)
+    # The output of its norm. In a mixture only the router reads it; the experts' copies are counted with the experts.
+    readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
+    if widths.adapter_bytes:
+        dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
+        adapted = sum(name in widths.adapted for name in MLP[:2]) if dense else 0
+        kept = _adapted(widths, min(adapted, readers))
+    else:
+        # A parallel block with one norm already saved it for attention.
+        shared = layer.parallel and layer.norms == 1 and not widths.autocast
+        kept = SavedPerToken() if shared else _read(widths, readers)
     if tiled:
         return kept
     if style.dropout:
@@ -275,18 +288,6 @@ def _feed_forward(layer: LayerShape, style: Style, widths: BlockWidths, *, tiled
     if mlp.experts:
         return kept + _experts(mlp, style, widths)
     return kept + SavedPerToken(split=_mlp_bytes(mlp, style, widths) * mlp.intermediate)
-
-
-def _mlp_inputs(layer: LayerShape, mlp: FeedForward, style: Style, widths: BlockWidths) -> SavedPerToken:
-    """Return the output of the MLP's norm, which a parallel block with one norm already saved for attention."""
-    # In a mixture only the router reads it; the experts' copies are counted with the experts.
-    readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
-    if widths.adapter_bytes:
-        dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
-        adapted = sum(name in widths.adapted for name in MLP[:2]) if dense else 0
-        return _adapted(widths, min(adapted, readers))
-    shared = layer.parallel and layer.norms == 1 and not widths.autocast
-    return SavedPerToken() if shared else _read(widths, readers)
 
 
 def _mlp_bytes(mlp: FeedForward, style: Style, widths: BlockWidths, closing: str = MLP[-1]) -> float:
@@ -368,15 +369,6 @@ def _backward(layer: LayerShape, style: Style, widths: BlockWidths, configuratio
     tile = (gradients + _mlp_bytes(mlp, style, widths)) * _between(mlp) / tiles
     attention = size * (widths.attended + widths.queries + widths.keys + widths.values) + FP32 * widths.queries
     return SavedPerToken(split=np.maximum(tile, attention), whole=stream, gathered=gathered)
-
-
-def _fetched(layer: LayerShape, widths: BlockWidths) -> SavedPerToken:
-    """Return the factors of the product or the activation's input, and what `_backward` counts as freed."""
-    mlp = layer.feed_forward
-    if mlp is None:
-        return SavedPerToken()
-    factors = (2 if mlp.gated else 1) * widths.compute_bytes
-    return SavedPerToken(split=(factors + _read_last(widths) * mlp.gated) * _between(mlp))
 
 
 def _read_last(widths: BlockWidths, closing: str = MLP[-1]) -> int:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Literal
 
 from tonnage.errors import BadLayout
-from tonnage.models.shape import AttentionKind, AttentionShape, LayerShape, ModelShape
+from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
 
 Base = Literal["16-bit", "fp8", "nf4", "nf4-single"]
 
@@ -62,8 +62,20 @@ def target_words(targets: tuple[str, ...]) -> str:
 def matrices(layer: LayerShape, hidden: int) -> Iterator[tuple[str, int, int]]:
     """Yield name, inputs and outputs of a block's matrices; an expert's once per expert."""
     for mixer in (layer.attention, layer.cross_attention):
-        if mixer is not None:
-            yield from _of_attention(mixer, hidden)
+        if mixer is None:
+            continue
+        queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+        if mixer.kind is AttentionKind.LATENT:
+            if mixer.query_rank:
+                yield "q_proj", hidden, mixer.query_rank
+            yield "q_proj", mixer.query_rank or hidden, queries
+            yield "k_proj", hidden, mixer.latent_rank + mixer.rope_dim
+            yield "v_proj", mixer.latent_rank, mixer.heads * (mixer.head_dim - mixer.rope_dim + mixer.value_head_dim)
+        else:
+            yield "q_proj", hidden, queries
+            yield "k_proj", hidden, keys
+            yield "v_proj", hidden, mixer.kv_heads * mixer.value_head_dim
+        yield "o_proj", mixer.heads * mixer.value_head_dim, hidden
     mlp = layer.feed_forward
     if mlp is None:
         return
@@ -74,21 +86,6 @@ def matrices(layer: LayerShape, hidden: int) -> Iterator[tuple[str, int, int]]:
         yield "down_proj", dense, hidden
     for _ in range(mlp.experts * (len(up) + 1)):
         yield EXPERTS, hidden, mlp.intermediate
-
-
-def _of_attention(mixer: AttentionShape, hidden: int) -> Iterator[tuple[str, int, int]]:
-    queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    if mixer.kind is AttentionKind.LATENT:
-        if mixer.query_rank:
-            yield "q_proj", hidden, mixer.query_rank
-        yield "q_proj", mixer.query_rank or hidden, queries
-        yield "k_proj", hidden, mixer.latent_rank + mixer.rope_dim
-        yield "v_proj", mixer.latent_rank, mixer.heads * (mixer.head_dim - mixer.rope_dim + mixer.value_head_dim)
-    else:
-        yield "q_proj", hidden, queries
-        yield "k_proj", hidden, keys
-        yield "v_proj", hidden, mixer.kv_heads * mixer.value_head_dim
-    yield "o_proj", mixer.heads * mixer.value_head_dim, hidden
 
 
 @lru_cache(maxsize=16)  # a search asks for each of its plans

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from tonnage.budget.serving.forward import layer_elements
-from tonnage.budget.terms import Term, model_term
+from tonnage.budget.terms import Term, model_term, product_term
 from tonnage.budget.training.activations import FP32
 from tonnage.budget.training.adapters import largest_matrix
 from tonnage.budget.training.configuration import MAX_LIVE_PARAMETERS, Configuration, Quantity
@@ -62,19 +62,17 @@ def frozen_pass(shape: ModelShape, configuration: Configuration) -> tuple[list[T
             count = stage.parameters
         else:
             count = np.minimum(stage.outside + 2 * stage.largest_block, stage.parameters)
-        size, words = stage.configuration.base_bytes, f"gathered parameters of the {name}"
-        numbers = {"bytes": size, "parameters": count}
-        read.append(model_term(Category.PARAMETERS, words, size * count, "bytes × parameters", **numbers))
+        numbers = {"bytes": stage.configuration.base_bytes, "parameters": count}
+        read.append(product_term(Category.PARAMETERS, f"gathered parameters of the {name}", **numbers))
     layers = [(layer, stack.hidden) for stack in stage.shape.stacks for layer, _ in stack.groups()]
     elements = max(layer_elements(layer, hidden, 1, held=_HELD) for layer, hidden in layers)
     width = FP32 if configuration.autocast and objective.teacher is None else configuration.compute_bytes
     numbers = {"bytes": width, "elements": elements, "tokens": configuration.tokens}
-    words, size = f"one block of the {name}", width * elements * configuration.tokens
-    return read, model_term(Category.ACTIVATIONS, words, size, "bytes × elements × tokens", **numbers)
+    return read, product_term(Category.ACTIVATIONS, f"one block of the {name}", **numbers)
 
 
 def _stage(shape: ModelShape, configuration: Configuration) -> StageShare:
     """Return the whole frozen model as one stage, in its base format: pipelines are not combined with frozen models."""
     objective = configuration.objective
     kept = configuration if objective.teacher is None else replace(configuration, base=objective.teacher_base)
-    return next(stages(objective.frozen_shape(shape), kept))
+    return next(stages(objective.teacher or shape, kept))

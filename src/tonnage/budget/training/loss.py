@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from tonnage.budget.terms import Term
+from tonnage.budget.terms import Term, product_term
 from tonnage.budget.training.activations import FP32
 from tonnage.budget.training.configuration import Configuration, Quantity
 from tonnage.budget.training.styles import caps_logits
@@ -132,5 +132,4 @@ def similarities(configuration: Configuration) -> list[Term]:
     texts = pairs * configuration.data * (objective.sequences - 1)
     # The products, those divided by the temperature, and the log-probabilities.
     size = 2 * configuration.compute_bytes + FP32
-    numbers = {"bytes": size, "pairs": pairs, "texts": texts}
-    return [Term(Category.ACTIVATIONS, "similarities", size * pairs * texts, "bytes × pairs × texts", numbers, "model")]
+    return [product_term(Category.ACTIVATIONS, "similarities", bytes=size, pairs=pairs, texts=texts)]

@@ -86,8 +86,17 @@ def training_budget(
             for moment in seen
         )
         seen = [replace(moment, terms=tuple(terms)) for moment, terms in zip(seen, here, strict=True)]
-    chosen, peak = _worst(seen)
-    terms = (*chosen, workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
+    # Of each configuration, the terms of its worst moment.
+    sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
+    peak = np.argmax(sums, axis=0)
+    merged: dict[tuple[Category, str], Term] = {}
+    for number, moment in enumerate(seen):
+        if np.any(at_peak := peak == number):
+            for term in moment.terms:
+                known = merged.get((term.category, term.name))
+                size = np.where(at_peak, term.size_bytes, known.size_bytes if known else 0.0)
+                merged[term.category, term.name] = replace(term, size_bytes=size)
+    terms = (*merged.values(), workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
     names = tuple(moment.name for moment in seen)
     return TrainingBudget(tuple(map(_plain, terms)), names, peak, host.host_bytes, host.pinned_bytes)
 
@@ -171,23 +180,6 @@ def _place(term: Term, configuration: Configuration) -> Place:
         # Copied as soon as they are reduced; the host's copy is counted in `host_memory`.
         return "gpu" if configuration.optimizer_place == "gpu" else "host"
     return "gpu"
-
-
-def _worst(seen: list[StepMoment]) -> tuple[list[Term], NDArray[np.intp]]:
-    """Return, for each configuration, the terms of its worst moment."""
-    sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
-    peak = np.argmax(sums, axis=0)
-    merged: dict[tuple[Category, str], Term] = {}
-    for number, moment in enumerate(seen):
-        here = peak == number
-        if not np.any(here):
-            continue
-        for term in moment.terms:
-            key = (term.category, term.name)
-            known = merged.get(key)
-            size = np.where(here, term.size_bytes, known.size_bytes if known else 0.0)
-            merged[key] = replace(term, size_bytes=size)
-    return list(merged.values()), peak
 
 
 def _plain(term: Term) -> Term:

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from tonnage.budget.terms import Term, model_term, total
+from tonnage.budget.terms import Term, model_term, product_term, total
 from tonnage.budget.training.activations import FP32, SavedPerToken, final_norm
 from tonnage.budget.training.adapters import largest_matrix
 from tonnage.budget.training.configuration import MAX_LIVE_PARAMETERS, Configuration, Number, Quantity
@@ -56,7 +56,9 @@ def moments(stage: StageShare) -> Iterator[StepMoment]:
     states_and_buffers = (*stage.kept, *frozen_weights(shape, configuration), *buffers)
     always = (*states_and_buffers, *own.held)
     in_blocks = _kept(stage)
-    kept, live = _with_final_norm(stage, in_blocks), _live_gradients(stage)
+    kept, share = _with_final_norm(stage, in_blocks), _live_share(stage, stage.in_flight)
+    # Gradients of earlier micro-batches, alive in a forward pass with the most micro-batches in flight.
+    live = (*_all_gradients(stage, share), *_rest_of_embedding(stage, share))
     passing = (*always, *live, *kept)
     gathered, ended = _gathered(stage), _gathered(stage, "ending")
     # Forward pass and loss. A fused loss computes the head's gradient alongside its logits, a loss compiled with the
@@ -82,13 +84,17 @@ def moments(stage: StageShare) -> Iterator[StepMoment]:
     if configuration.framework == "fsdp2":
         # One block reduces its gradients while the next one is gathered.
         one = [
-            replace(term, name=f"{term.name} in the first block", size_bytes=term.size_bytes / _blocks(stage))
+            replace(
+                term,
+                name=f"{term.name} in the first block",
+                size_bytes=term.size_bytes / (stage.layers * stage.in_flight),
+            )
             for term in in_blocks
         ]
         yield StepMoment("second block", (*waiting, *one, *gathered, *_grown_gradients(stage, to_come=1), *first))
     if np.any(np.asarray(configuration.pp) > 1):
         # The last micro-batch: none is in flight, and all gradients exist.
-        added = (*_all_gradients(stage, _accumulates(configuration)), *inside)
+        added = (*_all_gradients(stage, _live_share(stage, 1)), *inside)
         yield StepMoment("last micro-batch", (*always, *held, *ended, *added))
     # Its end, and the update.
     gradients, rest = _all_gradients(stage), _rest_of_embedding(stage)
@@ -129,16 +135,12 @@ def _buckets(stage: StageShare) -> list[Term]:
     return []
 
 
-def _live_gradients(stage: StageShare) -> list[Term]:
-    """Return gradients alive in a forward pass with the most micro-batches in flight, left by earlier micro-batches."""
-    share = _live_share(stage)
-    return [*_all_gradients(stage, share), *_rest_of_embedding(stage, share)]
-
-
-def _live_share(stage: StageShare) -> Quantity:
-    """Return 1 if gradients of earlier micro-batches exist while the most micro-batches are in flight, else 0."""
-    more = np.asarray(stage.configuration.accumulate) > stage.in_flight
-    return 1.0 if _always_there(stage.configuration) else more.astype(float)[()]
+def _live_share(stage: StageShare, before: Quantity) -> Quantity:
+    """Return 1 if gradients exist after the first `before` micro-batches, or in buffers that are never freed, else 0."""
+    configuration = stage.configuration
+    if configuration.keep_gradients or configuration.traits.keeps_gradients:
+        return 1.0
+    return (np.asarray(configuration.accumulate) > before).astype(float)[()]
 
 
 def _all_gradients(stage: StageShare, share: Quantity = 1.0) -> list[Term]:
@@ -167,7 +169,7 @@ def _grown_gradients(stage: StageShare, to_come: int = 0) -> list[Term]:
     shape, configuration = stage.shape, stage.configuration
     if shape.tied or configuration.lora_rank or not shape.trains_table:
         return _all_gradients(stage)
-    there, block = _live_share(stage), stage.largest_trained_block
+    there, block = _live_share(stage, stage.in_flight), stage.largest_trained_block
     missing = stage.embeds * shape.embedding_parameters / configuration.tp
     if configuration.framework == "fsdp2":
         missing = missing + (1 + to_come) * block + stage.heads * head_weights(shape) / configuration.tp
@@ -188,22 +190,8 @@ def _rest_of_embedding(stage: StageShare, share: Quantity = 1.0) -> list[Term]:
         return []
     alone = 1.0 if not shape.tied else (np.asarray(configuration.pp) > 1).astype(float)[()]
     rows = shape.vocab * (1 - 1 / np.asarray(configuration.tp))[()] * stage.embeds * alone * share
-    size = configuration.made_bytes * rows * shape.hidden
     numbers = {"bytes": configuration.made_bytes, "rows": rows, "hidden": shape.hidden}
-    return [
-        model_term(
-            Category.GRADIENTS, "other rows of the embedding's gradient", size, "bytes × rows × hidden", **numbers
-        )
-    ]
-
-
-def _accumulates(configuration: Configuration) -> Quantity:
-    """Return 1 if gradients add to those of earlier micro-batches or to buffers that are never freed, else 0."""
-    return 1.0 if _always_there(configuration) else (np.asarray(configuration.accumulate) > 1).astype(float)[()]
-
-
-def _always_there(configuration: Configuration) -> bool:
-    return configuration.keep_gradients or configuration.traits.keeps_gradients
+    return [product_term(Category.GRADIENTS, "other rows of the embedding's gradient", **numbers)]
 
 
 # -- saved activations
@@ -222,7 +210,17 @@ def _kept(stage: StageShare) -> list[Term]:
             size = _bytes(stage, stack, kept) * count
             parts[name] = parts[name] + size * stage.share * stage.in_flight
     terms = [_kept_term(stage, name, size) for name, size in parts.items() if np.any(size)]
-    return [*terms, *_kept_by_projector(stage)]
+    # Inputs of the projector's matrices and activations, and the indices of its tokens in the text.
+    projector, configuration = stage.shape.projector, stage.configuration
+    if projector is None or not projector.tokens or not stage.shape.trains_projector or configuration.lora_rank:
+        return terms
+    read = sum(inputs for inputs, _ in projector.matrices)
+    between = sum(outputs for _, outputs in projector.matrices[:-1])
+    tokens = configuration.micro_batch * projector.tokens / configuration.cp
+    size = configuration.compute_bytes * (read + between) * tokens + stage.configuration.tokens * stage.shape.hidden
+    numbers = {"bytes": configuration.compute_bytes, "read": read, "between": between, "tokens": tokens}
+    formula = "bytes × (read + between) × tokens + mask"
+    return [*terms, model_term(Category.ACTIVATIONS, "kept by the projector", size, formula, **numbers)]
 
 
 def _with_final_norm(stage: StageShare, kept: list[Term]) -> list[Term]:
@@ -234,20 +232,6 @@ def _with_final_norm(stage: StageShare, kept: list[Term]) -> list[Term]:
     size = last * stage.configuration.tokens * stage.heads + sum(term.size_bytes for term in norms)
     rest = [term for term in kept if term.name != "kept by norms"]
     return [_kept_term(stage, "norms", size), *rest] if np.any(size) else kept
-
-
-def _kept_by_projector(stage: StageShare) -> list[Term]:
-    """Return the inputs of the projector's matrices and activations, and the indices of its tokens in the text."""
-    projector, configuration = stage.shape.projector, stage.configuration
-    if projector is None or not projector.tokens or not stage.shape.trains_projector or configuration.lora_rank:
-        return []
-    read = sum(inputs for inputs, _ in projector.matrices)
-    between = sum(outputs for _, outputs in projector.matrices[:-1])
-    tokens = configuration.micro_batch * projector.tokens / configuration.cp
-    size = configuration.compute_bytes * (read + between) * tokens + stage.configuration.tokens * stage.shape.hidden
-    numbers = {"bytes": configuration.compute_bytes, "read": read, "between": between, "tokens": tokens}
-    formula = "bytes × (read + between) × tokens + mask"
-    return [model_term(Category.ACTIVATIONS, "kept by the projector", size, formula, **numbers)]
 
 
 def _kept_term(stage: StageShare, name: str, size: Quantity) -> Term:
@@ -323,9 +307,8 @@ def _casts(stage: StageShare, *, forward: bool = False) -> list[Term]:
     configuration = stage.configuration
     if configuration.quantized_base:
         largest = largest_matrix(stage.shape) / configuration.tp
-        size = configuration.compute_bytes * largest
         numbers = {"bytes": configuration.compute_bytes, "weights": largest}
-        return [model_term(Category.WORKSPACE, "a matrix of the base made wide", size, "bytes × weights", **numbers)]
+        return [product_term(Category.WORKSPACE, "a matrix of the base made wide", **numbers)]
     if not configuration.autocast:
         return []
     head = head_weights(stage.shape) * stage.shape.trains_head * stage.heads / configuration.tp
@@ -372,16 +355,11 @@ def _unreduced(stage: StageShare, *, ending: bool, kept: Sequence[Term] = ()) ->
     # once.
     head = head_weights(stage.shape) * stage.heads / configuration.tp * (ending and stage.shape.trains_head)
     block = stage.largest_trained_block * (1 - held)
-    one_kept = total(kept) / _blocks(stage)
+    one_kept = total(kept) / (stage.layers * stage.in_flight)
     size = made * head + np.maximum(reduced * block - one_kept, 0.0)[()]
     numbers = {"made": made, "head": head, "reduced": reduced, "block": block, "kept": one_kept}
     formula = "made bytes × head + reduced bytes × block - what a block kept"
     return [model_term(Category.GRADIENTS, "gradients not yet reduced", size, formula, **numbers)]
-
-
-def _blocks(stage: StageShare) -> Quantity:
-    """Count the blocks of the stage, once per micro-batch in flight."""
-    return stage.layers * stage.in_flight
 
 
 def _reduced(stage: StageShare) -> list[Term]:
@@ -431,7 +409,7 @@ def _embedding(stage: StageShare) -> list[Term]:
     configuration, shape = stage.configuration, stage.shape
     if configuration.lora_rank or not shape.tied or not shape.trains_table:
         return []
-    copies = (1 if configuration.autocast else 2) + _accumulates(configuration)
+    copies = (1 if configuration.autocast else 2) + _live_share(stage, 1)
     if configuration.framework == "nanotron":
         # The head's gradient is already counted; on a stage without the head, so is the embedding's own.
         copies = stage.heads
@@ -497,13 +475,8 @@ def _optimizer(stage: StageShare) -> list[Term]:
     if configuration.optimizer in ("sgd", "momentum", "adamw-8bit"):
         return []
     if configuration.optimizer_kernel == "foreach" and configuration.framework in ("torch", "fsdp2"):
-        size = configuration.state_bytes * trained
         numbers = {"bytes": configuration.state_bytes, "parameters": trained}
-        return [model_term(Category.WORKSPACE, "foreach temporaries", size, "bytes × parameters", **numbers)]
+        return [product_term(Category.WORKSPACE, "foreach temporaries", **numbers)]
     if configuration.bf16_gradients and not configuration.bf16_moments:
-        count = stage.states_kept
-        numbers = {"bytes": FP32, "parameters": count}
-        return [
-            model_term(Category.GRADIENTS, "FP32 copies of gradients", FP32 * count, "bytes × parameters", **numbers)
-        ]
+        return [product_term(Category.GRADIENTS, "FP32 copies of gradients", bytes=FP32, parameters=stage.states_kept)]
     return []

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tonnage.budget.terms import Term, model_term
+from tonnage.budget.terms import Term, product_term
 from tonnage.budget.training.states import StageShare
 from tonnage.ledger import Category
 
@@ -48,18 +48,13 @@ def nanotron_terms(stage: StageShare) -> NanotronTerms:
         return NanotronTerms()
     tokens, splits = configuration.tokens, np.asarray(configuration.tp) > 1
     sizes = {"bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
-    buffers = _GATHER_BUFFERS * splits
-    size = buffers * configuration.compute_bytes * shape.hidden * tokens
-    formula = "buffers × bytes × hidden × tokens"
-    shared = model_term(Category.WORKSPACE, "gather buffers", size, formula, buffers=buffers, **sizes)
+    shared = product_term(Category.WORKSPACE, "gather buffers", buffers=_GATHER_BUFFERS * splits, **sizes)
     # Inputs of reduce-scatters that cannot be freed yet, as the host runs ahead of the GPU: those of forward passes in
     # flight, and as much of a backward pass as CUDA's queue holds.
     ahead = np.minimum(stage.layers * stage.in_flight, _LAUNCHES_AHEAD // _BLOCK_LAUNCHES)
     behind = np.minimum((_LAUNCHES_AHEAD - ahead * _BLOCK_LAUNCHES) // _BLOCK_LAUNCHES_BACKWARD, stage.layers)
     tensors = _SCATTERED * (ahead + behind) * splits
-    size = tensors * configuration.compute_bytes * shape.hidden * tokens
-    formula = "tensors × bytes × hidden × tokens"
-    scattered = model_term(Category.FRAGMENTATION, "held for NCCL's stream", size, formula, tensors=tensors, **sizes)
+    scattered = product_term(Category.FRAGMENTATION, "held for NCCL's stream", tensors=tensors, **sizes)
     # Flat copies through which ZeRO-1 gathers. Most are larger than any block that activations free, so the allocator
     # keeps them even while unused. This is an upper bound: logits of a small model may leave room for them. The peak is
     # that of reserved memory; if the gather itself is the allocated peak (a large model, few tokens), the allocated
@@ -67,19 +62,14 @@ def nanotron_terms(stage: StageShare) -> NanotronTerms:
     flat: list[Term] = []
     if configuration.zero:
         copies = (2 + 1 / configuration.shards) * (np.asarray(configuration.shards) > 1)
-        size = copies * configuration.working_bytes * stage.parameters
         numbers = {"copies": copies, "bytes": configuration.working_bytes, "parameters": stage.parameters}
-        formula = "copies × bytes × parameters"
-        flat = [model_term(Category.WORKSPACE, "flat copies of parameters", size, formula, **numbers)]
+        flat = [product_term(Category.WORKSPACE, "flat copies of parameters", **numbers)]
     kept = (*(replace(term, category=Category.FRAGMENTATION) for term in flat), scattered)
     # Gradients of this micro-batch.
     tied = stage.heads if shape.tied else 0.0
     missing = stage.embeds * (1 - tied) * shape.embedding_parameters / configuration.tp
     made = (
-        model_term(
-            Category.GRADIENTS, "gradients not yet added", configuration.made_bytes * count, "parameters × bytes",
-            parameters=count, bytes=configuration.made_bytes,
-        )
+        product_term(Category.GRADIENTS, "gradients not yet added", parameters=count, bytes=configuration.made_bytes)
         for count in (stage.parameters - missing, stage.parameters)
-    )  # fmt: skip
+    )
     return NanotronTerms((shared,), kept, tuple(flat), (next(made),), (next(made),))

@@ -49,11 +49,6 @@ class Objective:
         return 0 if self.how == "precomputed" else self.frozen
 
     @property
-    def own_passes(self) -> int:
-        """Forward passes of the trained model without gradients: GradCache computes all vectors first."""
-        return self.own + self.grad_cache
-
-    @property
     def holds_frozen(self) -> bool:
         """Whether a frozen model's weights are in memory beside the trained ones."""
         return self.teacher is not None or self.how == "copy"
@@ -85,10 +80,6 @@ class Objective:
         end = 0 if self.name == "contrastive" else shape.hidden
         other = shape.other_parameters + end
         return replace(shape, head_parameters=0, tied=False, logits=False, other_parameters=other)
-
-    def frozen_shape(self, shape: ModelShape) -> ModelShape:
-        """Return the frozen model: a teacher, or the trained model's initial copy."""
-        return self.teacher or shape
 
 
 def objective_names() -> tuple[str, ...]:

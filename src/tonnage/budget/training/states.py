@@ -165,27 +165,29 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[StageSha
     pp, tp = configuration.pp, configuration.tp
     only = np.asarray(pp) == 1
     runs = [run for stack in shape.stacks for run in stack.groups()]
+    count = sum(count for _, count in runs)
     dense, experts = _parameters_on(runs, configuration)
     for name in ("stage",) if np.all(only) else ("first stage", "last stage"):
         # 1.0 and 0.0; `[()]` turns a 0-d array into a plain number.
         embeds = np.asarray(only | (name != "last stage"), dtype=float)[()]
         heads = np.asarray(only | (name != "first stage"), dtype=float)[()]
-        share = _layers_on(runs, shape, configuration, name) / max(sum(count for _, count in runs), 1)
+        # Layers are shared out equally, or as nanotron balances cost, with the head counted as layers.
+        layers: Quantity = -(-count // (pp * configuration.chunks)) * configuration.chunks
+        if configuration.framework == "nanotron" and name != "stage":
+            head = shape.vocab * shape.hidden / (runs[0][0].parameters - runs[0][0].norm_parameters)
+            layers = np.minimum((count + head) / pp // 1 + 1, count)
+            if name == "last stage":
+                layers = np.maximum(count - ((count + head) * (pp - 1) / pp // 1 + 1), 0)
+        share = layers / max(count, 1)
         # Both ends of a pipeline hold a copy of a tied embedding.
         tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
         split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
         yield StageShare(
-            shape=shape,
-            configuration=configuration,
-            name=name,
-            share=share,
-            in_flight=_in_flight(configuration, pp if name == "first stage" else 1),
-            embeds=embeds,
-            heads=heads,
-            dense=share * dense,
-            experts=share * experts / (configuration.ep * configuration.expert_tp),
+            shape=shape, configuration=configuration, name=name, share=share,
+            in_flight=_in_flight(configuration, pp if name == "first stage" else 1), embeds=embeds, heads=heads,
+            dense=share * dense, experts=share * experts / (configuration.ep * configuration.expert_tp),
             outside=split / tp + heads * shape.other_parameters,
-        )
+        )  # fmt: skip
 
 
 def _parameters_on(runs: list[tuple[LayerShape, int]], configuration: Configuration) -> tuple[Quantity, int]:
@@ -206,21 +208,6 @@ def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
     rounds = np.minimum(configuration.pp, configuration.accumulate)
     parts: Quantity = (configuration.chunks - 1) * rounds + 2 * (np.asarray(behind) - 1) + 1
     return np.asarray(np.minimum(parts / configuration.chunks, configuration.accumulate))[()]
-
-
-def _layers_on(
-    runs: list[tuple[LayerShape, int]], shape: ModelShape, configuration: Configuration, name: str
-) -> Quantity:
-    """Return the layers on a stage: an equal share, or as nanotron balances cost, with the head counted as layers."""
-    count, pp = sum(count for _, count in runs), configuration.pp
-    if configuration.framework != "nanotron" or name == "stage":
-        chunks = configuration.chunks
-        return -(-count // (pp * chunks)) * chunks
-    layer = runs[0][0]
-    head = shape.vocab * shape.hidden / (layer.parameters - layer.norm_parameters)
-    if name == "first stage":
-        return np.minimum((count + head) / pp // 1 + 1, count)
-    return np.maximum(count - ((count + head) * (pp - 1) / pp // 1 + 1), 0)
 
 
 def expert_parameters(layer: LayerShape) -> int:

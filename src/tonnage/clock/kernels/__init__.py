@@ -26,19 +26,16 @@ from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
 from tonnage.hardware import Gpu
 
-_MODULES = (
-    matmul, attention, convolution, recurrent, elementwise, reductions, rows, indexing, optimizers, copies,
-)  # fmt: skip
+_BY_KIND = {
+    "matmul": matmul, "attention": attention, "convolution": convolution, "recurrent": recurrent,
+    "elementwise": elementwise, "reduction": reductions, "norm": rows, "loss": rows, "indexing": indexing,
+    "sorting": indexing, "optimizer": optimizers, "copy": copies, "fused": fused,
+}  # fmt: skip
 # Operators that call the one with their kernel; they count only if nothing inside them was recorded.
 _WHEN_ALONE = elementwise.WHEN_ALONE | indexing.WHEN_ALONE
 _READERS: dict[str, Callable[[OperatorCall, Settings], Launch | None]] = {
-    name: read for module in _MODULES for name, read in module.OPERATORS.items()
+    name: read for module in _BY_KIND.values() for name, read in module.OPERATORS.items()
 } | _WHEN_ALONE
-_BY_KIND = {
-    "matmul": matmul, "attention": attention, "convolution": convolution, "recurrent": recurrent,
-    "optimizer": optimizers, "fused": fused, "copy": copies, "elementwise": elementwise, "reduction": reductions, "norm": rows,
-    "loss": rows, "indexing": indexing, "sorting": indexing,
-}  # fmt: skip
 
 # Kinds whose time is not a formula: array sizes are evaluated one by one.
 _ONE_BY_ONE = frozenset(("attention", "reduction", "norm", "loss", "indexing"))

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import ceil, prod
 from typing import Any
 
-from tonnage.clock.kernels.figures import Reader, arithmetic, careful, figures, older_share, peak, share_of_peak
+from tonnage.clock.kernels.figures import arithmetic, careful, figures, older_share, peak, share_of_peak
 from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
 from tonnage.hardware.gpu import Gpu
@@ -26,33 +26,30 @@ _PRODUCTS = {"forward": 2, "backward": 5}
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _reading(name: str) -> Reader:
-    def read(call: OperatorCall, settings: Settings) -> Launch | None:
-        table = figures()["attention_operators"][name]
-        at: int = table["query"]
-        precision = arithmetic(call, at, tf32=False)
-        sizes = _sizes(call, table)
-        if precision is None or sizes is None or not prod(sizes):
-            return None
-        batch, heads, key_heads, rows, columns, width, value_width = sizes
-        direction = "backward" if at else "forward"
-        causal = call.value(table["causal"]) in _CAUSAL
-        bias = "bias" in table and table["bias"] < len(call.shapes) and bool(call.shapes[table["bias"]])
-        dropout = call.value(table["dropout"]) not in ("", "0", "0.0", "0.", "False")
-        options = [word for word, is_on in (("causal", causal), ("bias", bias), ("dropout", dropout)) if is_on]
-        above_diagonal = rows * (rows - 1) / 2 if columns >= rows else rows * columns - columns * (columns + 1) / 2
-        pairs = rows * columns - (above_diagonal if causal else 0)
-        # The forward reads three tensors and writes one; the backward reads five and writes three.
-        one_way = batch * (heads * rows * (width + value_width) + key_heads * columns * (width + value_width))
-        return Launch(
-            kind="attention", name=name, shape=sizes, precision=precision,
-            moved_bytes=float(one_way * call.element_bytes(at) * (2 if at else 1)),
-            operations=float(_PRODUCTS[direction] * batch * heads * pairs * (width + value_width)),
-            variant=" ".join([table["library"], direction, *options]),
-            kernels=1 if not at else 4 + 2 * (heads != key_heads),
-        )  # fmt: skip
-
-    return read
+def _read(call: OperatorCall, settings: Settings) -> Launch | None:
+    table = figures()["attention_operators"][call.name]
+    at: int = table["query"]
+    precision = arithmetic(call, at, tf32=False)
+    sizes = _sizes(call, table)
+    if precision is None or sizes is None or not prod(sizes):
+        return None
+    batch, heads, key_heads, rows, columns, width, value_width = sizes
+    direction = "backward" if at else "forward"
+    causal = call.value(table["causal"]) in _CAUSAL
+    bias = "bias" in table and table["bias"] < len(call.shapes) and bool(call.shapes[table["bias"]])
+    dropout = call.value(table["dropout"]) not in ("", "0", "0.0", "0.", "False")
+    options = [word for word, is_on in (("causal", causal), ("bias", bias), ("dropout", dropout)) if is_on]
+    above_diagonal = rows * (rows - 1) / 2 if columns >= rows else rows * columns - columns * (columns + 1) / 2
+    pairs = rows * columns - (above_diagonal if causal else 0)
+    # The forward reads three tensors and writes one; the backward reads five and writes three.
+    one_way = batch * (heads * rows * (width + value_width) + key_heads * columns * (width + value_width))
+    return Launch(
+        kind="attention", name=call.name, shape=sizes, precision=precision,
+        moved_bytes=float(one_way * call.element_bytes(at) * (2 if at else 1)),
+        operations=float(_PRODUCTS[direction] * batch * heads * pairs * (width + value_width)),
+        variant=" ".join([table["library"], direction, *options]),
+        kernels=1 if not at else 4 + 2 * (heads != key_heads),
+    )  # fmt: skip
 
 
 def _sizes(call: OperatorCall, table: dict[str, Any]) -> tuple[int, ...] | None:
@@ -69,7 +66,7 @@ def _sizes(call: OperatorCall, table: dict[str, Any]) -> tuple[int, ...] | None:
     return query[0], query[heads], key[heads], query[length], key[length], query[3], value[3]
 
 
-OPERATORS = careful({name: _reading(name) for name in figures()["attention_operators"]})
+OPERATORS = careful(dict.fromkeys(figures()["attention_operators"], _read))
 
 # To seconds -----------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from math import ceil, inf, prod
 from typing import Any
 
 from tonnage.clock.kernels import matmul
-from tonnage.clock.kernels.figures import Reader, arithmetic, careful, figures, on_card, peak
+from tonnage.clock.kernels.figures import arithmetic, careful, figures, on_card, peak
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
@@ -29,31 +29,28 @@ _OPTIONS = ("padding", "stride", "dilation", "output_padding")
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _reading(name: str) -> Reader:
-    def read(call: OperatorCall, settings: Settings) -> Launch | None:
-        table = figures()["convolution_operators"][name]
-        at: int = table["input"]
-        image, weight = call.shapes[at], call.shapes[at + 1]
-        precision = arithmetic(call, at, settings.tf32_convolution)
-        transposed = name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
-        result = call.shapes[0] if at else _result(call, table, transposed)
-        passes = _passes(call, table, transposed)
-        empty = not passes or not prod(image) or not prod(weight)
-        if precision not in _PRECISIONS or empty or len(result) != len(image):
-            return None
-        # Of the plain convolution: a transposed one has its ends swapped.
-        first, last = (result, image) if transposed else (image, result)
-        groups = first[1] // weight[1]
-        shape = first[0], first[1], last[1], groups, prod(first[2:]), prod(last[2:]), prod(weight[2:])
-        strides: tuple[int, ...] = call.strides[at] if at < len(call.strides) else ()
-        layout = "nhwc" if len(strides) > 1 and strides[1] == 1 and image[1] > 1 else "nchw"
-        once = (prod(image) + prod(result) + prod(weight)) * call.element_bytes(at)
-        return Launch(
-            kind="convolution", name=name, shape=shape, precision=precision, moved_bytes=float(once * len(passes)),
-            operations=2.0 * len(passes) * _macs(shape), variant=" ".join([layout, *passes]), kernels=len(passes),
-        )  # fmt: skip
-
-    return read
+def _read(call: OperatorCall, settings: Settings) -> Launch | None:
+    table = figures()["convolution_operators"][call.name]
+    at: int = table["input"]
+    image, weight = call.shapes[at], call.shapes[at + 1]
+    precision = arithmetic(call, at, settings.tf32_convolution)
+    transposed = call.name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
+    result = call.shapes[0] if at else _result(call, table, transposed)
+    passes = _passes(call, table, transposed)
+    empty = not passes or not prod(image) or not prod(weight)
+    if precision not in _PRECISIONS or empty or len(result) != len(image):
+        return None
+    # Of the plain convolution: a transposed one has its ends swapped.
+    first, last = (result, image) if transposed else (image, result)
+    groups = first[1] // weight[1]
+    shape = first[0], first[1], last[1], groups, prod(first[2:]), prod(last[2:]), prod(weight[2:])
+    strides: tuple[int, ...] = call.strides[at] if at < len(call.strides) else ()
+    layout = "nhwc" if len(strides) > 1 and strides[1] == 1 and image[1] > 1 else "nchw"
+    once = (prod(image) + prod(result) + prod(weight)) * call.element_bytes(at)
+    return Launch(
+        kind="convolution", name=call.name, shape=shape, precision=precision, moved_bytes=float(once * len(passes)),
+        operations=2.0 * len(passes) * _macs(shape), variant=" ".join([layout, *passes]), kernels=len(passes),
+    )  # fmt: skip
 
 
 def _result(call: OperatorCall, table: dict[str, Any], transposed: bool) -> tuple[int, ...]:
@@ -92,7 +89,7 @@ def _macs(shape: tuple[int, ...]) -> float:
     return float(batch * out_pixels * out_channels * channels // groups * kernel_pixels)
 
 
-OPERATORS = careful({name: _reading(name) for name in figures()["convolution_operators"]})
+OPERATORS = careful(dict.fromkeys(figures()["convolution_operators"], _read))
 
 # To seconds -----------------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,12 @@ strides, and one that is slow in both ways. The kernel's name in a trace decides
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any
 
-from tonnage.clock.kernels.figures import Reader, careful
+from tonnage.clock.kernels.figures import careful
 from tonnage.clock.kernels.memory import (
     SECTOR_BYTES,
     cycle_seconds,
@@ -81,15 +82,11 @@ def _write(call: OperatorCall, settings: Settings) -> Launch | None:
     )
 
 
-def _moved(variant: str, passes: float, *, flags: float = 0.0) -> Reader:
-    """Return a reader for a tensor that is read or written so often, with so many flags per element."""
-
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        elements = prod(call.shapes[0])
-        moved, accesses = elements * (passes * call.element_bytes(0) + flags), (passes + flags) * elements
-        return launch("elementwise", call, moved=moved, elements=elements, accesses=accesses, variant=variant)
-
-    return made
+def _moved(call: OperatorCall, settings: Settings, *, variant: str, passes: float, flags: float = 0.0) -> Launch | None:
+    """Read a tensor that is read or written so often, with so many flags per element."""
+    elements = prod(call.shapes[0])
+    moved, accesses = elements * (passes * call.element_bytes(0) + flags), (passes + flags) * elements
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=accesses, variant=variant)
 
 
 def _cat(call: OperatorCall, settings: Settings) -> Launch | None:
@@ -114,12 +111,19 @@ def _launch(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...], 
     elements = prod(shape)
     variant = _variant(call, tensors)
     largest = elements * max(call.element_bytes(at) for at in tensors)
+    loops = 1
+    if variant.startswith("strided"):
+        # The dimensions left after merging those contiguous in every tensor: each costs a division.
+        strides = [_strides(call, at, shape) for at in tensors]
+        axes = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -strides[0][axis])
+        merged = sum(all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in pairwise(axes))
+        loops = len(axes) - merged
     return launch(
         "copy" if call.name == "copy_" else "elementwise",
         call,
         moved=moved,
         elements=elements,
-        blocks=_loops(call, tensors, shape) if variant.startswith("strided") else 1,
+        blocks=loops,
         accesses=float(accesses * elements),
         variant=variant,
         kernels=pieces(largest),
@@ -177,14 +181,6 @@ def _crosses(call: OperatorCall, tensors: Sequence[int]) -> bool:
     return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in others)
 
 
-def _loops(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
-    """Return the dimensions left after merging those contiguous in every tensor: each costs a division."""
-    strides = [_strides(call, at, shape) for at in tensors]
-    axes = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -strides[0][axis])
-    merged = sum(all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in pairwise(axes))
-    return len(axes) - merged
-
-
 def _strides(call: OperatorCall, at: int, shape: tuple[int, ...]) -> list[int]:
     """Return the strides of a tensor broadcast to a shape; contiguous if not recorded."""
     own = call.shapes[at]
@@ -205,7 +201,7 @@ def _names(family: str) -> list[str]:
 
 
 _FLAGS = frozenset(_names("comparison"))
-_RANDOM = _moved("random", 1.0)
+_RANDOM = partial(_moved, variant="random", passes=1.0)
 
 OPERATORS = careful(
     {
@@ -213,9 +209,9 @@ OPERATORS = careful(
         **dict.fromkeys(("fill_", "arange", "linspace", "eye"), _write),
         **dict.fromkeys((name for name in _names("written") if name not in ("fill_", "zero_")), _RANDOM),
         "randperm": _RANDOM,
-        "native_dropout": _moved("random", 2.0, flags=1.0),
+        "native_dropout": partial(_moved, variant="random", passes=2.0, flags=1.0),
         "cat": _cat,
-        "roll": _moved("rolled", 2.0),
+        "roll": partial(_moved, variant="rolled", passes=2.0),
     }
 )
 # These call one of the above, which a real GPU's trace has inside them. Used for captures without inner operators.

@@ -4,6 +4,7 @@ Index values are unknown: rows are assumed to be spread evenly over a table, wit
 """
 
 import json
+from functools import partial
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
@@ -55,23 +56,19 @@ def _rows(call: OperatorCall, rows: int, width: int, table: int, each: int, vari
     return launch("indexing", call, moved=moved, elements=elements, blocks=rows, accesses=accesses, variant=variant)
 
 
-def _added(at: int) -> Reader:
-    """Return a reader for elements added or written at indices."""
-
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        source = call.shapes[at] if len(call.shapes) > at and call.shapes[at] else call.shapes[2]
-        elements, each = prod(source), call.element_bytes(0)
-        moved = elements * each + 2.0 * min(elements, prod(call.shapes[0])) * each + elements / source[-1] * 8.0
-        atomic = "added_narrow" if each < 4 else "added_wide"
-        return launch("indexing", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=atomic)
-
-    return made
+def _added(call: OperatorCall, settings: Settings, *, at: int) -> Launch | None:
+    """Read elements added or written at indices."""
+    source = call.shapes[at] if len(call.shapes) > at and call.shapes[at] else call.shapes[2]
+    elements, each = prod(source), call.element_bytes(0)
+    moved = elements * each + 2.0 * min(elements, prod(call.shapes[0])) * each + elements / source[-1] * 8.0
+    atomic = "added_narrow" if each < 4 else "added_wide"
+    return launch("indexing", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=atomic)
 
 
 def _index_put(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read _index_put_impl_(table, indices, values, accumulate): with accumulation, indices are sorted first."""
     if call.value(3) == "False":
-        return _added(2)(call, settings)
+        return _added(call, settings, at=2)
     elements, table, each = prod(call.shapes[2]), call.shapes[0], call.element_bytes(0)
     moved = elements * each + 2.0 * min(elements, prod(table)) * each
     count = elements // max(1, min(elements, prod(table[1:])))
@@ -92,60 +89,53 @@ def _embedding_backward(call: OperatorCall, settings: Settings) -> Launch | None
 # ── sorting, scans ──
 
 
-def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Reader:
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        shape = call.shapes[0]
-        elements, each = prod(shape), call.element_bytes(0)
-        rows = elements // shape[-1] if shape and shape[-1] else 1
-        moved = elements * each * (1.0 + written)
-        return launch("sorting", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=kernels)
-
-    return made
+def _by_rows(
+    call: OperatorCall, settings: Settings, *, variant: str, written: float = 1.0, kernels: int = 1
+) -> Launch | None:
+    shape = call.shapes[0]
+    elements, each = prod(shape), call.element_bytes(0)
+    rows = elements // shape[-1] if shape and shape[-1] else 1
+    moved = elements * each * (1.0 + written)
+    return launch("sorting", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=kernels)
 
 
 # ── pooling and resizing ──
 
 
-def _windows(variant: str) -> Reader:
-    """Return a reader for pooling: every tensor is read, and at most one of the first one's size written."""
-
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        tensors = list(call.tensors())
-        elements = max(prod(call.shapes[at]) for at in tensors)
-        moved = sum(map(call.tensor_bytes, tensors)) + elements * call.element_bytes(tensors[0]) / 2
-        return launch("indexing", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=variant)
-
-    return made
+def _windows(call: OperatorCall, settings: Settings, *, variant: str) -> Launch | None:
+    """Read pooling: every tensor is read, and at most one of the first one's size written."""
+    tensors = list(call.tensors())
+    elements = max(prod(call.shapes[at]) for at in tensors)
+    moved = sum(map(call.tensor_bytes, tensors)) + elements * call.element_bytes(tensors[0]) / 2
+    return launch("indexing", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=variant)
 
 
-def _averaged(variant: str, sizes_at: int) -> Reader:
-    """Return a reader for averages: each output's thread computes its windows, which takes longer than reading them."""
-
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        window, step = (json.loads(call.value(at) or "[]") for at in (sizes_at, sizes_at + 1))
-        elements, apart = prod(call.shapes[sizes_at - 1]), prod(step or window)
-        moved = 2.0 * sum(map(call.tensor_bytes, call.tensors()))
-        accesses = elements * (prod(window) / apart)  # an element is in several windows
-        written = elements if sizes_at > 1 else elements // apart
-        return launch("indexing", call, moved=moved, elements=written, accesses=accesses, variant=variant)
-
-    return made
+def _averaged(call: OperatorCall, settings: Settings, *, variant: str, sizes_at: int) -> Launch | None:
+    """Read averages: each output's thread computes its windows, which takes longer than reading them."""
+    window, step = (json.loads(call.value(at) or "[]") for at in (sizes_at, sizes_at + 1))
+    elements, apart = prod(call.shapes[sizes_at - 1]), prod(step or window)
+    moved = 2.0 * sum(map(call.tensor_bytes, call.tensors()))
+    accesses = elements * (prod(window) / apart)  # an element is in several windows
+    written = elements if sizes_at > 1 else elements // apart
+    return launch("indexing", call, moved=moved, elements=written, accesses=accesses, variant=variant)
 
 
-_POOLED, _POOLED_BACKWARD = _windows("pooled"), _windows("pooled_backward")
-_READERS = {
+_POOLED, _POOLED_BACKWARD = (partial(_windows, variant=variant) for variant in ("pooled", "pooled_backward"))
+_READERS: dict[str, Reader] = {
     "index take _unsafe_index masked_select": _taken,
     "gather": _gather,
-    "index_add index_add_ index_copy_ index_fill_ scatter_add_ scatter_ scatter_reduce_ index_reduce_": _added(3),
+    "index_add index_add_ index_copy_ index_fill_ scatter_add_ scatter_ scatter_reduce_ index_reduce_": partial(
+        _added, at=3
+    ),
     "_index_put_impl_": _index_put,
     "embedding_dense_backward": _embedding_backward,
-    "sort": _by_rows("sort", written=9.0, kernels=4),
-    "topk kthvalue median": _by_rows("topk"),
-    "cumsum cumprod cummax cummin logcumsumexp": _by_rows("scan"),
-    "_unique2 unique_dim unique_consecutive nonzero histc bincount": _by_rows("sort", kernels=8),
+    "sort": partial(_by_rows, variant="sort", written=9.0, kernels=4),
+    "topk kthvalue median": partial(_by_rows, variant="topk"),
+    "cumsum cumprod cummax cummin logcumsumexp": partial(_by_rows, variant="scan"),
+    "_unique2 unique_dim unique_consecutive nonzero histc bincount": partial(_by_rows, variant="sort", kernels=8),
     "max_pool2d_with_indices _adaptive_avg_pool2d avg_pool3d": _POOLED,
-    "avg_pool2d": _averaged("averaged", 1),
-    "avg_pool2d_backward": _averaged("averaged_backward", 2),
+    "avg_pool2d": partial(_averaged, variant="averaged", sizes_at=1),
+    "avg_pool2d_backward": partial(_averaged, variant="averaged_backward", sizes_at=2),
     "max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward max_pool3d_with_indices": _POOLED_BACKWARD,
     "upsample_nearest2d upsample_bilinear2d upsample_nearest1d upsample_bicubic2d": _POOLED,
     "upsample_nearest2d_backward upsample_bilinear2d_backward": _POOLED_BACKWARD,

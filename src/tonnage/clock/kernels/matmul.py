@@ -9,7 +9,7 @@ row alignment. Throttling is not modelled here.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import ceil, prod
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.clock.kernels.figures import (
-    Reader,
     arithmetic,
     careful,
     distinct,
@@ -40,21 +39,18 @@ _LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from this many on, split-K is not use
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _factors_at(at: int) -> Reader:
-    def read(call: OperatorCall, settings: Settings) -> Launch | None:
-        precision = arithmetic(call, at, settings.tf32_matmul)
-        left, right = call.shapes[at], call.shapes[at + 1]
-        if precision is None or not prod(left) or not prod(right) or left[-1] != right[-2]:
-            return None
-        batch, (m, k), n = prod(left[:-2]), left[-2:], right[-1]
-        out_bytes: int = figures()["out_bytes"].get(precision, call.element_bytes(at))
-        return Launch(
-            kind="matmul", name=call.name, shape=(batch, m, n, k), precision=precision,
-            moved_bytes=call.tensor_bytes(at) + call.tensor_bytes(at + 1) + float(batch * m * n * out_bytes),
-            operations=2.0 * batch * m * n * k, variant=_variant(call, at, n * out_bytes),
-        )  # fmt: skip
-
-    return read
+def _factors(call: OperatorCall, settings: Settings, *, at: int) -> Launch | None:
+    precision = arithmetic(call, at, settings.tf32_matmul)
+    left, right = call.shapes[at], call.shapes[at + 1]
+    if precision is None or not prod(left) or not prod(right) or left[-1] != right[-2]:
+        return None
+    batch, (m, k), n = prod(left[:-2]), left[-2:], right[-1]
+    out_bytes: int = figures()["out_bytes"].get(precision, call.element_bytes(at))
+    return Launch(
+        kind="matmul", name=call.name, shape=(batch, m, n, k), precision=precision,
+        moved_bytes=call.tensor_bytes(at) + call.tensor_bytes(at + 1) + float(batch * m * n * out_bytes),
+        operations=2.0 * batch * m * n * k, variant=_variant(call, at, n * out_bytes),
+    )  # fmt: skip
 
 
 def _variant(call: OperatorCall, at: int, out_row_bytes: int) -> str:
@@ -73,7 +69,7 @@ def _variant(call: OperatorCall, at: int, out_row_bytes: int) -> str:
 
 
 def _grouped(call: OperatorCall, settings: Settings) -> Launch | None:
-    """Reader a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
+    """Read a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
     (rows, inner), right = call.shapes[:2]
     precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
     shape = (
@@ -98,8 +94,8 @@ def goes_one_by_one(call: OperatorCall) -> bool:
 
 OPERATORS = careful(
     {
-        **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), _factors_at(0)),
-        **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_"), _factors_at(1)),
+        **dict.fromkeys(("mm", "bmm", "_scaled_mm", "_int_mm"), partial(_factors, at=0)),
+        **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_"), partial(_factors, at=1)),
         "_grouped_mm": _grouped,
     }
 )

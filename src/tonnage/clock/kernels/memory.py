@@ -33,27 +33,15 @@ def precision_of(type_name: str) -> str:
 
 
 def launch(
-    kind: Kind,
-    call: OperatorCall,
-    *,
-    moved: float,
-    elements: int,
-    variant: str,
-    blocks: int = 0,
-    accesses: float = 0.0,
-    kernels: int = 0,
-) -> Launch:
+    kind: Kind, call: OperatorCall, *, moved: float, elements: int, variant: str, blocks: int = 0,
+    accesses: float = 0.0, kernels: int = 0,
+) -> Launch:  # fmt: skip
     """Return a launch with `shape` (elements, blocks) and the elements that threads access as `operations`."""
     return Launch(
-        kind=kind,
-        name=call.name,
-        shape=(elements, blocks),
-        precision=precision_of(call.types[0]) if call.types else "fp32",
-        moved_bytes=moved,
-        operations=accesses,
-        variant=variant,
-        kernels=kernels or variant.count("+") + 1,
-    )
+        kind=kind, name=call.name, shape=(elements, blocks),
+        precision=precision_of(call.types[0]) if call.types else "fp32", moved_bytes=moved, operations=accesses,
+        variant=variant, kernels=kernels or variant.count("+") + 1,
+    )  # fmt: skip
 
 
 def pieces(largest_bytes: float) -> int:

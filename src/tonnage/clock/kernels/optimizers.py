@@ -66,15 +66,10 @@ def _lists(call: OperatorCall, settings: Settings) -> Launch | None:
     kernels, chunks = packed(sizes, lists)
     family = "fused" if call.name.startswith("_fused") else "divided" if _DIVIDES.search(call.name) else "foreach"
     return Launch(
-        kind="optimizer",
-        name=call.name,
-        shape=(elements, chunks, min(_CHUNK, max(sizes))),
-        precision="bf16" if each < 4 else "fp32",
-        moved_bytes=float(passes * elements * each),
-        operations=float(passes * elements),
-        variant=f"{family}_{'narrow' if each < 4 else 'wide'}",
-        kernels=kernels,
-    )
+        kind="optimizer", name=call.name, shape=(elements, chunks, min(_CHUNK, max(sizes))),
+        precision="bf16" if each < 4 else "fp32", moved_bytes=float(passes * elements * each),
+        operations=float(passes * elements), variant=f"{family}_{'narrow' if each < 4 else 'wide'}", kernels=kernels,
+    )  # fmt: skip
 
 
 def _scale(call: OperatorCall, settings: Settings) -> Launch | None:

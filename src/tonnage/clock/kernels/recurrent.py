@@ -5,11 +5,11 @@ The small products depend on each other, so their latency matters more than thei
 `matmul`.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
-from tonnage.clock.kernels.figures import Reader, arithmetic, careful, figures, on_card
+from tonnage.clock.kernels.figures import arithmetic, careful, figures, on_card
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall
@@ -23,27 +23,29 @@ _KERNELS = {"forward": 2, "backward": 3}  # per layer and time step
 # From calls -----------------------------------------------------------------------------------------------------------
 
 
-def _reading(direction: str, mode_at: int) -> Reader:
-    def read(call: OperatorCall, settings: Settings) -> Launch | None:
-        precision = arithmetic(call, 0, settings.tf32_convolution)
-        given, (layers, batch, hidden), cells = call.shapes[0], call.shapes[4], call.shapes[5]
-        if precision is None or len(given) != 3 or not prod(given):
-            return None
-        length, width = prod(given[:2]) // batch, given[2]
-        gates = _GATES.get(call.value(mode_at), 4 if cells else 3)
-        macs = batch * length * gates * hidden * (width + (layers - 1) * hidden + layers * hidden)
-        weights = gates * hidden * (width + (2 * layers - 1) * hidden)
-        moved = weights * length + batch * length * (width + 2 * layers * (gates + 1) * hidden)
-        return Launch(
-            kind="recurrent", name=call.name, shape=(layers, length, batch, width, hidden, gates), precision=precision,
-            moved_bytes=float(moved * call.element_bytes(0) * _PASSES[direction]),
-            operations=2.0 * macs * _PASSES[direction], variant=direction, kernels=layers * (_KERNELS[direction] * length + 1),
-        )  # fmt: skip
-
-    return read
+def _read(call: OperatorCall, settings: Settings, *, direction: str, mode_at: int) -> Launch | None:
+    precision = arithmetic(call, 0, settings.tf32_convolution)
+    given, (layers, batch, hidden), cells = call.shapes[0], call.shapes[4], call.shapes[5]
+    if precision is None or len(given) != 3 or not prod(given):
+        return None
+    length, width = prod(given[:2]) // batch, given[2]
+    gates = _GATES.get(call.value(mode_at), 4 if cells else 3)
+    macs = batch * length * gates * hidden * (width + (layers - 1) * hidden + layers * hidden)
+    weights = gates * hidden * (width + (2 * layers - 1) * hidden)
+    moved = weights * length + batch * length * (width + 2 * layers * (gates + 1) * hidden)
+    return Launch(
+        kind="recurrent", name=call.name, shape=(layers, length, batch, width, hidden, gates), precision=precision,
+        moved_bytes=float(moved * call.element_bytes(0) * _PASSES[direction]),
+        operations=2.0 * macs * _PASSES[direction], variant=direction, kernels=layers * (_KERNELS[direction] * length + 1),
+    )  # fmt: skip
 
 
-OPERATORS = careful({"_cudnn_rnn": _reading("forward", 6), "_cudnn_rnn_backward": _reading("backward", 10)})
+OPERATORS = careful(
+    {
+        "_cudnn_rnn": partial(_read, direction="forward", mode_at=6),
+        "_cudnn_rnn_backward": partial(_read, direction="backward", mode_at=10),
+    }
+)
 
 # To seconds -----------------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,12 @@ Their forms are those of `memory`, with rows (or channels) as blocks. PyTorch se
 """
 
 from dataclasses import replace
+from functools import partial
 from math import ceil, prod
 from typing import Any
 
 from tonnage.clock.kernels import memory
-from tonnage.clock.kernels.figures import Reader, careful
+from tonnage.clock.kernels.figures import careful
 from tonnage.clock.kernels.memory import cycle_seconds, figures, launch, memory_seconds, slowest
 from tonnage.clock.launch import Launch, Settings
 from tonnage.clock.operators import OperatorCall, Shape
@@ -66,61 +67,51 @@ def _normalized(call: OperatorCall, at: int) -> int:
     return int(weights[0][0]) if weights else int(call.shapes[0][-1])
 
 
-def _batch_norm(at: int, passes: float, name: str) -> Reader:
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        shape = call.shapes[at]
-        elements, channels = prod(shape), shape[1]
-        if "backward" not in name and call.value(5) == "False":  # with running statistics: one pass
-            moved, accesses = 2.0 * elements * call.element_bytes(at), 2.0 * elements
-            return launch("norm", call, moved=moved, elements=elements, accesses=accesses, variant="vector", kernels=1)
-        # Kernels for channels-last: PyTorch's own are for rows of channels only.
-        strides: Shape = call.strides[at] if at < len(call.strides) else ()
-        rows = prod(shape[2:]) == 1
-        last = not name.startswith("cudnn") if rows else bool(strides) and strides[1] == 1
-        last = last or any("channels_last" in one or "NHWC" in one for one in call.kernels)
-        moved = passes * elements * call.element_bytes(at)
-        variant = "+".join(f"{form}_last" if last else form for form in name.split("+"))
-        kernels = 3 if "+" in name else 1
-        planes = float(shape[0] * channels)  # each starts anew, which matters if they are small
-        return launch(
-            "norm", call, moved=moved, elements=elements, blocks=channels, accesses=planes, variant=variant,
-            kernels=kernels,
-        )  # fmt: skip
-
-    return made
+def _batch_norm(call: OperatorCall, settings: Settings, *, at: int, passes: float, name: str) -> Launch | None:
+    shape = call.shapes[at]
+    elements, channels = prod(shape), shape[1]
+    if "backward" not in name and call.value(5) == "False":  # with running statistics: one pass
+        moved, accesses = 2.0 * elements * call.element_bytes(at), 2.0 * elements
+        return launch("norm", call, moved=moved, elements=elements, accesses=accesses, variant="vector", kernels=1)
+    # Kernels for channels-last: PyTorch's own are for rows of channels only.
+    strides: Shape = call.strides[at] if at < len(call.strides) else ()
+    rows = prod(shape[2:]) == 1
+    last = not name.startswith("cudnn") if rows else bool(strides) and strides[1] == 1
+    last = last or any("channels_last" in one or "NHWC" in one for one in call.kernels)
+    moved = passes * elements * call.element_bytes(at)
+    variant = "+".join(f"{form}_last" if last else form for form in name.split("+"))
+    kernels = 3 if "+" in name else 1
+    planes = float(shape[0] * channels)  # each starts anew, which matters if they are small
+    return launch(
+        "norm", call, moved=moved, elements=elements, blocks=channels, accesses=planes, variant=variant,
+        kernels=kernels,
+    )  # fmt: skip
 
 
-def _group_norm(backward: bool) -> Reader:
-    """Return a reader for native_group_norm(input, weight, bias, …, groups, eps): group sums, then an elementwise kernel."""
-
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        shape, each = call.shapes[0], call.element_bytes(0)
-        blocks = prod(shape[:2]) if backward else shape[0] * int(call.value(6) or 32)
-        variant = "group_norm_gradients+group_norm_backward" if backward else "group_norm_moments+group_norm"
-        return launch(
-            "norm", call, moved=prod(shape) * each * (2.0 + backward), elements=prod(shape), blocks=blocks, variant=variant,
-            kernels=3 + backward,
-        )  # fmt: skip
-
-    return made
+def _group_norm(call: OperatorCall, settings: Settings, *, backward: bool) -> Launch | None:
+    """Read native_group_norm(input, weight, bias, …, groups, eps): group sums, then an elementwise kernel."""
+    shape, each = call.shapes[0], call.element_bytes(0)
+    blocks = prod(shape[:2]) if backward else shape[0] * int(call.value(6) or 32)
+    variant = "group_norm_gradients+group_norm_backward" if backward else "group_norm_moments+group_norm"
+    return launch(
+        "norm", call, moved=prod(shape) * each * (2.0 + backward), elements=prod(shape), blocks=blocks, variant=variant,
+        kernels=3 + backward,
+    )  # fmt: skip
 
 
 # ── softmax and losses ──
 
 
-def _softmax(backward: bool) -> Reader:
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        shape, each = call.shapes[0], call.element_bytes(0)
-        elements, columns = prod(shape), shape[-1] if shape else 1
-        if not elements:
-            return None
-        variant = softmax_form(columns, each, backward=backward)
-        # Backward, two tensors are read and one written.
-        moved = elements * float(3 * each if backward else each + (4 if call.value(2) == "True" else each))
-        blocks = ceil(elements / columns / (8 if "warp" in variant else 1))
-        return launch("norm", call, moved=moved, elements=elements, blocks=blocks, variant=variant)
-
-    return made
+def _softmax(call: OperatorCall, settings: Settings, *, backward: bool) -> Launch | None:
+    shape, each = call.shapes[0], call.element_bytes(0)
+    elements, columns = prod(shape), shape[-1] if shape else 1
+    if not elements:
+        return None
+    variant = softmax_form(columns, each, backward=backward)
+    # Backward, two tensors are read and one written.
+    moved = elements * float(3 * each if backward else each + (4 if call.value(2) == "True" else each))
+    blocks = ceil(elements / columns / (8 if "warp" in variant else 1))
+    return launch("norm", call, moved=moved, elements=elements, blocks=blocks, variant=variant)
 
 
 def softmax_form(columns: int, each: int, *, backward: bool = False) -> str:
@@ -139,14 +130,10 @@ def _width(each: int) -> str:
     return "_narrow" if each < 4 else "_wide"
 
 
-def _nll_loss(at: int, variant: str) -> Reader:
-    """Return a reader for nll_loss: one block loops over all rows, and each row costs a sector."""
-
-    def made(call: OperatorCall, settings: Settings) -> Launch | None:
-        rows = call.shapes[at][0] if len(call.shapes[at]) > 1 else 1
-        return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant=variant)
-
-    return made
+def _nll_loss(call: OperatorCall, settings: Settings, *, at: int, variant: str) -> Launch | None:
+    """Read nll_loss: one block loops over all rows, and each row costs a sector."""
+    rows = call.shapes[at][0] if len(call.shapes[at]) > 1 else 1
+    return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant=variant)
 
 
 OPERATORS = careful(
@@ -155,16 +142,18 @@ OPERATORS = careful(
         **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
         **dict.fromkeys(
             ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
-            _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+            partial(_batch_norm, at=0, passes=2.0, name="batch_norm_statistics+batch_norm"),
         ),
-        "native_batch_norm_backward": _batch_norm(1, 5.0, "batch_norm_backward"),
-        "cudnn_batch_norm": _batch_norm(0, 3.0, "cudnn_batch_norm"),
-        "cudnn_batch_norm_backward": _batch_norm(0, 5.0, "cudnn_batch_norm_backward"),
-        "native_group_norm": _group_norm(backward=False),
-        "native_group_norm_backward": _group_norm(backward=True),
-        **dict.fromkeys(("_softmax", "_log_softmax"), _softmax(backward=False)),
-        **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax(backward=True)),
-        **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_loss(0, "nll_loss")),
-        **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_loss(1, "nll_loss_backward")),
+        "native_batch_norm_backward": partial(_batch_norm, at=1, passes=5.0, name="batch_norm_backward"),
+        "cudnn_batch_norm": partial(_batch_norm, at=0, passes=3.0, name="cudnn_batch_norm"),
+        "cudnn_batch_norm_backward": partial(_batch_norm, at=0, passes=5.0, name="cudnn_batch_norm_backward"),
+        "native_group_norm": partial(_group_norm, backward=False),
+        "native_group_norm_backward": partial(_group_norm, backward=True),
+        **dict.fromkeys(("_softmax", "_log_softmax"), partial(_softmax, backward=False)),
+        **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), partial(_softmax, backward=True)),
+        **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), partial(_nll_loss, at=0, variant="nll_loss")),
+        **dict.fromkeys(
+            ("nll_loss_backward", "nll_loss2d_backward"), partial(_nll_loss, at=1, variant="nll_loss_backward")
+        ),
     }
 )

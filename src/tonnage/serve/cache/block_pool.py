@@ -121,7 +121,15 @@ class BlockPool:
             assert left >= 0, f"block {block} is released more often than it was taken"
             self._references[block] = left
             if left == 0:
-                self._link(block)
+                # Into the ring: a cached block at its end, a free one at its start.
+                if self._keys[block] is None:
+                    before, after = NULL_BLOCK, self._after[NULL_BLOCK]
+                else:
+                    before, after = self._before[NULL_BLOCK], NULL_BLOCK
+                    self.cached += 1
+                self._before[block], self._after[block] = before, after
+                self._after[before] = self._before[after] = block
+                self.available += 1
             elif left == 1:
                 self.shared -= 1
 
@@ -190,14 +198,3 @@ class BlockPool:
         before, after = self._before[block], self._after[block]
         self._after[before], self._before[after] = after, before
         self.available -= 1
-
-    def _link(self, block: int) -> None:
-        """Insert into the ring: a cached block at its end, a free one at its start."""
-        if self._keys[block] is None:
-            before, after = NULL_BLOCK, self._after[NULL_BLOCK]
-        else:
-            before, after = self._before[NULL_BLOCK], NULL_BLOCK
-            self.cached += 1
-        self._before[block], self._after[block] = before, after
-        self._after[before] = self._before[after] = block
-        self.available += 1

@@ -22,8 +22,8 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from tonnage.serve.kernels.chunks import attend_chunks_reference, attend_chunks_triton
+from tonnage.serve.kernels.common import HAS_TRITON
 from tonnage.serve.kernels.decode import attend_decode_reference, attend_decode_triton
-from tonnage.serve.kernels.language import HAS_TRITON
 from tonnage.serve.kernels.logit_threshold import logit_threshold_reference, logit_threshold_triton
 from tonnage.serve.kernels.matmul8 import matmul8_reference, matmul8_triton
 from tonnage.serve.kernels.norm import (
@@ -38,25 +38,11 @@ from tonnage.serve.kernels.sample import sample_reference, sample_triton
 from tonnage.serve.kernels.store import store_reference, store_triton
 
 __all__ = [
-    "add_norm",
-    "add_norm_reference",
-    "attend_chunks",
-    "attend_chunks_reference",
-    "attend_decode",
-    "attend_decode_reference",
-    "gelu_tanh_mul",
-    "gelu_tanh_mul_reference",
-    "logit_threshold",
-    "logit_threshold_reference",
-    "matmul8",
-    "matmul8_reference",
-    "sample",
-    "sample_reference",
-    "silu_mul",
-    "silu_mul_reference",
-    "store",
+    "add_norm", "add_norm_reference", "attend_chunks", "attend_chunks_reference", "attend_decode",
+    "attend_decode_reference", "gelu_tanh_mul", "gelu_tanh_mul_reference", "logit_threshold", "logit_threshold_reference",
+    "matmul8", "matmul8_reference", "sample", "sample_reference", "silu_mul", "silu_mul_reference", "store",
     "store_reference",
-]
+]  # fmt: skip
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 

@@ -11,23 +11,14 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
+from tonnage.serve.kernels.common import attend, jit, next_power_of_2, read_pages, tl, wide
 from tonnage.serve.kernels.decode import Tuning, attention_constants, capped, scales_of_tile, widened_for_fp8
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import attend, read_pages, wide
 
 
 def attend_chunks_reference(
-    query: Tensor,
-    layer: LayerCache,
-    tables: Tensor,
-    lengths: Tensor,
-    chunk_starts: Tensor,
-    longest_chunk: int,
-    *,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-) -> Tensor:
+    query: Tensor, layer: LayerCache, tables: Tensor, lengths: Tensor, chunk_starts: Tensor, longest_chunk: int, *,
+    scale: float, window: int = 0, soft_cap: float = 0.0,
+) -> Tensor:  # fmt: skip
     """Compute attention of queries [N, H, hd].
 
     Row i of chunk p is at position lengths[p] − its length + i, and sees what is before.
@@ -56,18 +47,9 @@ def chunks_tuning(head_dim: int, dtype: torch.dtype) -> tuple[int, Tuning]:
 
 
 def attend_chunks_triton(
-    query: Tensor,
-    layer: LayerCache,
-    tables: Tensor,
-    lengths: Tensor,
-    chunk_starts: Tensor,
-    longest_chunk: int,
-    *,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    tuning: tuple[int, Tuning] | None = None,
-) -> Tensor:
+    query: Tensor, layer: LayerCache, tables: Tensor, lengths: Tensor, chunk_starts: Tensor, longest_chunk: int, *,
+    scale: float, window: int = 0, soft_cap: float = 0.0, tuning: tuple[int, Tuning] | None = None,
+) -> Tensor:  # fmt: skip
     """Like `attend_chunks_reference`, tile by tile."""
     count, heads, head_dim = query.shape
     kv_heads = layer.keys.shape[2]
@@ -79,22 +61,11 @@ def attend_chunks_triton(
     rows = max(rows, next_power_of_2(heads // kv_heads))
     tokens = rows // (heads // kv_heads)
     _chunks_kernel[(kv_heads, count // tokens + len(lengths))](
-        query,
-        layer.keys,
-        layer.values,
-        layer.key_scales if narrow else query,
-        layer.value_scales if narrow else query,
-        tables,
-        lengths,
-        chunk_starts,
-        out,
-        tables.stride(0),
-        len(lengths),
-        **attention_constants(query, out, layer, how, scale, window, soft_cap),
-        GROUP=heads // kv_heads,
-        ROWS=rows,
+        query, layer.keys, layer.values, layer.key_scales if narrow else query, layer.value_scales if narrow else query,
+        tables, lengths, chunk_starts, out, tables.stride(0), len(lengths),
+        **attention_constants(query, out, layer, how, scale, window, soft_cap), GROUP=heads // kv_heads, ROWS=rows,
         TOKENS=tokens,
-    )
+    )  # fmt: skip
     return out
 
 

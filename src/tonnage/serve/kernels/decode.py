@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import attend, read_pages, wide
+from tonnage.serve.kernels.common import attend, jit, next_power_of_2, read_pages, tl, wide
 
 LOG2_E = 1.4426950408889634
 MOST_SPLITS = 32
@@ -24,16 +23,9 @@ PROGRAMS_PER_PROCESSOR = 4  # enough to saturate memory bandwidth
 
 
 def attend_decode_reference(
-    query: Tensor,
-    layer: LayerCache,
-    tables: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    order: Tensor | None = None,
-) -> Tensor:
+    query: Tensor, layer: LayerCache, tables: Tensor, lengths: Tensor, *, scale: float, window: int = 0,
+    soft_cap: float = 0.0, order: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute attention of queries [D, H, hd], each over `lengths` keys in the blocks of its `tables` row; [D, H, hd].
 
     `order` [D] is the order in which to start the rows; longest first leaves the shortest tail.
@@ -78,38 +70,20 @@ def attention_constants(
 ) -> dict[str, Any]:
     """Return the compile-time arguments that both attention kernels take."""
     return {
-        "QUERY_STRIDE": query.stride(0),
-        "OUT_STRIDE": out.stride(0),
-        "BLOCK_STRIDE": layer.keys.stride(0),
+        "QUERY_STRIDE": query.stride(0), "OUT_STRIDE": out.stride(0), "BLOCK_STRIDE": layer.keys.stride(0),
         "TOKEN_STRIDE": layer.keys.stride(1),
         "SCALE_STRIDE": layer.key_scales.stride(0) if layer.key_scales is not None else 0,
-        "SCORE_SCALE": scale if soft_cap else scale * LOG2_E,
-        "SOFT_CAP": soft_cap,
-        "WINDOW": window,
-        "FP8_CACHE": layer.key_scales is not None,
-        "KV_HEADS": layer.keys.shape[2],
-        "HEAD_DIM": query.shape[2],
-        "PADDED_DIM": next_power_of_2(query.shape[2]),
-        "PAGE": layer.block_size,
-        "TILE": tuning.tile,
-        "num_warps": tuning.warps,
-        "num_stages": tuning.stages,
-    }
+        "SCORE_SCALE": scale if soft_cap else scale * LOG2_E, "SOFT_CAP": soft_cap, "WINDOW": window,
+        "FP8_CACHE": layer.key_scales is not None, "KV_HEADS": layer.keys.shape[2], "HEAD_DIM": query.shape[2],
+        "PADDED_DIM": next_power_of_2(query.shape[2]), "PAGE": layer.block_size, "TILE": tuning.tile,
+        "num_warps": tuning.warps, "num_stages": tuning.stages,
+    }  # fmt: skip
 
 
 def attend_decode_triton(
-    query: Tensor,
-    layer: LayerCache,
-    tables: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    order: Tensor | None = None,
-    splits: int = 0,
-    tuning: Tuning | None = None,
-) -> Tensor:
+    query: Tensor, layer: LayerCache, tables: Tensor, lengths: Tensor, *, scale: float, window: int = 0,
+    soft_cap: float = 0.0, order: Tensor | None = None, splits: int = 0, tuning: Tuning | None = None,
+) -> Tensor:  # fmt: skip
     """Like `attend_decode_reference`, in one pass over the pages, and a second to merge splits if there are several."""
     rows, heads, head_dim = query.shape
     kv_heads = layer.keys.shape[2]
@@ -123,35 +97,17 @@ def attend_decode_triton(
         parts = torch.empty((rows, heads, splits, head_dim), dtype=torch.float32, device=query.device)
         sizes = torch.empty((rows, heads, splits), dtype=torch.float32, device=query.device)
     _decode_kernel[(kv_heads, rows, splits)](
-        query,
-        layer.keys,
-        layer.values.view(torch.uint16) if narrow else layer.values,
-        layer.key_scales if narrow else query,
-        layer.value_scales if narrow else query,
-        tables,
-        lengths,
-        lengths if order is None else order,
-        parts,
-        sizes,
-        tables.stride(0),
+        query, layer.keys, layer.values.view(torch.uint16) if narrow else layer.values,
+        layer.key_scales if narrow else query, layer.value_scales if narrow else query, tables, lengths,
+        lengths if order is None else order, parts, sizes, tables.stride(0),
         **attention_constants(query, out, layer, tuning or decode_tuning(head_dim), scale, window, soft_cap),
-        ORDERED=order is not None,
-        SPLITS=splits,
-        HEADS=heads,
-        ROWS=max(16, next_power_of_2(heads // kv_heads)),
-    )
+        ORDERED=order is not None, SPLITS=splits, HEADS=heads, ROWS=max(16, next_power_of_2(heads // kv_heads)),
+    )  # fmt: skip
     if splits > 1:
         _merge_kernel[(heads, rows)](
-            parts,
-            sizes,
-            out,
-            OUT_STRIDE=out.stride(0),
-            SPLITS=splits,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=next_power_of_2(head_dim),
-            num_warps=2,
-        )
+            parts, sizes, out, OUT_STRIDE=out.stride(0), SPLITS=splits, HEADS=heads, HEAD_DIM=head_dim,
+            PADDED_DIM=next_power_of_2(head_dim), num_warps=2,
+        )  # fmt: skip
     return out
 
 

@@ -10,7 +10,7 @@ one float is left: about thirty reads of a row, and no memory but the result.
 import torch
 from torch import Tensor
 
-from tonnage.serve.kernels.language import jit, tl
+from tonnage.serve.kernels.common import jit, tl
 
 _ROWS = 32  # rows sorted at once: sorting takes several times the memory of the logits
 _BLOCK = 4096
@@ -26,19 +26,18 @@ def logit_threshold_reference(
     """
     rules = (temperatures, top_k, top_p, min_p)
     rows = zip(logits.split(_ROWS), *(rule.unsqueeze(1).split(_ROWS) for rule in rules), strict=True)
-    return torch.cat([_sorted_least(*part) for part in rows]) if len(logits) else logits.new_empty(0)
-
-
-def _sorted_least(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    best = logits.sort(dim=-1, descending=True).values
     ranks = torch.arange(logits.shape[-1], device=logits.device)
-    scale = torch.where(temperatures > 0, temperatures, 1.0)
-    shares = (best / scale).masked_fill(ranks >= top_k, -torch.inf).softmax(dim=-1)
-    # Sums of probabilities are rounded, and may reach 1 before the last.
-    before = shares.cumsum(dim=-1) - shares
-    kept = ((before < top_p) | (top_p >= 1)) & (shares >= min_p * shares[:, :1]) & (shares > 0)
-    kept[:, 0] = True
-    return best.gather(1, kept.sum(dim=-1, keepdim=True) - 1).squeeze(1)
+    lowest = [logits.new_empty(0)]
+    for some, heat, most, mass, least in rows if len(logits) else ():
+        best = some.sort(dim=-1, descending=True).values
+        scale = torch.where(heat > 0, heat, 1.0)
+        shares = (best / scale).masked_fill(ranks >= most, -torch.inf).softmax(dim=-1)
+        # Sums of probabilities are rounded, and may reach 1 before the last.
+        before = shares.cumsum(dim=-1) - shares
+        kept = ((before < mass) | (mass >= 1)) & (shares >= least * shares[:, :1]) & (shares > 0)
+        kept[:, 0] = True
+        lowest.append(best.gather(1, kept.sum(dim=-1, keepdim=True) - 1).squeeze(1))
+    return torch.cat(lowest)
 
 
 def logit_threshold_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -47,17 +46,9 @@ def logit_threshold_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, 
     threshold = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         _least_kernel[(rows,)](
-            logits,
-            temperatures,
-            top_k,
-            top_p,
-            min_p,
-            threshold,
-            STRIDE=logits.stride(0),
-            VOCABULARY=vocabulary,
-            BLOCK=_BLOCK,
-            num_warps=8,
-        )
+            logits, temperatures, top_k, top_p, min_p, threshold, STRIDE=logits.stride(0), VOCABULARY=vocabulary,
+            BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip
     return threshold
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import wide
+from tonnage.serve.kernels.common import jit, next_power_of_2, tl, wide
 
 MOST_ROWS = 256  # above which the weight is widened
 
@@ -34,20 +33,9 @@ def matmul8_triton(x: Tensor, weight8: Tensor, scales: Tensor) -> Tensor:
     tall = min(max(16, next_power_of_2(rows)), 64)
     broad = 32 if outputs <= 4096 else 64 if tall < 64 else 128
     _matmul8_kernel[(-(-outputs // broad), -(-rows // tall))](
-        x,
-        weight8,
-        scales,
-        out,
-        rows,
-        ROW_STRIDE=x.stride(0),
-        DEPTH=depth,
-        OUTPUTS=outputs,
-        TALL=tall,
-        BROAD=broad,
-        DEEP=128,
-        num_warps=4,
-        num_stages=4,
-    )
+        x, weight8, scales, out, rows, ROW_STRIDE=x.stride(0), DEPTH=depth, OUTPUTS=outputs, TALL=tall, BROAD=broad,
+        DEEP=128, num_warps=4, num_stages=4,
+    )  # fmt: skip
     return out
 
 

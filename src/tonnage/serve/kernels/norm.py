@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import wide
+from tonnage.serve.kernels.common import jit, next_power_of_2, tl, wide
 
 _GATED_BLOCK = 1024
 
@@ -51,19 +50,11 @@ def add_norm_triton(
     normed = torch.empty((count, width), dtype=hidden.dtype, device=hidden.device)
     if count:
         _add_norm_kernel[(count,)](
-            hidden,
-            hidden if residual is None else residual,
-            weight,
-            normed,
-            HIDDEN_STRIDE=hidden.stride(0),
-            RESIDUAL_STRIDE=hidden.stride(0) if residual is None else residual.stride(0),
-            WIDTH=width,
-            PADDED_WIDTH=next_power_of_2(width),
-            ADD=residual is not None,
-            EPS=eps,
-            OFFSET=offset,
+            hidden, hidden if residual is None else residual, weight, normed, HIDDEN_STRIDE=hidden.stride(0),
+            RESIDUAL_STRIDE=hidden.stride(0) if residual is None else residual.stride(0), WIDTH=width,
+            PADDED_WIDTH=next_power_of_2(width), ADD=residual is not None, EPS=eps, OFFSET=offset,
             num_warps=4 if width <= 2048 else 8,
-        )
+        )  # fmt: skip
     return normed, hidden if residual is None else residual
 
 

@@ -10,8 +10,7 @@ versions and in any batch. One Philox call serves four tokens a quarter block ap
 import torch
 from torch import Tensor
 
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import wide
+from tonnage.serve.kernels.common import jit, next_power_of_2, tl, wide
 
 _QUARTER = 512  # tokens of a program that use the same Philox word; changing it changes the samples
 _ROUNDS = 7  # the fewest Philox rounds that pass the usual randomness tests
@@ -82,19 +81,9 @@ def sample_triton(
     best = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     where = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
     _best_kernel[(blocks, rows)](
-        logits,
-        temperatures,
-        seeds,
-        positions,
-        best,
-        where,
-        STRIDE=logits.stride(0),
-        VOCABULARY=vocabulary,
-        BLOCKS=blocks,
-        QUARTER=_QUARTER,
-        ROUNDS=_ROUNDS,
-        num_warps=4,
-    )
+        logits, temperatures, seeds, positions, best, where, STRIDE=logits.stride(0), VOCABULARY=vocabulary,
+        BLOCKS=blocks, QUARTER=_QUARTER, ROUNDS=_ROUNDS, num_warps=4,
+    )  # fmt: skip
     _pick_kernel[(rows,)](best, where, tokens, BLOCKS=blocks, PADDED=next_power_of_2(blocks), num_warps=1)
     return tokens
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
-from tonnage.serve.kernels.language import jit, next_power_of_2, tl
-from tonnage.serve.kernels.plain import wide
+from tonnage.serve.kernels.common import jit, next_power_of_2, tl, wide
 
 LARGEST_FP8 = 448.0
 LEAST_SCALE = 1e-12  # for a token of zeros
@@ -20,20 +19,10 @@ _HEADS_PER_PROGRAM = 8
 
 
 def store_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    layer: LayerCache,
-    *,
-    cos: Tensor,
-    sin: Tensor,
-    query_norm: Tensor | None = None,
-    key_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, slots: Tensor, layer: LayerCache, *, cos: Tensor,
+    sin: Tensor, query_norm: Tensor | None = None, key_norm: Tensor | None = None, eps: float = 1e-6,
     norm_offset: float = 0.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Write keys and values [T, K, hd] to their slots; return the queries [T, H, hd] ready for attention.
 
     `cos` and `sin` are FP32 [positions, half of the rotary dim]. Halves are rotated against each other, as in Llama;
@@ -69,20 +58,10 @@ def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, rows: Tensor) ->
 
 
 def store_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    layer: LayerCache,
-    *,
-    cos: Tensor,
-    sin: Tensor,
-    query_norm: Tensor | None = None,
-    key_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, slots: Tensor, layer: LayerCache, *, cos: Tensor,
+    sin: Tensor, query_norm: Tensor | None = None, key_norm: Tensor | None = None, eps: float = 1e-6,
     norm_offset: float = 0.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Like `store_reference`, in one launch: a program handles eight heads of one token's query, key or value."""
     count, heads, head_dim = query.shape
     kv_heads = key.shape[1]
@@ -92,42 +71,17 @@ def store_triton(
     query_blocks, kv_blocks = (-(-number // _HEADS_PER_PROGRAM) for number in (heads, kv_heads))
     narrow = layer.key_scales is not None
     _store_kernel[(count, query_blocks + 2 * kv_blocks)](
-        query,
-        key,
-        value,
-        turned,
-        layer.keys,
-        layer.values,
-        layer.key_scales if narrow else query,
-        layer.value_scales if narrow else query,
-        positions,
-        slots,
-        cos,
-        sin,
-        query if query_norm is None else query_norm,
-        key if key_norm is None else key_norm,
-        QUERY_STRIDE=query.stride(0),
-        KEY_STRIDE=key.stride(0),
-        VALUE_STRIDE=value.stride(0),
-        BLOCK_STRIDE=layer.keys.stride(0),
-        TOKEN_STRIDE=layer.keys.stride(1),
-        SCALE_STRIDE=layer.key_scales.stride(0) if layer.key_scales is not None else 0,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        QUERY_BLOCKS=query_blocks,
-        KV_BLOCKS=kv_blocks,
-        HALF=cos.shape[-1],
-        HEAD_DIM=head_dim,
-        PADDED_DIM=next_power_of_2(head_dim),
-        PAGE=layer.block_size,
-        BLOCK=_HEADS_PER_PROGRAM,
-        QUERY_NORM=query_norm is not None,
-        KEY_NORM=key_norm is not None,
-        FP8_CACHE=narrow,
-        EPS=eps,
-        OFFSET=norm_offset,
+        query, key, value, turned, layer.keys, layer.values, layer.key_scales if narrow else query,
+        layer.value_scales if narrow else query, positions, slots, cos, sin,
+        query if query_norm is None else query_norm, key if key_norm is None else key_norm,
+        QUERY_STRIDE=query.stride(0), KEY_STRIDE=key.stride(0), VALUE_STRIDE=value.stride(0),
+        BLOCK_STRIDE=layer.keys.stride(0), TOKEN_STRIDE=layer.keys.stride(1),
+        SCALE_STRIDE=layer.key_scales.stride(0) if layer.key_scales is not None else 0, HEADS=heads, KV_HEADS=kv_heads,
+        QUERY_BLOCKS=query_blocks, KV_BLOCKS=kv_blocks, HALF=cos.shape[-1], HEAD_DIM=head_dim,
+        PADDED_DIM=next_power_of_2(head_dim), PAGE=layer.block_size, BLOCK=_HEADS_PER_PROGRAM,
+        QUERY_NORM=query_norm is not None, KEY_NORM=key_norm is not None, FP8_CACHE=narrow, EPS=eps, OFFSET=norm_offset,
         num_warps=4,
-    )
+    )  # fmt: skip
     return turned
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tonnage.budget.serving.own_engine import FAMILIES
 from tonnage.errors import BadModel
 from tonnage.models.config import stored_format
 from tonnage.models.fields import Fields, whole
@@ -30,7 +31,6 @@ from tonnage.models.templates import architecture as known_row
 from tonnage.serve.models.rope import Rope, read_rope
 
 Activation = Literal["silu", "gelu_tanh"]
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",

@@ -43,13 +43,9 @@ class LayerWeights:
                  "qkv", "query_norm", "sin", "window")  # fmt: skip
 
     def __init__(
-        self,
-        shape: Architecture,
-        layer: LayerConfig,
-        prefix: str,
-        build: Builder,
+        self, shape: Architecture, layer: LayerConfig, prefix: str, build: Builder,
         tables: dict[Rope, tuple[Tensor, Tensor]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         attention, mlp, hidden, width = f"{prefix}self_attn.", f"{prefix}mlp.", shape.hidden, shape.head_dim
         rows = [("q_proj", shape.heads * width), ("k_proj", shape.kv_heads * width), ("v_proj", shape.kv_heads * width)]
         self.qkv = build.matrix(attention, rows, hidden, bias=shape.query_bias)

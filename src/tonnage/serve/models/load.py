@@ -37,14 +37,9 @@ _READABLE = ("fp64", "fp32", "fp16", "bf16")
 
 
 def load_decoder(
-    folder: str | Path,
-    architecture: Architecture,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    weights: Weights | None = None,
-    context: int | None = None,
-) -> Decoder:
+    folder: str | Path, architecture: Architecture, *, device: torch.device | str, dtype: torch.dtype,
+    weights: Weights | None = None, context: int | None = None,
+) -> Decoder:  # fmt: skip
     """Load the model of a folder; position tables extend to `context`, or to the model's own limit."""
     files = _files(Path(folder).expanduser())
     build = Builder(torch.device(device), dtype, weights)
@@ -66,13 +61,9 @@ def load_decoder(
 
 
 def random_decoder(
-    architecture: Architecture,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    seed: int = 0,
-    weights: Weights | None = None,
-    context: int | None = None,
-) -> Decoder:
+    architecture: Architecture, device: torch.device | str, dtype: torch.dtype, seed: int = 0,
+    weights: Weights | None = None, context: int | None = None,
+) -> Decoder:  # fmt: skip
     """Return a model with random weights: for benchmarks, or if only the shape matters."""
     build = Builder(torch.device(device), dtype, weights)
     decoder = Decoder(architecture, build, context or architecture.positions)

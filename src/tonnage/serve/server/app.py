@@ -98,13 +98,9 @@ class Service:
         return self.tokenizer
 
     async def _generate(
-        self,
-        request: Request,
-        body: GenerationRequest,
-        prompts: Sequence[list[int]],
-        max_tokens: int,
+        self, request: Request, body: GenerationRequest, prompts: Sequence[list[int]], max_tokens: int,
         kind: type[Format],
-    ) -> Response:
+    ) -> Response:  # fmt: skip
         for prompt in prompts:
             if not 0 < len(prompt) < self.context:
                 message = f"The prompt has {len(prompt):,} tokens; give 1 to {self.context - 1:,}."

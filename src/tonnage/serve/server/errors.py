@@ -15,15 +15,9 @@ class ApiError(TonnageError):
     """A request that fails, and why."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+        self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
+        code: str | None = None, headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.kind, self.param, self.code = status, kind, param, code
         self.headers = dict(headers or {})

@@ -4,7 +4,7 @@ Request times are recorded as tokens are sent; engine figures are those at the t
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -117,18 +117,12 @@ class _EngineFigures:
             "prefix_cache_queries": ("Tokens of prompts that were looked up.", state.prefix_queries),
             "prefix_cache_hits": ("Tokens of prompts that were found.", state.prefix_hits),
         }
-        for name, (words, value) in gauges.items():
-            yield self._family(GaugeMetricFamily, name, words, value)
-        for name, (words, value) in totals.items():
-            yield self._family(CounterMetricFamily, name, words, value)
+        kinds: Any = ((GaugeMetricFamily, gauges), (CounterMetricFamily, totals))
+        for kind, name, (words, value) in ((kind, *row) for kind, rows in kinds for row in rows.items()):
+            family = kind(f"vllm:{name}", words, labels=_LABELS)
+            family.add_metric([self._model], value)
+            yield family
         parts = GaugeMetricFamily("tonnage_kv_bytes", "The KV pool; the states sum to it.", labels=(*_LABELS, "state"))
         for part, size_bytes in kv_rows(state.ledger):
             parts.add_metric([self._model, part], size_bytes)
         yield parts
-
-    def _family(
-        self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, words: str, value: float
-    ) -> "Metric":
-        family = kind(f"vllm:{name}", words, labels=_LABELS)
-        family.add_metric([self._model], value)
-        return family

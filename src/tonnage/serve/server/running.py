@@ -99,15 +99,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    engine: "Engine",
-    name: str,
-    bound: socket.socket,
-    *,
-    keys: Sequence[str],
-    drain_s: float,
-    watch_s: float | None,
+    engine: "Engine", name: str, bound: socket.socket, *, keys: Sequence[str], drain_s: float, watch_s: float | None,
     stream: TextIO,
-) -> bool:
+) -> bool:  # fmt: skip
     """Serve until a signal comes and requests are drained; return False if a step hangs."""
     worker = Worker(engine)
     service = Service(worker, name, engine.context, engine.architecture.vocab, engine.tokenizer)

@@ -1,12 +1,39 @@
-"""Helpers of the plain PyTorch versions: reading pages, and attention written out.
+"""What kernels share: Triton, or stand-ins for its names without it; and helpers of the plain PyTorch versions.
 
-They favor correctness over speed: scores are kept whole, in FP32 (FP64 for FP64 queries).
+The helpers favor correctness over speed: scores are kept whole, in FP32 (FP64 for FP64 queries).
 """
+
+# mypy: disable-error-code="no-untyped-def, import-not-found, import-untyped, no-redef"
+
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tonnage.serve.batch import LayerCache
+
+__all__ = ["HAS_TRITON", "attend", "jit", "next_power_of_2", "read_pages", "tl", "wide"]
+
+jit: Any
+tl: Any
+try:
+    import triton
+    import triton.language as tl
+
+    jit = triton.jit
+    HAS_TRITON = True
+except ImportError:
+    HAS_TRITON = False
+    tl = SimpleNamespace(constexpr=lambda value: value)
+
+    def jit(function=None, **_options):
+        return jit if function is None else function
+
+
+def next_power_of_2(number: int) -> int:
+    """Return the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
