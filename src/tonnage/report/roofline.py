@@ -144,7 +144,7 @@ def _table_row(analysis: Analysis, row: RooflineRow) -> Iterator[Text]:
         line.append(f"{_three(row.slower) + ' ×' if row.slower else '–':>7}")
     line.append("  ")
     first = " " * line.cell_len
-    words = packed([cut(item.name, report_width() - len(first)), item.detail], first=first, gap="  ")
+    words = packed([cut(item.name or "(no name)", report_width() - len(first)), item.detail], first=first, gap="  ")
     yield line.append(words[0][len(first) :])
     yield from map(Text, words[1:])
 
