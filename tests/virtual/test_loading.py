@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 import tonnage
-from tonnage.virtual.loading import cuda_operators
 
 
 def python_rules(compute: Any) -> set[str]:
@@ -39,7 +38,3 @@ def test_tensors_without_a_device_keep_the_rules_of_torch() -> None:
     rows, column = torch.ones(4, 3, device="meta"), torch.ones(4, 1, device="meta")
     assert "mul" in python_rules(lambda: rows * column)
     assert (rows * column).shape == (4, 3)
-
-
-def test_operators_with_a_kernel_for_cuda_are_known_by_name() -> None:
-    assert {"add.Tensor", "mul.Tensor", "cat"} <= set(cuda_operators())
