@@ -18,6 +18,8 @@ from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.batches import change_tensors
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.meter import GpuMeter
+from tonnage.fit.survey.survey import Survey
 from tonnage.fit.technique import NotApplicable, Technique, find_conflict
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.allocator import SetAllocator
@@ -237,3 +239,15 @@ def test_fit_keeps_to_its_budget_and_trains_as_the_plain_model_does() -> None:
     assert proof.worst_error <= proof.tolerance
     fitted.undo()
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_block_of_large_products_is_no_slower_in_a_rehearsal() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4096, 4096, dtype=torch.bfloat16) for _ in range(4))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = {"x": torch.randn(8192, 4096, dtype=torch.bfloat16, device="cuda")}
+    loss = lambda model, batch: model(batch["x"]).float().square().mean()  # noqa: E731
+    training = Training(model, optimizer, loss, batch, torch.device("cuda"), Stepper(optimizer))
+    survey = Survey(training, GpuMeter(training.device))
+    survey.at(8192)
+    assert 0.5 < survey.rehearsal_pace <= 1.0

@@ -228,16 +228,21 @@ class Fitting(Stages):
         """If a step is slower than predicted, try the fastest solution with another layout if that promises more."""
         if measured is None or measured.step_s is None or self.training.ranks is not None:
             return solution, measured
-        if measured.step_s <= (1 + _MISJUDGED) * solution.step_s:
+        if measured.step_s <= (1 + _MISJUDGED) * self._rehearsal_s(solution):
             return solution, measured
         worth_s = (1 - _WORTHWHILE) * measured.step_s
         supposed = self._solve(budget_bytes, without=solution.layout)
-        if supposed is None or supposed.step_s > worth_s:
+        if supposed is None or self._rehearsal_s(supposed) > worth_s:
             return solution, measured  # before anything is compiled for it
         other = self._fastest(budget_bytes, resort=False, without=solution.layout)
-        if other is None or other.step_s > worth_s:
+        if other is None or self._rehearsal_s(other) > worth_s:
             return solution, measured
         return self._exchange(solution, other, worth_s)
+
+    def _rehearsal_s(self, solution: Solution) -> float:
+        """Return the predicted seconds of a rehearsed step, whose blocks compute faster than a real one's."""
+        blocks_s = solution.layout.micro_batches * solution.choice.micro_batch_s
+        return solution.step_s - (1 - self.survey.rehearsal_pace) * blocks_s
 
     def _prove(self) -> Proof | None:
         """Prove gradients once, on as many rows as the plain model has room for; None on a virtual GPU."""

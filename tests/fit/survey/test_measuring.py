@@ -10,9 +10,16 @@ from torch.utils._pytree import tree_leaves
 
 from fit.cases import build_training, llama
 from fit.zoo.trainings import KINDS
-from tonnage.fit.modules import find_blocks
+from tonnage.fit.modules import find_blocks, without_cache
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.measuring import _forward_block, _PeaksAround, _without_frame, capture_calls, required_gradients
+from tonnage.fit.survey.measuring import (
+    _forward_block,
+    _PeaksAround,
+    _without_frame,
+    capture_calls,
+    rehearsal_pace,
+    required_gradients,
+)
 from tonnage.fit.survey.meter import Duration, GpuMeter, Watch
 from tonnage.fit.training import Training
 
@@ -112,3 +119,24 @@ def test_the_hosts_time_for_running_a_block_alone_is_not_the_blocks(kind: str) -
     assert (forward.gpu_s, whole.gpu_s) == (1.0, 2.0)
     assert (forward.host_s, whole.host_s) == (pytest.approx(0.2), 0.0)
     assert "forward" not in vars(blocks[name])
+
+
+def test_the_pace_of_rehearsals_is_taken_on_zero_gradients_and_is_never_above_one() -> None:
+    training = build_training(llama, dtype=torch.float32)
+    without_cache(training.model)
+    blocks = find_blocks(training.model)
+    name, call = next(iter(capture_calls(training, blocks, training.sample).by_kind.values()))
+    gradients: list[float] = []
+
+    class Timing(Mock):
+        device = torch.device("cpu")
+
+        def time(self, run: Callable[[], object]) -> Duration:
+            run()
+            return Duration(0.9)
+
+    handle = next(blocks[name].parameters()).register_hook(lambda gradient: gradients.append(float(gradient.norm())))
+    paces = [rehearsal_pace(training, Timing(), blocks[name], call, usual_s) for usual_s in (1.0, 0.5, 0.0)]
+    handle.remove()
+    assert paces == [0.9, 1.0, 1.0] and gradients == [0.0] * 3
+    assert all(parameter.grad is None for parameter in blocks[name].parameters())

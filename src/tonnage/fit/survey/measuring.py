@@ -188,6 +188,16 @@ def measure_block(training: Training, meter: GpuMeter, block: nn.Module, call: B
     )
 
 
+def rehearsal_pace(training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall, usual_s: float) -> float:
+    """Return what share of its usual time a block takes in a rehearsal, whose gradients are zero.
+
+    Products of zeros take less power, and a card at its power limit then runs at a higher clock: 0.91 on an H200.
+    """
+    with dropped_gradients(block), undisturbed(block, meter.device):
+        zeros = meter.time(lambda: _run_block(training, block, call, torch.zeros_like))
+    return min(1.0, zeros.gpu_s / usual_s) if usual_s else 1.0
+
+
 def _without_frame(
     training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall, forward: Duration, whole: Duration
 ) -> tuple[Duration, Duration]:
@@ -301,10 +311,12 @@ def _watch_block(training: Training, meter: GpuMeter, block: nn.Module, call: Bl
     return forward, backward
 
 
-def _run_block(training: Training, block: nn.Module, call: BlockCall) -> None:
+def _run_block(
+    training: Training, block: nn.Module, call: BlockCall, gradient: Callable[[Tensor], Tensor] = torch.ones_like
+) -> None:
     output = _forward_block(training, block, call)
     ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+    torch.autograd.backward(ends, [gradient(end) for end in ends])
 
 
 def _forward_block(training: Training, block: nn.Module, call: BlockCall) -> Any:

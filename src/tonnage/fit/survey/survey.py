@@ -77,6 +77,7 @@ class Survey:
         self.supposed: set[int] = set()  # sizes that are estimated, not measured
         self.outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured, with or without blocks
         self.unrepeatable: dict[str, str] = {}  # kind without its inputs → why it must not run twice
+        self.rehearsal_pace = 1.0  # a rehearsed block's share of its time in a real step, at the size measured last
 
     @property
     def measured(self) -> dict[int, SizeProfile]:
@@ -104,6 +105,10 @@ class Survey:
             kind: {KEEP: measuring.measure_block(self.training, self.meter, self.blocks[name], call)}
             for kind, (name, call) in calls.by_kind.items()
         }
+        if calls.by_kind and not self.meter.virtual and self.training.ranks is None:
+            kind, (name, call) = next(iter(calls.by_kind.items()))
+            usual_s = blocks[kind][KEEP].forward_s + blocks[kind][KEEP].backward_s
+            self.rehearsal_pace = measuring.rehearsal_pace(self.training, self.meter, self.blocks[name], call, usual_s)
         outside = measuring.measure_outside(self.training, self.meter, self.blocks, calls, batch)
         return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
 
