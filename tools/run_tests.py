@@ -1,9 +1,10 @@
-"""Every test that needs no GPU, in groups, as many at once as there are cores, and what they cover of the core: `make test`.
+"""Every test that needs no GPU, in groups, as many at once as there are cores, and what they cover of each package: `make test`.
 
     .venv/bin/python tools/run_tests.py [--lanes 2] [--slow] [GROUP ...]
 
 A group is a process of pytest. The longest begin first; whatever is in no group of its own is among "all others". A group that
 passes is one line, one that fails is shown whole. With --slow, the tests that are marked slow run instead of the others: `make slow`.
+Coverage is held to its floors when all groups run.
 """
 
 import argparse
@@ -11,43 +12,44 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import coverage_probes
+
 ROOT = Path(__file__).parent.parent
-COVERED = ["--cov", "--cov-report=", "--cov-fail-under=0"]
+SOURCE = ROOT / "src" / "tonnage"
 NOTHING_TO_RUN = 5  # pytest's status
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tests that run in one process. `covered`: they count for the coverage of the core, which doubles the time of planning."""
+    """Tests that run in one process."""
 
     name: str
     paths: tuple[str, ...]
-    covered: bool = True
 
 
 GROUPS = [
-    Group("fit", ("tests/fit",), covered=False),
-    Group("virtual", ("tests/virtual",), covered=False),
+    Group("fit", ("tests/fit",)),
+    Group("virtual", ("tests/virtual",)),
     Group("all others", ("tests",)),
-    Group("fit techniques", ("tests/fit/techniques", "tests/fit/recomputing"), covered=False),
-    Group("virtual cluster", ("tests/virtual/cluster",), covered=False),
+    Group("fit techniques", ("tests/fit/techniques", "tests/fit/recomputing")),
+    Group("virtual cluster", ("tests/virtual/cluster",)),
     Group("commands", ("tests/commands",)),
     Group("explain", ("tests/explain",)),
-    Group("assistant", ("tests/assistant",), covered=False),
+    Group("assistant", ("tests/assistant",)),
     Group("certify", ("tests/certify",)),
-    Group("fit sharded", ("tests/fit/sharding",), covered=False),
-    Group("serve", ("tests/serve",), covered=False),
+    Group("fit sharded", ("tests/fit/sharding",)),
+    Group("serve", ("tests/serve",)),
     Group("planner", ("tests/planner", "tests/budget")),
-    Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py"), covered=False),
-    Group("docs, packages", ("tests/tools",), covered=False),
-    Group("kernels", ("tests/serve/kernels", "tests/serve/simulation"), covered=False),
-    Group("league", ("tests/league",), covered=False),
+    Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py")),
+    Group("docs, packages", ("tests/tools",)),
+    Group("kernels", ("tests/serve/kernels", "tests/serve/simulation")),
+    Group("league", ("tests/league",)),
     Group("integrations", ("tests/integrations",)),
 ]  # fmt: skip
 
@@ -76,29 +78,31 @@ def main() -> int:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="some of: " + ", ".join(g.name for g in GROUPS))
     options = parser.parse_args()
     chosen = [group for group in GROUPS if not options.groups or group.name in options.groups]
-    for left in ROOT.glob(".coverage*"):
-        left.unlink()
-    with ThreadPoolExecutor(options.lanes) as pool:
-        results = list(pool.map(lambda group: run(group, options.lanes, slow=options.slow), chosen))
-    failed = [result for result in results if result.status]
-    for result in failed:
-        print(f"\n{result.group.name} failed\n{result.output}")
-    uncovered = 0 if options.groups or options.slow else coverage()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.lanes) as pool:
+        whole = not options.groups and not options.slow
+        probes = coverage_probes.prepare(SOURCE, Path(folder)) if whole else {}
+        results = list(pool.map(lambda group: run(group, options.lanes, probes, slow=options.slow), chosen))
+        failed = [result for result in results if result.status]
+        for result in failed:
+            print(f"\n{result.group.name} failed\n{result.output}")
+        below = coverage_probes.report(Path(folder), ROOT) if whole else []
     if failed:
         print("failed: " + ", ".join(result.group.name for result in failed))
-    return int(bool(failed) or uncovered != 0)
+    if below:
+        print("coverage is below its floor: " + ", ".join(below))
+    return int(bool(failed or below))
 
 
-def run(group: Group, lanes: int, *, slow: bool = False) -> Result:
-    """One group, to its end. A group may have no slow tests, which is no failure."""
+def run(group: Group, lanes: int, probes: dict[str, str], *, slow: bool = False) -> Result:
+    """Run one group to its end. A group may have no slow tests, which is no failure."""
     number = GROUPS.index(group)
     # Each process has its share of the cores, rather than all of them fighting for all.
     threads = str(max(1, (os.cpu_count() or 1) // lanes))
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "COVERAGE_FILE": str(ROOT / f".coverage.{number}")}
+    environment = os.environ | {"OMP_NUM_THREADS": threads} | probes
     began_s = time.monotonic()
     marked = "not gpu and slow" if slow else "not gpu and not slow"
     command = [sys.executable, "-m", "pytest", "-m", marked, "-o", f"cache_dir=.pytest_cache/{number}"]
-    command += [*group.paths, *ignored(group), *(COVERED if group.covered and not slow else [])]
+    command += [*group.paths, *ignored(group)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     status = 0 if slow and done.returncode == NOTHING_TO_RUN else done.returncode
     result = Result(group, status, done.stdout + done.stderr, time.monotonic() - began_s)
@@ -111,13 +115,6 @@ def ignored(group: Group) -> list[str]:
     others = [path for other in GROUPS if other is not group for path in other.paths]
     inside = [path for path in others if any(path.startswith(own + "/") for own in group.paths)]
     return [f"--ignore={path}" for path in inside]
-
-
-def coverage() -> int:
-    """Put the groups' parts together and hold them to the bar."""
-    tool: Sequence[str] = (sys.executable, "-m", "coverage")
-    subprocess.run([*tool, "combine", "--quiet"], cwd=ROOT, check=True)
-    return subprocess.run([*tool, "report"], cwd=ROOT).returncode
 
 
 if __name__ == "__main__":
