@@ -20,9 +20,6 @@ MOST_LAWS = 1 << 16
 LARGEST_TOLERANCE = 1e-4
 
 
-# Distributions
-
-
 @dataclass(frozen=True, slots=True)
 class Uniform:
     """Uniformly distributed real numbers from `low` to `high`."""

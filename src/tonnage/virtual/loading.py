@@ -78,22 +78,16 @@ def _keep_shape_rules(library: ctypes.PyDLL) -> None:
     import torch
     import torch._meta_registrations as registrations
 
+    from tonnage.virtual.kernels.registry import operator_named
+
     in_python = registrations._meta_lib_dont_use_me_use_register_meta
-    operators = [_operator_named(key.split("/")[1]) for key in in_python._op_impls]
+    operators = [operator_named(key.split("/")[1]) for key in in_python._op_impls]
     in_python._destroy()
     library.tonnage_keep_shape_rules()
     again = torch.library.Library("aten", "IMPL", "Meta")
     for operator in operators:
         again.impl(operator, operator.py_kernels[torch._C.DispatchKey.Meta])
     registrations._meta_lib_dont_use_me_use_register_meta = again
-
-
-def _operator_named(name: str) -> Any:
-    """Return the operator of a name like "add.Tensor"."""
-    import torch
-
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _register(library: ctypes.PyDLL) -> None:
@@ -190,9 +184,6 @@ def _operators() -> list[_Entry]:
             if "CompositeExplicitAutograd" not in keys:  # listed beside CUDA, the composite is CUDA's own code
                 entries[-1].keys.update(keys)
     return entries
-
-
-# Building
 
 
 def native_library(torch_root: Path) -> Path:

@@ -38,9 +38,6 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.set_all(torch.UntypedStorage, {"__new__": staticmethod(new), "resize_": resize})
 
 
-# Legacy constructors such as torch.cuda.FloatTensor
-
-
 class _Constructor(type):
     """A legacy tensor class: calling it makes a tensor, and `isinstance` recognizes its tensors."""
 

@@ -24,8 +24,6 @@ Ints: TypeAlias = list[int]
 How: TypeAlias = tuple[Ints, Ints, Ints, int]  # padding, stride, dilation, groups
 _searched: WeakKeyDictionary[Session, set[ConvolutionCall]] = WeakKeyDictionary()
 
-# ---- layouts
-
 
 @cache
 def _is_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -53,9 +51,6 @@ def _convolution_format(first: Tensor, second: Tensor) -> torch.memory_format:
         return torch.contiguous_format
     found = suggested_format(first)
     return suggested_format(second) if found == torch.contiguous_format else found
-
-
-# ---- cuDNN
 
 
 def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
@@ -208,8 +203,6 @@ def cudnn_convolution_transpose_backward(
     to_weight = _gradient_of_weight(list(weight.shape), input, grad, how, benchmark) if want_weight else None
     return to_input, to_weight
 
-
-# ---- PyTorch's kernels
 
 _MOST_ELEMENTS = 2**31 - 1
 

@@ -25,9 +25,6 @@ INT_MAX = 2**31 - 1
 CHUNK = 1 << 30
 
 
-# Coordinates of a mask
-
-
 @kernel("nonzero")
 def nonzero(self: Tensor) -> Tensor:
     """Return the coordinates of nonzero elements, one column per dimension."""
@@ -55,9 +52,6 @@ def nonzero(self: Tensor) -> Tensor:
 def nonzero_out(self: Tensor, *, out: Tensor) -> Tensor:
     out.set_(nonzero(self))  # type: ignore[call-overload]
     return out
-
-
-# Indexing
 
 
 def _is_simple(indices: Sequence[Index]) -> bool:
@@ -110,9 +104,6 @@ def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     )
     result: Tensor = aten.index.Tensor(self, [mask])
     return result
-
-
-# Writing at indices
 
 
 @kernel("_index_put_impl_")
@@ -206,9 +197,6 @@ def scatter_reduce(
         return []
     ones, counts = torch.empty_like(src), torch.empty_like(result)
     return [ones, counts, torch.empty_like(counts, dtype=torch.bool)]
-
-
-# Counting and repeating
 
 
 @kernel("repeat_interleave.Tensor")

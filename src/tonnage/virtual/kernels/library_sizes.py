@@ -15,8 +15,6 @@ from typing import Any
 _DATA = Path(__file__).parents[1] / "data"
 _MIB = 1 << 20
 
-# cuFFT
-
 _COMMON_RADIX, _LARGEST_RADIX = 13, 127
 _REAL_POINTS, _COMPLEX_POINTS = 1024, 16384
 _FUSED_REAL_POINTS = frozenset(1 << k for k in range(17))
@@ -117,15 +115,12 @@ def singular_bytes(rows: int, columns: int, item: int) -> int:
     return householder_bytes(min(rows, columns), item) + sum(-(-size // 128) * 128 for size in (scales, transposed))
 
 
-# cuSPARSE
+# cuSPARSE and cuDNN
 
 
 def sparse_product_bytes(algorithm: int) -> int | None:
     """Return the buffer of a sparse by dense product; None if unmeasured. Measured at one size only."""
     return {4: 43, 6: 727}.get(algorithm)
-
-
-# cuDNN
 
 
 def batch_norm_bytes(elements: int, channels: int, item: int, backward: bool) -> int:

@@ -56,9 +56,6 @@ def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = N
     return loss
 
 
-# Margin losses
-
-
 @kernel("multi_margin_loss")
 def multi_margin_loss(
     self: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = MEAN
@@ -89,9 +86,6 @@ def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int) -> Tens
     torch.sum(losses, dim=[0], out=result)
     del losses
     return result, is_target
-
-
-# Connectionist temporal classification
 
 
 @kernel("_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor")
@@ -131,9 +125,6 @@ def ctc_loss_backward(
     return result
 
 
-# Distances
-
-
 @kernel("_cdist_backward")
 def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
     """Allocate a gradient for each pair, before they are summed."""
@@ -153,9 +144,6 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
     pairs = self.new_empty((self.shape[0] - 1, *result.shape)) if p and self.numel() else None
     del pairs
     return result
-
-
-# Negative log likelihood of images
 
 
 @kernel("nll_loss2d_forward")

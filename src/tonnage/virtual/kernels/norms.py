@@ -185,9 +185,6 @@ def _way(x: Tensor) -> str:
     return "channels_last" if x.dim() == 4 and _is_fast_last(x) else "general"
 
 
-# ---- PyTorch's kernels
-
-
 def reduction_grid(length: int, channels: int) -> tuple[int, int]:
     """Return the columns and rows of blocks of a reduction over all but the channels; in one row no block waits."""
     block_x = min(last_power(channels), TILE_WIDTH)
@@ -306,9 +303,6 @@ def native_batch_norm_backward(
     gradient = _gradient_of_input(grad_out, input, train) if output_mask[0] else None
     del sum_dy_xmu, sum_dy, deviation
     return gradient, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
-
-
-# ---- cuDNN
 
 
 def _take_workspace(x: Tensor, backward: bool) -> None:

@@ -124,9 +124,6 @@ def _views(buffer: Tensor, weights: list[Tensor]) -> list[Tensor]:
     return views
 
 
-# ---- cuDNN's calls
-
-
 @kernel("_cudnn_rnn")
 def rnn_forward(
     input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Maybe, hx: Tensor, cx: Maybe, mode: int,

@@ -72,9 +72,6 @@ def pow_scalar(result: Tensor, self: Any, exponent: Tensor) -> list[Tensor]:
     return [torch.empty((), dtype=dtype, device=exponent.device)] if complex(self) != 1 else []
 
 
-# Random tensors
-
-
 @kernel("randperm.generator_out")
 def randperm(n: int, *, generator: Any = None, out: Tensor) -> Tensor:
     """Sort random keys together with a range."""

@@ -28,9 +28,6 @@ def _empty(count: int, dtype: torch.dtype, like: Tensor) -> Tensor:
     return torch.empty(count, dtype=dtype, device=like.device)
 
 
-# Sort
-
-
 @kernel("sort.stable", "sort.values_stable")
 def sort(
     self: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, **out: Tensor
@@ -92,9 +89,6 @@ def radix_sort(count: int, key_bytes: int, value_bytes: int, like: Tensor, bits:
     scratch(cub.radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
 
 
-# Top k
-
-
 @kernel("topk", "topk.values")
 def topk(
     self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, **out: Tensor
@@ -139,9 +133,6 @@ def _topk_in_blocks(slices: int, length: int, self: Tensor) -> None:
     free_reversed(held)
 
 
-# Medians
-
-
 @kernel("median")
 def median(self: Tensor) -> Tensor:
     """Sort all elements."""
@@ -161,9 +152,6 @@ def nanmedian(self: Tensor) -> Tensor:
     del half, rest, count, mask
     result: Tensor = aten.index.Tensor(ordered, [place])
     return result
-
-
-# Sampling
 
 
 @kernel("multinomial")
@@ -199,9 +187,6 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, ge
         del values
     del keys, any_zero, valid
     return result
-
-
-# Unique values
 
 
 @kernel("_unique2")
