@@ -17,11 +17,11 @@ from torch import Tensor
 from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.kernels import convolution_engines as engines
 from tonnage.virtual.kernels.convolution_engines import Convolution, ConvolutionCall, Way
-from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
+from tonnage.virtual.kernels.registry import free_reversed, kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
 
 Ints: TypeAlias = list[int]
-How: TypeAlias = tuple[Ints, Ints, Ints, int]  # padding, stride, dilation, groups
+How: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # padding, stride, dilation, groups
 _searched: WeakKeyDictionary[Session, set[ConvolutionCall]] = WeakKeyDictionary()
 
 
@@ -53,19 +53,17 @@ def _convolution_format(first: Tensor, second: Tensor) -> torch.memory_format:
     return suggested_format(second) if found == torch.contiguous_format else found
 
 
-def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
+def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, layout: torch.memory_format) -> None:
     """Run one plan: its workspace lives while it runs. Without room for it, PyTorch tries the next plan.
 
     The last plans of cuDNN's list need no workspace, so a convolution runs wherever its operands fit.
     """
-    padding, stride, dilation, groups = how
-    layer = Convolution(
-        tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups
-    )  # fmt: skip
+    layer = _layer(x, weight, how)
     # cuDNN's engines process larger batches in pieces (measured on an H200 with cuDNN 9.19).
     largest = max(math.prod(x.shape[1:]), weight.shape[0] * math.prod(layer.output_sides()))
     batch = min(x.shape[0], max(_MOST_ELEMENTS // largest, 1)) if largest else x.shape[0]
-    plan = ConvolutionCall(way, layer, batch, str(x.dtype).removeprefix("torch."), last)
+    is_last = layout != torch.contiguous_format
+    plan = ConvolutionCall(way, layer, batch, str(x.dtype).removeprefix("torch."), is_last)
     session = active()
     session.device.use("cudnn")
     if benchmark and plan not in (searched := _searched.setdefault(session, set())):
@@ -90,14 +88,13 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
 
 def _convolve(x: Tensor, weight: Tensor, how: How, benchmark: bool, out: Tensor | None = None) -> Tensor:
     if out is None:
-        padding, stride, dilation, _ = how
-        shape = _output_shape(x, weight, stride, padding, dilation)
-        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_convolution_format(x, weight))
+        layout = _convolution_format(x, weight)
+        out = torch.empty(_output_shape(x, weight, how), dtype=x.dtype, device=x.device, memory_format=layout)
     if out.numel():
         layout = suggested_format(out)
         laid_weight = weight.contiguous(memory_format=layout)
         laid_x = x.contiguous(memory_format=layout)
-        _run("forward", laid_x, laid_weight, how, benchmark, layout != torch.contiguous_format)
+        _run("forward", laid_x, laid_weight, how, benchmark, layout)
         del laid_x, laid_weight
     return out
 
@@ -108,7 +105,7 @@ def _gradient_of_input(shape: Ints, grad: Tensor, weight: Tensor, how: How, benc
     laid_weight = weight.contiguous(memory_format=layout)
     laid_grad = grad.contiguous(memory_format=layout)
     if result.numel():
-        _run("backward_data", result, laid_weight, how, benchmark, layout != torch.contiguous_format)
+        _run("backward_data", result, laid_weight, how, benchmark, layout)
     del laid_grad, laid_weight
     return result
 
@@ -119,7 +116,7 @@ def _gradient_of_weight(shape: Ints, grad: Tensor, x: Tensor, how: How, benchmar
     laid_x = x.contiguous(memory_format=layout)
     result = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=layout)
     if result.numel():
-        _run("backward_filter", laid_x, result, how, benchmark, layout != torch.contiguous_format)
+        _run("backward_filter", laid_x, result, how, benchmark, layout)
     del laid_x, laid_grad
     return result
 
@@ -223,11 +220,13 @@ def _is_left_to_cudnn(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
     return stride[0] == 1 or (stride[0] == 2 and width > 1 and (channels >= 512 or (channels >= 256 and side >= 28)))
 
 
-def _output_shape(
-    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> tuple[int, ...]:
-    layer = Convolution(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1)
-    return (x.shape[0], weight.shape[0], *layer.output_sides())
+def _layer(x: Tensor, weight: Tensor, how: How) -> Convolution:
+    padding, stride, dilation, groups = how
+    return Convolution(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def _output_shape(x: Tensor, weight: Tensor, how: How) -> tuple[int, ...]:
+    return (x.shape[0], weight.shape[0], *_layer(x, weight, how).output_sides())
 
 
 @kernel("_conv_depthwise2d", "conv_depthwise3d")
@@ -235,7 +234,7 @@ def depthwise(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints
 ) -> Tensor:
     """Convolve each channel separately, from contiguous operands."""
-    shape = _output_shape(self, weight, stride, padding, dilation)
+    shape = _output_shape(self, weight, (padding, stride, dilation, 1))
     too_large = max(self.numel(), math.prod(shape)) >= _MOST_ELEMENTS
     if too_large and self.dim() == 4 and _is_left_to_cudnn(self, weight, stride):
         layout = _convolution_format(self, weight)
@@ -245,10 +244,7 @@ def depthwise(
         raise RuntimeError(
             "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false."
         )
-    laid_x = self.contiguous()
-    laid_weight = weight.contiguous()
-    laid_bias = bias.contiguous() if bias is not None else None
-    del laid_bias, laid_weight, laid_x
+    free_reversed([each.contiguous() for each in (self, weight, bias) if each is not None])
     return output
 
 
@@ -259,7 +255,7 @@ def dilated(
 ) -> Tensor:  # fmt: skip
     """Unfold one image at a time into columns, then multiply matrices."""
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
-    shape = _output_shape(self, weight, stride, padding, dilation)
+    shape = _output_shape(self, weight, (padding, stride, dilation, 1))
     output = torch.empty(shape, dtype=self.dtype, device=self.device)
     columns = torch.empty((math.prod(weight.shape[1:]), *shape[2:]), dtype=self.dtype, device=self.device)
     active().workspaces.use("cublas")
@@ -272,7 +268,8 @@ def slow_conv2d(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints
 ) -> Tensor:
     """Unfold each image, unless the kernel is a single point."""
-    output = torch.empty(_output_shape(self, weight, stride, padding, [1, 1]), dtype=self.dtype, device=self.device)
+    shape = _output_shape(self, weight, (padding, stride, [1, 1], 1))
+    output = torch.empty(shape, dtype=self.dtype, device=self.device)
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
     columns = None
     if max(kernel_size) > 1 or max(stride) > 1 or max(padding) > 0:

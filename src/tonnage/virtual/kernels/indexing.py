@@ -99,9 +99,7 @@ def index_out(self: Tensor, indices: list[Index], *, out: Tensor) -> Tensor:
 
 @kernel("masked_select")
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
-    mask, self = torch.broadcast_tensors(
-        mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0)
-    )
+    mask, self = torch.broadcast_tensors(*(each if each.dim() else each.unsqueeze(0) for each in (mask, self)))
     result: Tensor = aten.index.Tensor(self, [mask])
     return result
 
@@ -206,23 +204,20 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
         return torch.empty_like(repeats)
     known = is_known(repeats)
     sums = repeats.contiguous().cumsum(0)
-    total = output_size
-    if total is None:
-        flags = (repeats >= 0).all()
-        del flags
-        total = int(repeats.cpu().sum()) if known else repeats.shape[0]
+    if output_size is None:
+        (repeats >= 0).all()
+        output_size = int(repeats.cpu().sum()) if known else repeats.shape[0]
     if not known:
-        active().stand_ins.assume(
-            "repeat_interleave", "Unknown repeats count as one each, unless output_size says otherwise."
-        )
-    result = repeats.new_empty(total)
+        words = "Unknown repeats count as one each, unless output_size says otherwise."
+        active().stand_ins.assume("repeat_interleave", words)
+    result = repeats.new_empty(output_size)
     del sums
     return put(result, torch.repeat_interleave(repeats.cpu())) if known else result
 
 
 @kernel("bincount")
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    dtype = torch.int64 if weights is None else weights.dtype if weights.dtype in (torch.float32,) else torch.float64
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
     if not self.numel():
         return torch.zeros(minlength, dtype=torch.int64, device=self.device)
     torch.min(self)
@@ -267,8 +262,7 @@ def isin(
     del tests, flat
     values, places = everything.sort(stable=True, dim=0)
     duplicates = torch.empty_like(values, dtype=torch.bool)
-    equal = torch.empty(values.numel() - 1, dtype=torch.bool, device=elements.device)
-    del equal
+    torch.empty(values.numel() - 1, dtype=torch.bool, device=elements.device)  # equal neighbours
     mask = torch.empty_like(duplicates)
     found = None if order is None else torch.empty(order.shape, dtype=torch.bool, device=elements.device)
     return [order, everything, places, values, duplicates, mask, found]

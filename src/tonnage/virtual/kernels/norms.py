@@ -158,11 +158,8 @@ def _accumulator(like: Tensor, *shape: int) -> Tensor:
 
 Maybe: TypeAlias = "Tensor | None"
 
-MAX_BLOCK = 512
-TILE_WIDTH = 32
-ELEMENTS_PER_THREAD = 16
-MAX_ROWS_OF_BLOCKS = 128
-LEAST_ROWS_WORTH_A_GRID = 8
+MAX_BLOCK, TILE_WIDTH, ELEMENTS_PER_THREAD = 512, 32, 16
+MAX_ROWS_OF_BLOCKS, LEAST_ROWS_WORTH_A_GRID = 128, 8
 INDEX_LIMIT = 2**31
 
 
@@ -251,20 +248,9 @@ def batch_norm_backward_reduce(
     return *sums, *gradients
 
 
-def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
-    way = _way(x) if _way(x) == _way(grad_out) else "general"
-    if training and way != "general":
-        layout = suggested_format(x) if way == "channels_last" else torch.contiguous_format
-        return torch.empty_like(x, memory_format=layout)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-# SyncBatchNorm: statistics of all ranks are merged, and the rest is elementwise
-
-
 @kernel("batch_norm_gather_stats_with_counts")
 def batch_norm_gather_stats_with_counts(input: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Allocate two values per channel, in float32 for half-precision inputs."""
+    """Merge the statistics of all ranks, for SyncBatchNorm: two values per channel, in float32 for half precision."""
     dtype = accumulator_dtype(mean.dtype)
     return mean.new_empty(mean.shape[1], dtype=dtype), mean.new_empty(mean.shape[1], dtype=dtype)
 
@@ -300,7 +286,11 @@ def native_batch_norm_backward(
         sum_dy, sum_dy_xmu, to_weight, to_bias = batch_norm_backward_reduce(
             grad_out, input, known, deviation, weight, *output_mask
         )  # fmt: skip
-    gradient = _gradient_of_input(grad_out, input, train) if output_mask[0] else None
+    gradient = None
+    if output_mask[0]:
+        is_last = train and _way(input) == _way(grad_out) == "channels_last"
+        layout = suggested_format(input) if is_last else torch.contiguous_format
+        gradient = torch.empty_like(input, memory_format=layout)
     del sum_dy_xmu, sum_dy, deviation
     return gradient, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tonnage.virtual.assumptions import distinct_values
 from tonnage.virtual.kernels import cub
-from tonnage.virtual.kernels.registry import free_reversed, is_dense, kernel, plain, scratch
+from tonnage.virtual.kernels.registry import free_reversed, is_dense, kernel, plain, scratch, strides_of
 from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, law_of, put
 from tonnage.virtual.session import active
 
@@ -39,8 +39,7 @@ def sort(
     dim %= self.dim()
     length = self.shape[dim]
     if length <= LONGEST_IN_PLACE:
-        positions = _empty(length, torch.int64, self)
-        del positions
+        _empty(length, torch.int64, self)  # positions
     else:
         _sort_long(self, dim, values, indices)
     choose_distinct(indices, length, dim, "sort")
@@ -51,9 +50,8 @@ def _sort_long(self: Tensor, dim: int, values: Tensor, indices: Tensor) -> None:
     source = self
     if not (self.stride(dim) == 1 and is_dense(self)):
         # A dense copy in the order of the tensor's own strides, with `dim` fastest.
-        strides, step = [0] * self.dim(), 1
-        for d in sorted(range(self.dim()), key=lambda d: -1 if d == dim else self.stride(d)):
-            strides[d], step = step, step * self.shape[d]
+        order = sorted(range(self.dim()), key=lambda d: -1 if d == dim else self.stride(d))
+        strides = strides_of(self.shape, order)
         source = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=self.device)
     held = [source]
     for result in (values, indices):
@@ -105,8 +103,8 @@ def topk(
         aten.sort.values_stable(
             values, stable=False, dim=dim, descending=True, values=sorted_values, indices=sorted_indices
         )
-        gathered = torch.empty_like(indices)
-        del gathered, sorted_values, sorted_indices
+        torch.empty_like(indices)  # gathered
+        del sorted_values, sorted_indices
     if self.dim():
         choose_distinct(indices, length, dim % self.dim(), "topk")
     return values, indices
@@ -135,7 +133,6 @@ def _topk_in_blocks(slices: int, length: int, self: Tensor) -> None:
 
 @kernel("median")
 def median(self: Tensor) -> Tensor:
-    """Sort all elements."""
     ordered = self.flatten().sort()[0]
     return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(self.numel() - 1) // 2])
 
