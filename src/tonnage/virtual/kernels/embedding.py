@@ -123,9 +123,9 @@ def embedding_bag_backward(
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     indices, offsets = indices.to(dtype), offsets.to(dtype)
     aten, options = torch.ops.aten, (num_weights, scale_grad_by_freq, mode, *rest)
-    result: Tensor = (
-        aten._embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, *options)
-        if sparse
-        else aten._embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, *options)
-    )
+    result: Tensor
+    if sparse:
+        result = aten._embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, *options)
+    else:
+        result = aten._embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, *options)
     return result

@@ -51,9 +51,7 @@ def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = N
     if reduction == NONE:
         return loss
     reduced = _reduced(loss, reduction)
-    loss.resize_(reduced.shape).copy_(reduced)
-    del reduced
-    return loss
+    return loss.resize_(reduced.shape).copy_(reduced)
 
 
 @kernel("multi_margin_loss")
@@ -65,9 +63,7 @@ def multi_margin_loss(
         return self.new_empty((self.shape[0] if self.dim() > 1 else 1,) if target.dim() else ())
     result = self.new_empty(())
     if self.dim() > 1:
-        losses = self.new_empty((self.shape[0],))
-        torch.sum(losses, dim=[0], out=result)
-        del losses
+        torch.sum(self.new_empty((self.shape[0],)), dim=[0], out=result)
     return result
 
 
@@ -83,9 +79,7 @@ def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int) -> Tens
     if reduction == NONE or self.dim() < 2:
         return self.new_empty(self.shape[:-1]), is_target
     losses, result = self.new_empty((self.shape[0],)), self.new_empty(())
-    torch.sum(losses, dim=[0], out=result)
-    del losses
-    return result, is_target
+    return torch.sum(losses, dim=[0], out=result), is_target
 
 
 @kernel("_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor")

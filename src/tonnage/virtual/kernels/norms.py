@@ -57,8 +57,8 @@ def masked_softmax(self: Any, mask: Any, dim: int | None = None, mask_type: int 
         mask = mask.expand(self.shape)
     place = self.dim() - 1 if dim is None else dim
     length = self.shape[place]
-    fused = length <= LONGEST_FUSED and length * self.element_size() <= MOST_BYTES_FUSED and mask.is_contiguous()
-    if fused and place == self.dim() - 1:
+    is_short = length <= LONGEST_FUSED and length * self.element_size() <= MOST_BYTES_FUSED
+    if is_short and mask.is_contiguous() and place == self.dim() - 1:
         return result
     if mask_type == 1:
         mask = mask.view(mask.shape[0], 1, 1, mask.shape[1])
@@ -134,7 +134,7 @@ def gradient_parts(rows: int, width: int, sm_count: int) -> int:
 @after_outputs("native_group_norm")
 def native_group_norm(result: Any, input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, *_: Any) -> list[Any]:
     is_affine = N and HxW != 1 and (weight is not None or bias is not None)
-    return [_accumulator(input, N, C) for _ in range(2 if is_affine else 0)]
+    return [_accumulator(input, N, C) for _ in range(2)] if is_affine else []
 
 
 @after_outputs("native_group_norm_backward")
@@ -196,11 +196,10 @@ def _between_blocks(x: Tensor, values: int) -> None:
     """Allocate what blocks exchange: partial results, and a counter for each column of blocks."""
     channels = x.shape[1]
     columns, rows = reduction_grid(x.numel() // channels, channels)
-    if rows == 1:
-        return
-    staging = torch.empty(values * channels * rows, dtype=_statistics_type(x), device=x.device)
-    counters = torch.empty(columns, dtype=torch.int32, device=x.device)
-    del counters, staging
+    if rows > 1:
+        staging = _accumulator(x, values * channels * rows)
+        counters = torch.empty(columns, dtype=torch.int32, device=x.device)
+        del counters, staging
 
 
 def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

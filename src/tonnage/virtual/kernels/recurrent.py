@@ -172,9 +172,9 @@ def rnn_backward(
         to_weights = _views(buffer, weight) if weight_stride0 >= 4 else [torch.empty_like(each) for each in weight]
         del workspace, buffer, x
     del last_c, last_h, incoming
-    grads = (to_input.transpose(0, 1) if turned else to_input, to_hx, to_cx)
-    kept = [each if wanted else None for each, wanted in zip(grads, output_mask[:3], strict=True)]
-    return kept[0], kept[1], kept[2], to_weights
+    kept = [each if wanted else None for each, wanted in zip((to_hx, to_cx), output_mask[1:3], strict=True)]
+    shown = to_input.transpose(0, 1) if turned else to_input
+    return shown if output_mask[0] else None, kept[0], kept[1], to_weights
 
 
 @kernel("_thnn_fused_gru_cell")
