@@ -111,10 +111,9 @@ def _register(library: ctypes.PyDLL) -> None:
     library.tonnage_register_layouts(_lines(sparse), _lines([*nested, *NESTED_LIKE_HOST]))
     library.tonnage_register_host(_lines(HOST_FILLS), _lines(DERIVES))
     # In Python
-    own, aten, everything = (
-        torch.library.Library(*each) for each in (("tonnage", "DEF"), ("aten", "IMPL"), ("_", "IMPL"))
-    )
-    _libraries.extend((own, aten, everything))
+    spaces = (("tonnage", "DEF"), ("aten", "IMPL"), ("_", "IMPL"))
+    _libraries.extend(torch.library.Library(*space) for space in spaces)
+    own, aten, everything = _libraries
     for name, schema in registry.SCHEMAS.items():
         own.define(schema)
         if name in registry.COMPOSITES:
@@ -188,17 +187,12 @@ def _operators() -> list[_Entry]:
 
 def native_library(torch_root: Path) -> Path:
     """Return the path of the native library for this torch, building it on first use."""
-    target = cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
-    return built_once(target, lambda: _build(torch_root, target))
-
-
-def _fingerprint(torch_root: Path) -> str:
     digest = hashlib.sha256()
-    for unit in (*sorted(SOURCES.iterdir()), SHARED):
-        digest.update(unit.read_bytes())
-    digest.update((torch_root / "version.py").read_bytes())
+    for path in (*sorted(SOURCES.iterdir()), SHARED, torch_root / "version.py"):
+        digest.update(path.read_bytes())
     digest.update(f"{torch_root} {sys.version} {platform.machine()}".encode())
-    return digest.hexdigest()[:20]
+    target = cache_folder() / f"tonnage-{digest.hexdigest()[:20]}.so"
+    return built_once(target, lambda: _build(torch_root, target))
 
 
 def _build(torch_root: Path, target: Path) -> None:
