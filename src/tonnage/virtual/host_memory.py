@@ -187,7 +187,7 @@ class HostMeter:
     def card_used(self) -> None:
         """Update what CUDA holds on the host."""
         known = self._device.gpu.overheads
-        held = self._import_bytes + sum(known[part].host_bytes for part in self._device.overhead_parts if part in known)
+        held = self._import_bytes + sum(known[p].host_bytes for p in list(self._device.overhead_parts) if p in known)
         if held != self._cuda_bytes:
             self._cuda_bytes = held
             self.tick()

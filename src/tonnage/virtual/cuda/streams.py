@@ -46,9 +46,7 @@ class _CudaStreamBase(torch.Stream):
             return super().__new__(cls, stream_id=stream_ptr, device_index=index, device_type=CUDA)
         return super().__new__(cls, device=torch.device("cuda", index), priority=priority)
 
-    @property
-    def cuda_stream(self) -> int:
-        return self.stream_id
+    cuda_stream = torch.Stream.stream_id
 
     @property
     def priority(self) -> int:
@@ -85,10 +83,7 @@ class _CudaEventBase(torch.Event):
             if self._stream_id in capture.streams:
                 capture.streams.add(stream.stream_id)
 
-    @property
-    def cuda_event(self) -> int:
-        """The handle; 0 until the event is recorded."""
-        return self.event_id
+    cuda_event = torch.Event.event_id  # the handle; 0 until the event is recorded
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds between two events."""
@@ -158,43 +153,22 @@ class _Streams:
 class _Capture:
     """The state of one graph, separate from the Python object because it outlives it briefly."""
 
-    def __init__(self, owner: _Streams) -> None:
-        self.owner = owner
+    def __init__(self) -> None:
         self.index, self.stream = -1, 0
         self.streams: set[int] = set()
         self.pool: PoolId | None = None
         self.is_done = False
 
-    def begin(self, pool: PoolId | None) -> None:
-        if not self.owner.graphs:
-            self.owner.seeds = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
-        self.owner.graphs.add(self)
-        self.index, self.stream = self.owner.cards.selected, self.owner.cards.stream()
-        if not self.stream:
-            raise RuntimeError(_DEFAULT_STREAM)
-        self.pool = pool or (next(self.owner.by_graph), 0)
-        self.streams = {self.stream}
-        self.owner._cuda_beginAllocateToPool(self.index, self.pool, self.streams.__contains__)
-        _captures.append(self)
-
-    def end(self) -> None:
-        if self not in _captures or self.owner.cards.stream() != self.stream:
-            raise RuntimeError("Capture must end on the same stream it began on.")
-        assert self.pool is not None
-        _captures.remove(self)
-        self.owner._cuda_endAllocateToPool(self.index, self.pool)
-        self.is_done = True
-
-    def reset(self) -> None:
+    def reset(self, owner: _Streams) -> None:
         if self.is_done and self.pool is not None:
-            self.owner._cuda_releasePool(self.index, self.pool)
+            owner._cuda_releasePool(self.index, self.pool)
         self.is_done = False
 
-    def close(self) -> None:
-        self.reset()
-        self.owner.graphs.discard(self)
-        if not self.owner.graphs:
-            self.owner.seeds.clear()
+    def close(self, owner: _Streams) -> None:
+        self.reset(owner)
+        owner.graphs.discard(self)
+        if not owner.graphs:
+            owner.seeds.clear()
 
 
 _captures: list[_Capture] = []
@@ -208,22 +182,37 @@ def _graph_base(owner: _Streams) -> type:
 
         def __new__(cls, keep_graph: bool = False) -> Any:
             self = super().__new__(cls)
-            self._capture = _Capture(owner)
-            weakref.finalize(self, self._capture.close).atexit = False
+            self._capture = _Capture()
+            weakref.finalize(self, self._capture.close, owner).atexit = False
             return self
 
         def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
-            self._capture.begin(pool)
+            if not owner.graphs:
+                owner.seeds = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
+            capture = self._capture
+            owner.graphs.add(capture)
+            capture.index, capture.stream = owner.cards.selected, owner.cards.stream()
+            if not capture.stream:
+                raise RuntimeError(_DEFAULT_STREAM)
+            capture.pool, capture.streams = pool or (next(owner.by_graph), 0), {capture.stream}
+            owner._cuda_beginAllocateToPool(capture.index, capture.pool, capture.streams.__contains__)
+            _captures.append(capture)
 
         def capture_end(self) -> None:
-            self._capture.end()
+            capture = self._capture
+            if capture not in _captures or owner.cards.stream() != capture.stream:
+                raise RuntimeError("Capture must end on the same stream it began on.")
+            assert capture.pool is not None
+            _captures.remove(capture)
+            owner._cuda_endAllocateToPool(capture.index, capture.pool)
+            capture.is_done = True
 
         def replay(self) -> None:
             if not self._capture.is_done:
                 raise RuntimeError(_NO_CAPTURE)
 
         def reset(self) -> None:
-            self._capture.reset()
+            self._capture.reset(owner)
 
         def pool(self) -> PoolId:
             if self._capture.pool is None:

@@ -151,24 +151,20 @@ def scaled_dot_product_flash_attention(
     return out.transpose(1, 2), statistics, None, None, query.shape[2], key.shape[2], state, unused, softmax
 
 
-def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends: Any) -> Tensors:
+@kernel("_flash_attention_backward")
+def flash_attention_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, cum_seq_q: Any, *_: Any, **__: Any
+) -> Tensors:
     """Allocate gradients, then accumulators; shared keys get a gradient per head, summed at the end."""
-    grad, out = grad.contiguous(), out.contiguous()
+    grad, out = grad_out.contiguous(), out.contiguous()
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     fixed = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    sequences = None if ends is None else ends.numel() - 1
+    sequences = None if cum_seq_q is None else cum_seq_q.numel() - 1
     softmax_sum, dq_sum = backward_accumulators(query, sequences, fixed, _device().gpu.sm_count)
     if key.shape[-2] != query.shape[-2]:
         free_reversed([key.new_empty(*key.shape[:-2], *query.shape[-2:]) for _ in range(2)])
     del dq_sum, softmax_sum, out, grad
     return dq, dk, dv
-
-
-@kernel("_flash_attention_backward")
-def flash_attention_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, cum_seq_q: Any, *_: Any, **__: Any
-) -> Tensors:
-    return _flash_backward(grad_out, query, key, value, out, cum_seq_q)
 
 
 @kernel("_scaled_dot_product_flash_attention_backward")
@@ -177,8 +173,8 @@ def scaled_dot_product_flash_attention_backward(
 ) -> Tensors:
     if grad_out is None:
         return None, None, None
-    grad, q, k, v, o = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
-    return tuple(t.transpose(1, 2) for t in _flash_backward(grad, q, k, v, o, cum_seq_q))
+    inputs = [t.transpose(1, 2) for t in (grad_out, query, key, value, out)]
+    return tuple(t.transpose(1, 2) for t in flash_attention_backward(*inputs, logsumexp, cum_seq_q))
 
 
 @kernel("_safe_softmax")
@@ -267,18 +263,21 @@ def efficient_workspace_bytes(
     return batch * heads * round_up(for_keys + for_queries, 4) * 4
 
 
-def _efficient_backward(
-    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, sizes: tuple[int, int, int, int], dropout: float,
-    bias_grad: bool, splits: int | None = None, shared: bool = False,
+@kernel("_efficient_attention_backward")
+def efficient_attention_backward(
+    grad_out_: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    max_seqlen_q: int, max_seqlen_k: int, logsumexp: Any, dropout_p: float, philox_seed: Any, philox_offset: Any,
+    custom_mask_type: int, bias_requires_grad: bool, *, scale: float | None = None, num_splits_key: int | None = None,
+    window_size: int | None = None, shared_storage_dqdkdv: bool = False,
 ) -> Tensors:  # fmt: skip
-    grad = grad.contiguous()
-    if shared:
+    grad = grad_out_.contiguous()
+    if shared_storage_dqdkdv:
         chunk = query.new_empty(query.shape[0], query.shape[1], 3, *query.shape[2:])
         dq, dk, dv = chunk.unbind(2)
     else:
         dq, dk, dv = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     dbias = None
-    if bias_grad:
+    if bias_requires_grad:
         dbias = bias.new_empty(*bias.shape[:-1], round_up(bias.shape[-1], 16))[..., : bias.shape[-1]]
     if query.dtype in _HALF:
         delta = floats(query, query.shape[0], query.shape[2], query.shape[1])
@@ -287,26 +286,14 @@ def _efficient_backward(
         total = floats(query, *query.shape[:3])
         delta = total.transpose(-2, -1).contiguous()
         del total, product
-    widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
-    workspace = scratch(efficient_workspace_bytes(query.dtype, sizes, widths, capability, dropout > 0, splits), query)
-    del delta, workspace, grad
-    return dq, dk, dv, dbias
-
-
-@kernel("_efficient_attention_backward")
-def efficient_attention_backward(
-    grad_out_: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
-    max_seqlen_q: int, max_seqlen_k: int, logsumexp: Any, dropout_p: float, philox_seed: Any, philox_offset: Any,
-    custom_mask_type: int, bias_requires_grad: bool, *, scale: float | None = None, num_splits_key: int | None = None,
-    window_size: int | None = None, shared_storage_dqdkdv: bool = False,
-) -> Tensors:  # fmt: skip
     ragged = cu_seqlens_q is not None
     lengths = (max_seqlen_q, max_seqlen_k) if ragged else (query.shape[1], key.shape[1])
-    batch = cu_seqlens_q.numel() - 1 if ragged else query.shape[0]
-    return _efficient_backward(
-        grad_out_, query, key, value, bias, out, (batch, query.shape[2], *lengths), dropout_p, bias_requires_grad,
-        num_splits_key, shared_storage_dqdkdv,
-    )  # fmt: skip
+    sizes = (cu_seqlens_q.numel() - 1 if ragged else query.shape[0], query.shape[2], *lengths)
+    widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
+    size = efficient_workspace_bytes(query.dtype, sizes, widths, capability, dropout_p > 0, num_splits_key)
+    workspace = scratch(size, query)
+    del delta, workspace, grad
+    return dq, dk, dv, dbias
 
 
 @kernel("_scaled_dot_product_efficient_attention_backward")
@@ -316,10 +303,11 @@ def scaled_dot_product_efficient_attention_backward(
 ) -> Tensors:  # fmt: skip
     if grad_out_ is None:
         return None, None, None, None
-    grad, q, k, v = (t.transpose(1, 2) for t in (grad_out_, query, key, value))
-    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    grads = _efficient_backward(grad, q, k, v, attn_bias, out.transpose(1, 2), sizes, dropout_p, grad_input_mask[3])
-    return *(t.transpose(1, 2) for t in grads[:3]), grads[3]
+    grad, q, k, v, o = (t.transpose(1, 2) for t in (grad_out_, query, key, value, out))
+    dq, dk, dv, dbias = efficient_attention_backward(
+        grad, q, k, v, attn_bias, o, None, None, 0, 0, logsumexp, dropout_p, philox_seed, philox_offset, 0, grad_input_mask[3]
+    )  # fmt: skip
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), dbias
 
 
 def _like_layout(query: Tensor, shape: tuple[int, ...]) -> Tensor:
