@@ -288,7 +288,6 @@ class Laws:
         return number
 
     def of(self, number: int) -> Law | None:
-        """Return the law with this number, if any."""
         return self._laws.get(number)
 
     def follow(

@@ -207,25 +207,23 @@ def _build(torch_root: Path, target: Path) -> None:
     flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
     flags += [f"-I{sysconfig.get_paths()['include']}"]
     linked = [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+
+    def run(commands: dict[str, list[str]]) -> None:
+        """Run the compiler several times at once."""
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        for what, job in {what: subprocess.Popen(command, **pipes) for what, command in commands.items()}.items():
+            output, _ = job.communicate()
+            if job.returncode:
+                raise MissingPart(
+                    f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
+                    hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or "
+                    "later.",
+                )
+
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = {unit: str(Path(scratch) / f"{unit}.o") for unit in UNITS}
-        jobs = {u: _start([compiler, *flags, "-c", str(SOURCES / u), "-o", objects[u]]) for u in UNITS}
-        for unit, job in jobs.items():
-            _wait(job, unit)
+        run({unit: [compiler, *flags, "-c", str(SOURCES / unit), "-o", objects[unit]] for unit in UNITS})
         built = Path(scratch) / target.name
-        _wait(_start([compiler, "-shared", "-o", str(built), *objects.values(), *linked]), "link")
+        run({"link": [compiler, "-shared", "-o", str(built), *objects.values(), *linked]})
         make_safe(built)
         built.replace(target)
-
-
-def _start(command: list[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def _wait(job: "subprocess.Popen[str]", what: str) -> None:
-    output, _ = job.communicate()
-    if job.returncode:
-        raise MissingPart(
-            f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
-            hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or later.",
-        )

@@ -216,11 +216,9 @@ class _Histories:
         return taken
 
     def _cuda_allocationTraceback(self, address: int) -> Frames | None:
-        """Return the stack that allocated a live block."""
         return next((f for f in (history.frames_of(address) for history in self.histories) if f is not None), None)
 
     def _cuda_setMemoryMetadata(self, metadata: str) -> None:
-        """Set text that later entries carry."""
         for history in self.histories:
             history.metadata = metadata
 

@@ -14,8 +14,24 @@ from tonnage.virtual.cuda.patches import Patches
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply the functions and classes."""
-    _install_constructors(patches)
+    # Legacy constructors such as `torch.cuda.FloatTensor`
+    for name in [name for name in dir(torch.cuda) if name.endswith("Tensor")]:
+        legacy: Any = getattr(torch.cuda, name)
+        body = {"plain": legacy, "dtype": legacy.dtype, "layout": legacy.layout, "is_cuda": True, "is_sparse": False}
+        # Tensor.type() uses the whole name.
+        patches.set(torch.cuda, name, _Constructor(f"torch.cuda.{name}", (), body))
+    plain_default = torch._C._set_default_tensor_type
+
+    def set_default(kind: Any) -> None:
+        if isinstance(kind, _Constructor):
+            torch.set_default_dtype(kind.dtype)
+            torch.set_default_device("cuda")
+            patches.on_undo(lambda: torch.set_default_device(None))
+        else:
+            plain_default(kind)
+            torch.set_default_device(None)
+
+    patches.set(torch._C, "_set_default_tensor_type", set_default)
     moves = {"scatter": scatter, "gather": gather, "broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}
     patches.set_all(torch._C, {f"_{name}": function for name, function in moves.items()})
     # Storages: `torch.UntypedStorage(size, device="cuda")`, used by copies, saving and loading
@@ -49,26 +65,6 @@ class _Constructor(type):
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, cls.plain)
-
-
-def _install_constructors(patches: Patches) -> None:
-    for name in [name for name in dir(torch.cuda) if name.endswith("Tensor")]:
-        plain: Any = getattr(torch.cuda, name)
-        contents = {"plain": plain, "dtype": plain.dtype, "layout": plain.layout, "is_cuda": True, "is_sparse": False}
-        # Tensor.type() uses the whole name.
-        patches.set(torch.cuda, name, _Constructor(f"torch.cuda.{name}", (), contents))
-    plain_default = torch._C._set_default_tensor_type
-
-    def set_default(kind: Any) -> None:
-        if isinstance(kind, _Constructor):
-            torch.set_default_dtype(kind.dtype)
-            torch.set_default_device("cuda")
-            patches.on_undo(lambda: torch.set_default_device(None))
-        else:
-            plain_default(kind)
-            torch.set_default_device(None)
-
-    patches.set(torch._C, "_set_default_tensor_type", set_default)
 
 
 # `torch.nn.parallel.comm` uses the functions below.

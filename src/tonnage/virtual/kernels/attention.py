@@ -26,7 +26,6 @@ def _device() -> Any:
 
 
 def round_up(value: int, multiple: int = 128) -> int:
-    """Round up to a multiple."""
     return -(-value // multiple) * multiple
 
 
@@ -305,8 +304,8 @@ def scaled_dot_product_efficient_attention_backward(
         return None, None, None, None
     grad, q, k, v, o = (t.transpose(1, 2) for t in (grad_out_, query, key, value, out))
     dq, dk, dv, dbias = efficient_attention_backward(
-        grad, q, k, v, attn_bias, o, None, None, 0, 0, logsumexp, dropout_p, philox_seed, philox_offset, 0, grad_input_mask[3]
-    )  # fmt: skip
+        grad, q, k, v, attn_bias, o, None, None, 0, 0, logsumexp, dropout_p, None, None, 0, grad_input_mask[3]
+    )
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), dbias
 
 

@@ -174,7 +174,6 @@ def cudnn_convolution_backward(
     input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark:
     bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Allocate the gradient of the input, then that of the weight."""
     if not input.numel():
         return torch.empty_like(input) if want_input else None, torch.zeros_like(weight) if want_weight else None
     how = (padding, stride, dilation, groups)

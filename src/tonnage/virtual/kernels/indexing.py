@@ -27,7 +27,6 @@ CHUNK = 1 << 30
 
 @kernel("nonzero")
 def nonzero(self: Tensor) -> Tensor:
-    """Return the coordinates of nonzero elements, one column per dimension."""
     source = self.contiguous()
     found = source.cpu().nonzero() if is_known(source) else None
     rows = true_elements(source) if found is None else found.shape[0]
@@ -175,7 +174,6 @@ def _linear_places(self: Tensor, at: list[Index], *, check_range: bool) -> Tenso
 
 @kernel("masked_scatter_")
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Copy elements of the source, in order, to where the mask is true."""
     if not self.numel():
         return self
     places = torch.empty(self.shape, dtype=torch.int64, device=self.device)

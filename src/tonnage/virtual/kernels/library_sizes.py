@@ -131,7 +131,6 @@ def batch_norm_bytes(elements: int, channels: int, item: int, backward: bool) ->
 
 @cache
 def attention_data() -> dict[str, Any]:
-    """Return the contents of `data/attention.toml`."""
     return tomllib.loads((_DATA / "attention.toml").read_text())
 
 

@@ -45,15 +45,12 @@ def _takes_lt(bias: Tensor, mat1: Tensor, mat2: Tensor, beta: Any, out: Tensor) 
     """Whether cuBLASLt is used, which adds a vector bias in the same kernel."""
     return (
         mat1.numel() > 0
-        and mat2.numel() > 0
-        and bias.dim() == 1
+        and min(mat2.shape) > 1
         and beta == 1
         and bias.dtype in _LT_TYPES
-        and bias.shape[0] == mat2.shape[1]
+        and bias.shape == mat2.shape[1:]
         and bias.is_contiguous()
         and out.is_contiguous()
-        and mat2.shape[0] > 1
-        and mat2.shape[1] > 1
     )
 
 
@@ -254,7 +251,7 @@ def linalg_lstsq_out(
     for _ in range(_batch(self)):
         scratch(sizes.ormqr_bytes(rows, prod(columns), width, self.element_size()), self)
     del copy
-    torch.empty((), dtype=torch.bool, device=info.device)  # the flag for PyTorch's check of failures; none fails here
+    torch.empty((), dtype=torch.bool, device=info.device)  # the flag of PyTorch's check for failures
     return solution, residuals, rank, singular_values
 
 

@@ -58,7 +58,6 @@ def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = N
 def multi_margin_loss(
     self: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = MEAN
 ) -> Tensor:
-    """Compute a loss for each row, then their sum."""
     if reduction == NONE:
         return self.new_empty((self.shape[0] if self.dim() > 1 else 1,) if target.dim() else ())
     result = self.new_empty(())
@@ -92,7 +91,6 @@ def use_cudnn_ctc_loss(*arguments: object) -> bool:
 def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: object, target_lengths: list[int] | Tensor, *_: Any
 ) -> Tensors:  # fmt: skip
-    """Allocate the losses of the batch and the forward variables."""
     if targets.dim() == 1:
         longest = max(target_lengths if isinstance(target_lengths, list) else target_lengths.cpu().tolist())
     else:
@@ -110,7 +108,6 @@ def ctc_loss_backward(
     grad: Tensor, log_probs: Tensor, targets: Tensor, input_lengths: object, target_lengths: object,
     neg_log_likelihood: Tensor, log_alpha: Tensor, *_: Any,
 ) -> Tensor:  # fmt: skip
-    """Allocate as many backward variables as forward ones."""
     batch = log_probs.shape[1]
     lengths, inputs, offsets = (torch.empty(batch, dtype=torch.int64, device=targets.device) for _ in range(3))
     beta = torch.empty_like(log_alpha)
@@ -142,7 +139,6 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
 
 @kernel("nll_loss2d_forward")
 def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Any, reduction: int, *_: int) -> Tensors:
-    """Allocate the total weight first."""
     total_weight = self.new_empty(())
     output = self.new_empty((self.shape[0], *self.shape[2:]) if reduction == NONE else ())
     if reduction != NONE:

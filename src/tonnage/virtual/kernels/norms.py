@@ -210,7 +210,6 @@ def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def native_batch_norm(
     input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the output, two statistics, then the reduction's buffers."""
     output = torch.empty_like(input)
     mean, deviation = _per_channel(input), _per_channel(input)
     if training and _way(input) == "channels_last":
@@ -318,7 +317,6 @@ def cudnn_batch_norm(
 def cudnn_batch_norm_backward(
     input: Tensor, grad_output: Tensor, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate all three gradients; the input's has its layout."""
     layout = suggested_format(input)
     laid_grad = grad_output.contiguous(memory_format=layout)
     to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=layout)

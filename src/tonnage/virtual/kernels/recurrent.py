@@ -41,7 +41,7 @@ def cudnn_rnn(
     mode: int, input: Tensor, batch_sizes: Maybe, hx: Tensor, cx: Maybe, weights: list[Tensor], biases: bool, layers:
     int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Run PyTorch's `lstm`, `gru` and `rnn_*`: find the flat weight buffer, if any, and the dropout state, then call cuDNN."""
+    """Run PyTorch's `lstm`, `gru` or `rnn_*`: find the flat weight buffer, if any, and the dropout state; call cuDNN."""
     was_autocast = torch.is_autocast_enabled("cuda")
     hidden = (hx if cx is None else cx).shape[2]
     projected = hx.shape[2] if hidden != hx.shape[2] else 0
@@ -199,7 +199,6 @@ def gru_cell_backward(
 
 @kernel("_thnn_fused_lstm_cell")
 def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *_: Maybe) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the gates for the backward pass, then the new states."""
     workspace = torch.empty_like(input_gates)
     hy, cy = torch.empty_like(cx), torch.empty_like(cx)
     return hy, cy, workspace

@@ -197,7 +197,6 @@ for _name in ("argmax", "argmin", "argmax.out", "argmin.out"):
 
 @kernel("_foreach_norm.Scalar")
 def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:
-    """Compute norms of the chunks, then one result for each tensor."""
     if not _is_fast(self, ord):
         return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in self]
     kind = torch.float64 if (dtype or self[0].dtype) == torch.float64 else torch.float32
@@ -209,7 +208,6 @@ def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None
 
 @kernel("_foreach_max")
 def foreach_max(self: list[Any]) -> list[Any]:
-    """Allocate one result for each tensor, then the maximum of each chunk."""
     if not _is_fast(self, 2):
         return [t.max() for t in self]
     outputs = [torch.empty((), dtype=t.dtype, device=t.device) for t in self]
@@ -262,7 +260,6 @@ def logcumsumexp(self: Tensor, dim: int) -> Tensor:
 
 @kernel("_cummax_helper", "_cummin_helper")
 def cummax(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
-    """Allocate copies for results that are not contiguous."""
     free_reversed([contiguous(values), contiguous(indices)])
 
 

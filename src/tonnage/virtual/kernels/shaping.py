@@ -38,7 +38,6 @@ def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 @kernel("roll")
 def roll(self: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # type: ignore[assignment]
-    """Roll one dimension after the other."""
     if len(dims) == 1 and len(shifts) == 1:
         result: Tensor = plain("roll")(self.contiguous(), shifts, dims)
         return result
@@ -57,7 +56,6 @@ def unfold_backward(
 
 @after_outputs("renorm")
 def renorm(result: Tensor, self: Tensor, p: float, dim: int, maxnorm: float) -> list[Tensor]:
-    """Compute norms in float32, and the factors from them."""
     dims, dtype = [d for d in range(self.dim()) if d != dim % self.dim()], accumulator_dtype(self.dtype)
     norms = torch.linalg.vector_norm(self, p, dims, True, dtype=dtype)
     return [norms] if dtype == self.dtype else [norms, torch.empty_like(norms, dtype=self.dtype)]

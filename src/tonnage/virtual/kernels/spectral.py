@@ -103,7 +103,6 @@ def _must_clone(flat: Tensor, signal: Sequence[int], halved: bool) -> bool:
 
 
 def work_area_bytes(batch: int, signal: Sequence[int], source: torch.dtype, output: torch.dtype) -> int:
-    """Return the work area of a cuFFT plan, in bytes."""
     real = not (source.is_complex and output.is_complex)
     return fourier_bytes(batch, signal, max(source.itemsize, output.itemsize), real)
 
