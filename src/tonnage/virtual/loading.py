@@ -17,7 +17,9 @@ import tempfile
 import warnings
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from tonnage.errors import MissingPart, NotModelled
@@ -97,7 +99,8 @@ def _register(library: ctypes.PyDLL) -> None:
     from tonnage.virtual.kernels import registry
 
     # In the native library
-    kernels.load_all()
+    for module in iter_modules(kernels.__path__):
+        import_module(f"{kernels.__name__}.{module.name}")
     operators = _operators()
     on_cuda = {entry.name for entry in operators if "CUDA" in entry.keys or entry.has_ufunc}
     names = [e.name for e in operators if e.name not in NATIVE and (e.name in on_cuda or e.delegate in on_cuda)]
