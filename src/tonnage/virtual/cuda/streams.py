@@ -106,15 +106,6 @@ class _Streams:
         self.graphs: set[_Capture] = set()
         self.seeds: list[torch.Tensor] = []  # the generator's seed and offset on the card, while any graph exists
 
-    def _cuda_getCurrentStream(self, index: int) -> tuple[int, int, int]:
-        return self.cards.stream(index), self.cards.selected if index < 0 else index, CUDA
-
-    def _cuda_getDefaultStream(self, index: int) -> tuple[int, int, int]:
-        return 0, self.cards.selected if index < 0 else index, CUDA
-
-    def _cuda_getStreamFromExternal(self, handle: int, index: int) -> tuple[int, int, int]:
-        return handle, self.cards.selected if index < 0 else index, CUDA
-
     def _cuda_setStream(self, stream_id: int, device_index: int, device_type: int) -> None:
         if device_index != self.cards.selected:
             self.cards.selected = device_index
@@ -123,9 +114,6 @@ class _Streams:
     def _cuda_isCurrentStreamCapturing(self) -> bool:
         stream = self.cards.stream()
         return any(stream in capture.streams for capture in _captures)
-
-    def _graph_pool_handle(self) -> PoolId:
-        return 0, next(self.by_user)
 
     def _cuda_beginAllocateToPool(
         self, index: int, pool: PoolId, accepts: Callable[[int], bool] = lambda stream: True
@@ -143,12 +131,6 @@ class _Streams:
     def _cuda_beginAllocateCurrentStreamToPool(self, index: int, pool: PoolId) -> None:
         self._cuda_beginAllocateToPool(index, pool, self.cards.stream(index).__eq__)
 
-    def _cuda_endAllocateToPool(self, index: int, pool: PoolId) -> None:
-        self.cards.at(index).allocator.end_allocate_to_pool(pool)
-
-    def _cuda_releasePool(self, index: int, pool: PoolId) -> None:
-        self.cards.at(index).allocator.release_pool(pool)
-
 
 class _Capture:
     """The state of one graph, separate from the Python object because it outlives it briefly."""
@@ -161,7 +143,7 @@ class _Capture:
 
     def reset(self, owner: _Streams) -> None:
         if self.is_done and self.pool is not None:
-            owner._cuda_releasePool(self.index, self.pool)
+            owner.cards.at(self.index).allocator.release_pool(self.pool)
         self.is_done = False
 
     def close(self, owner: _Streams) -> None:
@@ -204,7 +186,7 @@ def _graph_base(owner: _Streams) -> type:
                 raise RuntimeError("Capture must end on the same stream it began on.")
             assert capture.pool is not None
             _captures.remove(capture)
-            owner._cuda_endAllocateToPool(capture.index, capture.pool)
+            owner.cards.at(capture.index).allocator.end_allocate_to_pool(capture.pool)
             capture.is_done = True
 
         def replay(self) -> None:
@@ -265,10 +247,25 @@ def _pool_base(owner: _Streams) -> type:
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the functions and base classes, then give PyTorch's own classes these bases."""
     streams = _Streams(cards)
-    patches.set_methods(torch._C, streams)
-    patches.set(torch._C, "_cuda_getCurrentRawStream", cards.stream)
+
+    def handle(stream_id: int, index: int) -> tuple[int, int, int]:
+        return stream_id, cards.selected if index < 0 else index, CUDA
+
     bases = {"_CUDAGraph": _graph_base(streams), "_MemPool": _pool_base(streams)}
-    patches.set_all(torch._C, {"_CudaStreamBase": _CudaStreamBase, "_CudaEventBase": _CudaEventBase, **bases})
+    functions = {
+        "_cuda_getCurrentRawStream": cards.stream,
+        "_cuda_getCurrentStream": lambda index: handle(cards.stream(index), index),
+        "_cuda_getDefaultStream": lambda index: handle(0, index),
+        "_cuda_getStreamFromExternal": handle,
+        "_cuda_endAllocateToPool": lambda index, pool: cards.at(index).allocator.end_allocate_to_pool(pool),
+        "_cuda_releasePool": lambda index, pool: cards.at(index).allocator.release_pool(pool),
+        "_graph_pool_handle": lambda: (0, next(streams.by_user)),
+        "_CudaStreamBase": _CudaStreamBase,
+        "_CudaEventBase": _CudaEventBase,
+        **bases,
+    }
+    patches.set_methods(torch._C, streams)
+    patches.set_all(torch._C, functions)
     # Streams and events
     spec = importlib.util.find_spec("torch.cuda.streams")
     assert spec is not None and spec.loader is not None, "torch.cuda.streams has no source"
@@ -279,7 +276,7 @@ def install(cards: Cards, patches: Patches) -> None:
     for name in ("Stream", "Event", "ExternalStream"):
         patches.set(torch.cuda, name, getattr(module, name))
     # Graphs and pools: functions that these modules imported by name
-    supplied = {*bases, *vars(_Streams), "_cuda_checkPoolLiveAllocations"}
+    supplied = {*functions, *vars(_Streams), "_cuda_checkPoolLiveAllocations"}
     for module in (torch.cuda.graphs, torch.cuda.memory):
         names = [name for name in supplied & set(vars(module)) if not name.startswith("__")]
         patches.set_all(module, {name: getattr(torch._C, name) for name in names})
