@@ -151,20 +151,15 @@ def native_group_norm_backward(
 
 
 def _accumulator(like: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=_statistics_type(like), device=like.device)
+    return torch.empty(shape, dtype=accumulator_dtype(like.dtype), device=like.device)
 
 
 # Batch normalization
-
 Maybe: TypeAlias = "Tensor | None"
 
 MAX_BLOCK, TILE_WIDTH, ELEMENTS_PER_THREAD = 512, 32, 16
 MAX_ROWS_OF_BLOCKS, LEAST_ROWS_WORTH_A_GRID = 128, 8
 INDEX_LIMIT = 2**31
-
-
-def _statistics_type(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _is_fast_last(x: Tensor) -> bool:
@@ -203,7 +198,7 @@ def _between_blocks(x: Tensor, values: int) -> None:
 
 
 def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(x.shape[1], dtype=dtype or _statistics_type(x), device=x.device)
+    return torch.empty(x.shape[1], dtype=dtype or accumulator_dtype(x.dtype), device=x.device)
 
 
 @kernel("native_batch_norm", "_native_batch_norm_legit")
@@ -280,7 +275,7 @@ def native_batch_norm_backward(
     deviation = save_invstd if save_invstd is not None and save_invstd.numel() else _per_channel(input)
     sum_dy = sum_dy_xmu = to_weight = to_bias = None
     if reduces:
-        known = mean if mean is not None and mean.dtype == _statistics_type(input) else _per_channel(input)
+        known = mean if mean is not None and mean.dtype == accumulator_dtype(input.dtype) else _per_channel(input)
         sum_dy, sum_dy_xmu, to_weight, to_bias = batch_norm_backward_reduce(
             grad_out, input, known, deviation, weight, *output_mask
         )  # fmt: skip
