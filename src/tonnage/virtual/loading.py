@@ -98,9 +98,9 @@ def _register(library: ctypes.PyDLL) -> None:
     from tonnage.virtual import kernels
     from tonnage.virtual.kernels import registry
 
-    # In the native library
     for module in iter_modules(kernels.__path__):
-        import_module(f"{kernels.__name__}.{module.name}")
+        import_module(f"{kernels.__name__}.{module.name}")  # fills the registry
+    # In the native library
     operators = _operators()
     on_cuda = {entry.name for entry in operators if "CUDA" in entry.keys or entry.has_ufunc}
     names = [e.name for e in operators if e.name not in NATIVE and (e.name in on_cuda or e.delegate in on_cuda)]
