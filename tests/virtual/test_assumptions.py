@@ -9,13 +9,10 @@ from tonnage.virtual.assumptions import (
     as_integers,
     as_mask,
     beyond_tolerance,
-    both,
     compare,
     derive,
     distinct_values,
-    either,
     mask_of_share,
-    negated,
     reduced,
     sample,
     scaled,
@@ -46,18 +43,18 @@ def test_normal_and_whole_numbers() -> None:
 
 def test_masks_of_one_tensor_are_not_independent() -> None:
     x, y = law("uniform_"), law("uniform_")
-    between = both(compare("gt", x, 0.2), compare("lt", x, 0.5))
+    between = compare("gt", x, 0.2) & compare("lt", x, 0.5)
     assert between.share == pytest.approx(0.3)
-    assert both(compare("gt", x, 0.2), compare("lt", y, 0.5)).share == pytest.approx(0.4)
-    assert either(compare("lt", x, 0.2), compare("gt", x, 0.5)).share == pytest.approx(0.7)
-    assert either(compare("lt", x, 0.5), compare("lt", y, 0.5)).share == pytest.approx(0.75)
-    assert both(compare("gt", x, 0.8), compare("lt", scaled(x, -1.0, 0.0) or x, -0.9)).share == pytest.approx(0.1)
+    assert (compare("gt", x, 0.2) & compare("lt", y, 0.5)).share == pytest.approx(0.4)
+    assert (compare("lt", x, 0.2) | compare("gt", x, 0.5)).share == pytest.approx(0.7)
+    assert (compare("lt", x, 0.5) | compare("lt", y, 0.5)).share == pytest.approx(0.75)
+    assert (compare("gt", x, 0.8) & compare("lt", scaled(x, -1.0, 0.0) or x, -0.9)).share == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("elements", [5, 7, 1000, 1001])
 def test_a_mask_and_its_complement_add_up(elements: int) -> None:
     mask = compare("gt", law("uniform_"), 0.5)
-    assert mask.count(elements) + negated(mask).count(elements) == elements
+    assert mask.count(elements) + (~mask).count(elements) == elements
 
 
 def test_numbers_of_a_mask() -> None:

@@ -11,15 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from operator import and_, eq, ge, gt, le, lt, ne, or_, xor
 from typing import Any
 
 _sources = count(1)
 MOST_LAWS = 1 << 16
 # An unknown number compared with a tolerance this small counts as beyond it, so that convergence loops keep running.
 LARGEST_TOLERANCE = 1e-4
-
-
-# Distributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +101,24 @@ class Mask:
         """Return how many of `elements` are true. A mask and its complement add up to `elements`."""
         return sum(round(end * elements) - round(start * elements) for start, end in self.intervals)
 
+    def __invert__(self) -> "Mask":
+        edges = [0.0, *(edge for interval in self.intervals for edge in interval), 1.0]
+        return Mask(self.source, tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b))
+
+    def __and__(self, other: "Mask") -> "Mask":
+        if self.source != other.source:
+            return mask_of_share(self.share * other.share)
+        parts = ((max(a, c), min(b, d)) for a, b in self.intervals for c, d in other.intervals)
+        return Mask(self.source, tuple((start, end) for start, end in parts if start < end))
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return ~(~self & ~other)
+
+    def __xor__(self, other: "Mask") -> "Mask":
+        if self.source != other.source:
+            return mask_of_share(self.share + other.share - 2 * self.share * other.share)
+        return (self | other) & ~(self & other)
+
 
 Law = Sample | Mask
 
@@ -110,9 +126,6 @@ Law = Sample | Mask
 def mask_of_share(share: float) -> Mask:
     """Return a mask of a new source with this share of true elements."""
     return Mask(next(_sources), ((0.0, share),) if share > 0 else ())
-
-
-# Sampling
 
 
 def sample(operator: str, numbers: Sequence[float | None]) -> Law | None:
@@ -134,12 +147,7 @@ def sample(operator: str, numbers: Sequence[float | None]) -> Law | None:
     return None
 
 
-# Comparisons and logic
-
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
-}  # fmt: skip
+_COMPARE: dict[str, Callable[[float, float], bool]] = {f.__name__: f for f in (gt, ge, lt, le, eq, ne)}
 _MIRRORED = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}
 
 
@@ -147,58 +155,15 @@ def compare(operator: str, law: Law, number: float) -> Mask:
     """Return the law of a comparison such as `law > number`."""
     if isinstance(law, Mask):
         if_true, if_false = (_COMPARE[operator](value, number) for value in (1.0, 0.0))
-        inside = law.intervals if if_true else ()
-        outside = _complement(law.intervals) if if_false else ()
-        return Mask(law.source, _joined(inside, outside))
+        if if_true == if_false:
+            return Mask(law.source, ((0.0, 1.0),) if if_true else ())
+        return law if if_true else ~law
     under, up_to = law.below(number, False), law.below(number, True)
-    intervals = {
-        "lt": [(0.0, under)], "le": [(0.0, up_to)], "gt": [(up_to, 1.0)], "ge": [(under, 1.0)],
-        "eq": [(under, up_to)], "ne": [(0.0, under), (up_to, 1.0)],
-    }[operator]  # fmt: skip
-    if law.scale < 0:  # negative scale reverses the order of the source's quantiles
-        intervals = [(1 - end, 1 - start) for start, end in reversed(intervals)]
-    return Mask(law.source, _joined(intervals, ()))
-
-
-def both(first: Mask, second: Mask) -> Mask:
-    """`first & second`."""
-    if first.source != second.source:
-        return mask_of_share(first.share * second.share)
-    parts = [
-        (max(a, c), min(b, d)) for a, b in first.intervals for c, d in second.intervals if max(a, c) < min(b, d)
-    ]  # fmt: skip
-    return Mask(first.source, tuple(parts))
-
-
-def negated(mask: Mask) -> Mask:
-    """`~mask`."""
-    return Mask(mask.source, _complement(mask.intervals))
-
-
-def either(first: Mask, second: Mask) -> Mask:
-    """`first | second`."""
-    return negated(both(negated(first), negated(second)))
-
-
-def _complement(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
-    edges = [0.0, *(edge for interval in intervals for edge in interval), 1.0]
-    return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
-
-
-def _joined(first: Sequence[Interval], second: Sequence[Interval]) -> tuple[Interval, ...]:
-    """Merge both into sorted, disjoint intervals."""
-    result: list[Interval] = []
-    for start, end in sorted([*first, *second]):
-        if start >= end:
-            continue
-        if result and result[-1][1] == start:
-            result[-1] = (result[-1][0], end)
-        else:
-            result.append((start, end))
-    return tuple(result)
-
-
-# Arithmetic, and what follows for sizes
+    start, end = under if operator in ("eq", "ne") else 0.0, under if operator in ("lt", "ge") else up_to
+    if law.scale < 0:  # reverses the order of the source's quantiles
+        start, end = 1 - end, 1 - start
+    mask = Mask(law.source, ((start, end),) if start < end else ())
+    return ~mask if operator in ("gt", "ge", "ne") else mask
 
 
 def scaled(law: Law, factor: float, summand: float) -> Law | None:
@@ -248,58 +213,47 @@ def beyond_tolerance(operator: str, tolerance: float) -> bool | None:
     return _COMPARE[operator](2 * tolerance, tolerance)
 
 
-# Operators by name
-
 Operand = Law | float | None
+_LOGIC: dict[str, Callable[[Mask, Mask], Mask]] = {
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and__", "mul"), and_),
+    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), or_),
+    **dict.fromkeys(("bitwise_xor", "logical_xor", "__xor__"), xor),
+}
 
 
 def derive(operator: str, operands: Sequence[Operand]) -> Law | None:
     """Return the law of an operator's result from the laws of its operands, or None if it is unknown."""
-    first, second = (*operands, None, None)[:2]
+    first, second, alpha = (*operands, None, None, None)[:3]
     second = second.mean if isinstance(second, Sample) and second.is_constant else second
-    if operator in _COMPARE:
-        if isinstance(second, Sample | Mask) and isinstance(first, float):
-            first, second, operator = second, first, _MIRRORED[operator]
-        return (
-            compare(operator, first, second) if isinstance(first, Sample | Mask) and isinstance(second, float) else None
-        )
-    if operator in _LOGIC and isinstance(first, Mask):
-        return _LOGIC[operator](first, second)
-    if operator in ("index", "index_select", "gather", "flip", "roll") and isinstance(first, Mask):
-        return mask_of_share(first.share)
-    return _arithmetic(operator, first, second, operands[2] if len(operands) > 2 else 1.0)
-
-
-def _logic_of_two(combine: Callable[[Mask, Mask], Mask]) -> Callable[[Mask, Operand], Mask | None]:
-    return lambda first, second: combine(first, second) if isinstance(second, Mask) else None
-
-
-_LOGIC: dict[str, Callable[[Mask, Operand], Mask | None]] = {
-    **dict.fromkeys(("bitwise_and", "logical_and", "__and__", "mul"), _logic_of_two(both)),
-    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), _logic_of_two(either)),
-    **dict.fromkeys(
-        ("bitwise_xor", "logical_xor", "__xor__"),
-        _logic_of_two(lambda a, b: both(either(a, b), negated(both(a, b)))
-                      if a.source == b.source else mask_of_share(a.share + b.share - 2 * a.share * b.share)),
-    ),
-    **dict.fromkeys(("bitwise_not", "logical_not"), lambda first, _: negated(first)),
-}  # fmt: skip
-
-
-def _arithmetic(operator: str, first: Operand, second: Operand, alpha: Operand) -> Law | None:
-    step = alpha if isinstance(alpha, float) else 1.0
-    if isinstance(first, Sample | Mask) and operator == "neg":
-        return scaled(first, -1.0, 0.0)
-    if isinstance(second, Sample | Mask) and isinstance(first, float):
-        by = {"add": (step, first), "mul": (first, 0.0), "sub": (-step, first)}.get(operator)
-        return scaled(second, *by) if by else None
-    if not isinstance(first, Sample | Mask) or not isinstance(second, float):
+    # A law and a number, in either order.
+    is_mirrored = isinstance(first, float) and isinstance(second, Law)
+    law, number = (second, first) if is_mirrored else (first, second)
+    if not isinstance(law, Law):
         return None
-    by = {
-        "add": (1.0, second * step), "sub": (1.0, -second * step), "mul": (second, 0.0),
-        "div": (1 / second if second else math.nan, 0.0), "rsub": (-step, second),
-    }.get(operator)  # fmt: skip
-    return scaled(first, *by) if by and not math.isnan(by[0]) else None
+    if operator in _COMPARE:
+        by = _MIRRORED[operator] if is_mirrored else operator
+        return compare(by, law, number) if isinstance(number, float) else None
+    if isinstance(first, Mask):
+        if operator in _LOGIC:
+            return _LOGIC[operator](first, second) if isinstance(second, Mask) else None
+        if operator in ("bitwise_not", "logical_not"):
+            return ~first
+        if operator in ("index", "index_select", "gather", "flip", "roll"):
+            return mask_of_share(first.share)
+    if operator == "neg":
+        return scaled(law, -1.0, 0.0)
+    if not isinstance(number, float):
+        return None
+    step = alpha if isinstance(alpha, float) else 1.0
+    if is_mirrored:
+        linear = {"add": (step, number), "mul": (number, 0.0), "sub": (-step, number)}
+    else:
+        linear = {
+            "add": (1.0, number * step), "sub": (1.0, -number * step), "mul": (number, 0.0),
+            "div": (1 / number if number else math.nan, 0.0), "rsub": (-step, number),
+        }  # fmt: skip
+    factor, summand = linear.get(operator, (math.nan, 0.0))
+    return None if math.isnan(factor) else scaled(law, factor, summand)
 
 
 def reduced(operator: str, law: Mask, elements: int) -> float | None:
@@ -334,7 +288,6 @@ class Laws:
         return number
 
     def of(self, number: int) -> Law | None:
-        """Return the law with this number, if any."""
         return self._laws.get(number)
 
     def follow(
@@ -348,29 +301,24 @@ class Laws:
         operator = name.partition("::")[2]
         if operator == "share":
             return self.add(mask_of_share(operands[0])), None
+        values = [self.of(operand) if isinstance(operand, int) else operand for operand in operands]
         if operator in _SAMPLERS:
             numbers: list[float | None] = []
-            for operand in operands[1:]:
+            for value in values[1:]:
                 # The probability of `bernoulli` is the mean of a tensor's values.
-                value = self.of(operand) if isinstance(operand, int) else operand
-                value = value.share if isinstance(value, Mask) else value.mean if isinstance(value, Sample) else value
-                numbers.append(value[0] if isinstance(value, tuple) else value)
+                mean = value.share if isinstance(value, Mask) else value.mean if isinstance(value, Sample) else value
+                numbers.append(mean[0] if isinstance(mean, tuple) else mean)
             law = sample(operator, numbers)
             return self.add(as_mask(law) if law and dtype == "Bool" else law), None
-        known: list[Operand] = [
-            self.of(operand) if isinstance(operand, int) else operand if isinstance(operand, float) else None
-            for operand in operands
-        ]
+        known: list[Operand] = [None if isinstance(value, tuple) else value for value in values]
         first = known[0]
         if operator == "copy_":
             if first is None or isinstance(first, float):
                 return 0, None
-            return self.add(
-                as_mask(first) if dtype == "Bool" else as_integers(first) if dtype in _WHOLE else first
-            ), None
-        operator = operator.rstrip("_") if not operator.startswith("__") else operator
+            law = as_mask(first) if dtype == "Bool" else as_integers(first) if dtype in _WHOLE else first
+            return self.add(law), None
         if isinstance(first, Mask) and results:
-            total = reduced(operator, first, elements // results)
+            total = reduced(operator.rstrip("_"), first, elements // results)
             if total is not None:
                 return 0, total
-        return self.add(derive(operator, known)), None
+        return self.add(derive(operator if operator.startswith("__") else operator.rstrip("_"), known)), None

@@ -10,9 +10,7 @@
 
 import ctypes
 import hashlib
-import importlib
 import importlib.abc
-import importlib.machinery
 import importlib.util
 import marshal
 import os
@@ -20,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +51,7 @@ class _Present(importlib.abc.Loader):
     def __init__(self, module: ModuleType) -> None:
         self._module, self._own_spec = module, module.__spec__
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -65,18 +64,25 @@ class _Watcher(importlib.abc.MetaPathFinder):
     def __init__(self, actions: "dict[str, Act]") -> None:
         self._actions = {**actions, "transformers.utils.import_utils": keep_index}
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         # These need the code of torch._dynamo to have run: they import each other, and only in this order.
         package, _, part = name.rpartition(".")
         if name == "torch._inductor.utils" or (package == "torch._dynamo" and part not in _BESIDE_DYNAMO):
             wake("torch._dynamo")
             if target is None and (module := sys.modules.get(name)):
-                module.__spec__ = importlib.machinery.ModuleSpec(name, _Present(module))  # importlib uses this spec
+                module.__spec__ = ModuleSpec(name, _Present(module))  # importlib uses this spec
                 return module.__spec__
         if act := self._actions.get(name):
-            return self._and_then(name, act)
+            spec = self._plain_spec(name)
+            if spec and spec.loader:
+                plain = spec.loader.exec_module
+
+                def exec_module(module: ModuleType) -> None:
+                    plain(module)
+                    act(module)
+
+                spec.loader.exec_module = exec_module
+            return spec
         if name == "torchvision":
             self._declare_operators()
         elif name == "torch._dynamo":
@@ -85,7 +91,7 @@ class _Watcher(importlib.abc.MetaPathFinder):
             return lazily(self._plain_spec(name), dynamo_answers(), pass_on_to_dynamo)
         return None
 
-    def _plain_spec(self, name: str) -> importlib.machinery.ModuleSpec | None:
+    def _plain_spec(self, name: str) -> ModuleSpec | None:
         sys.meta_path.remove(self)
         try:
             return importlib.util.find_spec(name)
@@ -107,18 +113,6 @@ class _Watcher(importlib.abc.MetaPathFinder):
         for schema in _DECLARED:
             if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):  # they may be defined already
                 declared.define(schema)
-
-    def _and_then(self, name: str, act: Callable[[ModuleType], None]) -> importlib.machinery.ModuleSpec | None:
-        spec = self._plain_spec(name)
-        if spec and spec.loader:
-            plain = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                plain(module)
-                act(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
 
 
 _EXTENSIONS = "torch.utils.cpp_extension"

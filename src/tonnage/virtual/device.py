@@ -47,17 +47,13 @@ class Device(RecordedDevice):
         own = self.allocator = CachingAllocator(gpu.memory_bytes, settings, observer=self._on_segment)
         self.memory_stats, self.lift_limit, self.synchronize = own.memory_stats, own.lift_limit, own.process_events
         self.record_stream, self.end_copy = own.record_stream, own.retire_stream
-        self._outside: dict[str, int] = {}  # bytes that the process holds outside the allocator, by part
+        self.overhead_parts = {}
         self.use("context")
         self.native_context = ctypes.c_int32()  # the module id that autograd nodes created now are tagged with
         self._no_kernel_yet = True
         self._copies = count(_FIRST_COPY)
         self.history: DeviceHistory | None = None
         self.oom_observers: list[Callable[[Shortage], None]] = []
-
-    @property
-    def overhead_parts(self) -> dict[str, int]:
-        return dict(self._outside)
 
     # Called by the native library
 
@@ -82,10 +78,9 @@ class Device(RecordedDevice):
             if self.going_on is None or not self.going_on.grants(short):
                 raise OutOfDeviceMemory(error.message) from None
             block = self.allocator.malloc(size, stream)
-        who = self.attribution
         allocation = self.allocated(
-            block.address, size, block.size, stream, operator, who.module_of(context), serial, shape, DTYPES.get(dtype, dtype),
-            who.place(),
+            block.address, size, block.size, stream, operator, self.attribution.module_of(context), serial, shape,
+            DTYPES.get(dtype, dtype), self.attribution.place(),
         )  # fmt: skip
         if self._no_kernel_yet and operator not in _WITHOUT_KERNELS:
             self._no_kernel_yet = False
@@ -124,15 +119,15 @@ class Device(RecordedDevice):
     def use(self, library: str, handle: int = 1) -> None:
         """Count a library's memory (for its `handle`-th handle) from now on, by the catalogue's figures for this card."""
         part = library if handle == 1 else f"{library} {handle}"
-        if part in self._outside or library not in self.gpu.overheads:
+        if part in self.overhead_parts or library not in self.gpu.overheads:
             return
         # Since 1.13 a kernel is loaded at its first launch; before, all of torch's kernels were loaded at once.
         held = "all kernels" if library == "kernels" and self.torch_version < (1, 13) else library
         self.hold({part: self.gpu.overheads[held].size_bytes})
 
     def hold(self, parts: dict[str, int]) -> None:
-        self._outside.update(parts)
-        self.allocator.outside_bytes = sum(self._outside.values())
+        self.overhead_parts.update(parts)
+        self.allocator.outside_bytes = sum(self.overhead_parts.values())
 
     def _on_segment(self, action: str, address: int, size: int, stream: int) -> None:
         if self.history is not None:

@@ -187,7 +187,7 @@ class HostMeter:
     def card_used(self) -> None:
         """Update what CUDA holds on the host."""
         known = self._device.gpu.overheads
-        held = self._import_bytes + sum(known[part].host_bytes for part in self._device.overhead_parts if part in known)
+        held = self._import_bytes + sum(known[p].host_bytes for p in list(self._device.overhead_parts) if p in known)
         if held != self._cuda_bytes:
             self._cuda_bytes = held
             self.tick()
@@ -268,8 +268,8 @@ class _Files:
     def __init__(self) -> None:
         self._mapped: list[MappedFile] = []
         self._resident: dict[MappedFile, int] = {}
-        self._copied: dict[MappedFile, _AddressRanges] = {}
-        self._sent: dict[MappedFile, _AddressRanges] = {}
+        # Ranges that were read: by copies to the virtual card only (False), or really (True)
+        self._reads: dict[bool, dict[MappedFile, _AddressRanges]] = {False: {}, True: {}}
         self._no_files: set[int] = set()  # addresses of storages that are not in files
         self._read_since = 0  # file bytes that the process has read since the last look
         self._process_bytes = 0  # file bytes in memory at that look
@@ -279,8 +279,7 @@ class _Files:
         file = self._find(address)
         if file is None:
             return False
-        read = self._copied if really else self._sent
-        read.setdefault(file, _AddressRanges()).add(address, min(address + size, file.end))
+        self._reads[really].setdefault(file, _AddressRanges()).add(address, min(address + size, file.end))
         return True
 
     def grow(self, process_bytes: int) -> None:
@@ -293,11 +292,11 @@ class _Files:
     @property
     def bytes(self) -> tuple[int, int]:
         """Bytes that were read and are still mapped, and the total size of their files."""
-        files = {*self._resident, *self._copied, *self._sent}
+        files = set(self._resident).union(*self._reads.values())
         if not all(process_memory.is_mapped(file.start) for file in files):
             self.look(process_memory.resident().file_bytes)
-            files = {*self._resident, *self._copied, *self._sent}
-        copied, sent = (sum(read.total for read in which.values()) for which in (self._copied, self._sent))
+            files = set(self._resident).union(*self._reads.values())
+        sent, copied = (sum(ranges.total for ranges in reads.values()) for reads in self._reads.values())
         size = sum(file.end - file.start for file in files)
         return min(max(self.resident_bytes + (self._read_since if files else 0), copied) + sent, size), size
 
@@ -311,10 +310,9 @@ class _Files:
         self._process_bytes, self._read_since = process_bytes, 0
         self._mapped = process_memory.mapped_files()
         self._no_files.clear()
-        mapped = set(self._mapped)
-        for file in {*self._copied, *self._sent} - mapped:
-            for which in (self._copied, self._sent):
-                which.pop(file, None)
+        for reads in self._reads.values():
+            for file in set(reads) - set(self._mapped):
+                del reads[file]
         self._resident = process_memory.read_pages(self._mapped)
 
     def _find(self, address: int) -> MappedFile | None:

@@ -72,7 +72,6 @@ class _LazyLoader(Loader):
     def exec_module(self, module: ModuleType) -> None: ...
 
     def run(self, module: ModuleType) -> None:
-        """Run the package's code."""
         module.__class__ = ModuleType
         with no_collection():
             self._plain.exec_module(module)

@@ -17,7 +17,9 @@ import tempfile
 import warnings
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from tonnage.errors import MissingPart, NotModelled
@@ -78,8 +80,10 @@ def _keep_shape_rules(library: ctypes.PyDLL) -> None:
     import torch
     import torch._meta_registrations as registrations
 
+    from tonnage.virtual.kernels.registry import operator_named
+
     in_python = registrations._meta_lib_dont_use_me_use_register_meta
-    operators = [_operator_named(key.split("/")[1]) for key in in_python._op_impls]
+    operators = [operator_named(key.split("/")[1]) for key in in_python._op_impls]
     in_python._destroy()
     library.tonnage_keep_shape_rules()
     again = torch.library.Library("aten", "IMPL", "Meta")
@@ -88,22 +92,15 @@ def _keep_shape_rules(library: ctypes.PyDLL) -> None:
     registrations._meta_lib_dont_use_me_use_register_meta = again
 
 
-def _operator_named(name: str) -> Any:
-    """Return the operator of a name like "add.Tensor"."""
-    import torch
-
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
 def _register(library: ctypes.PyDLL) -> None:
     import torch  # after the library, see above
 
     from tonnage.virtual import kernels
     from tonnage.virtual.kernels import registry
 
+    for module in iter_modules(kernels.__path__):
+        import_module(f"{kernels.__name__}.{module.name}")  # fills the registry
     # In the native library
-    kernels.load_all()
     operators = _operators()
     on_cuda = {entry.name for entry in operators if "CUDA" in entry.keys or entry.has_ufunc}
     names = [e.name for e in operators if e.name not in NATIVE and (e.name in on_cuda or e.delegate in on_cuda)]
@@ -117,10 +114,9 @@ def _register(library: ctypes.PyDLL) -> None:
     library.tonnage_register_layouts(_lines(sparse), _lines([*nested, *NESTED_LIKE_HOST]))
     library.tonnage_register_host(_lines(HOST_FILLS), _lines(DERIVES))
     # In Python
-    own, aten, everything = (
-        torch.library.Library(*each) for each in (("tonnage", "DEF"), ("aten", "IMPL"), ("_", "IMPL"))
-    )
-    _libraries.extend((own, aten, everything))
+    spaces = (("tonnage", "DEF"), ("aten", "IMPL"), ("_", "IMPL"))
+    _libraries.extend(torch.library.Library(*space) for space in spaces)
+    own, aten, everything = _libraries
     for name, schema in registry.SCHEMAS.items():
         own.define(schema)
         if name in registry.COMPOSITES:
@@ -192,22 +188,14 @@ def _operators() -> list[_Entry]:
     return entries
 
 
-# Building
-
-
 def native_library(torch_root: Path) -> Path:
     """Return the path of the native library for this torch, building it on first use."""
-    target = cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
-    return built_once(target, lambda: _build(torch_root, target))
-
-
-def _fingerprint(torch_root: Path) -> str:
     digest = hashlib.sha256()
-    for unit in (*sorted(SOURCES.iterdir()), SHARED):
-        digest.update(unit.read_bytes())
-    digest.update((torch_root / "version.py").read_bytes())
+    for path in (*sorted(SOURCES.iterdir()), SHARED, torch_root / "version.py"):
+        digest.update(path.read_bytes())
     digest.update(f"{torch_root} {sys.version} {platform.machine()}".encode())
-    return digest.hexdigest()[:20]
+    target = cache_folder() / f"tonnage-{digest.hexdigest()[:20]}.so"
+    return built_once(target, lambda: _build(torch_root, target))
 
 
 def _build(torch_root: Path, target: Path) -> None:
@@ -222,25 +210,23 @@ def _build(torch_root: Path, target: Path) -> None:
     flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
     flags += [f"-I{sysconfig.get_paths()['include']}"]
     linked = [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+
+    def run(commands: dict[str, list[str]]) -> None:
+        """Run the compiler several times at once."""
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        for what, job in {what: subprocess.Popen(command, **pipes) for what, command in commands.items()}.items():
+            output, _ = job.communicate()
+            if job.returncode:
+                raise MissingPart(
+                    f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
+                    hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or "
+                    "later.",
+                )
+
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = {unit: str(Path(scratch) / f"{unit}.o") for unit in UNITS}
-        jobs = {u: _start([compiler, *flags, "-c", str(SOURCES / u), "-o", objects[u]]) for u in UNITS}
-        for unit, job in jobs.items():
-            _wait(job, unit)
+        run({unit: [compiler, *flags, "-c", str(SOURCES / unit), "-o", objects[unit]] for unit in UNITS})
         built = Path(scratch) / target.name
-        _wait(_start([compiler, "-shared", "-o", str(built), *objects.values(), *linked]), "link")
+        run({"link": [compiler, "-shared", "-o", str(built), *objects.values(), *linked]})
         make_safe(built)
         built.replace(target)
-
-
-def _start(command: list[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def _wait(job: "subprocess.Popen[str]", what: str) -> None:
-    output, _ = job.communicate()
-    if job.returncode:
-        raise MissingPart(
-            f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
-            hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or later.",
-        )

@@ -9,7 +9,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -82,30 +82,29 @@ def is_mapped(address: int) -> bool:
 
 def is_shared(address: int) -> bool:
     """Whether a file or shared memory is mapped at an address."""
+    return next((inode != "0" for start, end, _, _, inode, _ in _mappings() if start <= address < end), False)
+
+
+def _mappings() -> Iterator[tuple[int, int, str, str, str, str]]:
+    """Yield start, end, permissions, device, inode and path of every mapping of this process."""
     with open("/proc/self/maps") as maps:
         for row in maps:
-            stretch, _, _, _, inode, *_ = row.split(maxsplit=5)
-            start, end = (int(number, 16) for number in stretch.split("-"))
-            if start <= address < end:
-                return inode != "0"
-    return False
+            stretch, kind, _, device, inode, *path = row.split(maxsplit=5)
+            start, end = stretch.split("-")
+            yield int(start, 16), int(end, 16), kind, device, inode, path[0].rstrip("\n") if path else ""
 
 
 def mapped_files() -> list[MappedFile]:
     """Return mapped files of 1 MiB or more that are not libraries."""
     code: set[str] = set()
     found: list[MappedFile] = []
-    with open("/proc/self/maps") as maps:
-        for row in maps:
-            stretch, kind, _, device, _, *rest = row.split(maxsplit=5)
-            path = rest[0].rstrip("\n") if rest else ""
-            if not path.startswith("/") or path.startswith("/dev/") or device == "00:01":
-                continue
-            if "x" in kind:
-                code.add(path)
-            start, end = (int(number, 16) for number in stretch.split("-"))
-            if end - start >= _SMALLEST_FILE and ".so" not in path:
-                found.append(MappedFile(start, end, path))
+    for start, end, kind, device, _, path in _mappings():
+        if not path.startswith("/") or path.startswith("/dev/") or device == "00:01":
+            continue
+        if "x" in kind:
+            code.add(path)
+        if end - start >= _SMALLEST_FILE and ".so" not in path:
+            found.append(MappedFile(start, end, path))
     return [file for file in found if file.path not in code]
 
 

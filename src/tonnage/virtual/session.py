@@ -91,7 +91,7 @@ class Session:
 
     def recording(self, **header: Any) -> Recording:
         """Return the recording so far."""
-        device, parts = self.device, self.device.overhead_parts
+        device, parts = self.device, dict(self.device.overhead_parts)
         described = Header(
             gpu=self.gpu.key,
             gpu_name=self.gpu.name,

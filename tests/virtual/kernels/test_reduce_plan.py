@@ -1,5 +1,7 @@
 """How reductions are split over a card; numbers measured on an H200 (132 multiprocessors) with torch 2.11."""
 
+from math import prod
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,8 +47,8 @@ def test_no_element_is_lost_however_it_lies(sizes: tuple[int, int, int], reduced
     for d in reversed(kept):
         output[d], step = step, step * sizes[d]
     loop = make_loop(sizes, tuple(output), tuple(strides), 0)
-    assert loop.numel() == sizes[0] * sizes[1] * sizes[2]
+    assert prod(loop.shape) == sizes[0] * sizes[1] * sizes[2]
     expected = 1
     for d in kept:
         expected *= sizes[d]
-    assert loop.outputs() == expected
+    assert prod(size for size, stride in zip(loop.shape, loop.output, strict=True) if stride) == expected

@@ -1,18 +1,8 @@
 """`torch.cuda` of the virtual card, on a build of PyTorch without CUDA.
 
 PyTorch's own Python (torch/cuda/*.py) runs unchanged: such a build only lacks functions and classes of `torch._C`,
-which are supplied here under their own names, on top of the allocator and the native library. Only what PyTorch
-looked up at import is replaced in its modules.
-
-| module    | supplies                                                                       |
-|-----------|--------------------------------------------------------------------------------|
-| `cards`   | constants, and errors for what is not supported                                |
-| `devices` | count, selection, initialisation, properties, versions; forked child processes |
-| `memory`  | statistics, limits, settings, raw allocations, host memory                     |
-| `history` | `_record_memory_history`, snapshots                                            |
-| `streams` | streams, events, CUDA graphs, memory pools                                     |
-| `tensors` | storages, legacy constructors, scatter and gather                              |
-| `runtime` | cudart, NVTX, cuDNN; pynvml, if it is installed                                |
+which each module here supplies under their own names, on top of the allocator and the native library. Only what
+PyTorch looked up at import is replaced in its modules.
 """
 
 import ctypes

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,7 @@ def install(cards: Cards, patches: Patches) -> None:
         """Select a card and return the previous one; a negative index does nothing."""
         if index < 0:
             return -1
-        before = cards.selected
-        if before != index:
-            cards.selected = index
+        before, cards.selected = cards.selected, index
         return before
 
     def maybe_exchange_device(index: int) -> int:
@@ -171,22 +170,24 @@ def install(cards: Cards, patches: Patches) -> None:
         },
     )
     # The module state of `torch.cuda` as just imported, in a build with CUDA.
-    fresh = {
-        "_initialized": False,
-        "_is_in_bad_fork": is_in_bad_fork,
-        "_queued_calls": list(torch.cuda._queued_calls),
-        "_lazy_seed_tracker": _LazySeedTracker(),
-        "_cached_device_count": None,
-        "_exchange_device": exchange_device,
-        "_maybe_exchange_device": maybe_exchange_device,
-        "_device_count_nvml": visible_cards,
-        "_CudaDeviceProperties": _CudaDeviceProperties,
-        "has_magma": True,
-    }
-    patches.set_all(torch.cuda, fresh)
+    patches.set_all(
+        torch.cuda,
+        {
+            "_initialized": False,
+            "_is_in_bad_fork": is_in_bad_fork,
+            "_queued_calls": list(torch.cuda._queued_calls),
+            "_lazy_seed_tracker": _LazySeedTracker(),
+            "_cached_device_count": None,
+            "_exchange_device": exchange_device,
+            "_maybe_exchange_device": maybe_exchange_device,
+            "_device_count_nvml": visible_cards,
+            "_CudaDeviceProperties": _CudaDeviceProperties,
+            "has_magma": True,
+        },
+    )
     patches.set(torch.version, "cuda", release.cuda)
     torch.cuda._check_bf16_tensor_supported.cache_clear()
     patches.on_undo(torch.cuda._check_bf16_tensor_supported.cache_clear)
     for index in range(len(cards)):
-        patches.on_undo(lambda index=index: cards.library.tonnage_set_stream(index, 0))  # type: ignore[misc]
+        patches.on_undo(partial(cards.library.tonnage_set_stream, index, 0))
     patches.on_undo(lambda: setattr(cards, "selected", 0))

@@ -174,16 +174,26 @@ class _Histories:
         ):
             if not is_right:
                 raise RuntimeError(message)
-        limit = max_entries if enabled == "all" else 1
-        _start_or_stop(self, enabled is not None, _CONTEXTS[context], limit, clear_history, skip_actions)
+        torch.cuda._lazy_init()
+        for history in self.histories:
+            if clear_history or enabled is None:
+                history.trace.clear()
+                self.annotations.clear()
+            if enabled is None:
+                history.stop()
+                continue
+            history.when, history.skipped = _CONTEXTS[context], frozenset(skip_actions)
+            history.trace.limit = max_entries if enabled == "all" else 1
+            history.device.history = history
 
     def _cuda_record_memory_history_legacy(
         self, enabled: bool, record_context: bool = True, trace_alloc_max_entries: int = 1,
         trace_alloc_record_context: bool = False, record_context_cpp: bool = False, clear_history: bool = False,
         compile_context: bool = False, global_record_annotations: bool = False, skip_actions: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        when = _ALLOC if trace_alloc_record_context else _STATE if record_context else _NEVER
-        _start_or_stop(self, enabled, when, trace_alloc_max_entries, clear_history, skip_actions)
+        context = "alloc" if trace_alloc_record_context else "state" if record_context else None
+        state, entries = "all" if enabled else None, trace_alloc_max_entries
+        self._cuda_record_memory_history(state, context, "all", entries, clear_history, skip_actions=skip_actions)
 
     def _cuda_isHistoryEnabled(self) -> bool:
         return self.cards.at().history is not None
@@ -206,31 +216,14 @@ class _Histories:
         return taken
 
     def _cuda_allocationTraceback(self, address: int) -> Frames | None:
-        """Return the stack that allocated a live block."""
         return next((f for f in (history.frames_of(address) for history in self.histories) if f is not None), None)
 
     def _cuda_setMemoryMetadata(self, metadata: str) -> None:
-        """Set text that later entries carry."""
         for history in self.histories:
             history.metadata = metadata
 
     def _cuda_getMemoryMetadata(self) -> str:
         return self.histories[0].metadata
-
-
-def _start_or_stop(
-    all_cards: _Histories, enabled: bool, when: int, limit: int, clear: bool, skipped: Sequence[str]
-) -> None:
-    torch.cuda._lazy_init()
-    for history in all_cards.histories:
-        if clear or not enabled:
-            history.trace.clear()
-            all_cards.annotations.clear()
-        if enabled:
-            history.when, history.trace.limit, history.skipped = when, limit, frozenset(skipped)
-            history.device.history = history
-        else:
-            history.stop()
 
 
 def install(cards: Cards, patches: Patches) -> None:

@@ -25,6 +25,9 @@ def install(cards: Cards, patches: Patches) -> None:
         at(index).allocator.set_memory_fraction(fraction)
         fractions[index] = fraction
 
+    def reset_accumulated(index: int) -> None:
+        at(index).allocator.reset_accumulated()
+
     def empty_cache(*_: Any) -> None:
         for device in devices:
             device.empty_cache()
@@ -66,9 +69,7 @@ def install(cards: Cards, patches: Patches) -> None:
         ("_host_emptyCache", "_accelerator_emptyHostCache"): lambda: library.tonnage_empty_pinned_cache(),
         ("_cuda_memoryStats", "_accelerator_getDeviceStats"): lambda index: _nested(at(index).memory_stats()),
         ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"): lambda index: at(index).allocator.reset_peak(),
-        ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"): (
-            lambda index: at(index).allocator.reset_accumulated()
-        ),
+        ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"): reset_accumulated,
     }
     patches.set_all(torch._C, {name: function for names, function in of_both.items() for name in names})
     patches.set_all(

@@ -19,11 +19,7 @@ from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.kernels.attention_choice import CUDNN, EFFICIENT, FLASH, can_use
 from tonnage.virtual.kernels.norms import unfused_rms_norm
 
-
-class cudaError(IntEnum):
-    """CUDA's status codes; only success occurs."""
-
-    success = 0
+cudaError = IntEnum("cudaError", {"success": 0})  # CUDA's status codes; only success occurs
 
 
 def install(cards: Cards, patches: Patches) -> None:
@@ -133,10 +129,8 @@ def _install_nvml(cards: Cards, patches: Patches) -> None:
             SimpleNamespace(pid=os.getpid(), usedGpuMemory=memory(index).used)
         ],
         "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=0, memory=0),
-        **dict.fromkeys(
-            ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit"),
-            lambda index: cards.at(index).gpu.power_w * 1000,
-        ),
+        "nvmlDeviceGetPowerUsage": lambda index: cards.at(index).gpu.power_w * 1000,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda index: cards.at(index).gpu.power_w * 1000,
         "nvmlDeviceGetClockInfo": lambda index, kind=0: cards.at(index).gpu.clock_mhz,
         "nvmlDeviceGetCudaComputeCapability": lambda index: cards.at(index).gpu.compute_capability,
     }

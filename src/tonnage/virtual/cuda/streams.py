@@ -46,9 +46,7 @@ class _CudaStreamBase(torch.Stream):
             return super().__new__(cls, stream_id=stream_ptr, device_index=index, device_type=CUDA)
         return super().__new__(cls, device=torch.device("cuda", index), priority=priority)
 
-    @property
-    def cuda_stream(self) -> int:
-        return self.stream_id
+    cuda_stream = torch.Stream.stream_id
 
     @property
     def priority(self) -> int:
@@ -85,10 +83,7 @@ class _CudaEventBase(torch.Event):
             if self._stream_id in capture.streams:
                 capture.streams.add(stream.stream_id)
 
-    @property
-    def cuda_event(self) -> int:
-        """The handle; 0 until the event is recorded."""
-        return self.event_id
+    cuda_event = torch.Event.event_id  # the handle; 0 until the event is recorded
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds between two events."""
@@ -111,15 +106,6 @@ class _Streams:
         self.graphs: set[_Capture] = set()
         self.seeds: list[torch.Tensor] = []  # the generator's seed and offset on the card, while any graph exists
 
-    def _cuda_getCurrentStream(self, index: int) -> tuple[int, int, int]:
-        return self.cards.stream(index), self.cards.selected if index < 0 else index, CUDA
-
-    def _cuda_getDefaultStream(self, index: int) -> tuple[int, int, int]:
-        return 0, self.cards.selected if index < 0 else index, CUDA
-
-    def _cuda_getStreamFromExternal(self, handle: int, index: int) -> tuple[int, int, int]:
-        return handle, self.cards.selected if index < 0 else index, CUDA
-
     def _cuda_setStream(self, stream_id: int, device_index: int, device_type: int) -> None:
         if device_index != self.cards.selected:
             self.cards.selected = device_index
@@ -128,9 +114,6 @@ class _Streams:
     def _cuda_isCurrentStreamCapturing(self) -> bool:
         stream = self.cards.stream()
         return any(stream in capture.streams for capture in _captures)
-
-    def _graph_pool_handle(self) -> PoolId:
-        return 0, next(self.by_user)
 
     def _cuda_beginAllocateToPool(
         self, index: int, pool: PoolId, accepts: Callable[[int], bool] = lambda stream: True
@@ -148,53 +131,26 @@ class _Streams:
     def _cuda_beginAllocateCurrentStreamToPool(self, index: int, pool: PoolId) -> None:
         self._cuda_beginAllocateToPool(index, pool, self.cards.stream(index).__eq__)
 
-    def _cuda_endAllocateToPool(self, index: int, pool: PoolId) -> None:
-        self.cards.at(index).allocator.end_allocate_to_pool(pool)
-
-    def _cuda_releasePool(self, index: int, pool: PoolId) -> None:
-        self.cards.at(index).allocator.release_pool(pool)
-
 
 class _Capture:
     """The state of one graph, separate from the Python object because it outlives it briefly."""
 
-    def __init__(self, owner: _Streams) -> None:
-        self.owner = owner
+    def __init__(self) -> None:
         self.index, self.stream = -1, 0
         self.streams: set[int] = set()
         self.pool: PoolId | None = None
         self.is_done = False
 
-    def begin(self, pool: PoolId | None) -> None:
-        if not self.owner.graphs:
-            self.owner.seeds = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
-        self.owner.graphs.add(self)
-        self.index, self.stream = self.owner.cards.selected, self.owner.cards.stream()
-        if not self.stream:
-            raise RuntimeError(_DEFAULT_STREAM)
-        self.pool = pool or (next(self.owner.by_graph), 0)
-        self.streams = {self.stream}
-        self.owner._cuda_beginAllocateToPool(self.index, self.pool, self.streams.__contains__)
-        _captures.append(self)
-
-    def end(self) -> None:
-        if self not in _captures or self.owner.cards.stream() != self.stream:
-            raise RuntimeError("Capture must end on the same stream it began on.")
-        assert self.pool is not None
-        _captures.remove(self)
-        self.owner._cuda_endAllocateToPool(self.index, self.pool)
-        self.is_done = True
-
-    def reset(self) -> None:
+    def reset(self, owner: _Streams) -> None:
         if self.is_done and self.pool is not None:
-            self.owner._cuda_releasePool(self.index, self.pool)
+            owner.cards.at(self.index).allocator.release_pool(self.pool)
         self.is_done = False
 
-    def close(self) -> None:
-        self.reset()
-        self.owner.graphs.discard(self)
-        if not self.owner.graphs:
-            self.owner.seeds.clear()
+    def close(self, owner: _Streams) -> None:
+        self.reset(owner)
+        owner.graphs.discard(self)
+        if not owner.graphs:
+            owner.seeds.clear()
 
 
 _captures: list[_Capture] = []
@@ -208,22 +164,37 @@ def _graph_base(owner: _Streams) -> type:
 
         def __new__(cls, keep_graph: bool = False) -> Any:
             self = super().__new__(cls)
-            self._capture = _Capture(owner)
-            weakref.finalize(self, self._capture.close).atexit = False
+            self._capture = _Capture()
+            weakref.finalize(self, self._capture.close, owner).atexit = False
             return self
 
         def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
-            self._capture.begin(pool)
+            if not owner.graphs:
+                owner.seeds = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
+            capture = self._capture
+            owner.graphs.add(capture)
+            capture.index, capture.stream = owner.cards.selected, owner.cards.stream()
+            if not capture.stream:
+                raise RuntimeError(_DEFAULT_STREAM)
+            capture.pool, capture.streams = pool or (next(owner.by_graph), 0), {capture.stream}
+            owner._cuda_beginAllocateToPool(capture.index, capture.pool, capture.streams.__contains__)
+            _captures.append(capture)
 
         def capture_end(self) -> None:
-            self._capture.end()
+            capture = self._capture
+            if capture not in _captures or owner.cards.stream() != capture.stream:
+                raise RuntimeError("Capture must end on the same stream it began on.")
+            assert capture.pool is not None
+            _captures.remove(capture)
+            owner.cards.at(capture.index).allocator.end_allocate_to_pool(capture.pool)
+            capture.is_done = True
 
         def replay(self) -> None:
             if not self._capture.is_done:
                 raise RuntimeError(_NO_CAPTURE)
 
         def reset(self) -> None:
-            self._capture.reset()
+            self._capture.reset(owner)
 
         def pool(self) -> PoolId:
             if self._capture.pool is None:
@@ -276,10 +247,25 @@ def _pool_base(owner: _Streams) -> type:
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the functions and base classes, then give PyTorch's own classes these bases."""
     streams = _Streams(cards)
-    patches.set_methods(torch._C, streams)
-    patches.set(torch._C, "_cuda_getCurrentRawStream", cards.stream)
+
+    def handle(stream_id: int, index: int) -> tuple[int, int, int]:
+        return stream_id, cards.selected if index < 0 else index, CUDA
+
     bases = {"_CUDAGraph": _graph_base(streams), "_MemPool": _pool_base(streams)}
-    patches.set_all(torch._C, {"_CudaStreamBase": _CudaStreamBase, "_CudaEventBase": _CudaEventBase, **bases})
+    functions = {
+        "_cuda_getCurrentRawStream": cards.stream,
+        "_cuda_getCurrentStream": lambda index: handle(cards.stream(index), index),
+        "_cuda_getDefaultStream": lambda index: handle(0, index),
+        "_cuda_getStreamFromExternal": handle,
+        "_cuda_endAllocateToPool": lambda index, pool: cards.at(index).allocator.end_allocate_to_pool(pool),
+        "_cuda_releasePool": lambda index, pool: cards.at(index).allocator.release_pool(pool),
+        "_graph_pool_handle": lambda: (0, next(streams.by_user)),
+        "_CudaStreamBase": _CudaStreamBase,
+        "_CudaEventBase": _CudaEventBase,
+        **bases,
+    }
+    patches.set_methods(torch._C, streams)
+    patches.set_all(torch._C, functions)
     # Streams and events
     spec = importlib.util.find_spec("torch.cuda.streams")
     assert spec is not None and spec.loader is not None, "torch.cuda.streams has no source"
@@ -290,7 +276,7 @@ def install(cards: Cards, patches: Patches) -> None:
     for name in ("Stream", "Event", "ExternalStream"):
         patches.set(torch.cuda, name, getattr(module, name))
     # Graphs and pools: functions that these modules imported by name
-    supplied = {*bases, *vars(_Streams), "_cuda_checkPoolLiveAllocations"}
+    supplied = {*functions, *vars(_Streams), "_cuda_checkPoolLiveAllocations"}
     for module in (torch.cuda.graphs, torch.cuda.memory):
         names = [name for name in supplied & set(vars(module)) if not name.startswith("__")]
         patches.set_all(module, {name: getattr(torch._C, name) for name in names})

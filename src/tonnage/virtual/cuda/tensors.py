@@ -7,59 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
 
 
 def install(cards: Cards, patches: Patches) -> None:
-    """Supply the functions and classes."""
-    _install_constructors(patches)
-    moves = {"scatter": scatter, "gather": gather, "broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}
-    patches.set_all(torch._C, {f"_{name}": function for name, function in moves.items()})
-    # Storages: `torch.UntypedStorage(size, device="cuda")`, used by copies, saving and loading
-    untyped: Any = torch.UntypedStorage
-    plain, plain_resize = untyped.__new__, untyped.resize_
-
-    def new(cls: Any, *arguments: Any, device: Any = None, **keywords: Any) -> Any:
-        where = torch.device(device) if device is not None else None
-        if where is None or where.type != "cuda":
-            return plain(cls, *arguments, device=device, **keywords)
-        size = arguments[0] if arguments else 0
-        return torch.empty(int(size), dtype=torch.uint8, device=where).untyped_storage()
-
-    def resize(storage: Any, size: int) -> Any:
-        """Resize a storage, as FSDP does to free and reallocate unsharded parameters."""
-        if storage.device.type != "cuda":
-            return plain_resize(storage, size)
-        torch.ops.tonnage.resize_storage(storage, size)
-        return storage
-
-    patches.set_all(torch.UntypedStorage, {"__new__": staticmethod(new), "resize_": resize})
-
-
-# Legacy constructors such as torch.cuda.FloatTensor
-
-
-class _Constructor(type):
-    """A legacy tensor class: calling it makes a tensor, and `isinstance` recognizes its tensors."""
-
-    dtype: torch.dtype
-    plain: type
-
-    def __call__(cls, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        return torch.empty(0, dtype=cls.dtype, device="cuda").new(*arguments, **keywords)
-
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, cls.plain)
-
-
-def _install_constructors(patches: Patches) -> None:
+    # Legacy constructors such as `torch.cuda.FloatTensor`
     for name in [name for name in dir(torch.cuda) if name.endswith("Tensor")]:
-        plain: Any = getattr(torch.cuda, name)
-        contents = {"plain": plain, "dtype": plain.dtype, "layout": plain.layout, "is_cuda": True, "is_sparse": False}
+        legacy: Any = getattr(torch.cuda, name)
+        body = {"plain": legacy, "dtype": legacy.dtype, "layout": legacy.layout, "is_cuda": True, "is_sparse": False}
         # Tensor.type() uses the whole name.
-        patches.set(torch.cuda, name, _Constructor(f"torch.cuda.{name}", (), contents))
+        patches.set(torch.cuda, name, _Constructor(f"torch.cuda.{name}", (), body))
     plain_default = torch._C._set_default_tensor_type
 
     def set_default(kind: Any) -> None:
@@ -72,38 +32,63 @@ def _install_constructors(patches: Patches) -> None:
             torch.set_default_device(None)
 
     patches.set(torch._C, "_set_default_tensor_type", set_default)
+    moves = {"scatter": scatter, "gather": gather, "broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}
+    patches.set_all(torch._C, {f"_{name}": function for name, function in moves.items()})
+    # Storages: `torch.UntypedStorage(size, device="cuda")`, used by copies, saving and loading
+    untyped: Any = torch.UntypedStorage
+    plain, plain_resize = untyped.__new__, untyped.resize_
+
+    def new(cls: Any, *arguments: Any, device: Any = None, **keywords: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return plain(cls, *arguments, device=device, **keywords)
+        size = arguments[0] if arguments else 0
+        return torch.empty(int(size), dtype=torch.uint8, device=device).untyped_storage()
+
+    def resize(storage: Any, size: int) -> Any:
+        """Resize a storage, as FSDP does to free and reallocate unsharded parameters."""
+        if storage.device.type != "cuda":
+            return plain_resize(storage, size)
+        torch.ops.tonnage.resize_storage(storage, size)
+        return storage
+
+    patches.set_all(torch.UntypedStorage, {"__new__": staticmethod(new), "resize_": resize})
 
 
-# Used by torch.nn.parallel.comm
+class _Constructor(type):
+    """A legacy tensor class: calling it makes a tensor, and `isinstance` recognizes its tensors."""
+
+    dtype: torch.dtype
+    plain: type
+
+    def __call__(cls, *arguments: Any, **keywords: Any) -> Tensor:
+        return torch.empty(0, dtype=cls.dtype, device="cuda").new(*arguments, **keywords)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.plain)
+
+
+# `torch.nn.parallel.comm` uses the functions below.
 
 
 def scatter(
-    tensor: torch.Tensor,
-    devices: Sequence[int],
-    chunk_sizes: Sequence[int] | None = None,
-    dim: int = 0,
-    streams: Any = None,
-) -> list[torch.Tensor]:
+    tensor: Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None = None, dim: int = 0, streams: Any = None
+) -> list[Tensor]:
     """Return chunks of a tensor, one on each card."""
     pieces = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
-    return [
-        piece.to(torch.device("cuda", index), non_blocking=True) for piece, index in zip(pieces, devices, strict=False)
-    ]
+    return [piece.to(f"cuda:{index}", non_blocking=True) for piece, index in zip(pieces, devices, strict=False)]
 
 
-def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
+def gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
     """Concatenate tensors on a card or, for -1, on the host."""
-    where = torch.device("cpu") if destination == -1 else torch.device("cuda", destination or 0)
+    where = "cpu" if destination == -1 else f"cuda:{destination or 0}"
     return torch.cat([tensor.to(where, non_blocking=True) for tensor in tensors], dim)
 
 
-def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+def broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
     """Return a copy on each card; the tensor itself where it is already."""
-    return [tensor.to(torch.device("cuda", index), non_blocking=True) for index in devices]
+    return [tensor.to(f"cuda:{index}", non_blocking=True) for index in devices]
 
 
-def broadcast_coalesced(
-    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
-) -> list[list[torch.Tensor]]:
+def broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int) -> list[list[Tensor]]:
     """Return copies of several tensors on each card."""
     return [[broadcast(tensor, [index])[0] for tensor in tensors] for index in devices]

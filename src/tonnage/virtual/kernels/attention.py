@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tonnage.virtual.kernels.attention_choice import MATH, choose_attention
 from tonnage.virtual.kernels.library_sizes import attention_data, cudnn_backward_bytes, cudnn_forward_bytes
-from tonnage.virtual.kernels.registry import free_reversed, kernel, scratch
+from tonnage.virtual.kernels.registry import free_reversed, kernel, scratch, strides_of
 from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
@@ -26,7 +26,6 @@ def _device() -> Any:
 
 
 def round_up(value: int, multiple: int = 128) -> int:
-    """Round up to a multiple."""
     return -(-value // multiple) * multiple
 
 
@@ -43,9 +42,6 @@ def _check_launch(*counts: int) -> None:
     """Raise CUDA's error for a grid that is too large: real runs with more sequences fail here, too."""
     if max(counts) > LARGEST_GRID:
         raise RuntimeError("CUDA error: invalid configuration argument")
-
-
-# Flash attention
 
 
 def flash_splits(blocks: int, slots: int, key_blocks: int, most: int = 128) -> int:
@@ -141,9 +137,7 @@ def flash_attention_forward(
 ) -> Tensors:  # fmt: skip
     windows = (window_size_left, window_size_right)
     windowed = alibi_slopes is not None or any(size is not None and size >= 0 for size in windows)
-    if cum_seq_q is not None:
-        return _flash(query, key, dropout_p, return_debug_mask, False, cum_seq_q, (max_q, max_k))
-    return _flash(query, key, dropout_p, return_debug_mask, windowed)
+    return _flash(query, key, dropout_p, return_debug_mask, windowed and cum_seq_q is None, cum_seq_q, (max_q, max_k))
 
 
 @kernel("_scaled_dot_product_flash_attention")
@@ -156,27 +150,20 @@ def scaled_dot_product_flash_attention(
     return out.transpose(1, 2), statistics, None, None, query.shape[2], key.shape[2], state, unused, softmax
 
 
-def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends: Any) -> Tensors:
-    """Allocate gradients, then accumulators; shared keys get a gradient per head, summed at the end."""
-    grad, out = grad.contiguous(), out.contiguous()
-    heads, width = query.shape[-2], query.shape[-1]
-    dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    fixed = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    sequences = None if ends is None else ends.numel() - 1
-    softmax_sum, dq_sum = backward_accumulators(query, sequences, fixed, _device().gpu.sm_count)
-    if key.shape[-2] != heads:
-        expanded = (*key.shape[:-2], heads, width)
-        dk_expanded, dv_expanded = key.new_empty(expanded), key.new_empty(expanded)
-        del dv_expanded, dk_expanded
-    del dq_sum, softmax_sum, out, grad
-    return dq, dk, dv
-
-
 @kernel("_flash_attention_backward")
 def flash_attention_backward(
     grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, cum_seq_q: Any, *_: Any, **__: Any
 ) -> Tensors:
-    return _flash_backward(grad_out, query, key, value, out, cum_seq_q)
+    """Allocate gradients, then accumulators; shared keys get a gradient per head, summed at the end."""
+    grad, out = grad_out.contiguous(), out.contiguous()
+    dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    fixed = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    sequences = None if cum_seq_q is None else cum_seq_q.numel() - 1
+    softmax_sum, dq_sum = backward_accumulators(query, sequences, fixed, _device().gpu.sm_count)
+    if key.shape[-2] != query.shape[-2]:
+        free_reversed([key.new_empty(*key.shape[:-2], *query.shape[-2:]) for _ in range(2)])
+    del dq_sum, softmax_sum, out, grad
+    return dq, dk, dv
 
 
 @kernel("_scaled_dot_product_flash_attention_backward")
@@ -185,11 +172,8 @@ def scaled_dot_product_flash_attention_backward(
 ) -> Tensors:
     if grad_out is None:
         return None, None, None
-    grad, q, k, v, o = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
-    return tuple(t.transpose(1, 2) for t in _flash_backward(grad, q, k, v, o, cum_seq_q))
-
-
-# Math attention
+    inputs = [t.transpose(1, 2) for t in (grad_out, query, key, value, out)]
+    return tuple(t.transpose(1, 2) for t in flash_attention_backward(*inputs, logsumexp, cum_seq_q))
 
 
 @kernel("_safe_softmax")
@@ -206,18 +190,13 @@ def safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Te
     return out
 
 
-# Efficient (CUTLASS) kernels
-
-
 def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> tuple[Tensor, Tensor]:
     """Allocate for (batch, length, heads, width). Statistics are padded to 32 queries; wide heads accumulate in float32."""
-    batch, _, heads, width = query.shape
-    shape = (batch, query.shape[1], heads, value.shape[-1])
-    out = query.new_empty(shape)
+    batch, length, heads, width = query.shape
+    out = query.new_empty(batch, length, heads, value.shape[-1])
     statistics = floats(query, batch, heads, round_up(queries, 32) if want_statistics else 0)
     if query.dtype in _HALF and max(width, value.shape[-1]) > 128:
-        accumulator = floats(query, *shape)
-        del accumulator
+        floats(query, *out.shape)  # the accumulator
     if _device().torch_version < (2, 8):  # since 2.8, large batches are processed in pieces
         _check_launch(batch, heads)
     return out, statistics
@@ -241,13 +220,12 @@ def efficient_attention_forward(
     query: Any, key: Any, value: Any, bias: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None,
     max_seqlen_k: int | None, dropout_p: float, custom_mask_type: int, compute_log_sumexp: bool = False, **_: Any,
 ) -> Tensors:  # fmt: skip
-    ragged = cu_seqlens_q is not None and max_seqlen_q is not None
-    queries, keys = (max_seqlen_q, max_seqlen_k or 0) if ragged else (query.shape[1], key.shape[1])
-    assert queries is not None
-    out, statistics = _efficient(query, value, compute_log_sumexp, queries)
-    if ragged:
-        statistics = floats(query, cu_seqlens_q.numel() - 1, query.shape[2], statistics.shape[-1])
-    return out, statistics, _seed(), _seed(), queries, keys
+    if cu_seqlens_q is None or max_seqlen_q is None:
+        queries, keys = query.shape[1], key.shape[1]
+        return *_efficient(query, value, compute_log_sumexp, queries), _seed(), _seed(), queries, keys
+    out, statistics = _efficient(query, value, compute_log_sumexp, max_seqlen_q)
+    statistics = floats(query, cu_seqlens_q.numel() - 1, query.shape[2], statistics.shape[-1])
+    return out, statistics, _seed(), _seed(), max_seqlen_q, max_seqlen_k or 0
 
 
 def backward_tile(dtype: torch.dtype, width: int, capability: tuple[int, int], dropout: bool) -> tuple[int, int, bool]:
@@ -284,34 +262,6 @@ def efficient_workspace_bytes(
     return batch * heads * round_up(for_keys + for_queries, 4) * 4
 
 
-def _efficient_backward(
-    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, sizes: tuple[int, int, int, int], dropout: float,
-    bias_grad: bool, splits: int | None = None, shared: bool = False,
-) -> Tensors:  # fmt: skip
-    grad = grad.contiguous()
-    if shared:
-        chunk = query.new_empty(query.shape[0], query.shape[1], 3, *query.shape[2:])
-        dq, dk, dv = chunk.unbind(2)
-    else:
-        dq, dk, dv = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-    dbias = None
-    if bias_grad:
-        padded = bias.new_empty(*bias.shape[:-1], round_up(bias.shape[-1], 16))
-        dbias = padded[..., : bias.shape[-1]]
-        del padded
-    if query.dtype in _HALF:
-        delta = floats(query, query.shape[0], query.shape[2], query.shape[1])
-    else:
-        product = grad.to(torch.float32) * out.to(torch.float32)
-        total = floats(query, *query.shape[:3])
-        delta = total.transpose(-2, -1).contiguous()
-        del total, product
-    widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
-    workspace = scratch(efficient_workspace_bytes(query.dtype, sizes, widths, capability, dropout > 0, splits), query)
-    del delta, workspace, grad
-    return dq, dk, dv, dbias
-
-
 @kernel("_efficient_attention_backward")
 def efficient_attention_backward(
     grad_out_: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
@@ -319,13 +269,30 @@ def efficient_attention_backward(
     custom_mask_type: int, bias_requires_grad: bool, *, scale: float | None = None, num_splits_key: int | None = None,
     window_size: int | None = None, shared_storage_dqdkdv: bool = False,
 ) -> Tensors:  # fmt: skip
+    grad = grad_out_.contiguous()
+    if shared_storage_dqdkdv:
+        chunk = query.new_empty(query.shape[0], query.shape[1], 3, *query.shape[2:])
+        dq, dk, dv = chunk.unbind(2)
+    else:
+        dq, dk, dv = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    dbias = None
+    if bias_requires_grad:
+        dbias = bias.new_empty(*bias.shape[:-1], round_up(bias.shape[-1], 16))[..., : bias.shape[-1]]
+    if query.dtype in _HALF:
+        delta = floats(query, query.shape[0], query.shape[2], query.shape[1])
+    else:
+        product = grad.to(torch.float32) * out.to(torch.float32)
+        total = floats(query, *query.shape[:3])
+        delta = total.transpose(-2, -1).contiguous()
+        del total, product
     ragged = cu_seqlens_q is not None
     lengths = (max_seqlen_q, max_seqlen_k) if ragged else (query.shape[1], key.shape[1])
-    batch = cu_seqlens_q.numel() - 1 if ragged else query.shape[0]
-    return _efficient_backward(
-        grad_out_, query, key, value, bias, out, (batch, query.shape[2], *lengths), dropout_p, bias_requires_grad,
-        num_splits_key, shared_storage_dqdkdv,
-    )  # fmt: skip
+    sizes = (cu_seqlens_q.numel() - 1 if ragged else query.shape[0], query.shape[2], *lengths)
+    widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
+    size = efficient_workspace_bytes(query.dtype, sizes, widths, capability, dropout_p > 0, num_splits_key)
+    workspace = scratch(size, query)
+    del delta, workspace, grad
+    return dq, dk, dv, dbias
 
 
 @kernel("_scaled_dot_product_efficient_attention_backward")
@@ -335,21 +302,16 @@ def scaled_dot_product_efficient_attention_backward(
 ) -> Tensors:  # fmt: skip
     if grad_out_ is None:
         return None, None, None, None
-    grad, q, k, v = (t.transpose(1, 2) for t in (grad_out_, query, key, value))
-    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    grads = _efficient_backward(grad, q, k, v, attn_bias, out.transpose(1, 2), sizes, dropout_p, grad_input_mask[3])
-    return *(t.transpose(1, 2) for t in grads[:3]), grads[3]
-
-
-# cuDNN
+    grad, q, k, v, o = (t.transpose(1, 2) for t in (grad_out_, query, key, value, out))
+    dq, dk, dv, dbias = efficient_attention_backward(
+        grad, q, k, v, attn_bias, o, None, None, 0, 0, logsumexp, dropout_p, None, None, 0, grad_input_mask[3]
+    )
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), dbias
 
 
 def _like_layout(query: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Allocate an output whose dimensions are ordered in memory like the query's."""
-    strides, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=query.stride):
-        strides[dim] = step
-        step *= shape[dim]
+    strides = strides_of(shape, sorted(range(len(shape)), key=query.stride))
     return torch.empty_strided(shape, strides, dtype=query.dtype, device=query.device)
 
 
@@ -357,13 +319,12 @@ def _like_layout(query: Tensor, shape: tuple[int, ...]) -> Tensor:
 def scaled_dot_product_cudnn_attention(
     query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, *_: Any, **__: Any
 ) -> Tensors:
-    device = _device()
-    device.use("cudnn")
+    _device().use("cudnn")
     batch, heads, queries, _ = query.shape
     seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
     out = _like_layout(query, (batch, heads, queries, value.shape[3]))
     statistics = floats(query, batch, heads, queries, 1) if compute_log_sumexp else None
-    scratch(cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count), query)
+    scratch(cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], _device().gpu.sm_count), query)
     return out, statistics, None, None, queries, key.shape[2], seed, offset, None
 
 
@@ -382,10 +343,8 @@ def cudnn_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, ou
     # The query's gradient in float32 and the softmax sums; shared keys and values get a gradient per head.
     batch, heads, queries, width = query.shape
     size = batch * heads * queries * (width + 1) * 4 + cudnn_backward_bytes()
-    for shared in (key, value):
-        if shared.shape[1] != heads:
-            size += batch * heads * shared.shape[2] * shared.shape[3] * shared.element_size()
-    scratch(size, query)
+    shared = (each for each in (key, value) if each.shape[1] != heads)
+    scratch(size + sum(batch * heads * each.shape[2:].numel() * each.element_size() for each in shared), query)
     del turned
     return dq, dk, dv
 
@@ -423,14 +382,12 @@ def native_multi_head_attention(
     del scores
     context = packed[0]  # its storage is reused
     del packed
-    if not need_weights:
-        weights = None
+    weights = weights if need_weights else None
     rows = context.permute(0, 2, 1, 3).contiguous().view(-1, embed_dim)
     out = torch.addmm(proj_bias, rows, proj_weight.t()).view(query.shape)
     del context, rows
     if weights is not None and average_attn_weights:
-        weights = weights.sum(1)
-        weights /= num_head
+        weights = weights.sum(1).div_(num_head)
     return out, weights
 
 
@@ -466,11 +423,8 @@ def transformer_encoder_layer_fwd(
         x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
     )  # fmt: skip
     x.add_(src)
-    if not norm_first:
-        x = F.layer_norm(x, (embed_dim,), *first)
-    residual = x
-    if norm_first:
-        x = F.layer_norm(x, (embed_dim,), *second)
+    residual = x if norm_first else F.layer_norm(x, (embed_dim,), *first)
+    x = F.layer_norm(x, (embed_dim,), *second) if norm_first else residual
     hidden = torch._addmm_activation(ffn_bias_1, x.reshape(-1, embed_dim), ffn_weight_1.t(), use_gelu=use_gelu)
     x = torch.addmm(ffn_bias_2, hidden, ffn_weight_2.t()).view(src.shape)
     del hidden

@@ -91,27 +91,43 @@ def fused_sdp_choice(
 
 
 def can_use(backend: int, params: Any, debug: bool = False) -> bool:
-    """Implement `torch.backends.cuda.can_use_flash_attention` and similar; `params` is a
-    `torch.backends.cuda.SDPAParams`."""
+    """Implement `torch.backends.cuda.can_use_flash_attention` and similar, whose `params` are SDPAParams."""
     device, p = active().device, params
     inputs = (p.query, p.key, p.value, p.attn_mask, p.dropout, p.is_causal, p.enable_gqa)
     return _TAKES[backend](Question(*inputs, device.gpu.compute_capability, device.torch_version))
 
 
 def _takes_cudnn(asked: Question) -> bool:
+    data, (major, minor) = attention_data()["cudnn"], asked.capability
+    query, key, mask = asked.query, asked.key, asked.mask
     deterministic = torch.are_deterministic_algorithms_enabled()
-    sixteenths_since = tuple(attention_data()["cudnn"]["dropout_in_sixteenths_since"])
+    if (
+        not torch._C._get_cudnn_sdp_enabled()
+        or asked.capability < (8, 0)
+        or asked.is_nested
+        or query.dtype not in _HALF
+        or not _of_one_kind(asked)
+        or (deterministic and not torch.is_deterministic_algorithms_warn_only_enabled())
+    ):
+        return False
+    if mask is not None:
+        if mask.requires_grad or mask.dim() not in (2, 4):
+            return False
+        full = (*query.shape[:3], key.shape[2])[-mask.dim() :]
+        if any(size not in (1, whole) for size, whole in zip(mask.shape, full, strict=True)):
+            return False
+    width, value_width = query.shape[-1], asked.value.shape[-1]
+    limit = data["head_dim_by_capability"].get(f"{major}.{minor}", data["head_dim"])
+    if (width, value_width) == (192, 128) and major in data["wide_keys_capability_majors"]:
+        limit = 192
     return (
-        bool(torch._C._get_cudnn_sdp_enabled())
-        and asked.capability >= (8, 0)
-        and not asked.is_nested
-        and asked.query.dtype in _HALF
-        and _of_one_kind(asked)
-        and not (deterministic and not torch.is_deterministic_algorithms_warn_only_enabled())
-        and _mask_fits_cudnn(asked)
-        and _dense_inputs(asked, grouping=True, same_key_value_heads=False, any_stride_of_one=True)
-        and (asked.version < sixteenths_since or (asked.dropout * 16).is_integer())
-        and _shape_fits_cudnn(asked)
+        _dense_inputs(asked, grouping=True, same_key_value_heads=False, any_stride_of_one=True)
+        and (asked.version < tuple(data["dropout_in_sixteenths_since"]) or (asked.dropout * 16).is_integer())
+        and max(width, value_width) <= limit
+        and width % 8 == value_width % 8 == 0
+        and key.shape[2] != 1
+        and (asked.dropout == 0 or query.shape[2] != 1)
+        and max(query.shape[:2]) <= 65535
     )
 
 
@@ -182,24 +198,3 @@ def _dense_inputs(
         same = key_heads == value_heads if same_key_value_heads else heads % value_heads == 0
         return same and heads % key_heads == 0
     return heads == key_heads == value_heads
-
-
-def _mask_fits_cudnn(asked: Question) -> bool:
-    mask, query = asked.mask, asked.query
-    if mask is None:
-        return True
-    wanted = (query.shape[0], query.shape[1], query.shape[2], asked.key.shape[2])
-    if mask.requires_grad or mask.dim() not in (2, 4):
-        return False
-    return all(size in (1, full) for size, full in zip(mask.shape, wanted[-mask.dim() :], strict=True))
-
-
-def _shape_fits_cudnn(asked: Question) -> bool:
-    data, (major, minor) = attention_data()["cudnn"], asked.capability
-    width, value_width = asked.query.shape[-1], asked.value.shape[-1]
-    limit = data["head_dim_by_capability"].get(f"{major}.{minor}", data["head_dim"])
-    if (width, value_width) == (192, 128) and major in data["wide_keys_capability_majors"]:
-        limit = 192
-    widths_fit = max(width, value_width) <= limit and width % 8 == 0 and value_width % 8 == 0
-    lengths_fit = asked.key.shape[2] != 1 and (asked.dropout == 0 or asked.query.shape[2] != 1)
-    return widths_fit and lengths_fit and max(asked.query.shape[:2]) <= 65535

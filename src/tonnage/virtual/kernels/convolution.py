@@ -1,14 +1,16 @@
-"""Convolutions: cuDNN's with its layouts and workspaces, and PyTorch's own depthwise and im2col kernels.
+"""Convolutions and operators on images: pooling, resizing, `unfold` and `fold`, and grid sampling.
 
-PyTorch's own code chooses among them (`_select_conv_backend`). `convolution_engines` has the sizes of cuDNN's
-workspaces.
+PyTorch's own code (`_select_conv_backend`) chooses between cuDNN, whose workspaces are in `convolution_engines`, and its
+own depthwise and im2col kernels. Many operators on images copy channels-last tensors, except where a kernel for that
+layout exists. Columns are written into a tensor that starts as large as the input, so the result may keep more bytes
+than it needs. Poolings that are not here allocate only their outputs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,14 +19,20 @@ from torch import Tensor
 from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.kernels import convolution_engines as engines
 from tonnage.virtual.kernels.convolution_engines import Convolution, ConvolutionCall, Way
-from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
+from tonnage.virtual.kernels.registry import (
+    after_outputs,
+    contiguous,
+    free_reversed,
+    kernel,
+    own_operator,
+    plain,
+    scratch,
+)
 from tonnage.virtual.session import Session, active
 
 Ints: TypeAlias = list[int]
-How: TypeAlias = tuple[Ints, Ints, Ints, int]  # padding, stride, dilation, groups
+How: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # padding, stride, dilation, groups
 _searched: WeakKeyDictionary[Session, set[ConvolutionCall]] = WeakKeyDictionary()
-
-# ---- layouts
 
 
 @cache
@@ -55,22 +63,17 @@ def _convolution_format(first: Tensor, second: Tensor) -> torch.memory_format:
     return suggested_format(second) if found == torch.contiguous_format else found
 
 
-# ---- cuDNN
-
-
-def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
+def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, layout: torch.memory_format) -> None:
     """Run one plan: its workspace lives while it runs. Without room for it, PyTorch tries the next plan.
 
     The last plans of cuDNN's list need no workspace, so a convolution runs wherever its operands fit.
     """
-    padding, stride, dilation, groups = how
-    layer = Convolution(
-        tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups
-    )  # fmt: skip
+    layer = _layer(x, weight, how)
     # cuDNN's engines process larger batches in pieces (measured on an H200 with cuDNN 9.19).
     largest = max(math.prod(x.shape[1:]), weight.shape[0] * math.prod(layer.output_sides()))
     batch = min(x.shape[0], max(_MOST_ELEMENTS // largest, 1)) if largest else x.shape[0]
-    plan = ConvolutionCall(way, layer, batch, str(x.dtype).removeprefix("torch."), last)
+    is_last = layout != torch.contiguous_format
+    plan = ConvolutionCall(way, layer, batch, str(x.dtype).removeprefix("torch."), is_last)
     session = active()
     session.device.use("cudnn")
     if benchmark and plan not in (searched := _searched.setdefault(session, set())):
@@ -95,14 +98,13 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
 
 def _convolve(x: Tensor, weight: Tensor, how: How, benchmark: bool, out: Tensor | None = None) -> Tensor:
     if out is None:
-        padding, stride, dilation, _ = how
-        shape = _output_shape(x, weight, stride, padding, dilation)
-        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_convolution_format(x, weight))
+        layout = _convolution_format(x, weight)
+        out = torch.empty(_output_shape(x, weight, how), dtype=x.dtype, device=x.device, memory_format=layout)
     if out.numel():
         layout = suggested_format(out)
         laid_weight = weight.contiguous(memory_format=layout)
         laid_x = x.contiguous(memory_format=layout)
-        _run("forward", laid_x, laid_weight, how, benchmark, layout != torch.contiguous_format)
+        _run("forward", laid_x, laid_weight, how, benchmark, layout)
         del laid_x, laid_weight
     return out
 
@@ -113,7 +115,7 @@ def _gradient_of_input(shape: Ints, grad: Tensor, weight: Tensor, how: How, benc
     laid_weight = weight.contiguous(memory_format=layout)
     laid_grad = grad.contiguous(memory_format=layout)
     if result.numel():
-        _run("backward_data", result, laid_weight, how, benchmark, layout != torch.contiguous_format)
+        _run("backward_data", result, laid_weight, how, benchmark, layout)
     del laid_grad, laid_weight
     return result
 
@@ -124,7 +126,7 @@ def _gradient_of_weight(shape: Ints, grad: Tensor, x: Tensor, how: How, benchmar
     laid_x = x.contiguous(memory_format=layout)
     result = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=layout)
     if result.numel():
-        _run("backward_filter", laid_x, result, how, benchmark, layout != torch.contiguous_format)
+        _run("backward_filter", laid_x, result, how, benchmark, layout)
     del laid_x, laid_grad
     return result
 
@@ -182,7 +184,6 @@ def cudnn_convolution_backward(
     input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark:
     bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Allocate the gradient of the input, then that of the weight."""
     if not input.numel():
         return torch.empty_like(input) if want_input else None, torch.zeros_like(weight) if want_weight else None
     how = (padding, stride, dilation, groups)
@@ -209,8 +210,6 @@ def cudnn_convolution_transpose_backward(
     return to_input, to_weight
 
 
-# ---- PyTorch's kernels
-
 _MOST_ELEMENTS = 2**31 - 1
 
 
@@ -230,11 +229,13 @@ def _is_left_to_cudnn(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
     return stride[0] == 1 or (stride[0] == 2 and width > 1 and (channels >= 512 or (channels >= 256 and side >= 28)))
 
 
-def _output_shape(
-    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> tuple[int, ...]:
-    layer = Convolution(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1)
-    return (x.shape[0], weight.shape[0], *layer.output_sides())
+def _layer(x: Tensor, weight: Tensor, how: How) -> Convolution:
+    padding, stride, dilation, groups = how
+    return Convolution(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def _output_shape(x: Tensor, weight: Tensor, how: How) -> tuple[int, ...]:
+    return (x.shape[0], weight.shape[0], *_layer(x, weight, how).output_sides())
 
 
 @kernel("_conv_depthwise2d", "conv_depthwise3d")
@@ -242,7 +243,7 @@ def depthwise(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints
 ) -> Tensor:
     """Convolve each channel separately, from contiguous operands."""
-    shape = _output_shape(self, weight, stride, padding, dilation)
+    shape = _output_shape(self, weight, (padding, stride, dilation, 1))
     too_large = max(self.numel(), math.prod(shape)) >= _MOST_ELEMENTS
     if too_large and self.dim() == 4 and _is_left_to_cudnn(self, weight, stride):
         layout = _convolution_format(self, weight)
@@ -252,10 +253,7 @@ def depthwise(
         raise RuntimeError(
             "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false."
         )
-    laid_x = self.contiguous()
-    laid_weight = weight.contiguous()
-    laid_bias = bias.contiguous() if bias is not None else None
-    del laid_bias, laid_weight, laid_x
+    free_reversed([each.contiguous() for each in (self, weight, bias) if each is not None])
     return output
 
 
@@ -266,7 +264,7 @@ def dilated(
 ) -> Tensor:  # fmt: skip
     """Unfold one image at a time into columns, then multiply matrices."""
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
-    shape = _output_shape(self, weight, stride, padding, dilation)
+    shape = _output_shape(self, weight, (padding, stride, dilation, 1))
     output = torch.empty(shape, dtype=self.dtype, device=self.device)
     columns = torch.empty((math.prod(weight.shape[1:]), *shape[2:]), dtype=self.dtype, device=self.device)
     active().workspaces.use("cublas")
@@ -279,7 +277,8 @@ def slow_conv2d(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints
 ) -> Tensor:
     """Unfold each image, unless the kernel is a single point."""
-    output = torch.empty(_output_shape(self, weight, stride, padding, [1, 1]), dtype=self.dtype, device=self.device)
+    shape = _output_shape(self, weight, (padding, stride, [1, 1], 1))
+    output = torch.empty(shape, dtype=self.dtype, device=self.device)
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
     columns = None
     if max(kernel_size) > 1 or max(stride) > 1 or max(padding) > 0:
@@ -287,3 +286,93 @@ def slow_conv2d(
     active().workspaces.use("cublas")
     del columns, laid_weight, laid_x
     return output
+
+
+# The channels-last kernels are used from this many channels on.
+LEAST_CHANNELS = 4
+
+
+def _copies_both(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+    return [contiguous(result), contiguous(source)]
+
+
+def _copies_unless_channels_last(result: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+    is_native = suggested_format(source) == torch.channels_last and source.shape[1] >= LEAST_CHANNELS
+    return [] if is_native else _copies_both(result, source)
+
+
+# What is copied once the outputs are allocated.
+_COPIES: dict[str, Callable[..., list[Tensor]]] = {
+    "adaptive_max_pool3d avg_pool3d reflection_pad2d upsample_bicubic2d_backward "
+    "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward": lambda _, source, *__, **___: [contiguous(source)],
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": _copies_both,
+    "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d_backward upsample_nearest2d_backward "
+    "_upsample_nearest_exact2d_backward": _copies_unless_channels_last,
+    "adaptive_max_pool2d": lambda result, self, _: [contiguous(result[0]), contiguous(result[1]), contiguous(self)],
+    # The gradient is scattered to the positions of the maxima.
+    "adaptive_max_pool2d_backward": lambda result, grad, _, indices: [
+        contiguous(grad), contiguous(indices), contiguous(result)
+    ],
+    # The gradient is copied to the input's layout, if it differs; one of any strides is read if the input is channels last.
+    "max_pool2d_with_indices_backward avg_pool2d_backward": lambda _, grad, self, *__, **___: [
+        grad.contiguous(memory_format=suggested_format(self))
+    ],
+    "_adaptive_avg_pool2d_backward": lambda _, grad, self: (
+        [contiguous(grad)] if suggested_format(self) is torch.contiguous_format else []
+    ),
+}  # fmt: skip
+for _names, _copies in _COPIES.items():
+    after_outputs(*_names.split())(_copies)
+
+
+@kernel("_adaptive_avg_pool3d")
+def adaptive_avg_pool3d(self: Tensor, output_size: list[int]) -> Tensor:
+    """Copy the input before the output is allocated."""
+    laid = self.contiguous()
+    output: Tensor = plain("_adaptive_avg_pool3d")(self, output_size)
+    del laid
+    return output
+
+
+def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    laid = x.contiguous()
+    output.resize_(shape)
+    del laid
+    return output
+
+
+@kernel("im2col")
+def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Tensor:
+    """`unfold`: make one column for each window position."""
+    places = 1
+    for side, length, step, pad, move in zip(self.shape[-2:], kernel_size, dilation, padding, stride, strict=True):
+        places *= (side + 2 * pad - step * (length - 1) - 1) // move + 1
+    rows = self.shape[-3] * kernel_size[0] * kernel_size[1]
+    return _into_shape_of_input(self, [*self.shape[:-3], rows, places])
+
+
+@kernel("col2im")
+def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], *_: list[int]) -> Tensor:
+    """`fold`, and the gradient of `unfold`."""
+    channels = self.shape[-2] // (kernel_size[0] * kernel_size[1])
+    return _into_shape_of_input(self, [*self.shape[:-2], channels, *output_size])
+
+
+@kernel("cudnn_grid_sampler")
+def cudnn_grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
+    """Sample bilinearly in float32 or float64, with zero padding and aligned corners."""
+    active().device.use("cudnn")
+    laid, grid = self.contiguous(), grid.contiguous()
+    output = self.new_empty((self.shape[0], self.shape[1], *grid.shape[1:3]))
+    del laid
+    return output
+
+
+@kernel("cudnn_grid_sampler_backward")
+def cudnn_grid_sampler_backward(self: Tensor, grid: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate both gradients, whether or not both are needed."""
+    laid, grid, grad = self.contiguous(), grid.contiguous(), grad_output.contiguous()
+    result = laid.new_empty(laid.shape), grid.new_empty(grid.shape)
+    del grad, laid
+    return result

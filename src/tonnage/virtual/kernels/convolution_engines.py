@@ -126,9 +126,9 @@ def recognised(plan: ConvolutionCall, workspace_bytes: int) -> Workspace:
                 if rest >= 0:
                     parts.append((rest, padding, (copies[0], copies[1], copies[2])))
     parts.sort(key=lambda part: part[0])
-    for rest, padding, copied in parts:
-        if rest < NEGLIGIBLE_BYTES:
-            return Workspace(padding, copied, remainder_bytes=rest)
+    least, least_padding, least_copies = parts[0]
+    if least < NEGLIGIBLE_BYTES:
+        return Workspace(least_padding, least_copies, remainder_bytes=least)
     gradient = plan.weight_elements * 4
     for rest, padding, copied in parts:
         if abs(rest - plan.batch * gradient) < NEGLIGIBLE_BYTES:
@@ -138,10 +138,9 @@ def recognised(plan: ConvolutionCall, workspace_bytes: int) -> Workspace:
         for rest, padding, copied in sorted(parts, key=lambda part: (sum(part[2]), part[0])):
             if rest % gradient < NEGLIGIBLE_BYTES and rest < LARGEST_REMAINDER_BYTES:
                 return Workspace(padding, copied, remainder_bytes=rest)
-    rest, padding, copied = parts[0]
-    if rest <= LARGEST_REMAINDER_BYTES:
-        return Workspace(padding, copied, remainder_bytes=rest)
-    return Workspace(padding, copied, remainder_share=rest / sum(plan.operand_bytes()))
+    if least <= LARGEST_REMAINDER_BYTES:
+        return Workspace(least_padding, least_copies, remainder_bytes=least)
+    return Workspace(least_padding, least_copies, remainder_share=least / sum(plan.operand_bytes()))
 
 
 # Weights of the features that decide the engine, most decisive first; found by holding out layers of the table.
@@ -164,10 +163,7 @@ def layer_features(layer: Convolution) -> list[float]:
 
 def twos(number: int, at_most: int) -> int:
     """Return how often 2 divides the number, up to a limit: vectorized loads depend on it."""
-    count = 0
-    while count < at_most and number % 2 == 0:
-        number, count = number // 2, count + 1
-    return count
+    return min((number & -number).bit_length() - 1, at_most) if number else at_most
 
 
 class Column:
@@ -211,21 +207,14 @@ def _points(features: Floats, batches: npt.NDArray[Any]) -> Floats:
     return np.column_stack([features, batch, features[:, -1] + batch]).astype(np.float32) * WEIGHTS
 
 
-def as_row(layer: Convolution) -> list[int]:
-    """Encode a layer for the table: the number of sides, then all numbers, with zeros for missing sides."""
-    sides = len(layer.stride)
-    groups = ((layer.input, 4), (layer.weight, 5), (layer.stride, 3), (layer.padding, 3), (layer.dilation, 3))
-    filled = [number for numbers, width in groups for number in (*numbers, *(0,) * (width - len(numbers)))]
-    return [sides, *filled, layer.groups]
-
-
 class WorkspaceTable:
     """The measurements; a column is read on first use."""
 
     def __init__(self, path: Path) -> None:
         self._file = np.load(path)
         self.layers = []
-        for row in self._file["layers"].tolist():  # see `as_row`
+        # The number of sides, then all numbers, with zeros for missing sides (tools/probe_convolutions.py).
+        for row in self._file["layers"].tolist():
             sides = row[0]
             stride, padding, dilation = (tuple(row[start : start + sides]) for start in (10, 13, 16))
             shapes = tuple(row[1 : sides + 2]), tuple(row[5 : sides + 7])
@@ -275,8 +264,7 @@ def workspace_bytes(plan: ConvolutionCall) -> int:
 
 
 def search_bytes(plan: ConvolutionCall) -> list[int]:
-    """Return workspaces while cuDNN tries every engine (`torch.backends.cudnn.benchmark`); the largest that fits is
-    used.
+    """Return the workspaces of all engines, which cuDNN tries for `torch.backends.cudnn.benchmark` if they fit.
 
     For float32 that is an FFT's wherever one applies; one channel per group is tried as four, with at least sixteen
     groups. For other engines only their copies are known: of 8,400 searches measured on an H200, half of those of

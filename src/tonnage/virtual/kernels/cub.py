@@ -54,18 +54,17 @@ def _tile_states(tiles: int, value_bytes: int, primitive: bool) -> int:
 
 def memory_bound_tile(threads: int, nominal_items: int, item_bytes: int) -> int:
     """Return the items of a tile of a memory-bound kernel."""
-    items = max(1, min(nominal_items * 4 // item_bytes, nominal_items * 2))
-    return items * min(threads, _warps(SHARED_MEMORY_PER_BLOCK // (item_bytes * items)))
+    return _block_items(threads, max(1, min(nominal_items * 4 // item_bytes, nominal_items * 2)), item_bytes)
 
 
 def register_bound_tile(threads: int, nominal_items: int, item_bytes: int) -> int:
     """Return the items of a tile of a register-bound kernel."""
-    items = max(1, nominal_items * 4 // max(4, item_bytes))
-    return items * min(threads, _warps(SHARED_MEMORY_PER_BLOCK // (item_bytes * items)))
+    return _block_items(threads, max(1, nominal_items * 4 // max(4, item_bytes)), item_bytes)
 
 
-def _warps(threads: int) -> int:
-    return -(-threads // WARP) * WARP
+def _block_items(threads: int, items: int, item_bytes: int) -> int:
+    """Return the items of a block of as many threads, in whole warps, as shared memory has room for."""
+    return items * min(threads, -(-(SHARED_MEMORY_PER_BLOCK // (item_bytes * items)) // WARP) * WARP)
 
 
 def scan_bytes(count: int, item_bytes: int, *, primitive: bool = True, plus: bool = False) -> int:
@@ -83,8 +82,7 @@ def scan_by_key_bytes(count: int, key_bytes: int) -> int:
 
 def reduce_bytes(count: int, item_bytes: int) -> int:
     """Return the storage of DeviceReduce."""
-    tile = memory_bound_tile(REDUCE_THREADS, REDUCE_ITEMS, item_bytes)
-    if count <= tile:
+    if count <= memory_bound_tile(REDUCE_THREADS, REDUCE_ITEMS, item_bytes):
         return 1
     gpu = _gpu()
     return blob(gpu.max_threads_per_sm // REDUCE_THREADS * gpu.sm_count * SUBSCRIPTION_FACTOR * item_bytes)
@@ -125,12 +123,23 @@ def radix_sort_bytes(
     largest = max(key_bytes, value_bytes)
     if count <= register_bound_tile(SINGLE_TILE_THREADS, SINGLE_TILE_ITEMS, largest):
         return 1
-    if key_bytes < 4 and _gpu().compute_capability < (9, 0):
+    is_older = _gpu().compute_capability < (9, 0)
+    if key_bytes < 4 and is_older:
         # Upsweep and downsweep passes; assumes that two downsweep blocks of 512 threads fit on an SM.
         digits = 1 << (7 if key_bytes > 1 else 5)
         spine = 2 * _gpu().sm_count * SUBSCRIPTION_FACTOR * digits + memory_bound_tile(512, 23, 8)
         return blob(spine * 8, count * key_bytes, count * value_bytes)
-    tile = _onesweep_tile(key_bytes, value_bytes, floating)
+    # The tile of the onesweep kernel
+    threads = 384
+    if is_older:
+        items = 17 if key_bytes == 4 and value_bytes else 21
+    elif key_bytes < 4:
+        threads, items = _tables()["onesweep_small_key"]["sm_90"][str(key_bytes)].get(str(value_bytes), (384, 23))
+    elif key_bytes == 4:
+        items = 19 - floating if not value_bytes else 17 if value_bytes < 8 else 29
+    else:
+        items = 30 if value_bytes < 8 else 24
+    tile = register_bound_tile(threads, items, largest)
     passes = -(-(key_bytes * 8 if bits is None else bits) // ONESWEEP_RADIX_BITS)
     portion = ONESWEEP_LARGEST_PORTION // tile * tile
     portions = -(-count // portion)
@@ -138,19 +147,6 @@ def radix_sort_bytes(
     extra = count if passes > 1 else 0
     lookback = -(-min(count, portion) // tile) * digits * 4
     return blob(portions * passes * digits * 8, lookback, extra * key_bytes, extra * value_bytes, portions * passes * 4)
-
-
-def _onesweep_tile(key_bytes: int, value_bytes: int, floating: bool) -> int:
-    largest = max(key_bytes, value_bytes)
-    if _gpu().compute_capability < (9, 0):
-        return register_bound_tile(384, 17 if key_bytes == 4 and value_bytes else 21, largest)
-    if key_bytes < 4:
-        threads, items = _tables()["onesweep_small_key"]["sm_90"][str(key_bytes)].get(str(value_bytes), (384, 23))
-        return register_bound_tile(threads, items, largest)
-    if key_bytes == 4:
-        items = 19 - floating if not value_bytes else 17 if value_bytes < 8 else 29
-        return register_bound_tile(384, items, largest)
-    return register_bound_tile(384, 30 if value_bytes < 8 else 24, largest)
 
 
 def segmented_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:

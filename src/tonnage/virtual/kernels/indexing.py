@@ -1,4 +1,4 @@
-"""Indexing by tensors, masks and lists, counting and repeating: results whose size depends on data.
+"""Indexing by tensors, masks and lists, embeddings, counting and repeating.
 
 A mask becomes the coordinates of its true elements; for an unknown mask, as many as `values` assumes. Accumulating at
 repeated positions (`index_put_` with `accumulate`, the backward of indexing) sorts the positions first.
@@ -6,14 +6,14 @@ repeated positions (`index_put_` with `accumulate`, the backward of indexing) so
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tonnage.virtual.kernels.cub import reduce_bytes, select_flagged_bytes
+from tonnage.virtual.kernels import cub
 from tonnage.virtual.kernels.reductions import scan
-from tonnage.virtual.kernels.registry import after_outputs, free_reversed, kernel, plain, scratch
+from tonnage.virtual.kernels.registry import accumulator_dtype, after_outputs, free_reversed, kernel, plain, scratch
 from tonnage.virtual.kernels.sorting import radix_sort
 from tonnage.virtual.kernels.values import forget, is_known, put, true_elements
 from tonnage.virtual.session import active
@@ -25,12 +25,8 @@ INT_MAX = 2**31 - 1
 CHUNK = 1 << 30
 
 
-# Coordinates of a mask
-
-
 @kernel("nonzero")
 def nonzero(self: Tensor) -> Tensor:
-    """Return the coordinates of nonzero elements, one column per dimension."""
     source = self.contiguous()
     found = source.cpu().nonzero() if is_known(source) else None
     rows = true_elements(source) if found is None else found.shape[0]
@@ -38,10 +34,10 @@ def nonzero(self: Tensor) -> Tensor:
     chunks = [min(chunk, self.numel() - start) for start in range(0, self.numel(), chunk)] if chunk else [0]
     counts = scratch(4 * len(chunks), self)
     for count in chunks:
-        scratch(reduce_bytes(count, 4), self)
+        scratch(cub.reduce_bytes(count, 4), self)
     result = torch.empty((self.dim(), rows), dtype=torch.int64, device=self.device)
     for count in chunks if self.dim() else ():
-        scratch(select_flagged_bytes(count, 8), self)
+        scratch(cub.select_flagged_bytes(count, 8), self)
     del counts, source
     if found is None and result.numel() <= CHUNK >> 10:
         # That many elements, spread evenly over the tensor.
@@ -55,9 +51,6 @@ def nonzero(self: Tensor) -> Tensor:
 def nonzero_out(self: Tensor, *, out: Tensor) -> Tensor:
     out.set_(nonzero(self))  # type: ignore[call-overload]
     return out
-
-
-# Indexing
 
 
 def _is_simple(indices: Sequence[Index]) -> bool:
@@ -105,14 +98,9 @@ def index_out(self: Tensor, indices: list[Index], *, out: Tensor) -> Tensor:
 
 @kernel("masked_select")
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
-    mask, self = torch.broadcast_tensors(
-        mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0)
-    )
+    mask, self = torch.broadcast_tensors(*(each if each.dim() else each.unsqueeze(0) for each in (mask, self)))
     result: Tensor = aten.index.Tensor(self, [mask])
     return result
-
-
-# Writing at indices
 
 
 @kernel("_index_put_impl_")
@@ -186,7 +174,6 @@ def _linear_places(self: Tensor, at: list[Index], *, check_range: bool) -> Tenso
 
 @kernel("masked_scatter_")
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Copy elements of the source, in order, to where the mask is true."""
     if not self.numel():
         return self
     places = torch.empty(self.shape, dtype=torch.int64, device=self.device)
@@ -208,9 +195,6 @@ def scatter_reduce(
     return [ones, counts, torch.empty_like(counts, dtype=torch.bool)]
 
 
-# Counting and repeating
-
-
 @kernel("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Return each position as often as it is repeated."""
@@ -218,23 +202,20 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
         return torch.empty_like(repeats)
     known = is_known(repeats)
     sums = repeats.contiguous().cumsum(0)
-    total = output_size
-    if total is None:
-        flags = (repeats >= 0).all()
-        del flags
-        total = int(repeats.cpu().sum()) if known else repeats.shape[0]
+    if output_size is None:
+        (repeats >= 0).all()
+        output_size = int(repeats.cpu().sum()) if known else repeats.shape[0]
     if not known:
-        active().stand_ins.assume(
-            "repeat_interleave", "Unknown repeats count as one each, unless output_size says otherwise."
-        )
-    result = repeats.new_empty(total)
+        words = "Unknown repeats count as one each, unless output_size says otherwise."
+        active().stand_ins.assume("repeat_interleave", words)
+    result = repeats.new_empty(output_size)
     del sums
     return put(result, torch.repeat_interleave(repeats.cpu())) if known else result
 
 
 @kernel("bincount")
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    dtype = torch.int64 if weights is None else weights.dtype if weights.dtype in (torch.float32,) else torch.float64
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
     if not self.numel():
         return torch.zeros(minlength, dtype=torch.int64, device=self.device)
     torch.min(self)
@@ -279,8 +260,127 @@ def isin(
     del tests, flat
     values, places = everything.sort(stable=True, dim=0)
     duplicates = torch.empty_like(values, dtype=torch.bool)
-    equal = torch.empty(values.numel() - 1, dtype=torch.bool, device=elements.device)
-    del equal
+    torch.empty(values.numel() - 1, dtype=torch.bool, device=elements.device)  # equal neighbours
     mask = torch.empty_like(duplicates)
     found = None if order is None else torch.empty(order.shape, dtype=torch.bool, device=elements.device)
     return [order, everything, places, values, duplicates, mask, found]
+
+
+# The backward pass of embeddings: few indices are added in one kernel; many are sorted, and the rows of equal index
+# summed in parts.
+FEW_INDICES = 3072
+ROWS_PER_THREAD = 10
+MAX_BLOCK, WARP = 1024, 32
+BLOCKS_PER_MULTIPROCESSOR = 4
+MAX = 2  # of the modes SUM, MEAN, MAX
+
+
+@kernel("embedding_dense_backward")
+def embedding_dense_backward(
+    grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    indices, grad = indices.contiguous(), grad_output.contiguous()
+    if indices.numel() <= FEW_INDICES and not scale_grad_by_freq:
+        return grad.new_zeros((num_weights, grad.shape[-1]))
+    return _sorted_backward(grad, indices, num_weights, scale_grad_by_freq, bags=False)
+
+
+@kernel("_embedding_bag_dense_backward")
+def embedding_bag_dense_backward(
+    grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor,
+    maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, *_: Any,
+) -> Tensor:  # fmt: skip
+    grad = grad.contiguous()
+    if mode == MAX or not indices.numel():
+        return grad.new_zeros((num_weights, grad.shape[1]))
+    return _sorted_backward(grad, indices.contiguous(), num_weights, scale_grad_by_freq, bags=True)
+
+
+@kernel("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Allocate the bags, and what their backward pass needs."""
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    indices, offsets = indices.to(dtype), offsets.to(dtype)
+    bags = offsets.shape[0] - include_last_offset
+    bag_size = indices.new_empty(offsets.shape)
+    offset2bag = indices.new_empty((indices.shape[0],))
+    output = weight.new_empty((bags, weight.shape[1]))
+    maximum = indices.new_empty((bags, weight.shape[1]) if mode == MAX else (0,))
+    return output, offset2bag, bag_size, maximum
+
+
+@kernel("embedding_renorm_")
+def embedding_renorm(self: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """Sort the indices to find the rows in use."""
+    ordered = indices.contiguous().sort()[0].contiguous()
+    unique, count = torch.empty_like(ordered), torch.empty((), dtype=torch.int64, device=self.device)
+    scratch(cub.select_unique_bytes(ordered.numel(), ordered.element_size()), self)
+    del count, unique, ordered
+    return self
+
+
+def _sorted_backward(grad: Tensor, indices: Tensor, num_weights: int, by_frequency: bool, *, bags: bool) -> Tensor:
+    count, item_bytes = indices.numel(), indices.element_size()
+    ordered, order = torch.empty_like(indices), torch.empty_like(indices)
+    positions = indices.new_empty(count)
+    # Since 2.13 only the bits needed for a row's number are sorted.
+    bits = max(1, num_weights.bit_length()) if active().device.torch_version >= (2, 13) else None
+    radix_sort(count, item_bytes, item_bytes, indices, bits)
+    del positions
+    frequency = None
+    if by_frequency:
+        frequency = torch.empty_like(indices)
+        for _ in range(2):
+            scratch(cub.scan_by_key_bytes(count, item_bytes), grad)
+    result = _summed_rows(grad, indices, num_weights, bags)
+    del frequency, order, ordered
+    return result
+
+
+def _summed_rows(grad: Tensor, indices: Tensor, num_weights: int, bags: bool) -> Tensor:
+    count, item_bytes, width = indices.numel(), indices.element_size(), grad.shape[-1]
+    result = grad.new_zeros((num_weights, width))
+    offsets = indices.new_empty(count)
+    segments_found = torch.empty((), dtype=torch.int64, device=grad.device)
+    keys = scratch(count * item_bytes, grad)
+    scratch(cub.unique_by_key_bytes(count, item_bytes), grad)
+    del keys
+    segments = min(count, num_weights)
+    parts_per_segment, part_starts = indices.new_empty(segments), indices.new_empty(segments)
+    scratch(cub.scan_bytes(segments, item_bytes), grad)
+    parts_found = torch.empty((), dtype=torch.int64, device=grad.device)
+    parts = count // ROWS_PER_THREAD + segments
+    part_offsets = indices.new_empty(parts)
+    accumulate = accumulator_dtype(grad.dtype)
+    # Since 2.11 parts are added atomically for few long segments, which would leave most of the card idle.
+    padded, device = -(-width // WARP) * WARP, active().device
+    blocks = -(-segments * padded // min(padded, MAX_BLOCK)) if padded else 0
+    is_idle = blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
+    in_place = is_idle and device.torch_version >= (2, 11) and not torch.are_deterministic_algorithms_enabled()
+    if not bags and in_place:
+        of_segment = indices.new_empty(parts)
+        sums = grad.new_zeros((num_weights, width), dtype=accumulate) if accumulate != grad.dtype else None
+    else:
+        of_segment, sums = None, grad.new_empty((parts, width), dtype=accumulate)
+    del sums, of_segment, part_offsets, parts_found, part_starts, parts_per_segment, segments_found, offsets
+    return result
+
+
+@kernel("_embedding_bag_backward")
+def embedding_bag_backward(
+    grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, bag_size: Tensor,
+    maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool, *rest: Any,
+) -> Tensor:  # fmt: skip
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    indices, offsets = indices.to(dtype), offsets.to(dtype)
+    options = (num_weights, scale_grad_by_freq, mode, *rest)
+    result: Tensor
+    if sparse:
+        result = aten._embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, *options)
+    else:
+        result = aten._embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, *options)
+    return result

@@ -15,8 +15,6 @@ from typing import Any
 _DATA = Path(__file__).parents[1] / "data"
 _MIB = 1 << 20
 
-# cuFFT
-
 _COMMON_RADIX, _LARGEST_RADIX = 13, 127
 _REAL_POINTS, _COMPLEX_POINTS = 1024, 16384
 _FUSED_REAL_POINTS = frozenset(1 << k for k in range(17))
@@ -32,20 +30,20 @@ def fourier_bytes(batch: int, signal: Sequence[int], item_bytes: int, real: bool
     if prime > _LARGEST_RADIX:
         padded = points // prime * (1 << (2 * prime - 2).bit_length())
         return batch * (padded * unit + (points * unit if real else 0))
-    if prime > _COMMON_RADIX and prime != length:
-        return batch * points * unit
-    if max(signal) <= (_REAL_POINTS if real else _COMPLEX_POINTS) or (real and max(signal) in _FUSED_REAL_POINTS):
-        return 0
-    return batch * points * unit
+    largest = max(signal)
+    is_small = largest <= (_REAL_POINTS if real else _COMPLEX_POINTS) or (real and largest in _FUSED_REAL_POINTS)
+    needs_copy = not is_small or (prime > _COMMON_RADIX and prime != length)
+    return batch * points * unit if needs_copy else 0
 
 
 def _largest_prime(number: int) -> int:
-    largest, divisor = 1, 2
+    divisor = 2
     while divisor * divisor <= number:
-        while number % divisor == 0:
-            largest, number = divisor, number // divisor
-        divisor += 1
-    return max(largest, number)
+        if number % divisor:
+            divisor += 1
+        else:
+            number //= divisor
+    return number
 
 
 # cuSOLVER, by routine. Unless a docstring says otherwise, the size is within 1 % of all measured ones.
@@ -104,28 +102,22 @@ def geev_bytes(n: int, item: int) -> int:
 
 
 def singular_bytes(rows: int, columns: int, item: int) -> int:
-    """Return the workspace of an SVD: Jacobi rotations of blocks of 32 for square matrices, else Householder
-    reflections.
-
-    A wide matrix is transposed first. 7 % below the measured size at 3000 by 3.
-    """
-    if rows == columns:
+    """Return the workspace of an SVD; 7 % below the measured size at 3000 by 3."""
+    if rows == columns:  # Jacobi rotations of blocks of 32
         blocks = -(-rows // 32)
         elements = 2 * rows * rows + rows + 4 * blocks * blocks + 2050 * blocks + 1024
         return _rounded(elements) * item if blocks > 1 else 3968
+    # Householder reflections; a wide matrix is transposed first.
     scales, transposed = min(rows, columns) * item, rows * columns * item if rows < columns else 0
     return householder_bytes(min(rows, columns), item) + sum(-(-size // 128) * 128 for size in (scales, transposed))
 
 
-# cuSPARSE
+# cuSPARSE and cuDNN
 
 
 def sparse_product_bytes(algorithm: int) -> int | None:
     """Return the buffer of a sparse by dense product; None if unmeasured. Measured at one size only."""
     return {4: 43, 6: 727}.get(algorithm)
-
-
-# cuDNN
 
 
 def batch_norm_bytes(elements: int, channels: int, item: int, backward: bool) -> int:
@@ -139,7 +131,6 @@ def batch_norm_bytes(elements: int, channels: int, item: int, backward: bool) ->
 
 @cache
 def attention_data() -> dict[str, Any]:
-    """Return the contents of `data/attention.toml`."""
     return tomllib.loads((_DATA / "attention.toml").read_text())
 
 
@@ -217,52 +208,45 @@ class RecurrentNetwork:
         if self.dtype == "bfloat16":
             return False
         small = GATES[self.kind] * self.hidden <= _figures()["fused_up_to_gate_outputs"]
-        return (small and self.hidden <= _figures()["fused_up_to_hidden"]) or self._is_persistent
-
-    @property
-    def _is_persistent(self) -> bool:
-        simple = (
-            self.dtype == "float16" and self.kind != "GRU" and self.layers == self.directions == 1 and not self.rows
+        if small and self.hidden <= _figures()["fused_up_to_hidden"]:
+            return True
+        # A persistent kernel
+        return (
+            self.dtype == "float16"
+            and self.layers == self.directions == 1
+            and not self.rows
+            and self.hidden <= 1024
+            and self.hidden % 128 == self.input % 128 == self.batch % 8 == 0
+            and self.batch <= 128
+            and (self.kind == "LSTM" or (self.kind == "RNN" and (self.batch < 96 or self.hidden < 896)))
         )
-        sizes = self.hidden <= 1024 and self.hidden % 128 == 0 and self.input % 128 == 0
-        if not simple or not sizes or self.batch % 8 or self.batch > 128:
-            return False
-        return self.kind == "LSTM" or self.batch < 96 or self.hidden < 896
-
-    @property
-    def _chunk(self) -> int:
-        """Steps that several layers process at a time."""
-        return 8 * (self.layers + 1)
 
     def workspace_bytes(self) -> int:
         """Return the maximum of the forward and, in training, the backward pass."""
-        figures = _figures()
-        units: float
-        fixed: int = figures["bytes_per_layer_and_direction"] * self.layers * self.directions + figures["fixed_bytes"]
+        figures, layers, one_way = _figures(), self.layers, self.directions == 1
+        fixed: int = figures["bytes_per_layer_and_direction"] * layers * self.directions + figures["fixed_bytes"]
         if self.rows:
             per_row, per_layer = figures["packed"][self.kind]
-            units = self.directions * (self.rows / self.batch * per_row + per_layer * self.layers)
+            units: float = self.directions * (self.rows / self.batch * per_row + per_layer * layers)
         else:
-            table = figures["fused" if self.is_fused else "plain"][str(self.directions)][self.kind]
-            units = max(self._forward(table), self._backward(table) if self.training else 0)
             fixed += _aligned(8 * self.batch)
+            table = figures["fused" if self.is_fused else "plain"][str(self.directions)][self.kind]
+            ratio = self.input / self.hidden
+            per_step, per_layer = table["forward"]
+            per_step += self.dropout and layers > 1 and one_way
+            units = self.steps * (per_step + ratio) + per_layer * layers
+            if self.training:
+                per_step, per_layer = table["backward"]
+                per_step += 2 * ratio
+                wider = max(1, ratio) * (1 if one_way else 4)
+                if one_way and not self.is_fused:
+                    chunk = self.steps if layers == 1 else 8 * (layers + 1)  # several layers process so many at a time
+                    backward = self.steps * per_step + min(self.steps, chunk) * wider
+                else:
+                    backward = self.steps * (per_step + wider + (self.directions if layers > 1 else 0))
+                units = max(units, backward + per_layer * layers)
         state_bytes = self.batch * self.hidden * self.element_bytes
         return fixed + self.matrix_elements * self.element_bytes + round(units * state_bytes)
-
-    def _forward(self, table: dict[str, list[int]]) -> float:
-        per_step, per_layer = table["forward"]
-        per_step += self.dropout and self.layers > 1 and self.directions == 1
-        return self.steps * (per_step + self.input / self.hidden) + per_layer * self.layers
-
-    def _backward(self, table: dict[str, list[int]]) -> float:
-        per_step, per_layer = table["backward"]
-        ratio = self.input / self.hidden
-        wider = max(1, ratio) * (1 if self.directions == 1 else 4)
-        if self.directions == 1 and not self.is_fused:
-            steps = self.steps if self.layers == 1 else min(self.steps, self._chunk)
-            return self.steps * (per_step + 2 * ratio) + steps * wider + per_layer * self.layers
-        more = self.directions if self.layers > 1 else 0
-        return self.steps * (per_step + 2 * ratio + wider + more) + per_layer * self.layers
 
     def reserve_bytes(self) -> int:
         """Return what the backward pass needs: gates and states, outputs between layers, dropout masks as bits."""
@@ -271,10 +255,8 @@ class RecurrentNetwork:
         per_layer = _figures()["reserve_per_layer"][self.kind]
         gates = GATES[self.kind] if self.kind == "LSTM" else per_layer
         parts = [gates, per_layer - gates] * self.layers + [1] * (self.layers - 1)
-        total = sum(_aligned(count * unit * self.element_bytes) for count in parts) + 256
-        if self.dropout:
-            total += (self.layers - 1) * _aligned(unit * self.directions // 8)
-        return total
+        masks = (self.layers - 1) * _aligned(unit * self.directions // 8) if self.dropout else 0
+        return sum(_aligned(count * unit * self.element_bytes) for count in parts) + 256 + masks
 
 
 def _aligned(size: int) -> int:

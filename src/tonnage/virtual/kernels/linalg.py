@@ -17,8 +17,6 @@ from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
 
-# Products
-
 _LT_TYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 
@@ -47,15 +45,12 @@ def _takes_lt(bias: Tensor, mat1: Tensor, mat2: Tensor, beta: Any, out: Tensor) 
     """Whether cuBLASLt is used, which adds a vector bias in the same kernel."""
     return (
         mat1.numel() > 0
-        and mat2.numel() > 0
-        and bias.dim() == 1
+        and min(mat2.shape) > 1
         and beta == 1
         and bias.dtype in _LT_TYPES
-        and bias.shape[0] == mat2.shape[1]
+        and bias.shape == mat2.shape[1:]
         and bias.is_contiguous()
         and out.is_contiguous()
-        and mat2.shape[0] > 1
-        and mat2.shape[1] > 1
     )
 
 
@@ -104,12 +99,9 @@ def grouped_mm(
         active().workspaces.use("cublas")
         return out
     arguments = scratch(groups * 60, self)  # three pointers, three strides and three sizes
-    workspace = scratch(gpu.sm_count * 512, self)  # four tensor maps for each SM
-    del workspace, arguments
+    scratch(gpu.sm_count * 512, self)  # four tensor maps for each SM
+    del arguments
     return out
-
-
-# Shared by factorizations
 
 
 def _batch(matrix: Tensor) -> int:
@@ -120,23 +112,13 @@ def _info(like: Tensor) -> Tensor:
     return torch.empty(like.shape[:-2], dtype=torch.int32, device=like.device)
 
 
-def _check(info: Tensor) -> None:
-    """Allocate the flag for PyTorch's check of failed factorizations; none fails here."""
-    torch.empty((), dtype=torch.bool, device=info.device)
-
-
 def _longs(count: int, like: Tensor, tensors: int) -> list[Tensor]:
     return [torch.empty(count, dtype=torch.int64, device=like.device) for _ in range(tensors)]
 
 
-# Cholesky
-
-
-@kernel("linalg_cholesky_ex")
-def linalg_cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> Tensors:
-    outputs = tuple(plain("linalg_cholesky_ex")(self, upper=upper, check_errors=False))
+@after_outputs("linalg_cholesky_ex")
+def linalg_cholesky_ex(result: Any, self: Any, **_: bool) -> None:
     scratch(_batch(self) * 8 if _batch(self) > 1 else sizes.potrf_bytes(self.shape[-1]), self)
-    return outputs
 
 
 @after_outputs("cholesky_inverse")
@@ -151,9 +133,6 @@ def cholesky_solve_helper(self: Any, A: Any, upper: bool) -> Tensor:
     scratch(A.numel() * A.element_size(), A)
     del info
     return result
-
-
-# LU
 
 
 def _factor(matrix: Any) -> None:
@@ -173,15 +152,13 @@ def _substitute(matrix: Any, columns: int) -> None:
     permutations.clear()
 
 
-@kernel("linalg_lu_factor_ex")
-def linalg_lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Tensors:
-    outputs = tuple(plain("linalg_lu_factor_ex")(A, pivot=pivot, check_errors=False))
+@after_outputs("linalg_lu_factor_ex")
+def linalg_lu_factor_ex(result: Any, A: Any, **_: bool) -> None:
     _factor(A)
-    return outputs
 
 
 @after_outputs("linalg_lu")
-def linalg_lu(result: Any, A: Any, *, pivot: bool = True) -> list[Any]:
+def linalg_lu(result: Any, A: Any, **_: bool) -> list[Any]:
     factors = torch.empty_like(A)
     pivots = torch.empty(*A.shape[:-2], min(A.shape[-2:]), dtype=torch.int32, device=A.device)
     info = _info(A)
@@ -189,15 +166,13 @@ def linalg_lu(result: Any, A: Any, *, pivot: bool = True) -> list[Any]:
     return [pivots, info, factors]
 
 
-@kernel("linalg_inv_ex")
-def linalg_inv_ex(A: Any, *, check_errors: bool = False) -> Tensors:
-    outputs = tuple(plain("linalg_inv_ex")(A, check_errors=False))
+@after_outputs("linalg_inv_ex")
+def linalg_inv_ex(result: Any, A: Any, **_: bool) -> list[Any]:
     factors = torch.empty_like(A)
     pivots = torch.empty(A.shape[:-1], dtype=torch.int32, device=A.device)
     _factor(A)
     _substitute(A, A.shape[-1])
-    del pivots, factors
-    return outputs
+    return [factors, pivots]
 
 
 @after_outputs("_linalg_det", "_linalg_slogdet")
@@ -207,12 +182,10 @@ def determinant(result: Any, A: Any) -> list[Any]:
     return [info]
 
 
-@kernel("_linalg_solve_ex")
-def linalg_solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Tensors:
-    outputs = tuple(plain("_linalg_solve_ex")(A, B, left=left, check_errors=False))
+@after_outputs("_linalg_solve_ex")
+def linalg_solve_ex(result: Any, A: Any, B: Any, **_: bool) -> None:
     _factor(A)
-    _substitute(A, outputs[0].numel() // max(1, _batch(A) * A.shape[-1]))
-    return outputs
+    _substitute(A, result[0].numel() // max(1, _batch(A) * A.shape[-1]))
 
 
 @after_outputs("linalg_lu_solve")
@@ -223,9 +196,6 @@ def linalg_lu_solve(result: Any, LU: Any, pivots: Any, B: Any, **_: bool) -> Non
 @after_outputs("linalg_solve_triangular")
 def linalg_solve_triangular(result: Any, self: Any, B: Any, **_: bool) -> list[Any]:
     return _longs(_batch(self), self, 2) if self.shape[-1] <= 64 else []
-
-
-# Orthogonal factors
 
 
 def _reflect(matrix: Any) -> None:
@@ -281,15 +251,8 @@ def linalg_lstsq_out(
     for _ in range(_batch(self)):
         scratch(sizes.ormqr_bytes(rows, prod(columns), width, self.element_size()), self)
     del copy
-    _check(info)
+    torch.empty((), dtype=torch.bool, device=info.device)  # the flag of PyTorch's check for failures
     return solution, residuals, rank, singular_values
-
-
-# Eigenvalues and singular values
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
 @kernel("_linalg_eigh")
@@ -297,14 +260,14 @@ def linalg_eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> Tensors:
     """Use a batched routine for small matrices, Jacobi for float32 from 32 to 512, else syevd."""
     batch, n, item = _batch(A), A.shape[-1], A.element_size()
     vectors = torch.empty_like(A, memory_format=torch.contiguous_format).mT
-    values = torch.empty(A.shape[:-1], dtype=_real(A.dtype), device=A.device)
+    values = torch.empty(A.shape[:-1], dtype=A.dtype.to_real(), device=A.device)
     info = _info(A)
     if n <= 32 and batch > 1:
         scratch(sizes.syev_batched_bytes(n, batch, item), A)
     else:
         for _ in range(batch):
             scratch(sizes.syevj_bytes(n, item) if item == 4 and 32 <= n <= 512 else sizes.syevd_bytes(n, item), A)
-    _check(info)
+    torch.empty((), dtype=torch.bool, device=info.device)  # the flag, see above
     del info
     return values, vectors if compute_v else vectors.new_empty(0)
 
@@ -315,16 +278,14 @@ def linalg_svd(A: Any, full_matrices: bool = False, compute_uv: bool = True, *, 
     k = min(rows, columns)
     u = torch.empty(*front, rows if full_matrices else k, rows, dtype=A.dtype, device=A.device).mT
     vh = torch.empty(*front, columns if full_matrices else k, columns, dtype=A.dtype, device=A.device)
-    values = torch.empty(*front, k, dtype=_real(A.dtype), device=A.device)
+    values = torch.empty(*front, k, dtype=A.dtype.to_real(), device=A.device)
     info = _info(A)
     copy = torch.empty_like(A)
     scratch(sizes.singular_bytes(rows, columns, A.element_size()), A)
     del copy
-    _check(info)
+    torch.empty((), dtype=torch.bool, device=info.device)  # the flag, see above
     del info
-    if not compute_uv:
-        return u.new_empty(0), values, vh.new_empty(0)
-    return u, values, vh
+    return (u, values, vh) if compute_uv else (u.new_empty(0), values, vh.new_empty(0))
 
 
 @kernel("linalg_matrix_exp")

@@ -51,26 +51,18 @@ def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = N
     if reduction == NONE:
         return loss
     reduced = _reduced(loss, reduction)
-    loss.resize_(reduced.shape).copy_(reduced)
-    del reduced
-    return loss
-
-
-# Margin losses
+    return loss.resize_(reduced.shape).copy_(reduced)
 
 
 @kernel("multi_margin_loss")
 def multi_margin_loss(
     self: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = MEAN
 ) -> Tensor:
-    """Compute a loss for each row, then their sum."""
     if reduction == NONE:
         return self.new_empty((self.shape[0] if self.dim() > 1 else 1,) if target.dim() else ())
     result = self.new_empty(())
     if self.dim() > 1:
-        losses = self.new_empty((self.shape[0],))
-        torch.sum(losses, dim=[0], out=result)
-        del losses
+        torch.sum(self.new_empty((self.shape[0],)), dim=[0], out=result)
     return result
 
 
@@ -86,12 +78,7 @@ def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int) -> Tens
     if reduction == NONE or self.dim() < 2:
         return self.new_empty(self.shape[:-1]), is_target
     losses, result = self.new_empty((self.shape[0],)), self.new_empty(())
-    torch.sum(losses, dim=[0], out=result)
-    del losses
-    return result, is_target
-
-
-# Connectionist temporal classification
+    return torch.sum(losses, dim=[0], out=result), is_target
 
 
 @kernel("_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor")
@@ -104,7 +91,6 @@ def use_cudnn_ctc_loss(*arguments: object) -> bool:
 def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: object, target_lengths: list[int] | Tensor, *_: Any
 ) -> Tensors:  # fmt: skip
-    """Allocate the losses of the batch and the forward variables."""
     if targets.dim() == 1:
         longest = max(target_lengths if isinstance(target_lengths, list) else target_lengths.cpu().tolist())
     else:
@@ -122,16 +108,12 @@ def ctc_loss_backward(
     grad: Tensor, log_probs: Tensor, targets: Tensor, input_lengths: object, target_lengths: object,
     neg_log_likelihood: Tensor, log_alpha: Tensor, *_: Any,
 ) -> Tensor:  # fmt: skip
-    """Allocate as many backward variables as forward ones."""
     batch = log_probs.shape[1]
     lengths, inputs, offsets = (torch.empty(batch, dtype=torch.int64, device=targets.device) for _ in range(3))
     beta = torch.empty_like(log_alpha)
     result = torch.empty_like(log_probs, memory_format=torch.contiguous_format)
     del beta, inputs, lengths, offsets
     return result
-
-
-# Distances
 
 
 @kernel("_cdist_backward")
@@ -155,12 +137,8 @@ def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tenso
     return result
 
 
-# Negative log likelihood of images
-
-
 @kernel("nll_loss2d_forward")
 def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Any, reduction: int, *_: int) -> Tensors:
-    """Allocate the total weight first."""
     total_weight = self.new_empty(())
     output = self.new_empty((self.shape[0], *self.shape[2:]) if reduction == NONE else ())
     if reduction != NONE:

@@ -57,8 +57,8 @@ def masked_softmax(self: Any, mask: Any, dim: int | None = None, mask_type: int 
         mask = mask.expand(self.shape)
     place = self.dim() - 1 if dim is None else dim
     length = self.shape[place]
-    fused = length <= LONGEST_FUSED and length * self.element_size() <= MOST_BYTES_FUSED and mask.is_contiguous()
-    if fused and place == self.dim() - 1:
+    is_short = length <= LONGEST_FUSED and length * self.element_size() <= MOST_BYTES_FUSED
+    if is_short and mask.is_contiguous() and place == self.dim() - 1:
         return result
     if mask_type == 1:
         mask = mask.view(mask.shape[0], 1, 1, mask.shape[1])
@@ -134,7 +134,7 @@ def gradient_parts(rows: int, width: int, sm_count: int) -> int:
 @after_outputs("native_group_norm")
 def native_group_norm(result: Any, input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, *_: Any) -> list[Any]:
     is_affine = N and HxW != 1 and (weight is not None or bias is not None)
-    return [_accumulator(input, N, C) for _ in range(2 if is_affine else 0)]
+    return [_accumulator(input, N, C) for _ in range(2)] if is_affine else []
 
 
 @after_outputs("native_group_norm_backward")
@@ -151,23 +151,15 @@ def native_group_norm_backward(
 
 
 def _accumulator(like: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=_statistics_type(like), device=like.device)
+    return torch.empty(shape, dtype=accumulator_dtype(like.dtype), device=like.device)
 
 
 # Batch normalization
-
 Maybe: TypeAlias = "Tensor | None"
 
-MAX_BLOCK = 512
-TILE_WIDTH = 32
-ELEMENTS_PER_THREAD = 16
-MAX_ROWS_OF_BLOCKS = 128
-LEAST_ROWS_WORTH_A_GRID = 8
+MAX_BLOCK, TILE_WIDTH, ELEMENTS_PER_THREAD = 512, 32, 16
+MAX_ROWS_OF_BLOCKS, LEAST_ROWS_WORTH_A_GRID = 128, 8
 INDEX_LIMIT = 2**31
-
-
-def _statistics_type(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _is_fast_last(x: Tensor) -> bool:
@@ -185,9 +177,6 @@ def _way(x: Tensor) -> str:
     return "channels_last" if x.dim() == 4 and _is_fast_last(x) else "general"
 
 
-# ---- PyTorch's kernels
-
-
 def reduction_grid(length: int, channels: int) -> tuple[int, int]:
     """Return the columns and rows of blocks of a reduction over all but the channels; in one row no block waits."""
     block_x = min(last_power(channels), TILE_WIDTH)
@@ -202,22 +191,20 @@ def _between_blocks(x: Tensor, values: int) -> None:
     """Allocate what blocks exchange: partial results, and a counter for each column of blocks."""
     channels = x.shape[1]
     columns, rows = reduction_grid(x.numel() // channels, channels)
-    if rows == 1:
-        return
-    staging = torch.empty(values * channels * rows, dtype=_statistics_type(x), device=x.device)
-    counters = torch.empty(columns, dtype=torch.int32, device=x.device)
-    del counters, staging
+    if rows > 1:
+        staging = _accumulator(x, values * channels * rows)
+        counters = torch.empty(columns, dtype=torch.int32, device=x.device)
+        del counters, staging
 
 
 def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(x.shape[1], dtype=dtype or _statistics_type(x), device=x.device)
+    return torch.empty(x.shape[1], dtype=dtype or accumulator_dtype(x.dtype), device=x.device)
 
 
 @kernel("native_batch_norm", "_native_batch_norm_legit")
 def native_batch_norm(
     input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the output, two statistics, then the reduction's buffers."""
     output = torch.empty_like(input)
     mean, deviation = _per_channel(input), _per_channel(input)
     if training and _way(input) == "channels_last":
@@ -254,20 +241,9 @@ def batch_norm_backward_reduce(
     return *sums, *gradients
 
 
-def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
-    way = _way(x) if _way(x) == _way(grad_out) else "general"
-    if training and way != "general":
-        layout = suggested_format(x) if way == "channels_last" else torch.contiguous_format
-        return torch.empty_like(x, memory_format=layout)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-# SyncBatchNorm: statistics of all ranks are merged, and the rest is elementwise
-
-
 @kernel("batch_norm_gather_stats_with_counts")
 def batch_norm_gather_stats_with_counts(input: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Allocate two values per channel, in float32 for half-precision inputs."""
+    """Merge the statistics of all ranks, for SyncBatchNorm: two values per channel, in float32 for half precision."""
     dtype = accumulator_dtype(mean.dtype)
     return mean.new_empty(mean.shape[1], dtype=dtype), mean.new_empty(mean.shape[1], dtype=dtype)
 
@@ -299,16 +275,17 @@ def native_batch_norm_backward(
     deviation = save_invstd if save_invstd is not None and save_invstd.numel() else _per_channel(input)
     sum_dy = sum_dy_xmu = to_weight = to_bias = None
     if reduces:
-        known = mean if mean is not None and mean.dtype == _statistics_type(input) else _per_channel(input)
+        known = mean if mean is not None and mean.dtype == accumulator_dtype(input.dtype) else _per_channel(input)
         sum_dy, sum_dy_xmu, to_weight, to_bias = batch_norm_backward_reduce(
             grad_out, input, known, deviation, weight, *output_mask
         )  # fmt: skip
-    gradient = _gradient_of_input(grad_out, input, train) if output_mask[0] else None
+    gradient = None
+    if output_mask[0]:
+        is_last = train and _way(input) == _way(grad_out) == "channels_last"
+        layout = suggested_format(input) if is_last else torch.contiguous_format
+        gradient = torch.empty_like(input, memory_format=layout)
     del sum_dy_xmu, sum_dy, deviation
     return gradient, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
-
-
-# ---- cuDNN
 
 
 def _take_workspace(x: Tensor, backward: bool) -> None:
@@ -335,7 +312,6 @@ def cudnn_batch_norm(
 def cudnn_batch_norm_backward(
     input: Tensor, grad_output: Tensor, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate all three gradients; the input's has its layout."""
     layout = suggested_format(input)
     laid_grad = grad_output.contiguous(memory_format=layout)
     to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=layout)

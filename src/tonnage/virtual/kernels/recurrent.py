@@ -32,9 +32,6 @@ def _network(
     )  # fmt: skip
 
 
-# ---- PyTorch's `lstm`, `gru` and `rnn_*` with cuDNN
-
-
 @own_operator(
     "cudnn_rnn(int mode, Tensor input, Tensor? batch_sizes, Tensor hx, Tensor? cx, Tensor[] weights, bool biases, "
     "int layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)",
@@ -44,11 +41,11 @@ def cudnn_rnn(
     mode: int, input: Tensor, batch_sizes: Maybe, hx: Tensor, cx: Maybe, weights: list[Tensor], biases: bool, layers:
     int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Find the flat weight buffer, if any, and the dropout state, then call cuDNN."""
+    """Run PyTorch's `lstm`, `gru` or `rnn_*`: find the flat weight buffer, if any, and the dropout state; call cuDNN."""
     was_autocast = torch.is_autocast_enabled("cuda")
-    projected = cx.shape[2] != hx.shape[2] if cx is not None else False
-    hidden = cx.shape[2] if cx is not None else hx.shape[2]
-    per_layer = (4 if biases else 2) + int(projected)
+    hidden = (hx if cx is None else cx).shape[2]
+    projected = hx.shape[2] if hidden != hx.shape[2] else 0
+    per_layer = (4 if biases else 2) + bool(projected)
     sizes = batch_sizes.tolist() if batch_sizes is not None else []
     session, state = active(), None
     if dropout > 0 and train:
@@ -63,16 +60,15 @@ def cudnn_rnn(
     storage = first.untyped_storage()
     if len(weights) > 1 and all(w.untyped_storage().data_ptr() == storage.data_ptr() for w in weights):
         buffer = first.as_strided((storage.nbytes() // first.element_size(),), (1,), 0)
-    proj_size = hx.shape[2] if projected else 0
     with torch.autocast("cuda", enabled=False):
         if was_autocast:
             if weights[0].dtype not in (torch.half, torch.double):
-                network = _network(input.new_empty((0, 0, input.shape[-1])), mode, hidden, proj_size, layers, 0, False,
+                network = _network(input.new_empty((0, 0, input.shape[-1])), mode, hidden, projected, layers, 0, False,
                                    bidirectional, [])  # fmt: skip
                 buffer, weights = _half_weights(network, weights)
             input, hx, cx = _half(input), _half(hx), _half(cx)
         output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
-            input, weights, per_layer, buffer, hx, cx, mode, hidden, proj_size, layers, batch_first, dropout, train,
+            input, weights, per_layer, buffer, hx, cx, mode, hidden, projected, layers, batch_first, dropout, train,
             bidirectional, sizes, state,
         )  # fmt: skip
     return output, hy, cy
@@ -117,14 +113,8 @@ def flatten_weight(
 
 
 def _views(buffer: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    views, offset = [], 0
-    for weight in weights:
-        views.append(buffer.narrow(0, offset, weight.numel()).view(weight.shape))
-        offset += weight.numel()
-    return views
-
-
-# ---- cuDNN's calls
+    parts = buffer[: sum(weight.numel() for weight in weights)].split([weight.numel() for weight in weights])
+    return [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
 
 
 @kernel("_cudnn_rnn")
@@ -187,9 +177,6 @@ def rnn_backward(
     return shown if output_mask[0] else None, kept[0], kept[1], to_weights
 
 
-# ---- PyTorch's fused cells
-
-
 @kernel("_thnn_fused_gru_cell")
 def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Maybe) -> tuple[Tensor, Tensor]:
     """Allocate five rows of gates for the backward pass, then the new state."""
@@ -206,14 +193,12 @@ def gru_cell_backward(
     to_input = workspace.new_empty((workspace.shape[0], gates))
     to_hidden = torch.empty_like(to_input)
     to_hx = torch.empty_like(grad_hy)
-    if not has_bias:
-        return to_input, to_hidden, to_hx, None, None
-    return to_input, to_hidden, to_hx, to_input.sum(0), to_hidden.sum(0)
+    biases = (to_input.sum(0), to_hidden.sum(0)) if has_bias else (None, None)
+    return to_input, to_hidden, to_hx, *biases
 
 
 @kernel("_thnn_fused_lstm_cell")
 def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *_: Maybe) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the gates for the backward pass, then the new states."""
     workspace = torch.empty_like(input_gates)
     hy, cy = torch.empty_like(cx), torch.empty_like(cx)
     return hy, cy, workspace

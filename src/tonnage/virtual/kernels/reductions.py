@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from tonnage.virtual.kernels.cub import scan_bytes
-from tonnage.virtual.kernels.registry import after_outputs, contiguous, free_reversed, kernel, plain, scratch
+from tonnage.virtual.kernels.registry import (
+    after_outputs,
+    contiguous,
+    free_reversed,
+    kernel,
+    operator_named,
+    plain,
+    scratch,
+)
 from tonnage.virtual.kernels.values import choose, is_known
 from tonnage.virtual.session import active
 
@@ -78,15 +86,6 @@ class Loop:
     input: tuple[int, ...]
     address: int
 
-    def reduced(self) -> int:
-        return self.output.count(0)
-
-    def outputs(self) -> int:
-        return prod(size for size, stride in zip(self.shape, self.output, strict=True) if stride)
-
-    def numel(self) -> int:
-        return prod(self.shape)
-
 
 def _types(kind: str, self: Tensor, result: Tensor) -> tuple[torch.dtype, Element, bool]:
     """Return the dtype that is read, its element sizes, and whether the result can hold partial sums."""
@@ -114,10 +113,8 @@ def _types(kind: str, self: Tensor, result: Tensor) -> tuple[torch.dtype, Elemen
 
 
 def _register(name: str, kind: str) -> None:
-    word, _, overload = name.partition(".")
-    schema = getattr(getattr(torch.ops.aten, word), overload or "default")._schema
-    places = {argument.name: place for place, argument in enumerate(schema.arguments)}
-    by_shape = plain(name)
+    word, by_shape = name.partition(".")[0], plain(name)
+    places = {argument.name: place for place, argument in enumerate(operator_named(name)._schema.arguments)}
     # For unknown values, checks hold and no flag is set.
     otherwise = {"all": True, "any": False}.get(word)
 
@@ -198,12 +195,8 @@ for _name in ("argmax", "argmin", "argmax.out", "argmin.out"):
     _register_place(_name)
 
 
-# Multi-tensor kernels of optimizers and gradient clipping
-
-
 @kernel("_foreach_norm.Scalar")
 def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:
-    """Compute norms of the chunks, then one result for each tensor."""
     if not _is_fast(self, ord):
         return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in self]
     kind = torch.float64 if (dtype or self[0].dtype) == torch.float64 else torch.float32
@@ -215,12 +208,10 @@ def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None
 
 @kernel("_foreach_max")
 def foreach_max(self: list[Any]) -> list[Any]:
-    """Allocate one result for each tensor, then the maximum of each chunk."""
     if not _is_fast(self, 2):
         return [t.max() for t in self]
     outputs = [torch.empty((), dtype=t.dtype, device=t.device) for t in self]
-    parts = torch.empty(len(self) * chunks(self), dtype=self[0].dtype, device=self[0].device)
-    del parts
+    torch.empty(len(self) * chunks(self), dtype=self[0].dtype, device=self[0].device)
     return outputs
 
 
@@ -237,9 +228,6 @@ def _is_fast(tensors: list[Any], order: Any) -> bool:
         and all(t.dtype == first.dtype and t.device == first.device and t.numel() for t in tensors)
         and all(t.is_contiguous() or is_dense(t) for t in tensors)
     )
-
-
-# Scans
 
 
 def scan(count: int, dtype: torch.dtype, like: Tensor) -> None:
@@ -272,7 +260,6 @@ def logcumsumexp(self: Tensor, dim: int) -> Tensor:
 
 @kernel("_cummax_helper", "_cummin_helper")
 def cummax(self: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
-    """Allocate copies for results that are not contiguous."""
     free_reversed([contiguous(values), contiguous(indices)])
 
 
@@ -332,9 +319,7 @@ def staging_bytes(loop: Loop, element: Element, card: WarpLimits) -> tuple[tuple
 @lru_cache(maxsize=4096)
 def fits_32_bits(loop: Loop) -> bool:
     """Whether all offsets fit 32 bits, so that one launch is enough."""
-    if loop.numel() > INT32_MAX:
-        return False
-    return all(
+    return prod(loop.shape) <= INT32_MAX and all(
         1 + sum((size - 1) * stride for size, stride in zip(loop.shape, strides, strict=True)) <= INT32_MAX
         for strides in (loop.output, loop.input)
     )
@@ -355,9 +340,9 @@ def _within_32_bits(loop: Loop) -> Iterator[Loop]:
 
 
 def _staging(loop: Loop, element: Element, card: WarpLimits) -> tuple[int, int]:
-    outputs = loop.outputs()
-    inputs = loop.numel() // outputs
-    reduced = loop.reduced()
+    outputs = prod(size for size, stride in zip(loop.shape, loop.output, strict=True) if stride)
+    inputs = prod(loop.shape) // outputs
+    reduced = loop.output.count(0)
     along_input = reduced == len(loop.shape) or loop.input[0] < loop.input[reduced]
     width_limit, height_limit = (inputs, outputs) if along_input else (outputs, inputs)
     output_vector = 1
@@ -370,7 +355,11 @@ def _staging(loop: Loop, element: Element, card: WarpLimits) -> tuple[int, int]:
             width_limit //= output_vector
         elif width_limit >= 128 and reduced == 1:
             width_limit //= element.vector
-    width, height = _block(width_limit, height_limit, element.max_threads // output_vector, card.warp)
+    # The threads of a block
+    threads = element.max_threads // output_vector
+    widest, highest = (last_power(limit) if limit < threads else threads for limit in (width_limit, height_limit))
+    height = min(highest, threads // min(widest, card.warp))
+    width = min(widest, threads // height)
     values = -(-inputs // (width if along_input else 1))
     if values < min(height * 16, MAX_VALUES_PER_THREAD):
         return 0, 0
@@ -385,13 +374,6 @@ def _staging(loop: Loop, element: Element, card: WarpLimits) -> tuple[int, int]:
         return 0, 0
     staged = outputs * blocks * (1 if along_input else width * output_vector)
     return staged * element.carried_bytes, 4 * grid
-
-
-def _block(width: int, height: int, threads: int, warp: int) -> tuple[int, int]:
-    width_power = last_power(width) if width < threads else threads
-    height_power = last_power(height) if height < threads else threads
-    block_height = min(height_power, threads // min(width_power, warp))
-    return min(width_power, threads // block_height), block_height
 
 
 def last_power(number: int) -> int:

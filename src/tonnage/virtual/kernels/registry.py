@@ -14,7 +14,7 @@ calls the operator's shape rule, which allocates the outputs. Arguments arrive a
 schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -78,10 +78,7 @@ def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], 
     def register(function: Kernel) -> Kernel:
         name = schema.split("(", 1)[0]
         SCHEMAS[name] = schema
-        if composite:
-            COMPOSITES[name] = function
-        else:
-            KERNELS[f"tonnage::{name}"] = function
+        (COMPOSITES if composite else KERNELS)[name if composite else f"tonnage::{name}"] = function
         return function
 
     return register
@@ -90,13 +87,13 @@ def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], 
 @cache
 def plain(name: str) -> Callable[..., Any]:
     """Return a function that applies only the operator's shape rule: it allocates the outputs and nothing else."""
+    return partial(operator_named(name).redispatch, _PLAIN)
+
+
+def operator_named(name: str) -> Any:
+    """Return the operator of a name like "add.Tensor"."""
     packet, _, overload = name.partition(".")
-    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return operator.redispatch(_PLAIN, *arguments, **keywords)
-
-    return call
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def scratch(size_bytes: int, like: Tensor) -> Tensor | None:
@@ -107,6 +104,14 @@ def scratch(size_bytes: int, like: Tensor) -> Tensor | None:
 def contiguous(tensor: Tensor) -> Tensor:
     """Allocate a contiguous copy, without values; return the tensor itself if it is contiguous."""
     return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def strides_of(shape: Sequence[int], order: Iterable[int]) -> list[int]:
+    """Return the strides of a dense tensor whose dimensions are nested in this order, the fastest first."""
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim], step = step, step * shape[dim]
+    return strides
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

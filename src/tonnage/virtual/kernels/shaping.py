@@ -38,7 +38,6 @@ def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
 
 @kernel("roll")
 def roll(self: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # type: ignore[assignment]
-    """Roll one dimension after the other."""
     if len(dims) == 1 and len(shifts) == 1:
         result: Tensor = plain("roll")(self.contiguous(), shifts, dims)
         return result
@@ -51,14 +50,12 @@ def roll(self: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # ty
 def unfold_backward(
     result: Tensor, grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int
 ) -> list[Tensor]:
-    """Add overlapping windows by a walk over the positions they cover."""
     covered = min(input_sizes[dim], (grad_in.shape[dim] - 1) * step + size)
     return [torch.empty(covered, dtype=torch.int64, device=grad_in.device)]
 
 
 @after_outputs("renorm")
 def renorm(result: Tensor, self: Tensor, p: float, dim: int, maxnorm: float) -> list[Tensor]:
-    """Compute norms in float32, and the factors from them."""
     dims, dtype = [d for d in range(self.dim()) if d != dim % self.dim()], accumulator_dtype(self.dtype)
     norms = torch.linalg.vector_norm(self, p, dims, True, dtype=dtype)
     return [norms] if dtype == self.dtype else [norms, torch.empty_like(norms, dtype=self.dtype)]
@@ -72,15 +69,11 @@ def pow_scalar(result: Tensor, self: Any, exponent: Tensor) -> list[Tensor]:
     return [torch.empty((), dtype=dtype, device=exponent.device)] if complex(self) != 1 else []
 
 
-# Random tensors
-
-
 @kernel("randperm.generator_out")
 def randperm(n: int, *, generator: Any = None, out: Tensor) -> Tensor:
     """Sort random keys together with a range."""
     plain("randperm.generator_out")(n, generator=None, out=out)
-    largest = torch.empty((), dtype=out.dtype, device=out.device)
-    del largest
+    torch.empty((), dtype=out.dtype, device=out.device)  # the largest number
     numbers = torch.empty(n, dtype=out.dtype, device=out.device)
     if n:
         bits = min(64, math.ceil(math.log2(n - (6 * n * n + 1) / (math.log(0.9) * 12))))
@@ -95,26 +88,21 @@ def randperm(n: int, *, generator: Any = None, out: Tensor) -> Tensor:
 @kernel("bernoulli_.Tensor")
 def bernoulli(self: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
     """Read probabilities as float32, or as float64 for a float64 tensor."""
-    probabilities = p.to(device=self.device, dtype=torch.float64 if self.dtype == torch.float64 else torch.float32)
-    del probabilities
-    plain("bernoulli_.Tensor")(self, p)
-    return self
+    p.to(device=self.device, dtype=torch.float64 if self.dtype == torch.float64 else torch.float32)
+    result: Tensor = plain("bernoulli_.Tensor")(self, p)
+    return result
 
 
 @kernel("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
 def normal(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Any = None) -> Tensor:
     """Expand a number to a temporary of the result's size; deviations are checked before and after the allocation."""
     _check_deviation(std)
-    if isinstance(mean, Tensor) and isinstance(std, Tensor):
-        result = torch.empty(torch.broadcast_shapes(mean.shape, std.shape), dtype=mean.dtype, device=mean.device)
-        _check_deviation(std)
-        return result
-    given = mean if isinstance(mean, Tensor) else std
-    assert isinstance(given, Tensor)
-    result = torch.empty_like(given, memory_format=torch.contiguous_format)
+    given = [each for each in (mean, std) if isinstance(each, Tensor)]
+    shape = torch.broadcast_shapes(*(each.shape for each in given))
+    result = torch.empty(shape, dtype=given[0].dtype, device=given[0].device)
     _check_deviation(std)
-    expanded = torch.empty_like(result)
-    del expanded
+    if len(given) == 1:
+        torch.empty_like(result)  # the number, expanded
     return result
 
 

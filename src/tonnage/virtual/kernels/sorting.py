@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tonnage.virtual.assumptions import distinct_values
 from tonnage.virtual.kernels import cub
-from tonnage.virtual.kernels.registry import free_reversed, is_dense, kernel, plain, scratch
+from tonnage.virtual.kernels.registry import free_reversed, is_dense, kernel, plain, scratch, strides_of
 from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, law_of, put
 from tonnage.virtual.session import active
 
@@ -28,9 +28,6 @@ def _empty(count: int, dtype: torch.dtype, like: Tensor) -> Tensor:
     return torch.empty(count, dtype=dtype, device=like.device)
 
 
-# Sort
-
-
 @kernel("sort.stable", "sort.values_stable")
 def sort(
     self: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, **out: Tensor
@@ -42,8 +39,7 @@ def sort(
     dim %= self.dim()
     length = self.shape[dim]
     if length <= LONGEST_IN_PLACE:
-        positions = _empty(length, torch.int64, self)
-        del positions
+        _empty(length, torch.int64, self)  # positions
     else:
         _sort_long(self, dim, values, indices)
     choose_distinct(indices, length, dim, "sort")
@@ -54,9 +50,8 @@ def _sort_long(self: Tensor, dim: int, values: Tensor, indices: Tensor) -> None:
     source = self
     if not (self.stride(dim) == 1 and is_dense(self)):
         # A dense copy in the order of the tensor's own strides, with `dim` fastest.
-        strides, step = [0] * self.dim(), 1
-        for d in sorted(range(self.dim()), key=lambda d: -1 if d == dim else self.stride(d)):
-            strides[d], step = step, step * self.shape[d]
+        order = sorted(range(self.dim()), key=lambda d: -1 if d == dim else self.stride(d))
+        strides = strides_of(self.shape, order)
         source = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=self.device)
     held = [source]
     for result in (values, indices):
@@ -92,9 +87,6 @@ def radix_sort(count: int, key_bytes: int, value_bytes: int, like: Tensor, bits:
     scratch(cub.radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
 
 
-# Top k
-
-
 @kernel("topk", "topk.values")
 def topk(
     self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, **out: Tensor
@@ -111,8 +103,8 @@ def topk(
         aten.sort.values_stable(
             values, stable=False, dim=dim, descending=True, values=sorted_values, indices=sorted_indices
         )
-        gathered = torch.empty_like(indices)
-        del gathered, sorted_values, sorted_indices
+        torch.empty_like(indices)  # gathered
+        del sorted_values, sorted_indices
     if self.dim():
         choose_distinct(indices, length, dim % self.dim(), "topk")
     return values, indices
@@ -139,12 +131,8 @@ def _topk_in_blocks(slices: int, length: int, self: Tensor) -> None:
     free_reversed(held)
 
 
-# Medians
-
-
 @kernel("median")
 def median(self: Tensor) -> Tensor:
-    """Sort all elements."""
     ordered = self.flatten().sort()[0]
     return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(self.numel() - 1) // 2])
 
@@ -161,9 +149,6 @@ def nanmedian(self: Tensor) -> Tensor:
     del half, rest, count, mask
     result: Tensor = aten.index.Tensor(ordered, [place])
     return result
-
-
-# Sampling
 
 
 @kernel("multinomial")
@@ -199,9 +184,6 @@ def multinomial(self: Tensor, num_samples: int, replacement: bool = False, *, ge
         del values
     del keys, any_zero, valid
     return result
-
-
-# Unique values
 
 
 @kernel("_unique2")

@@ -4,12 +4,13 @@ The sizes of the work areas are in `library_sizes`.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 from tonnage.virtual.kernels.library_sizes import fourier_bytes
-from tonnage.virtual.kernels.registry import kernel, plain, scratch
+from tonnage.virtual.kernels.registry import kernel, plain, scratch, strides_of
 
 MOST_DIMENSIONS = 3  # that cuFFT transforms at once
 
@@ -78,15 +79,12 @@ def _transform(output: Tensor, source: Tensor, sizes: tuple[int, ...], dim: Sequ
     signal = [max(flat.shape[1 + i], sizes[d]) for i, d in enumerate(dim)]
     if _must_clone(flat, signal, halved=source.is_complex() and not output.is_complex()):
         flat = flat.clone(memory_format=torch.contiguous_format)
-    area = scratch(work_area_bytes(flat.shape[0], signal, flat.dtype, output.dtype), source)
-    del area, flat
+    scratch(work_area_bytes(flat.shape[0], signal, flat.dtype, output.dtype), source)
+    del flat
     # The same storage with dimensions nested in this order.
-    strides, step = [0] * len(order), 1
-    for d in reversed(order):
-        strides[d], step = step, step * sizes[d]
-    if output.untyped_storage().nbytes() < step * output.element_size():
+    if output.untyped_storage().nbytes() < prod(sizes) * output.element_size():
         output.resize_(sizes)
-    return output.as_strided_(sizes, strides)
+    return output.as_strided_(sizes, strides_of(sizes, reversed(order)))
 
 
 def _must_clone(flat: Tensor, signal: Sequence[int], halved: bool) -> bool:
@@ -105,7 +103,6 @@ def _must_clone(flat: Tensor, signal: Sequence[int], halved: bool) -> bool:
 
 
 def work_area_bytes(batch: int, signal: Sequence[int], source: torch.dtype, output: torch.dtype) -> int:
-    """Return the work area of a cuFFT plan, in bytes."""
     real = not (source.is_complex and output.is_complex)
     return fourier_bytes(batch, signal, max(source.itemsize, output.itemsize), real)
 
@@ -118,8 +115,7 @@ def abs_out(self: Tensor, *, out: Tensor) -> Tensor:
     if not self.is_complex() or out.is_complex():
         plain("abs.out")(self, out=out)
         return out
-    whole = torch.empty_like(self)
-    del whole
+    torch.empty_like(self)
     return out.resize_(self.shape) if out.shape != self.shape else out
 
 

@@ -42,12 +42,10 @@ def law_of(tensor: Tensor) -> Law | None:
 def true_elements(mask: Tensor) -> int:
     """Return the assumed number of true elements of an unknown mask, and note the assumption."""
     law = law_of(mask)
-    if law is None:
-        active().stand_ins.assume("nonzero", "Every element of a mask whose values are not known counts as true.")
-        return mask.numel()
-    words = "Of a mask made from random numbers, or too large to keep, the share is true that its comparison gives."
-    active().stand_ins.assume("nonzero", words)
-    return as_mask(law).count(mask.numel())
+    unknown = "Every element of a mask whose values are not known counts as true."
+    share = "Of a mask made from random numbers, or too large to keep, the share is true that its comparison gives."
+    active().stand_ins.assume("nonzero", unknown if law is None else share)
+    return mask.numel() if law is None else as_mask(law).count(mask.numel())
 
 
 def put(result: Tensor, values: Tensor) -> Tensor:
@@ -85,8 +83,9 @@ def choose_distinct(result: Tensor, choices: int, dim: int, operator: str) -> Te
 # Flags: no value is infinite or NaN, and all checks hold
 
 
-def _flag(result: Tensor, value: bool) -> Tensor:
-    return result if is_known(result) or result.numel() > MOST_KNOWN else result.fill_(value)
+def _flag(result: Tensor, value: bool) -> None:
+    if result.numel() <= MOST_KNOWN and not is_known(result):
+        result.fill_(value)
 
 
 @after_outputs("isnan", "isposinf", "isneginf")
@@ -105,8 +104,7 @@ def _register_equality(name: str, otherwise: bool) -> None:
 
     @after_outputs(name)
     def compare(result: Tensor, self: Tensor, other: float) -> None:
-        is_one_number = self.numel() == 1 and self.is_floating_point()
-        if is_one_number or other in (math.inf, -math.inf):
+        if (self.numel() == 1 and self.is_floating_point()) or other in (math.inf, -math.inf):
             _flag(result, otherwise)
 
 
@@ -118,8 +116,7 @@ def _register_comparison(name: str) -> None:
         if result.numel() > MOST_COMPARED or is_known(result):
             return
         if result.numel() == 1 and self.is_floating_point() and isinstance(other, float):
-            beyond = beyond_tolerance(name, other)
-            if beyond is not None:
+            if (beyond := beyond_tolerance(name, other)) is not None:
                 _flag(result, beyond)
             return
         huge = [_huge(self), _huge(other)]
