@@ -28,7 +28,7 @@ from tonnage.virtual.cluster.member import Member
 from tonnage.virtual.cuda.patches import Patches
 
 if TYPE_CHECKING:
-    from tonnage.virtual.cluster.exchange import HubExchange, OwnExchange
+    from tonnage.virtual.cluster.exchange import Exchange
 
 
 class HubStore(dist.Store):  # type: ignore[name-defined]
@@ -37,15 +37,15 @@ class HubStore(dist.Store):  # type: ignore[name-defined]
     A key that is never set is reported at once, instead of after a timeout.
     """
 
-    def __init__(self, exchange: "HubExchange | OwnExchange", line: Callable[[], str], name: str = "") -> None:
+    def __init__(self, exchange: "Exchange", line: Callable[[], str], name: str = "") -> None:
         super().__init__()
         self.exchange, self.line, self._name = exchange, line, name
 
     def _ask(self, action: str, key: str, value: Any = None) -> Any:
-        return self.exchange.look_up(action, self._name + key, value)
+        return self.exchange.ask("keep", action, self._name + key, value)
 
     def set(self, key: str, value: Any) -> None:
-        self.exchange.keep(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
+        self.exchange.send("keep", "set", self._name + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
         """Return a value, waiting until it is set."""
@@ -106,24 +106,27 @@ class _Config:
         return 0
 
 
-def _backend_class(title: str, current: Callable[[], tuple[Member, ProcessGroup]]) -> type[VirtualGroup]:
-    """Make a class for each backend: torch.distributed distinguishes them by `isinstance`."""
-
-    def __init__(self: Any, *_: Any, **__: Any) -> None:
-        VirtualGroup.__init__(self, *current())
-        self.options = GroupOptions()
-        self.uid = 0
-
-    contents = {"__init__": __init__, "Options": GroupOptions, "NCCL_CTA_POLICY_ZERO": 2, "NCCL_CTA_POLICY_DEFAULT": 0}
-    contents["create"] = classmethod(lambda cls, ranks: cls())
-    return type(title, (VirtualGroup,), contents)
-
-
 def install(member: Member, store: HubStore, patches: Patches) -> None:
     """Replace the groups and stores of `torch.distributed` with those of the virtual cluster."""
     making: list[ProcessGroup] = []
+
+    def backend_class(title: str) -> Any:
+        """Make a class for each backend: torch.distributed distinguishes them by `isinstance`."""
+
+        def __init__(self: Any, *_: Any, **__: Any) -> None:
+            VirtualGroup.__init__(self, member, making[-1])
+            self.options, self.uid = GroupOptions(), 0
+
+        create, policies = (
+            classmethod(lambda cls, ranks: cls()),
+            {"NCCL_CTA_POLICY_ZERO": 2, "NCCL_CTA_POLICY_DEFAULT": 0},
+        )
+        return type(
+            title, (VirtualGroup,), {"__init__": __init__, "create": create, "Options": GroupOptions, **policies}
+        )
+
     titles = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC")
-    classes: dict[str, Any] = {title: _backend_class(title, lambda: (member, making[-1])) for title in titles}
+    classes = {title: backend_class(title) for title in titles}
     plain, plain_mesh = c10d._new_process_group_helper, device_mesh.init_device_mesh
 
     def new_group(size: int, place: int, ranks: list[int], backend: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -139,7 +142,7 @@ def install(member: Member, store: HubStore, patches: Patches) -> None:
         """Notice meshes that leave out ranks, which PyTorch accepts silently."""
         size = prod(mesh_shape)
         if 0 < size < member.world:
-            member.exchange.part_mesh(f"The mesh {tuple(mesh_shape)}{at(member.line())}", size)
+            member.exchange.send("part_mesh", f"The mesh {tuple(mesh_shape)}{at(member.line())}", size)
         return plain_mesh(device_type, mesh_shape, *arguments, **keywords)
 
     for module in (c10d, dist):
@@ -183,21 +186,20 @@ def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
             )
         yield store, member.rank, member.world
 
-    stores = {title: _store_class(title, store, member) for title in ("TCPStore", "FileStore")}
+    def store_class(title: str) -> type[HubStore]:
+        """Make a class on the hub's store, with the address as key prefix. Creating one announces a group of all ranks."""
+
+        def __init__(self: Any, *address: Any, **named: Any) -> None:
+            member.exchange.send("made", tuple(range(member.world)))
+            where = [*address[: 2 if title == "TCPStore" else 1], *named.values()][:2]
+            HubStore.__init__(self, store.exchange, store.line, f"{title} {':'.join(map(str, where))}/")
+            self.host, self.port = (str(where[0]), where[-1]) if title == "TCPStore" else ("", 0)
+
+        return type(title, (HubStore,), {"__init__": __init__})
+
+    stores = {title: store_class(title) for title in ("TCPStore", "FileStore")}
     for module in (c10d, dist, rendezvous):
         patches.set_all(module, {"rendezvous": meet, **stores})
-
-
-def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
-    """Make a store class on the hub's store, with the address as key prefix. Creating one announces a group of all ranks."""
-
-    def __init__(self: Any, *address: Any, **named: Any) -> None:
-        member.exchange.made(tuple(range(member.world)))
-        where = [*address[: 2 if title == "TCPStore" else 1], *named.values()][:2]
-        HubStore.__init__(self, store.exchange, store.line, f"{title} {':'.join(map(str, where))}/")
-        self.host, self.port = (str(where[0]), where[-1]) if title == "TCPStore" else ("", 0)
-
-    return type(title, (HubStore,), {"__init__": __init__})
 
 
 def install_spawn(rank: int, cluster: Cluster, patches: Patches) -> None:

@@ -88,7 +88,7 @@ def _live(
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.register(signal.SIGUSR1, file=(folder / f"rank{rank}.stack").open("w"), all_threads=False)
     exchange = HubExchange(pipe)
-    exchange.finish(act(rank, exchange))
+    exchange.send("finish", act(rank, exchange))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -106,11 +106,18 @@ def look_for_idle(children: Iterable[Child], hub: Hub, folder: Path) -> None:
                 io = Path(f"/proc/{each}/io").read_text().splitlines()
                 moved_bytes += sum(int(line.split()[1]) for line in io[:2])
         done = (ticks, moved_bytes)
-        if done != child.done or hub.is_waiting(child.rank):
+        if done != child.done or child.rank in hub.waiting:
             child.done, child.idle_since_s = done, now_s
         elif now_s - child.idle_since_s > _IDLE_S:
+            # The script's line at which it is, by its faulthandler traceback.
+            if child.process.pid is not None:
+                os.kill(child.process.pid, signal.SIGUSR1)
+            time.sleep(0.5)
+            said = re.findall(r'File "(.+)", line (\d+)', (folder / f"rank{child.rank}.stack").read_text())
+            lines = LineFinder()
+            line = next((f"{Path(path).name}:{number}" for path, number in said if lines.is_own(path)), "")
             hub.journal.trouble = (
-                f"Rank {child.rank} has done nothing for {_IDLE_S:.0f} s{at(_line_of(child, folder))}: it waits for "
+                f"Rank {child.rank} has done nothing for {_IDLE_S:.0f} s{at(line)}: it waits for "
                 "something that a virtual cluster does not have. Leave this part out of the virtual run."
             )
             return
@@ -135,13 +142,3 @@ def _children_of(pid: int | None) -> list[int]:
             own = [int(word) for word in path.read_text().split()]
             found += [each for child in own for each in (child, *_children_of(child))]
     return found
-
-
-def _line_of(child: Child, folder: Path) -> str:
-    """Return the script's line at which the process is, by its faulthandler traceback."""
-    if child.process.pid is not None:
-        os.kill(child.process.pid, signal.SIGUSR1)
-    time.sleep(0.5)
-    said = re.findall(r'File "(.+)", line (\d+)', (folder / f"rank{child.rank}.stack").read_text())
-    lines = LineFinder()
-    return next((f"{Path(path).name}:{number}" for path, number in said if lines.is_own(path)), "")

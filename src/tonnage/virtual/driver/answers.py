@@ -25,7 +25,6 @@ NONE = -1
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 _WAYS: dict[str, Way] = {way: way for way in ("forward", "backward_data", "backward_filter")}
 
-
 Assume = Callable[[str, str], None]
 Fields = dict[str, str]
 
@@ -34,14 +33,41 @@ def answer(question: str, device: "DriverDevice", assume: Assume = lambda operat
     """Answer one question; `assume(operator, words)` is called for figures that were not measured."""
     kind, *pairs = question.split()
     fields = dict(pair.split("=", 1) for pair in pairs)
-    return _ANSWERS[kind](fields, device, assume) if kind in _ANSWERS else NONE
+    match kind:
+        case "convolution":
+            return _convolution(fields, device, assume)
+        case "recurrent":
+            return _recurrent(fields)
+        case "solver":
+            return _solver(*(int(fields[key]) for key in _OF_SOLVERS)).get(fields["routine"], lambda: NONE)()
+        case "attention" if fields.get("engine") == "0" and fields["pass"] == "backward":
+            return sizes.cudnn_backward_bytes() + int(fields["summed_bytes"])
+        case "attention" if fields.get("engine") == "0":
+            batch, heads, queries, _ = _list(fields, "q")
+            _, _, keys, width = _list(fields, "v")
+            return sizes.cudnn_forward_bytes(batch * heads, queries, keys, width, device.gpu.sm_count)
+        case "batch_norm":
+            if not _is_channels_last(fields):
+                return 0
+            x, is_backward = _list(fields, "x"), fields["pass"] == "backward"
+            return sizes.batch_norm_bytes(prod(x), x[1], _ITEM_BYTES[fields["dtype"]], is_backward)
+        case "dropout_states":
+            return dropout_state_bytes(device.gpu.sm_count, device.gpu.max_threads_per_sm)
+        case "fourier":
+            item_bytes = max(int(fields["input_bytes"]), int(fields["output_bytes"]))
+            return sizes.fourier_bytes(int(fields["batch"]), _list(fields, "signal"), item_bytes, fields["real"] == "1")
+        case "sparse" if (size := sizes.sparse_product_bytes(int(fields["algorithm"]))) is not None:
+            assume("cusparse", "the buffer of a sparse product is that of the one measured")
+            return size
+        case "version":
+            release = device.release
+            versions = {"cudnn": release.cudnn_number, "cuda": release.cuda_number, "cusparselt": release.cusparselt}
+            return versions.get(fields["library"], NONE)
+    return NONE
 
 
 def _list(fields: Fields, key: str) -> tuple[int, ...]:
     return tuple(int(item) for item in fields.get(key, "").split(",") if item)
-
-
-# cuDNN
 
 
 def _is_channels_last(fields: Fields) -> bool:
@@ -80,24 +106,7 @@ def _convolution(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     return others[engine - 1] if engine <= len(others) else NONE
 
 
-def _attention(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
-    if fields.get("engine") != "0":
-        return NONE
-    if fields["pass"] == "backward":
-        return sizes.cudnn_backward_bytes() + int(fields["summed_bytes"])
-    batch, heads, queries, _ = _list(fields, "q")
-    keys = _list(fields, "v")[2]
-    return sizes.cudnn_forward_bytes(batch * heads, queries, keys, _list(fields, "v")[3], device.gpu.sm_count)
-
-
-def _batch_norm(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
-    x = _list(fields, "x")
-    if not _is_channels_last(fields):
-        return 0
-    return sizes.batch_norm_bytes(prod(x), x[1], _ITEM_BYTES[fields["dtype"]], fields["pass"] == "backward")
-
-
-def _recurrent(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
+def _recurrent(fields: Fields) -> int:
     required = {key: int(fields[key]) for key in ("input", "hidden", "layers", "directions", "projected")}
     given = {key: int(fields.get(key, 0)) for key in ("steps", "batch", "rows")}
     training, dropout = (bool(int(fields.get(key, 0))) for key in ("training", "dropout"))
@@ -110,19 +119,11 @@ def _recurrent(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
     return network.workspace_bytes() if fields["what"] == "workspace" else network.reserve_bytes()
 
 
-# cuFFT, cuSOLVER, cuSPARSE
+_OF_SOLVERS = ("rows", "columns", "reflectors", "batch", "item_bytes")
 
 
-def _fourier(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
-    item_bytes = max(int(fields["input_bytes"]), int(fields["output_bytes"]))
-    return sizes.fourier_bytes(int(fields["batch"]), _list(fields, "signal"), item_bytes, fields["real"] == "1")
-
-
-def _solver(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
-    rows, columns, reflectors, batch, item = (
-        int(fields[key]) for key in ("rows", "columns", "reflectors", "batch", "item_bytes")
-    )
-    routines = {
+def _solver(rows: int, columns: int, reflectors: int, batch: int, item: int) -> dict[str, Callable[[], int]]:
+    return {
         "potrf": lambda: sizes.potrf_bytes(rows),
         "getrf": lambda: sizes.getrf_bytes(max(rows, columns)),
         "geqrf": lambda: sizes.householder_bytes(min(rows, columns), item),
@@ -135,25 +136,3 @@ def _solver(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
         "gesvda": lambda: sizes.singular_bytes(rows, columns, item),
         "geev": lambda: sizes.geev_bytes(rows, item),
     }
-    return routines.get(fields["routine"], lambda: NONE)()
-
-
-def _sparse(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
-    size = sizes.sparse_product_bytes(int(fields["algorithm"]))
-    if size is None:
-        return NONE
-    assume("cusparse", "the buffer of a sparse product is that of the one measured")
-    return size
-
-
-def _version(fields: Fields, device: "DriverDevice", assume: Assume) -> int:
-    release = device.release
-    versions = {"cudnn": release.cudnn_number, "cuda": release.cuda_number, "cusparselt": release.cusparselt}
-    return versions.get(fields["library"], NONE)
-
-
-_ANSWERS: dict[str, Callable[[Fields, "DriverDevice", Assume], int]] = {
-    "convolution": _convolution, "attention": _attention, "batch_norm": _batch_norm, "recurrent": _recurrent,
-    "dropout_states": lambda _, device, __: dropout_state_bytes(device.gpu.sm_count, device.gpu.max_threads_per_sm),
-    "fourier": _fourier, "solver": _solver, "sparse": _sparse, "version": _version,
-}  # fmt: skip
