@@ -209,9 +209,8 @@ class Attribution:
             self._paths.setdefault(module, (prefix + path).rstrip("."))
 
     def _context(self, path: str) -> int:
-        number = self._context_numbers.get(path)
-        if number is None:
-            number = self._context_numbers[path] = len(self.contexts)
+        number = self._context_numbers.setdefault(path, len(self.contexts))
+        if number == len(self.contexts):
             self.contexts.append(path)
         return number
 

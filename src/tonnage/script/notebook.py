@@ -163,7 +163,7 @@ class _Shell:
 
     def getoutput(self, command: str, *_: Any, **__: Any) -> list[str]:
         """Report that the command in `lines = !command` is not run, and return no lines."""
-        self._skip(f"!{command}", "commands of the shell are not run")
+        self.system(command)
         return []
 
     def _skip(self, what: str, why: str) -> None:

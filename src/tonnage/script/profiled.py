@@ -136,11 +136,6 @@ class Event:
     thread: int
     mark: str = ""
 
-    @property
-    def is_note(self) -> bool:
-        """Whether it is a note about a stream or collective."""
-        return self.mark.startswith(_NOTES)
-
 
 class ProfilerResults:
     """The profiler's results."""
@@ -209,7 +204,7 @@ class DistinctCalls:
         streams = BackwardStreams(events[0].thread)
         for event in events:
             if event.mark:
-                if event.is_note and (note := self._notes.read(event.mark)):
+                if event.mark.startswith(_NOTES) and (note := self._notes.read(event.mark)):
                     streams.noted(event.thread, note)
                     yield self._noted(note), event
                 continue
