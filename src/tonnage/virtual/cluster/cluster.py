@@ -27,10 +27,9 @@ from tonnage.hardware.cluster import Cluster
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.records import Outcome
 from tonnage.script.program import Program
-from tonnage.virtual.cluster.calls import Payload, rank_names
+from tonnage.virtual.cluster.exchange import Payload, rank_names
 from tonnage.virtual.cluster.hub import Hub, Journal
-from tonnage.virtual.cluster.processes import Child, look_for_idle, look_for_polling, output_of, start
-from tonnage.virtual.cluster.rank import RankRun, run_rank
+from tonnage.virtual.cluster.rank import Child, RankRun, look_for_idle, look_for_polling, output_of, run_rank, start
 
 _POLL_S = 1.0
 _MOST_ROUNDS = 4

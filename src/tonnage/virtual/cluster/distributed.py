@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
-from tonnage.virtual.cluster.calls import ProcessGroup, at
+from tonnage.virtual.cluster.exchange import ProcessGroup, at
 from tonnage.virtual.cluster.groups import VirtualGroup
 from tonnage.virtual.cluster.member import Member
 from tonnage.virtual.cuda.patches import Patches

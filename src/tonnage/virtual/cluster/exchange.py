@@ -1,4 +1,7 @@
-"""A rank's connection to the hub: it sends messages, and waits only where it asks for values of other ranks.
+"""What ranks exchange through the hub: their collectives and messages, as they called them, and values.
+
+A rank sends, and waits only where it asks for values of other ranks. The hub compares calls between ranks, and reports
+name them.
 
 | sent                           | means                                                                          |
 |--------------------------------|--------------------------------------------------------------------------------|
@@ -19,10 +22,131 @@ In a world of one there is no hub and no other process: each collective returns 
 `init_process_group("nccl")`, DDP and FSDP in a script run without a launcher.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Payload, SendReceive
+# Operations whose shapes must be equal on all ranks of a group; shapes of the others may differ by rank.
+_ALIKE = frozenset("all_reduce broadcast reduce all_gather_into_tensor reduce_scatter_tensor".split())
+
+Payload = Any  # host tensors, or None where the values are unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group as one of its ranks sees it.
+
+    The ranks and `copy`, which numbers groups of the same ranks, identify the group. `role` numbers the groups of one
+    rank in creation order: groups with the same role on different ranks correspond to each other.
+    """
+
+    ranks: tuple[int, ...]
+    copy: int
+    role: int
+    backend: str
+
+    @property
+    def identity(self) -> tuple[tuple[int, ...], int]:
+        """A key that is the same on all ranks of the group."""
+        return self.ranks, self.copy
+
+    @property
+    def words(self) -> str:
+        """The group in words, such as " in group 2 of ranks 0–3"; "" for the world group."""
+        number = f"group {self.role} of " if self.copy else "the group of "
+        return f" in {number}{rank_names(self.ranks)}" if self.role else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective: its number in the group, operation, tensors and line in the script."""
+
+    rank: int
+    group: ProcessGroup
+    number: int
+    operation: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str = ""
+    stream: int = 0
+    line: str = ""
+    manner: str = ""  # "max", "from rank 3": must match between ranks, like the shape
+
+    @property
+    def words(self) -> str:
+        """The call in words: "rank 3 calls all_reduce of float32 [8] at train.py:30"."""
+        return f"rank {self.rank} calls {self.what}{at(self.line)}"
+
+    @property
+    def what(self) -> str:
+        """The operation in words: "all_reduce of float32 [8]", with the reduction where it is not a sum."""
+        shapes = ", ".join(str(list(shape)) for shape in self.shapes[:2]) + ", …" * (len(self.shapes) > 2)
+        on = f" of {self.dtype} {shapes}" if shapes else ""
+        manner = f" ({self.manner})" if self.manner not in ("", "sum") else ""
+        return f"{self.operation}{manner}{on}{self.group.words}"
+
+    def agrees_with(self, other: "Collective") -> bool:
+        """Whether two ranks of one group made the same call."""
+        if (self.operation, self.dtype, self.manner) != (other.operation, other.dtype, other.manner):
+            return False
+        return self.operation not in _ALIKE or self.shapes == other.shapes
+
+
+@dataclass(frozen=True, slots=True)
+class SendReceive:
+    """One end of a send and receive: source and target within the group, and the message's number between them."""
+
+    rank: int
+    group: ProcessGroup
+    source: int
+    target: int
+    number: int
+    elements: int
+    dtype: str
+    line: str
+    is_send: bool
+
+    @property
+    def peer(self) -> int:
+        """The rank at the other end."""
+        return self.group.ranks[self.target if self.is_send else self.source]
+
+    @property
+    def words(self) -> str:
+        """The message in words: "rank 3 sends 4096 elements of bfloat16 to rank 4 at train.py:30"."""
+        verb, towards = ("sends", "to") if self.is_send else ("receives", "from")
+        return f"rank {self.rank} {verb} {self._size} {towards} rank {self.peer}{self.group.words}{at(self.line)}"
+
+    @property
+    def what(self) -> str:
+        """The operation in words: "send of 4096 elements of bfloat16 to rank 4"."""
+        verb, towards = ("send", "to") if self.is_send else ("receive", "from")
+        return f"{verb} of {self._size} {towards} rank {self.peer}{self.group.words}"
+
+    @property
+    def _size(self) -> str:
+        return f"{self.elements} element{'s' * (self.elements != 1)} of {self.dtype}"
+
+    def agrees_with(self, other: "SendReceive") -> bool:
+        """Whether the send matches the receive."""
+        return (self.elements, self.dtype) == (other.elements, other.dtype)
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """Return ranks in words: "rank 3", "ranks 0 and 1", "ranks 0–3", "ranks 0, 8, … 1016"."""
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) == 1:
+        return f"rank {first}"
+    if len(ranks) == 2:
+        return f"ranks {first} and {last}"
+    if tuple(ranks) == tuple(range(first, last + 1)):
+        return f"ranks {first}–{last}"
+    return f"ranks {first}, {ranks[1]}, {'… ' * (len(ranks) > 3)}{last}"
+
+
+def at(line: str) -> str:
+    """Return " at train.py:30", or "" if the line is unknown."""
+    return f" at {line}" if line else ""
 
 
 class PeerError(RuntimeError):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tonnage.virtual.cluster.calls import Collective, Payload, ProcessGroup, SendReceive
+from tonnage.virtual.cluster.exchange import Collective, Payload, ProcessGroup, SendReceive
 from tonnage.virtual.cluster.member import DoneWork, Member, Tensors, flat_tensor, is_gloo
 
 
@@ -219,7 +219,7 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _note_message(self, operation: str, tensors: Tensors, peer: int) -> int:
         first, last = sorted((self._member.rank, self._group.ranks[peer]))
-        return self._member.notes.called(self._group, operation, _card_bytes(tensors), (first, last))
+        return self._member.note(self._group, operation, _card_bytes(tensors), (first, last))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
         """Raise NotImplementedError: which rank sends first depends on timing."""
@@ -244,7 +244,7 @@ class VirtualGroup(dist.ProcessGroup):
         # Copies of results to the card begin here and finish some time after the work has been waited for.
         on_card = [tensor for tensor in (*outputs, *(kept if isinstance(kept, list) else ())) if tensor.is_cuda]
         queue = member.copies_back.begin(on_card) if self._is_gloo and on_card else None
-        noted = member.notes.called(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
+        noted = member.note(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
         if not travels:
             member.forget(outputs)
             return DoneWork(outputs, kept=(list(shown), list(outputs), kept), waited=queue, noted=noted)

@@ -3,7 +3,7 @@
 Nothing times out here. A rank gets an error as soon as it is certain that its peer never arrives: the peer has ended,
 or all ranks wait. If two ranks of one group make different calls, the error names both. As new groups show which
 ranks differ, more ranks join: their contributions must equal what was assumed for them before, or the round is stale.
-The hub uses neither torch nor processes (see `processes`).
+The hub uses neither torch nor processes (see `rank`).
 """
 
 import operator
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Collective, Payload, SendReceive, at
+from tonnage.virtual.cluster.exchange import Collective, Payload, SendReceive, at
 
 _KEPT_CALLS = 64
 _SAME_CALLS = "All ranks of a group must make the same calls in the same order: look for a branch that not all take."

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tonnage.budget.training.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS
 from tonnage.script import profiler
-from tonnage.virtual.cluster.calls import Payload, ProcessGroup
+from tonnage.virtual.cluster.exchange import Payload, ProcessGroup
 from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.session import Session
 
@@ -36,7 +36,8 @@ class Member:
         self.communicators: list[ProcessGroup] = []
         self.calls = 0
         self.copies_back = CopiesBack(session.device)
-        self.notes = CollectiveNotes()
+        self._noted = 0  # collectives
+        self._lanes: dict[tuple[ProcessGroup, tuple[int, ...]], int] = {}
 
     def group_made(self, ranks: Sequence[int], backend: str) -> ProcessGroup | None:
         """Register a group; return None if this rank is not in it."""
@@ -62,6 +63,21 @@ class Member:
             each_bytes = NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS
             self.device.hold({f"NCCL communicator {number}": each_bytes for number, _ in enumerate(used, 1)})
         return torch.cuda.current_stream().stream_id
+
+    def note(self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None) -> int:
+        """Note a collective of `card_bytes` among these ranks (default: the whole group); return its number.
+
+        That is 0 for host tensors, which are not noted. Step capture reads what was called, and when it is waited for. As
+        in NCCL, a group's collectives run on one stream, and its messages with each peer on another.
+        """
+        if not card_bytes:
+            return 0
+        ranks = among or group.ranks
+        apart = -(-(ranks[-1] - ranks[0]) // (len(ranks) - 1)) if len(ranks) > 1 else 1
+        self._noted += 1
+        lane = self._lanes.setdefault((group, among or ()), len(self._lanes) + 1)
+        profiler.note("collective", operation, self._noted, card_bytes, len(ranks), apart, lane)
+        return self._noted
 
     def travels(self, tensors: Tensors) -> bool:
         """Whether the values of such tensors are exchanged. The answer is the same on all ranks."""
@@ -145,34 +161,6 @@ class CopiesBack:
     def _end(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self._device.end_copy(self._queued.pop(number)[0])
-
-
-# Work
-
-
-class CollectiveNotes:
-    """Notes a rank's collectives on the card for step capture: what was called, and when it is waited for.
-
-    As in NCCL, a group's collectives run on one stream, and its messages with each peer on another.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._lanes: dict[tuple[ProcessGroup, tuple[int, ...]], int] = {}
-
-    def called(self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None) -> int:
-        """Note a collective of `card_bytes` among these ranks (default: the whole group); return its number.
-
-        That is 0 for host tensors, which are not noted.
-        """
-        if not card_bytes:
-            return 0
-        ranks = among or group.ranks
-        apart = -(-(ranks[-1] - ranks[0]) // (len(ranks) - 1)) if len(ranks) > 1 else 1
-        self._count += 1
-        lane = self._lanes.setdefault((group, among or ()), len(self._lanes) + 1)
-        profiler.note("collective", operation, self._count, card_bytes, len(ranks), apart, lane)
-        return self._count
 
 
 class DoneWork(dist.Work):

@@ -245,7 +245,9 @@ def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list
 def _attend(packed: int, inputs: tuple[Tensor, ...], lengths: Any, options: Any, block_table: Any = None) -> Any:
     if lengths is not None:
         lengths = (*lengths[:2], int(lengths[2]), int(lengths[3]))
-    return _Attention.apply(_Call(packed, *options, lengths, block_table, torch.is_grad_enabled()), *inputs)
+    grad = torch.is_grad_enabled()
+    call = _Call(packed, *options, lengths=lengths, block_table=block_table, differentiate=grad)
+    return _Attention.apply(call, *inputs)
 
 
 def flash_attn_func(

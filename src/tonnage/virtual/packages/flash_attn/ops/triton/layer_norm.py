@@ -52,11 +52,10 @@ def layer_norm_fn(
     out: None = None, residual_out: None = None,
 ) -> Any:  # fmt: skip
     """Return the norm of each row of `x`, or of its sum with the residual; `prenorm` also returns that sum."""
-    given = {
-        "x1": x1, "weight1": weight1, "rowscale": rowscale, "out": out, "residual_out": residual_out,
-        "return_dropout_mask": return_dropout_mask or None,
-    }  # fmt: skip
-    if lacking := [name for name, value in given.items() if value is not None]:
+    given = {"x1": x1, "weight1": weight1, "rowscale": rowscale, "out": out, "residual_out": residual_out}
+    lacking = [name for name, value in given.items() if value is not None]
+    lacking += ["return_dropout_mask"] * return_dropout_mask
+    if lacking:
         raise NotImplementedError(f"The stand-in of flash-attn's norms does not know {', '.join(lacking)}.")
     return LayerNormFn.apply(x, weight, bias, residual, dropout_p, prenorm, residual_in_fp32, is_rms_norm, out_dtype)
 
