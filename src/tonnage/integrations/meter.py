@@ -109,7 +109,6 @@ class CudaMeter:
         cuda.memory._record_memory_history("all", max_entries=_EVENTS_KEPT, clear_history=True)
 
     def close(self) -> None:
-        """Stop measuring."""
         self._torch.cuda.memory._record_memory_history(None)
 
     def peak_bytes(self) -> int:

@@ -22,7 +22,6 @@ _GATE: "pytest.StashKey[MemoryGate]" = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the two options."""
     group = parser.getgroup("gpu memory (tonnage)")
     group.addoption(
         "--gpu-memory-fail-above",

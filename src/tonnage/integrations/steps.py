@@ -65,7 +65,6 @@ class StepMeter:
     _warned: bool = False
 
     def begin(self) -> None:
-        """Start a step."""
         self._source = self._source or _source()
         if self._source is not None:
             self._source.begin()

@@ -38,7 +38,7 @@ from tonnage.recording.store import write_recording
 from tonnage.script.attribution import Attribution
 
 if TYPE_CHECKING:
-    from tonnage.script.program import Program
+    from tonnage.script.running import Program
 
 MOST_EVENTS = 1_000_000
 LAST_EVENTS = 100_000
@@ -69,15 +69,12 @@ class Log:
         self._last: dict[Category, tuple[int, ...]] = {}
 
     def mark(self, kind: MarkKind, name: str) -> None:
-        """Record that a phase or step begins."""
         self.entries.append(Entry(_now_us(), kind, name, line=self.held_line if name == "backward" else ""))
 
     def at_module(self, context: int) -> None:
-        """Record that another module runs."""
         self.entries.append(Entry(_now_us(), "module", context=context))
 
     def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
-        """Record the category of these blocks."""
         found = tuple(addresses)
         last = self._last.get(category)
         if found == last:
@@ -164,7 +161,6 @@ class Outside:
         self.others_bytes = self.process_bytes = 0
 
     def start(self) -> None:
-        """Start polling."""
 
         def follow() -> None:
             with suppress(TonnageError), open_nvml() as nvml:
@@ -175,7 +171,6 @@ class Outside:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop polling."""
         self._ended.set()
         if self._thread:
             self._thread.join()
@@ -209,7 +204,6 @@ class Recorder:
         self.outside = Outside(device)
 
     def start(self) -> None:
-        """Start recording."""
         torch = _torch_with_cuda()
         from tonnage.script.hooks import install_hooks
 
@@ -224,7 +218,6 @@ class Recorder:
         self._started = time.perf_counter()
 
     def stop(self, **header: Any) -> Recording:
-        """Stop recording and return the recording."""
         torch = _torch_with_cuda()
         self.attribution.finish()
         self._unhook()
@@ -234,7 +227,6 @@ class Recorder:
         return recording
 
     def recording(self, **header: Any) -> Recording:
-        """Return the recording so far."""
         torch = _torch_with_cuda()
         torch.cuda.synchronize(self._device)
         # Through a pickle, which the snapshot reader turns into compact columns.
@@ -271,8 +263,7 @@ class Recorder:
 
 def record_script(script: "Program | Path", arguments: list[str], *, most_events: int = MOST_EVENTS) -> Recording:
     """Run the script to its end, however it ends, and return the recording."""
-    from tonnage.script.program import Program
-    from tonnage.script.running import run_as_main
+    from tonnage.script.running import Program, run_as_main
 
     program = script if isinstance(script, Program) else Program.of_file(script)
     torch = _torch_with_cuda()

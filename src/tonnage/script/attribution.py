@@ -160,7 +160,6 @@ class Attribution:
         self.sink.at_module(self._context(path))
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """Handle the end of a module's forward."""
         if self.modules:
             self.modules.pop()
         self.sink.at_module(self._context(self.modules[-1]) if self.modules else 0)
@@ -291,14 +290,12 @@ class Attribution:
             self.host.categorise(category, [address_of(t) for t in own if t.is_cpu and _has_storage(t)])
 
     def mark_model(self, module: Any) -> None:
-        """Mark a module's parameters and buffers."""
         parameters = list(module.parameters())
         self._remember(parameters)
         self.mark(Category.PARAMETERS, parameters)
         self.mark(Category.PARAMETERS, module.buffers(), only=Category.OTHER)
 
     def mark_gradients(self, parameters: Iterable[Any]) -> None:
-        """Mark the gradients of these parameters."""
         self.mark(Category.GRADIENTS, [p.grad for p in parameters])
 
     def _remember(self, parameters: Iterable[Any]) -> None:

@@ -95,7 +95,6 @@ class StepCapture:
         return undo.close
 
     def give_up(self, why: str) -> None:
-        """Stop capturing and report why."""
         self._over = True
         self._tell("profiler", f"The operators of a step could not be captured: {why[:160]}")
         if self._profiling:
@@ -146,7 +145,6 @@ class StepCapture:
 
     @_harmless
     def phase_begins(self, phase: str) -> None:
-        """Mark another phase of the step."""
         if self._profiling and self._is_mine():
             profiler.mark(f"phase {phase}")
 
@@ -181,7 +179,6 @@ class StepCapture:
 
     @_harmless
     def finish(self) -> None:
-        """End the capture with the run."""
         if self._profiling and self._is_mine():
             if not self._who.trains and self._steps[-1].called and not self._steps[-1].failed:
                 self._next_step()

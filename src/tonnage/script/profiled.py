@@ -77,7 +77,6 @@ class BackwardStreams:
         return bool(self._current)
 
     def noted(self, thread: int, note: Note) -> None:
-        """Process a note of the script."""
         if note[1] == "set_stream":
             self._current[thread] = int(note[2][0])
 
@@ -159,7 +158,6 @@ class ProfilerResults:
         self._notes.sort()
 
     def notes_before(self, step: int) -> list[str]:
-        """Return the notes of the step before this one."""
         first_ns, end_ns = self._marks[max(step - 1, 0)], self._marks[step]
         return [words for began_ns, words in self._notes if first_ns <= began_ns < end_ns]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.records import Outcome
-from tonnage.script.program import Program
+from tonnage.script.running import Program
 from tonnage.virtual.cluster.exchange import Payload, rank_names
 from tonnage.virtual.cluster.hub import Hub, Journal
 from tonnage.virtual.cluster.rank import Child, RankRun, look_for_idle, look_for_polling, output_of, run_rank, start

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import wraps
 from math import prod
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +27,6 @@ from tonnage.virtual.cluster.groups import VirtualGroup
 from tonnage.virtual.cluster.member import Member
 from tonnage.virtual.cuda.patches import Patches
 
-if TYPE_CHECKING:
-    from tonnage.virtual.cluster.exchange import Exchange
-
 
 class HubStore(dist.Store):  # type: ignore[name-defined]
     """The rendezvous store, kept by the hub. Stores of the same name share their keys.
@@ -37,23 +34,22 @@ class HubStore(dist.Store):  # type: ignore[name-defined]
     A key that is never set is reported at once, instead of after a timeout.
     """
 
-    def __init__(self, exchange: "Exchange", line: Callable[[], str], name: str = "") -> None:
+    def __init__(self, member: Member, name: str = "") -> None:
         super().__init__()
-        self.exchange, self.line, self._name = exchange, line, name
+        self._member, self._name = member, name
 
     def _ask(self, action: str, key: str, value: Any = None) -> Any:
-        return self.exchange.ask("keep", action, self._name + key, value)
+        return self._member.exchange.ask("keep", action, self._name + key, value)
 
     def set(self, key: str, value: Any) -> None:
-        self.exchange.send("keep", "set", self._name + key, value.encode() if isinstance(value, str) else bytes(value))
+        kept = value.encode() if isinstance(value, str) else bytes(value)
+        self._member.exchange.send("keep", "set", self._name + key, kept)
 
     def get(self, key: str) -> bytes:
-        """Return a value, waiting until it is set."""
-        found: bytes = self._ask("get", key, self.line())
+        found: bytes = self._ask("get", key, self._member.line())
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return the new count."""
         return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
@@ -66,14 +62,13 @@ class HubStore(dist.Store):  # type: ignore[name-defined]
         return self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        return all(self._ask("check", key, self.line()) for key in keys)
+        return all(self._ask("check", key, self._member.line()) for key in keys)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
         for key in keys:
             self.get(key)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key and return whether it existed."""
         return bool(self._ask("delete", key))
 
     def num_keys(self) -> int:
@@ -106,7 +101,7 @@ class _Config:
         return 0
 
 
-def install(member: Member, store: HubStore, patches: Patches) -> None:
+def install(member: Member, patches: Patches) -> None:
     """Replace the groups and stores of `torch.distributed` with those of the virtual cluster."""
     making: list[ProcessGroup] = []
 
@@ -154,7 +149,7 @@ def install(member: Member, store: HubStore, patches: Patches) -> None:
     patches.set(c10d, "_new_process_group_helper", new_group)
     for module in (device_mesh, dist):
         patches.set(module, "init_device_mesh", make_mesh)
-    _install_store(member, store, patches)
+    _install_store(member, patches)
     # `join` counts ranks with data left in a float32 tensor on the card, whose value is unknown; a host tensor is
     # exchanged.
     patches.set(DistributedDataParallel, "join_device", property(lambda _: torch.device("cpu")))
@@ -170,8 +165,9 @@ def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keyw
     return next((group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER), None)
 
 
-def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
-    """Use this store for every rendezvous (`env://`, `tcp://`, `file://`)."""
+def _install_store(member: Member, patches: Patches) -> None:
+    """Use the hub's store for every rendezvous (`env://`, `tcp://`, `file://`)."""
+    store = HubStore(member)
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
         if world_size not in (-1, member.world):
@@ -192,7 +188,7 @@ def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
         def __init__(self: Any, *address: Any, **named: Any) -> None:
             member.exchange.send("made", tuple(range(member.world)))
             where = [*address[: 2 if title == "TCPStore" else 1], *named.values()][:2]
-            HubStore.__init__(self, store.exchange, store.line, f"{title} {':'.join(map(str, where))}/")
+            HubStore.__init__(self, member, f"{title} {':'.join(map(str, where))}/")
             self.host, self.port = (str(where[0]), where[-1]) if title == "TCPStore" else ("", 0)
 
         return type(title, (HubStore,), {"__init__": __init__})

@@ -218,6 +218,4 @@ def install_alone(session: Any, patches: Any) -> None:
     from tonnage.virtual.cluster import distributed
     from tonnage.virtual.cluster.member import Member
 
-    exchange = OwnExchange()
-    member = Member(0, 1, session, exchange)
-    distributed.install(member, distributed.HubStore(exchange, member.line), patches)
+    distributed.install(Member(0, 1, session, OwnExchange()), patches)

@@ -129,7 +129,6 @@ class VirtualGroup(dist.ProcessGroup):
         return DoneWork(every, finish=lambda: [work.wait() for work in works])
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
-        """Gather the tensors of all ranks in a list at the root."""
         every = [tensor for tensors in outputs for tensor in tensors]
         manner = f"at rank {self._group.ranks[opts.rootRank]}"
         return self._collective(
@@ -137,7 +136,6 @@ class VirtualGroup(dist.ProcessGroup):
         )
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
-        """Send one of the root's tensors to each rank."""
         root, place = opts.rootRank, self._place
         sent, manner = inputs[0] if place == root and inputs else (), f"from rank {self._group.ranks[root]}"
         return self._collective(
@@ -145,12 +143,10 @@ class VirtualGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
-        """Reduce a list of tensors, one to each rank."""
         flat = flat_tensor(inputs[0]) if outputs[0].is_cuda else None
         return self._scatters("reduce_scatter", outputs, list(inputs), opts.reduceOp, kept=flat)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
-        """Reduce the chunks of a tensor, one to each rank."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
@@ -166,7 +162,6 @@ class VirtualGroup(dist.ProcessGroup):
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        """Send a tensor from each rank to each rank."""
         place = self._place
         return self._collective(
             "all_to_all", inputs, inputs, outputs, lambda parts: [part and part[place] for part in parts]

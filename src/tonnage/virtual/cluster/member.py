@@ -50,7 +50,6 @@ class Member:
         return ProcessGroup(key, copy, self.groups - 1, backend)
 
     def line(self) -> str:
-        """Return the script's current line."""
         return self.device.attribution.line()
 
     def uses_card(self, group: ProcessGroup) -> int:
@@ -215,7 +214,6 @@ class DoneWork(dist.Work):
         """Return None: errors are raised instead."""
 
     def synchronize(self) -> None:
-        """Wait, as `wait` does."""
         self.wait()
 
     block_current_stream = synchronize

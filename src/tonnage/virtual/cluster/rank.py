@@ -28,8 +28,7 @@ from tonnage.recording.recording import HOST, HOSTS
 from tonnage.recording.records import Outcome
 from tonnage.script.launchers import LOCAL_RANK
 from tonnage.script.lines import LineFinder
-from tonnage.script.program import Program
-from tonnage.script.running import run_as_main
+from tonnage.script.running import Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cluster.exchange import HubExchange, PeerError, at
 from tonnage.virtual.cluster.hub import Answer, Hub
@@ -89,13 +88,13 @@ def run_rank(
     session = new_session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
     session.cluster = cluster
     session.open(capture=True)
-    from tonnage.virtual.cluster.distributed import HubStore, install, install_spawn
+    from tonnage.virtual.cluster.distributed import install, install_spawn
     from tonnage.virtual.cluster.engines import Engines, WholeModels
     from tonnage.virtual.cluster.member import Member
     from tonnage.virtual.cuda.patches import Patches
 
     member, engines, patches = Member(rank, cluster.gpus, session, exchange), Engines(session.device), Patches()
-    install(member, HubStore(exchange, member.line), patches)
+    install(member, patches)
     install_spawn(rank, cluster, patches)
     engines.watch(patches)
     whole = WholeModels(rank, cluster.gpus_per_host)

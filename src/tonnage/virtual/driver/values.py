@@ -152,13 +152,13 @@ class DriverValues(KnownValues):
             return
         if not any(isinstance(argument, tensor) and self._law_number(argument) for argument in arguments):
             return
-        operands = [
-            self._operand(argument) for argument in arguments if isinstance(argument, (tensor, int, float, bool))
-        ]
+        operands = [self._operand(a) for a in arguments if isinstance(a, (tensor, int, float, bool))]
         elements = next(a.numel() for a in arguments if isinstance(a, tensor))
-        number, value = self._session.laws.follow(
-            operator._schema.name, operands, elements, result.numel(), _dtype(result)
-        )
+        self._derive_law(operator._schema.name, operands, elements, result)
+
+    def _derive_law(self, name: str, operands: Sequence[Any], elements: int, result: Any) -> None:
+        """Keep the law of an operator's result, or its value if all elements are equal."""
+        number, value = self._session.laws.follow(name, operands, elements, result.numel(), _dtype(result))
         if value is not None:
             self._put_number(result, value)
         else:
@@ -180,11 +180,7 @@ class DriverValues(KnownValues):
         target, *numbers = arguments
         self.dropped(address_of(target))
         operands = [None if number is None else self._operand(number) for number in numbers]
-        elements = target.numel()
-        number, _ = self._session.laws.follow(
-            operator._schema.name, [None, *operands], elements, elements, _dtype(target)
-        )
-        self._keep_law(target, number)
+        self._derive_law(operator._schema.name, [None, *operands], target.numel(), target)
         return result
 
     def _filled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -196,12 +192,12 @@ class DriverValues(KnownValues):
         host = self._plain.empty(target.shape, dtype=target.dtype)
         if _name(operator) == "zero_":
             self.put(target, host.zero_())
-        elif _name(operator) == "fill_":
-            value = arguments[1]
-            if not isinstance(value, self._torch.Tensor) or not value.is_cuda or self._mirror(value) is not None:
-                self.put(target, host.fill_(self._on_host(value) if isinstance(value, self._torch.Tensor) else value))
-        else:
+        elif _name(operator) != "fill_":
             self.put(target, operator(*arguments, out=host))
+        elif not isinstance(value := arguments[1], self._torch.Tensor):
+            self.put(target, host.fill_(value))
+        elif not value.is_cuda or self._mirror(value) is not None:
+            self.put(target, host.fill_(self._on_host(value)))
         return result
 
     def _flag(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -271,8 +267,7 @@ class DriverValues(KnownValues):
             else:
                 self.dropped(address_of(to))
                 if law:
-                    number, _ = self._session.laws.follow("aten::copy_", [law], to.numel(), to.numel(), _dtype(to))
-                    self._keep_law(to, number)
+                    self._derive_law("aten::copy_", [law], to.numel(), to)
         elif from_card and known:
             to.copy_(self.host_view(source).expand(to.shape))
         elif from_card:

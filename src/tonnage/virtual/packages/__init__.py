@@ -45,7 +45,6 @@ class Packages(MetaPathFinder):
         self._placed: set[str] = set()
 
     def install(self) -> None:
-        """Start answering imports."""
         sys.meta_path.append(self)
 
     def remove(self) -> None:

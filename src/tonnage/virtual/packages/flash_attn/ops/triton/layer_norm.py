@@ -79,13 +79,11 @@ class RMSNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize to the identity."""
         nn.init.constant_(self.weight, 0.0 if self.zero_centered_weight else 1.0)
 
     def forward(
         self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
     ) -> Any:
-        """Return the norm of the input, or of its sum with the residual."""
         dropout = self.dropout_p if self.training else 0.0
         return rms_norm_fn(
             x, self.weight, None, residual, eps=self.eps, dropout_p=dropout, prenorm=prenorm,

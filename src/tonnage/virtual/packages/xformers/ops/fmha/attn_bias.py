@@ -101,7 +101,6 @@ class BlockDiagonalMask(AttentionBias):
         return parts
 
     def make_causal(self) -> "BlockDiagonalCausalMask":
-        """Return a causal version of this mask."""
         return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
     def make_causal_from_bottomright(self) -> "BlockDiagonalCausalFromBottomRightMask":
