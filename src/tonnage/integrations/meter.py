@@ -19,6 +19,7 @@ from tonnage.recording import Recording
 from tonnage.recording.replay import demand
 from tonnage.report.runs.terminal import largest, ledger
 from tonnage.units import GIB, MIB, format_bytes
+from tonnage.virtual.driver import loading
 
 # A test with more events keeps only the last ones; its peak is still exact.
 _EVENTS_KEPT = 1_000_000
@@ -29,8 +30,8 @@ def meter(card: str) -> "Meter":
 
     Torch is not imported to find out, because it must be loaded after the virtual GPU.
     """
-    gpu, loading = find_cuda_gpu(card), sys.modules.get("tonnage.virtual.driver.loading")
-    if loading is not None and loading.is_loaded():
+    gpu = find_cuda_gpu(card)
+    if loading.is_loaded():
         return VirtualMeter(gpu)
     if "torch" in sys.modules:
         has_gpu = sys.modules["torch"].cuda.is_available()
@@ -43,14 +44,11 @@ def expect_virtual(gpu: Gpu) -> None:
     """Make a CUDA build of torch find the virtual card when it is imported, if there is no real one."""
     if "torch" in sys.modules or not _is_built_for_cuda() or _driver_has_devices():
         return
-    from tonnage.virtual.driver import loading
-
     loading.prepare(gpu)
 
 
 def _is_built_for_cuda() -> bool:
-    spec = find_spec("torch")
-    return bool(spec and spec.origin and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists())
+    return find_spec("torch") is not None and loading.is_cuda_build(loading.torch_root())
 
 
 def _driver_has_devices() -> bool:

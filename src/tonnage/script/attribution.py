@@ -304,8 +304,7 @@ class Attribution:
                 self._known[id(parameter)] = weakref.ref(parameter)
 
     def _parameters(self) -> list[Any]:
-        found = [reference() for reference in self._known.values()]
-        return [parameter for parameter in found if parameter is not None]
+        return [found for reference in self._known.values() if (found := reference()) is not None]
 
     def finish(self) -> None:
         """Mark remaining gradients at the end, or where the script died."""
@@ -330,8 +329,7 @@ def _parts(tensor: Any) -> list[Any]:
     torch = sys.modules["torch"]
     tensor = getattr(tensor, "_local_tensor", tensor)
     if hasattr(tensor, "__tensor_flatten__"):
-        names = tensor.__tensor_flatten__()[0]
-        return [part for name in names for part in _parts(getattr(tensor, name))]
+        return [part for name in tensor.__tensor_flatten__()[0] for part in _parts(getattr(tensor, name))]
     if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     return [tensor]

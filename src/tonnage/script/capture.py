@@ -216,8 +216,7 @@ class StepCapture:
         self._tried += 1
         self._begin_step()
         typical = sum(step.complete and not step.evaluates for step in self._steps)
-        enough = STEPS if self._thousands < _ENOUGH_THOUSANDS else 1
-        if typical >= enough or self._tried >= _MOST_STEPS:
+        if typical >= (STEPS if self._thousands < _ENOUGH_THOUSANDS else 1) or self._tried >= _MOST_STEPS:
             self._stop()
             self._over = True
 

@@ -127,8 +127,7 @@ def _leaves(node: ast.AST, in_loop: bool = False) -> bool:
         return True
     if isinstance(node, _FUNCTIONS):
         return False
-    inside = in_loop or isinstance(node, _LOOPS)
-    return any(_leaves(child, inside) for child in ast.iter_child_nodes(node))
+    return any(_leaves(child, in_loop or isinstance(node, _LOOPS)) for child in ast.iter_child_nodes(node))
 
 
 def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:

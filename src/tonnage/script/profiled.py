@@ -192,6 +192,7 @@ class DistinctCalls:
 
     def __init__(self, flat: Mapping[int, Any], notes: NoteReader) -> None:
         self._flat, self._notes = flat, notes
+        self._shapeless = {f"aten::{name}" for name in shapeless() - READS_BACK}
         self._numbers: dict[_Key | tuple[str, ...], int] = {}
         self.distinct: list[CapturedCall] = []
         self._tensor = sys.modules["torch"]._C._profiler._TensorMetadata
@@ -250,7 +251,7 @@ class DistinctCalls:
             return name, (), (), (), (), ()
         given = getattr(event.call.extra_fields, "inputs", ())
         tensor = self._tensor
-        if name in _shapeless():  # the most frequent case
+        if name in self._shapeless:  # the most frequent case
             for value in given:
                 if isinstance(value, tensor):
                     return name, (), (), (), (), (_device(value.device),)
@@ -354,11 +355,6 @@ def _is_pinned(address: int | None) -> bool:
         return False
     there = (ctypes.c_byte * 1).from_address(address)
     return bool(sys.modules["torch"].frombuffer(there, dtype=sys.modules["torch"].uint8).is_pinned())
-
-
-@cache
-def _shapeless() -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in shapeless() - READS_BACK)
 
 
 @cache

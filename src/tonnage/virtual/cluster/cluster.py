@@ -157,8 +157,7 @@ class _RankSearch:
             child.report = words[1]
             # Running out of memory does not end the job: other ranks may, too.
             header = words[1].recording.header
-            is_oom = header.outcome == "oom"
-            why = "ran out of memory" if is_oom else header.error
+            why = "ran out of memory" if header.outcome == "oom" else header.error
             ends_all = header.outcome == "error" and not words[1].stopped
         del self._by_pipe[child.pipe]
         self._hub.end(child.rank, why)
@@ -218,8 +217,8 @@ class _RankSearch:
 
     def _standing(self, running: set[int]) -> dict[int, int]:
         classes = self._classes()
-        drawn = running - set(classes.values())
-        return nearest(classes, [*running, *checks(classes, max(_CHECKS - len(drawn), 0))])
+        sampled = len(running - set(classes.values()))
+        return nearest(classes, [*running, *checks(classes, max(_CHECKS - sampled, 0))])
 
     def _classes(self) -> dict[int, int]:
         return stand_ins(self._cluster.gpus, self._cluster.gpus_per_host, list(self._groups), self._with_messages)

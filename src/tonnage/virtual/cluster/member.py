@@ -152,8 +152,7 @@ class CopiesBack:
         return queue
 
     def _end_the_done(self) -> None:
-        made = len(self._device.allocations)
-        self._end([each for each, (_, done_at) in self._queued.items() if done_at <= made])
+        self._end([each for each, (_, done_at) in self._queued.items() if done_at <= len(self._device.allocations)])
         if not self._queued:
             self._device.on_request = None
 

@@ -4,12 +4,9 @@ Inductor's generated code allocates every buffer itself and passes it to kernels
 any. Autotuning also runs unchanged, because it takes memory on the card: copies of what a kernel overwrites, and a
 buffer that flushes the L2 cache.
 
-| module    | replaces                                                                                  |
-|-----------|-------------------------------------------------------------------------------------------|
-| here      | cache folders of Inductor and Triton; what generated code needs that a CPU build lacks;   |
-|           | a few functions of torch._dynamo, until something is compiled                             |
-| `kernels` | Triton's driver and launches; compilation of Inductor's kernels, their launch and time;   |
-|           | the timing by which Inductor decides whether to pad a matrix product                      |
+`kernels` replaces Triton's driver and launches, the compilation of Inductor's kernels, their launch and time, and the
+timing by which Inductor decides whether to pad a matrix product. Here are the cache folders of Inductor and Triton, what
+generated code needs that a CPU build lacks, and a few functions of torch._dynamo, until something is compiled.
 
 Nothing here depends on how memory is allocated, so it works for CPU and CUDA builds of torch. Not modelled on a CPU
 build: the CUDA graph trees of `mode="reduce-overhead"`. They checkpoint the allocator's pools and free memory under
@@ -67,11 +64,6 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
         patches.set(torch._C, "_cuda_CUDAAllocator_AllocatorState", type("_AllocatorState", (), {}))
     keep_folder = _separate_caches(patches)
 
-    def configure(config: ModuleType) -> None:
-        """Compile in this process: a worker pool takes seconds to start and would have nothing to do."""
-        patches.set(config, "compile_threads", 1)
-        patches.set(config, "bundle_triton_into_fx_graph_cache", False)  # there are no binaries to keep
-
     def leave_alone(trace_rules: ModuleType) -> None:
         """Keep Dynamo out of our kernels and callbacks, which run at graph breaks, but not out of stand-in packages."""
         ours = [str(path) for path in Path(__file__).parents[1].iterdir() if path.name != "packages"]
@@ -86,9 +78,16 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
         # Make Triton look its driver up again, now and on undo.
         "triton.runtime.driver": lambda module: patches.set_all(module.driver, {"_active": None, "_default": None}),
         "triton.runtime.jit": lambda module: kernels.quiet_launches(module, stand_ins, patches),
-        "triton.testing": lambda module: kernels.replace_do_bench(module, patches),
+        # Real times would be the host's.
+        "triton.testing": lambda module: patches.set_all(
+            module,
+            {"do_bench": kernels.do_bench, "do_bench_cudagraph": lambda fn, *_, **given: kernels.do_bench(fn, **given)},
+        ),
         "torch._dynamo.trace_rules": leave_alone,
-        "torch._inductor.config": configure,
+        # Compile in this process: a worker pool takes seconds to start and would have nothing to do. No binaries are kept.
+        "torch._inductor.config": lambda module: patches.set_all(
+            module, {"compile_threads": 1, "bundle_triton_into_fx_graph_cache": False}
+        ),
         "torch._inductor.runtime.cache_dir_utils": keep_folder,
         "torch._inductor.runtime.triton_heuristics": lambda module: kernels.skip_compilation(
             module, stand_ins, patches

@@ -135,12 +135,6 @@ def quiet_launches(jit: ModuleType, stand_ins: StandIns, patches: Patches) -> No
     patches.set(jit.JITFunction, "run", run)
 
 
-def replace_do_bench(testing: ModuleType, patches: Patches) -> None:
-    """Make `triton.testing` return constant times, because real ones would be the host's."""
-    patches.set(testing, "do_bench", do_bench)
-    patches.set(testing, "do_bench_cudagraph", lambda fn, *_, **keywords: do_bench(fn, **keywords))
-
-
 # Inductor
 
 
