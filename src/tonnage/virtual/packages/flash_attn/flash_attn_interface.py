@@ -176,6 +176,9 @@ class _Call:
     """The options of one call; `lengths` are the cumulative and maximum lengths of queries and keys (varlen only)."""
 
     packed: int
+    lengths: tuple[Tensor, Tensor, int, int] | None
+    block_table: Tensor | None
+    differentiate: bool
     dropout: float
     scale: float | None
     causal: bool
@@ -184,9 +187,6 @@ class _Call:
     slopes: Tensor | None
     deterministic: bool
     keep: bool
-    lengths: tuple[Tensor, Tensor, int, int] | None
-    block_table: Tensor | None
-    differentiate: bool
 
 
 class _Attention(torch.autograd.Function):
@@ -245,9 +245,7 @@ def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list
 def _attend(packed: int, inputs: tuple[Tensor, ...], lengths: Any, options: Any, block_table: Any = None) -> Any:
     if lengths is not None:
         lengths = (*lengths[:2], int(lengths[2]), int(lengths[3]))
-    grad = torch.is_grad_enabled()
-    call = _Call(packed, *options, lengths=lengths, block_table=block_table, differentiate=grad)
-    return _Attention.apply(call, *inputs)
+    return _Attention.apply(_Call(packed, lengths, block_table, torch.is_grad_enabled(), *options), *inputs)
 
 
 def flash_attn_func(
