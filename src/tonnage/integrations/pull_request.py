@@ -125,8 +125,7 @@ def _run(given: Mapping[str, str], tree: Path, recording: Path) -> dict[str, Any
     done = subprocess.run(call, cwd=tree, env=environment, check=False)
     if not figures.is_file():
         raise RequestError(f"tonnage run ended with status {done.returncode}.", hint="What it said is above.")
-    read: dict[str, Any] = json.loads(figures.read_bytes())
-    return read
+    return dict(json.loads(figures.read_bytes()))
 
 
 def _limit(given: Mapping[str, str]) -> str:

@@ -66,23 +66,18 @@ class BackwardStreams:
     def __init__(self, main: int) -> None:
         """Track a step of this thread."""
         self._main = main
-        self._current: dict[int, int] = {}  # by thread
+        self.current: dict[int, int] = {}  # by thread; empty until something runs on a stream that is not the first
         self._makers: dict[int, int] = {}  # streams of operators, by sequence number; stream 0 is left out
         self._ahead: set[int] = set()  # streams of nodes that the main thread has not waited for
         self._events = _FIRST_OWN
 
-    @property
-    def are_used(self) -> bool:
-        """Whether anything has run on a stream other than the first; until then, there is nothing to track."""
-        return bool(self._current)
-
     def noted(self, thread: int, note: Note) -> None:
         if note[1] == "set_stream":
-            self._current[thread] = int(note[2][0])
+            self.current[thread] = int(note[2][0])
 
     def runs(self, thread: int, made_by: int, *, is_node: bool) -> Iterator[Note]:
         """Return the notes to add before a call; `made_by` is the sequence number that links an operator to its node."""
-        current = self._current.get(thread, 0)
+        current = self.current.get(thread, 0)
         if not is_node:
             if made_by >= 0 and (current or made_by in self._makers):
                 self._makers[made_by] = current  # the last operator with this number counts
@@ -95,7 +90,7 @@ class BackwardStreams:
         if wanted:
             self._ahead.add(wanted)
         if wanted != current:
-            self._current[thread] = wanted
+            self.current[thread] = wanted
             yield from self._waits(wanted, current)
             yield "stream", "set_stream", (str(wanted),)
 
@@ -209,7 +204,7 @@ class DistinctCalls:
                 continue
             if event.name.startswith(_OURS):
                 continue
-            if streams.are_used:
+            if streams.current:
                 made_by = getattr(event.call.typed[1], "sequence_number", -1)
                 for note in streams.runs(event.thread, made_by, is_node=event.name.startswith(_NODE)):
                     yield self._noted(note), event

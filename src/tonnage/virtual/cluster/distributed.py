@@ -46,8 +46,7 @@ class HubStore(dist.Store):  # type: ignore[name-defined]
         self._member.exchange.send("keep", "set", self._name + key, kept)
 
     def get(self, key: str) -> bytes:
-        found: bytes = self._ask("get", key, self._member.line())
-        return found
+        return bytes(self._ask("get", key, self._member.line()))
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask("add", key, amount))

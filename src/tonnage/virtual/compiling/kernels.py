@@ -226,8 +226,7 @@ def _compile(triton_heuristics: ModuleType, autotuner: Any, config: Any) -> Any:
 def _compile_meta(autotuner: Any, config: Any) -> dict[str, Any]:
     """Return Inductor's compile options for a configuration; before torch 2.9 Inductor has no method for that."""
     if hasattr(autotuner, "_create_compile_meta"):
-        meta: dict[str, Any] = autotuner._create_compile_meta(config)
-        return meta
+        return dict(autotuner._create_compile_meta(config))
     meta = copy.deepcopy(autotuner.triton_meta)
     meta["constants"].update(config.kwargs)
     return meta | {

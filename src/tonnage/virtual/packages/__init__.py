@@ -55,12 +55,14 @@ class Packages(MetaPathFinder):
 
     def place(self, name: str) -> bool:
         """Make the package visible to every library. Returns False if it is installed and needs no stand-in."""
-        if name not in self._placed and importlib.util.find_spec(name):
+        if name in self._placed:
+            return True
+        if importlib.util.find_spec(name):
             return False
-        if name not in self._placed:
-            self._placed.add(name)
-            words = f"{name} is not installed: a stand-in allocated what {name} {VERSIONS[name]} does."
-            self._stand_ins.assume(name, words)
+        self._placed.add(name)
+        self._stand_ins.assume(
+            name, f"{name} is not installed: a stand-in allocated what {name} {VERSIONS[name]} does."
+        )
         return True
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
