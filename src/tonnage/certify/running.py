@@ -38,7 +38,7 @@ def run_training(
     memo.take_over()
     session.open()
     session.device.lift_limit()
-    from tonnage.virtual.cluster.exchange import install_alone
+    from tonnage.virtual.cluster.rank import install_alone
 
     patches = Patches()
     install_alone(session, patches)

@@ -39,7 +39,7 @@ def run_script(
         progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)
 
     device.on_progress = tell if progress is not None else None
-    from tonnage.virtual.cluster.exchange import install_alone
+    from tonnage.virtual.cluster.rank import install_alone
 
     if unlimited:
         device.lift_limit()

@@ -207,15 +207,3 @@ class OwnExchange:
 
 
 Exchange = HubExchange | OwnExchange
-
-
-def install_alone(session: Any, patches: Any) -> None:
-    """Make `torch.distributed` a world of one on the session's card, unless torch has NCCL itself."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or dist.is_nccl_available():
-        return
-    from tonnage.virtual.cluster import distributed
-    from tonnage.virtual.cluster.member import Member
-
-    distributed.install(Member(0, 1, session, OwnExchange()), patches)

@@ -30,7 +30,7 @@ from tonnage.script.launchers import LOCAL_RANK
 from tonnage.script.lines import LineFinder
 from tonnage.script.running import Program, run_as_main
 from tonnage.virtual.builds import new_session
-from tonnage.virtual.cluster.exchange import HubExchange, PeerError, at
+from tonnage.virtual.cluster.exchange import HubExchange, OwnExchange, PeerError, at
 from tonnage.virtual.cluster.hub import Answer, Hub
 from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.script import recorded
@@ -114,6 +114,18 @@ def run_rank(
     stopped = ending.error.startswith(f"{PeerError.__name__}:")
     held = engines.bytes_by_name(recording.live_at_peak)
     return RankRun(rank, (), recording, held, stopped, member.calls, whole.largest)
+
+
+def install_alone(session: Any, patches: Any) -> None:
+    """Make `torch.distributed` a world of one on the session's card, unless torch has NCCL itself."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or dist.is_nccl_available():
+        return
+    from tonnage.virtual.cluster.distributed import install
+    from tonnage.virtual.cluster.member import Member
+
+    install(Member(0, 1, session, OwnExchange()), patches)
 
 
 @dataclass
