@@ -325,18 +325,13 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
         found.append((place, phase))
 
     for event in events:
+        is_kept = place < len(kept) and event is kept[place]
         if event.mark.startswith("phase "):
             begin(event.mark.removeprefix("phase "))
         elif event.mark == RECOMPUTE and recomputing is None:
             recomputing = event
             begin(RECOMPUTE)
-        elif (
-            place < len(kept)
-            and event is kept[place]
-            and recomputing is not None
-            and event.thread == recomputing.thread
-            and event.depth < recomputing.depth
-        ):
+        elif is_kept and recomputing and event.thread == recomputing.thread and event.depth < recomputing.depth:
             recomputing = None
             begin("backward")
         while place < len(kept) and event is kept[place]:

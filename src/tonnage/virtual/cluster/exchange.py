@@ -114,18 +114,17 @@ class SendReceive:
     @property
     def words(self) -> str:
         """The message in words: "rank 3 sends 4096 elements of bfloat16 to rank 4 at train.py:30"."""
-        verb, towards = ("sends", "to") if self.is_send else ("receives", "from")
-        return f"rank {self.rank} {verb} {self._size} {towards} rank {self.peer}{self.group.words}{at(self.line)}"
+        return f"rank {self.rank} {'sends' if self.is_send else 'receives'} {self._elements}{at(self.line)}"
 
     @property
     def what(self) -> str:
         """The operation in words: "send of 4096 elements of bfloat16 to rank 4"."""
-        verb, towards = ("send", "to") if self.is_send else ("receive", "from")
-        return f"{verb} of {self._size} {towards} rank {self.peer}{self.group.words}"
+        return f"{'send' if self.is_send else 'receive'} of {self._elements}"
 
     @property
-    def _size(self) -> str:
-        return f"{self.elements} element{'s' * (self.elements != 1)} of {self.dtype}"
+    def _elements(self) -> str:
+        count = f"{self.elements} element{'s' * (self.elements != 1)} of {self.dtype}"
+        return f"{count} {'to' if self.is_send else 'from'} rank {self.peer}{self.group.words}"
 
     def agrees_with(self, other: "SendReceive") -> bool:
         """Whether the send matches the receive."""

@@ -111,8 +111,9 @@ class VirtualGroup(dist.ProcessGroup):
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         flat = flat_tensor(outputs[0]) if inputs[0].is_cuda else None
         every = [tensor for tensors in outputs for tensor in tensors]
-        repeated = lambda parts: [part and part[0] for part in parts] * len(outputs)  # noqa: E731
-        return self._collective("all_gather", inputs, inputs, every, repeated, kept=flat)
+        return self._collective(
+            "all_gather", inputs, inputs, every, lambda parts: _nth(parts, 0) * len(outputs), kept=flat
+        )
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
         return self.all_gather_single_coalesced([output], [source], opts)
@@ -131,9 +132,7 @@ class VirtualGroup(dist.ProcessGroup):
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         every = [tensor for tensors in outputs for tensor in tensors]
         manner = f"at rank {self._group.ranks[opts.rootRank]}"
-        return self._collective(
-            "gather", inputs, inputs, every, lambda parts: [part and part[0] for part in parts[: len(every)]], manner
-        )
+        return self._collective("gather", inputs, inputs, every, lambda parts: _nth(parts[: len(every)], 0), manner)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
         root, place = opts.rootRank, self._place
@@ -162,10 +161,7 @@ class VirtualGroup(dist.ProcessGroup):
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        place = self._place
-        return self._collective(
-            "all_to_all", inputs, inputs, outputs, lambda parts: [part and part[place] for part in parts]
-        )
+        return self._collective("all_to_all", inputs, inputs, outputs, lambda parts: _nth(parts, self._place))
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], of: Sequence[int], opts: Any
@@ -294,6 +290,11 @@ def _each(
         return [combine([part[at] for part in parts]) for at in places or range(len(parts[0]))]
 
     return combined
+
+
+def _nth(parts: list[Payload], place: int) -> list[Any]:
+    """Return the tensor at this place of each part; None where a part is unknown."""
+    return [part and part[place] for part in parts]
 
 
 def _manner(how: Any) -> str:

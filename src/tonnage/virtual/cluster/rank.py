@@ -164,33 +164,31 @@ def start(rank: int, act: Callable[[int, HubExchange], Any], folder: Path) -> Ch
     """Fork a process that acts as this rank."""
     context = get_context("fork")
     here, there = context.Pipe()
-    process = context.Process(target=_live, args=(rank, act, there, here, folder), daemon=False)
+
+    def live() -> None:
+        here.close()
+        # On Linux, ranks are killed when the parent is.
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for descriptor, path in zip((1, 2), output_of(folder, rank), strict=True):
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        faulthandler.register(signal.SIGUSR1, file=(folder / f"rank{rank}.stack").open("w"), all_threads=False)
+        exchange = HubExchange(there)
+        exchange.send("finish", act(rank, exchange))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    process = context.Process(target=live, daemon=False)
     sys.stdout.flush()
     sys.stderr.flush()
     process.start()
     there.close()
     return Child(rank, process, here)
-
-
-def _live(
-    rank: int, act: Callable[[int, HubExchange], Any], pipe: Connection, parents: Connection, folder: Path
-) -> None:
-    parents.close()
-    # On Linux, ranks are killed when the parent is.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for descriptor, path in zip((1, 2), output_of(folder, rank), strict=True):
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(opened, descriptor)
-        os.close(opened)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.register(signal.SIGUSR1, file=(folder / f"rank{rank}.stack").open("w"), all_threads=False)
-    exchange = HubExchange(pipe)
-    exchange.send("finish", act(rank, exchange))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def look_for_idle(children: Iterable[Child], hub: Hub, folder: Path) -> None:

@@ -58,8 +58,9 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
         patches.set(torch, "compile", compile)
     if lacks_cuda := not is_cuda_build(Path(torch.__file__).parent):
         empty = functools.partial(torch.empty_strided, device="cuda")
-        make = lambda size, stride, dtype: empty(size, stride, dtype=dtype)  # noqa: E731
-        patches.set(torch._C._dynamo.guards, "_empty_strided_cuda", make)
+        patches.set(
+            torch._C._dynamo.guards, "_empty_strided_cuda", lambda size, stride, dtype: empty(size, stride, dtype=dtype)
+        )
         # torch._inductor.cudagraph_trees looks up the name when it is imported.
         patches.set(torch._C, "_cuda_CUDAAllocator_AllocatorState", type("_AllocatorState", (), {}))
     keep_folder = _separate_caches(patches)
