@@ -86,7 +86,7 @@ class StepMeter:
         self._highest = larger(self._highest, taken)
         if taken.leak_words and not self._warned:
             self._warned = True
-            warnings.warn(taken.leak_words, stacklevel=3)  # of whoever called the calling callback
+            warnings.warn(taken.leak_words, stacklevel=3)  # at the line that called the callback
         return taken
 
     def take_metrics(self) -> dict[str, float]:

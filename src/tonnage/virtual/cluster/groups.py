@@ -22,10 +22,7 @@ from tonnage.virtual.cluster.member import DoneWork, Member, Tensors, flat_tenso
 class VirtualGroup(dist.ProcessGroup):
     """One rank's side of a group, for any backend."""
 
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-    supports_shrinking = False
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def __init__(self, member: Member, group: ProcessGroup) -> None:
         place = group.ranks.index(member.rank)
