@@ -227,7 +227,7 @@ def _compile_meta(autotuner: Any, config: Any) -> dict[str, Any]:
     """Return Inductor's compile options for a configuration; before torch 2.9 Inductor has no method for that."""
     if hasattr(autotuner, "_create_compile_meta"):
         return dict(autotuner._create_compile_meta(config))
-    meta = copy.deepcopy(autotuner.triton_meta)
+    meta: dict[str, Any] = copy.deepcopy(autotuner.triton_meta)
     meta["constants"].update(config.kwargs)
     return meta | {
         "num_warps": config.num_warps,
