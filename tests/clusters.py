@@ -7,7 +7,7 @@ from hostile_recordings import HOSTILE, hostile_recording
 from support import training_run
 from tonnage.hardware.cluster import find_cluster
 from tonnage.recording import ClusterRecording
-from tonnage.virtual.cluster import ClusterRun, RankRun, recorded
+from tonnage.virtual.cluster import RankRun, recorded
 
 ENGINES = {"unsharded parameters": 2**27, "all-gather buffers": 2**28}
 
@@ -19,7 +19,7 @@ def rank_run(rank: int, stands_for: tuple[int, ...] = (), *, stopped: bool = Fal
 
 def cluster_of(gpus: str, *runs: RankRun, trouble: str = "") -> ClusterRecording:
     """Such ranks as a cluster's recording."""
-    return recorded(ClusterRun(find_cluster(gpus), runs, trouble))
+    return recorded(find_cluster(gpus), runs, trouble)
 
 
 def one_odd() -> ClusterRecording:

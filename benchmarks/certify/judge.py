@@ -31,7 +31,7 @@ def predicted(name: str) -> dict[str, Any]:
     from tonnage.certify.replay import live_through
     from tonnage.certify.running import run_training
     from tonnage.hardware import find_cuda_gpu
-    from tonnage.script.program import Program
+    from tonnage.script.running import Program
 
     case, row = cases()[name], measured()[name]
     script, *words = case["words"].split()

@@ -14,7 +14,7 @@ from tonnage.allocator import AllocatorSettings
 from tonnage.certify.replay import live_through
 from tonnage.certify.running import run_training
 from tonnage.hardware import find_cuda_gpu
-from tonnage.script.program import Program
+from tonnage.script.running import Program
 gpu = find_cuda_gpu("h200")
 with contextlib.redirect_stdout(io.StringIO()):
     done = run_training(Program.of_file(Path(sys.argv[1])), sys.argv[3:], gpu=gpu, replays=sys.argv[2] == "1")

@@ -12,9 +12,7 @@ from support import training_run
 from tonnage.commands.app import app
 from tonnage.commands.run import command
 from tonnage.errors import BadRecording, BadTrace, RequestError
-from tonnage.hardware.cluster import find_cluster
 from tonnage.recording import open_cluster, write_cluster, write_recording
-from tonnage.virtual.cluster import ClusterRun
 from virtual_runs import run_tonnage
 
 
@@ -33,7 +31,7 @@ def test_run_keeps_every_rank_and_show_says_the_same_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = (rank_run(0, (0, 1, 2)), rank_run(3, (3, 4, 5, 6)), rank_run(7, batch=16, layers=6))
-    ran = ClusterRun(find_cluster("8xh200"), runs)
+    ran = cluster_of("8xh200", *runs)
     monkeypatch.setattr(tonnage.virtual.cluster, "run_cluster", lambda *_, **__: ran)
     script, path, answer = tmp_path / "train.py", tmp_path / "run.tonnage", tmp_path / "answer.json"
     script.write_text("pass\n")
@@ -50,7 +48,7 @@ def test_run_keeps_every_rank_and_show_says_the_same_again(
 def test_where_no_rank_reported_the_file_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran = ClusterRun(find_cluster("2xh200"), (), "Nobody goes on: rank 0 waits for rank 1.")
+    ran = cluster_of("2xh200", trouble="Nobody goes on: rank 0 waits for rank 1.")
     monkeypatch.setattr(tonnage.virtual.cluster, "run_cluster", lambda *_, **__: ran)
     (tmp_path / "train.py").write_text("pass\n")
     path = str(tmp_path / "run.tonnage")

@@ -43,7 +43,7 @@ def test_a_node_runs_on_the_stream_of_its_operator_after_what_ran_before() -> No
     streams = BackwardStreams(0)
     assert names(streams.runs(0, 1, is_node=False)) == []
     streams.noted(0, ("stream", "set_stream", ("1",)))
-    assert streams.are_used
+    assert streams.current
     assert names(streams.runs(0, 2, is_node=False)) == []
     streams.noted(0, ("stream", "set_stream", ("0",)))
     (record, _), (wait, values), (switch, (stream,)) = names(streams.runs(7, 2, is_node=True))
@@ -58,4 +58,4 @@ def test_where_nobody_switches_nothing_is_noted() -> None:
     streams = BackwardStreams(0)
     for thread, number, is_node in ((0, 1, False), (0, 2, False), (7, 2, True), (7, 1, True), (0, -1, False)):
         assert names(streams.runs(thread, number, is_node=is_node)) == []
-    assert not streams.are_used
+    assert not streams.current

@@ -10,8 +10,7 @@ import pytest
 
 from tonnage.errors import ScriptNotFound
 from tonnage.script.notebook import read_cells, source_line
-from tonnage.script.program import Program
-from tonnage.script.running import Ending, run_as_main
+from tonnage.script.running import Ending, Program, run_as_main
 
 TORCH = SimpleNamespace(OutOfMemoryError=MemoryError)
 NOTEBOOK = Path(__file__).parent / "programs" / "train.ipynb"

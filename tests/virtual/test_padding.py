@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tonnage.hardware import find_cuda_gpu
-from tonnage.virtual.compiling.padding import Operand, padding_pays
+from tonnage.virtual.compiling.kernels import Operand, padding_pays
 
 H200 = find_cuda_gpu("h200")
 

@@ -53,8 +53,7 @@ class Observed:
 def track(script: Path, words: list[str], gpu: str, torch_version: str | None, tracks: bool = True) -> dict[str, Any]:
     """What MemTracker has at its peak, and what the arithmetic of other estimators needs to know of the model."""
     from tonnage.hardware import find_cuda_gpu
-    from tonnage.script.program import Program
-    from tonnage.script.running import run_as_main
+    from tonnage.script.running import Program, run_as_main
     from tonnage.virtual.builds import new_session
     from tonnage.virtual.imports import quick_imports
 

@@ -7,8 +7,7 @@ from tonnage.certify.calls import Unfaithful
 from tonnage.certify.memo import Memo
 from tonnage.certify.program import RecordedProgram
 from tonnage.hardware import Gpu
-from tonnage.script.program import Program
-from tonnage.script.running import Ending, run_as_main
+from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.going_on import Stopped
@@ -39,7 +38,7 @@ def run_training(
     memo.take_over()
     session.open()
     session.device.lift_limit()
-    from tonnage.virtual.cluster.exchange import install_alone
+    from tonnage.virtual.cluster.rank import install_alone
 
     patches = Patches()
     install_alone(session, patches)

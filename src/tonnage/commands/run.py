@@ -124,17 +124,15 @@ def _on_cluster(options: Namespace, launch: "LaunchCommand", cards: Cluster, pag
     from tonnage.recording import write_cluster
     from tonnage.report.runs.ranks import publish_ranks, tell_round
     from tonnage.report.streams import data_on_stdout
-    from tonnage.virtual.cluster import recorded, run_cluster
+    from tonnage.virtual.cluster import run_cluster
 
     with data_on_stdout(options.json == "-"):
-        run = run_cluster(launch.program, launch.arguments, cards, torch_version=options.torch, progress=tell_round)
-        sys.stderr.write(run.errors)
-    cluster = recorded(run)
+        cluster = run_cluster(launch.program, launch.arguments, cards, torch_version=options.torch, progress=tell_round)
     if options.output:
         write_cluster(options.output, cluster, force=options.force)
-        tell_failed(run.outcome, options)
+        tell_failed(cluster.summary.outcome, options)
     publish_ranks(cluster, json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
-    return run.exit_status
+    return cluster.summary.exit_status
 
 
 def _keep(

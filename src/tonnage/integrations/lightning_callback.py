@@ -27,15 +27,12 @@ class MemoryCallback(Callback):
         self.latest: StepMemory | None = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Start measuring a step."""
         self._meter.begin()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Measure the gradients, which are complete."""
         self._meter.before_optimizer(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Finish measuring a step."""
         self.latest = self._meter.end(pl_module, trainer.optimizers)
         every = trainer.log_every_n_steps
         if self.latest is not None and every and (batch_idx + 1) % every == 0:

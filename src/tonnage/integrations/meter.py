@@ -1,49 +1,54 @@
-"""Measures the memory of a block of code, on the real GPU if there is one, else on a virtual one.
+"""Measures the memory of a block of code, on the real GPU if there is one, else on a virtual one, and holds it to a limit.
 
-A meter is opened, code runs, and then it returns the peak and a recording.
+A meter is opened, code runs, and then it returns the peak and a recording. Independent of pytest.
 """
 
 import ctypes
 import gc
+import linecache
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from tonnage.explain import advise
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.recording import Recording
+from tonnage.recording.replay import demand
+from tonnage.report.runs.terminal import largest, ledger
+from tonnage.units import GIB, MIB, format_bytes
+from tonnage.virtual.driver import loading
 
 # A test with more events keeps only the last ones; its peak is still exact.
 _EVENTS_KEPT = 1_000_000
 
 
 def meter(card: str) -> "Meter":
-    """Return a meter of the real GPU if there is one, else of a virtual card."""
+    """Return a meter of the real GPU if torch has one, else of a virtual card.
+
+    Torch is not imported to find out, because it must be loaded after the virtual GPU.
+    """
     gpu = find_cuda_gpu(card)
-    return CudaMeter() if gpu_is_there() else VirtualMeter(gpu)
-
-
-def gpu_is_there() -> bool:
-    """Whether torch has a GPU. Torch is not imported for that, because it must be loaded after the virtual GPU."""
-    if "tonnage.virtual.driver.loading" in sys.modules and sys.modules["tonnage.virtual.driver.loading"].is_loaded():
-        return False
+    if loading.is_loaded():
+        return VirtualMeter(gpu)
     if "torch" in sys.modules:
-        return bool(sys.modules["torch"].cuda.is_available())
-    return _is_built_for_cuda() and _driver_has_devices()
+        has_gpu = sys.modules["torch"].cuda.is_available()
+    else:
+        has_gpu = _is_built_for_cuda() and _driver_has_devices()
+    return CudaMeter() if has_gpu else VirtualMeter(gpu)
 
 
 def expect_virtual(gpu: Gpu) -> None:
     """Make a CUDA build of torch find the virtual card when it is imported, if there is no real one."""
     if "torch" in sys.modules or not _is_built_for_cuda() or _driver_has_devices():
         return
-    from tonnage.virtual.driver import loading
-
     loading.prepare(gpu)
 
 
 def _is_built_for_cuda() -> bool:
-    spec = find_spec("torch")
-    return bool(spec and spec.origin and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists())
+    return find_spec("torch") is not None and loading.is_cuda_build(loading.torch_root())
 
 
 def _driver_has_devices() -> bool:
@@ -62,20 +67,13 @@ class VirtualMeter:
         from tonnage.virtual.builds import new_session
 
         self._session = new_session(gpu)
-
-    def open(self) -> None:
-        """Make `cuda` the virtual card, and start measuring."""
-        self._session.open()
-
-    def close(self) -> None:
-        """Stop measuring, and remove the virtual card."""
-        self._session.close()
+        self.open, self.close = self._session.open, self._session.close
 
     def peak_bytes(self) -> int:
         """Return the most bytes allocated, including a failed request."""
-        peak = self._session.device.memory_stats()["allocated_bytes.all.peak"]
-        asked = [oom.allocated_bytes + oom.requested_bytes for oom in self._session.device.ooms]
-        return max(peak, *asked) if asked else peak
+        device = self._session.device
+        asked = [oom.allocated_bytes + oom.requested_bytes for oom in device.ooms]
+        return max([device.memory_stats()["allocated_bytes.all.peak"], *asked])
 
     def recording(self, error: BaseException | None = None) -> Recording:
         """Return the recording of the card; `error` is what ended the code, if anything."""
@@ -109,7 +107,6 @@ class CudaMeter:
         cuda.memory._record_memory_history("all", max_entries=_EVENTS_KEPT, clear_history=True)
 
     def close(self) -> None:
-        """Stop measuring."""
         self._torch.cuda.memory._record_memory_history(None)
 
     def peak_bytes(self) -> int:
@@ -139,3 +136,56 @@ class CudaMeter:
 
 
 Meter = VirtualMeter | CudaMeter
+
+
+@dataclass(frozen=True)
+class MemoryGate:
+    """A test's meter, opened before its fixtures and closed after them, and its limit, checked in between."""
+
+    meter: Meter
+    limit_bytes: int
+    script: Path
+
+    def words(self, error: BaseException | None = None) -> str:
+        """Return the report: needed bytes, limit, the largest terms, the line, and one change."""
+        recording = self.meter.recording(error)
+        recording.header.script = str(self.script)
+        return "\n".join(_words(recording, self.meter.peak_bytes(), self.limit_bytes))
+
+
+def _words(recording: Recording, needed_bytes: int, limit_bytes: int) -> Iterator[str]:
+    excess_bytes = needed_bytes - limit_bytes
+    unit = "GiB" if limit_bytes >= GIB // 4 else "MiB"
+    needed, limit = format_bytes(needed_bytes, unit), format_bytes(limit_bytes, unit)
+    least = "at least " if recording.oom else ""
+    yield f"GPU memory: needed {least}{needed}, limit {limit}: {format_bytes(max(0, excess_bytes), unit)} too much"
+    # The phase and line of the peak or, if the test died, of the failed request.
+    header, at = recording.header, recording.oom or recording.peak_allocation
+    if at is None:
+        yield "  nothing was allocated"
+    else:
+        name, _, number = at.line.rpartition(":")
+        is_own = name == Path(header.script).name and number.isdigit()
+        source = linecache.getline(header.script, int(number)).strip() if is_own else ""
+        where = f"{f' in {at.phase}' if at.phase else ''}{f' at {at.line}' if at.line else ''}"
+        yield f"  {'out of memory' if recording.oom else 'peak'}{where}  {source}".rstrip()
+    kind = "virtual" if header.source == "virtual" else "measured"
+    yield f"  on {header.gpu_name}, {format_bytes(header.capacity_bytes, 'GiB')}, {kind}"
+    yield ""
+    whole = demand(recording)
+    for section in (ledger(whole), largest(whole)):
+        yield from (line.plain for line in section)
+        yield ""
+    # The change that is enough, else the one that saves most, and the limit that would be needed.
+    fixes = advise(recording).fixes
+    # Of those that are enough, the first is the one that `advise` ranks best.
+    largest_fix = max(fixes, key=lambda fix: fix.saves_bytes, default=None)
+    fix = next((fix for fix in fixes if fix.saves_bytes >= excess_bytes), largest_fix)
+    if fix:
+        saves = f"saves {format_bytes(fix.saves_bytes, unit)}, costs {fix.costs}"
+        enough = "" if fix.saves_bytes >= excess_bytes else " (not enough alone)"
+        yield f"  to save memory: {fix.change}: {saves}{enough}"
+        yield f"    {fix.how}"
+    # A limit that a person would write: tenths of a GiB, whole MiB.
+    limit = f"{-(-needed_bytes * 10 // GIB) / 10} GiB" if unit == "GiB" else f"{-(-needed_bytes // MIB)} MiB"
+    yield f'  if it is meant to need this much: limit="{limit}"'

@@ -25,12 +25,10 @@ class _Parser(ArgumentParser):
         raise UsageError(f"%tonnage: {message}")
 
 
-def _parser() -> _Parser:
-    parser = _Parser("%%tonnage", add_help=False, allow_abbrev=False)
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--force", action="store_true")
-    return parser
+_PARSER = _Parser("%%tonnage", add_help=False, allow_abbrev=False)
+_PARSER.add_argument("--gpu", default="h200")
+_PARSER.add_argument("-o", "--output", type=Path)
+_PARSER.add_argument("--force", action="store_true")
 
 
 class Report:
@@ -55,13 +53,10 @@ class TonnageMagics(Magics):
     def tonnage(self, line: str, cell: str | None = None) -> Report | None:
         """Run a cell or a statement on a virtual GPU and show where its memory went."""
         options, code = _split(line, cell)
-        if code.strip():
-            self._last = self._run(code, options)
-        elif self._last is None:
-            raise UsageError("%tonnage: nothing has run yet: put %%tonnage --gpu h200 on top of a cell.")
-        return self._last
-
-    def _run(self, code: str, options: Any) -> Report:
+        if not code.strip():
+            if self._last is None:
+                raise UsageError("%tonnage: nothing has run yet: put %%tonnage --gpu h200 on top of a cell.")
+            return self._last
         try:
             if options.output and options.output.exists() and not options.force:
                 raise OutputExists(f"{options.output} exists already.", hint="Choose another name, or pass --force.")
@@ -70,7 +65,8 @@ class TonnageMagics(Magics):
                 write_recording(options.output, recording, force=options.force)
         except TonnageError as error:
             raise UsageError(f"%tonnage: {error.words}") from None
-        return Report(recording)
+        self._last = Report(recording)
+        return self._last
 
     def _recorded(self, code: str, card: str) -> Recording:
         """Run the cell as usual: the shell itself shows its output, last value and error."""
@@ -93,12 +89,12 @@ class TonnageMagics(Magics):
 def _split(line: str, cell: str | None) -> tuple[Any, str]:
     """Return the options and the code: the cell, or what follows the options on a line."""
     if cell is not None:
-        return _parser().parse_args(line.split()), cell
+        return _PARSER.parse_args(line.split()), cell
     words = line.split(" ")
     taken = 0
     while taken < len(words) and (words[taken].startswith("-") or not words[taken]):
         taken += 1 if words[taken] in ("", "--force") or "=" in words[taken] else 2
-    return _parser().parse_args([word for word in words[:taken] if word]), " ".join(words[taken:])
+    return _PARSER.parse_args([word for word in words[:taken] if word]), " ".join(words[taken:])
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -59,12 +59,11 @@ def measure(given: Mapping[str, str]) -> int:
             _git("worktree", "remove", "--force", str(tree))
         print("::endgroup::", flush=True)
     head = runs["head"]
+    script = given["SCRIPT"]
     if head is None:
-        problem = f"There is no {given['SCRIPT']} in this pull request."
-        raise RequestError(problem, hint="Name it as it is in the repository.")
+        raise RequestError(f"There is no {script} in this pull request.", hint="Name it as it is in the repository.")
     if head["outcome"] == "error":
-        problem = f"{given['SCRIPT']} fails for reasons of its own: {head['error']}"
-        raise RequestError(problem, hint="Its output is above.")
+        raise RequestError(f"{script} fails for reasons of its own: {head['error']}", hint="Its output is above.")
     failed = False
     if runs["base"] and runs["base"]["outcome"] != "error":
         limit = [f"--fail-above={_limit(given)}"] if _limit(given) else []
@@ -76,7 +75,7 @@ def measure(given: Mapping[str, str]) -> int:
     else:
         why = "fails at the base" if runs["base"] else "is new"
         peak, capacity = format_bytes(head["peak_process_bytes"]), format_bytes(head["capacity_bytes"])
-        text = f"### GPU memory of {code(given['SCRIPT'])} on {head['gpu']}\n\nIt {why}, so there is nothing to compare with. "
+        text = f"### GPU memory of {code(script)} on {head['gpu']}\n\nIt {why}, so there is nothing to compare with. "
         verdict = "It needs" if head["fits"] else "It does not fit: it had taken"
         (folder / "diff.md").write_text(f"{text}{verdict} {peak} of {capacity}.\n")
     (folder / "verdict.json").write_text(json.dumps({"failed": failed}))
@@ -109,8 +108,8 @@ def _run(given: Mapping[str, str], tree: Path, recording: Path) -> dict[str, Any
     """Return the figures of a virtual run in a worktree, or None if the script does not exist there."""
     script = Path(given["SCRIPT"])
     if script.is_absolute() or ".." in script.parts:
-        hint = "Name the script as it is in the repository."
-        raise RequestError(f"{script} is not within the repository.", hint=hint)
+        problem = f"{script} is not within the repository."
+        raise RequestError(problem, hint="Name the script as it is in the repository.")
     if not (tree / script).is_file():
         return None
     figures = recording.with_suffix(".json")
@@ -126,8 +125,7 @@ def _run(given: Mapping[str, str], tree: Path, recording: Path) -> dict[str, Any
     done = subprocess.run(call, cwd=tree, env=environment, check=False)
     if not figures.is_file():
         raise RequestError(f"tonnage run ended with status {done.returncode}.", hint="What it said is above.")
-    read: dict[str, Any] = json.loads(figures.read_bytes())
-    return read
+    return dict(json.loads(figures.read_bytes()))
 
 
 def _limit(given: Mapping[str, str]) -> str:
@@ -137,9 +135,8 @@ def _limit(given: Mapping[str, str]) -> str:
 def _commit(ref: str) -> str:
     """Return the commit of a ref, fetching it if the checkout is too shallow."""
     if not ref or ref.startswith("-"):
-        hint = "Run the action on pull_request, or give base-ref."
         problem = f"{ref!r} is no commit to compare with." if ref else "There is no base to compare with."
-        raise RequestError(problem, hint=hint)
+        raise RequestError(problem, hint="Run the action on pull_request, or give base-ref.")
     for place in (ref, f"origin/{ref}", "FETCH_HEAD"):
         if place == "FETCH_HEAD":
             _git("fetch", "--quiet", "--no-tags", "--depth=1", "origin", ref)
@@ -147,15 +144,16 @@ def _commit(ref: str) -> str:
         found = subprocess.run(words, capture_output=True, text=True, check=False)
         if found.returncode == 0:
             return found.stdout.strip()
-    hint = "Give base-ref a branch, a tag or a commit of this repository."
-    raise RequestError(f"There is no commit {ref!r}.", hint=hint)
+    raise RequestError(
+        f"There is no commit {ref!r}.", hint="Give base-ref a branch, a tag or a commit of this repository."
+    )
 
 
 def _git(*words: str) -> None:
     done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        hint = "Check the repository out with fetch-depth: 0."
-        raise RequestError(f"git {words[0]} failed: {done.stderr.strip()}", hint=hint)
+        problem = f"git {words[0]} failed: {done.stderr.strip()}"
+        raise RequestError(problem, hint="Check the repository out with fetch-depth: 0.")
 
 
 def _comment(given: Mapping[str, str], marker: str, body: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tonnage.integrations.gate import MemoryGate
+    from tonnage.integrations.meter import MemoryGate
 
 _MARK = "gpu_memory"
 _MARK_WORDS = (
@@ -22,7 +22,6 @@ _GATE: "pytest.StashKey[MemoryGate]" = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the two options."""
     group = parser.getgroup("gpu memory (tonnage)")
     group.addoption(
         "--gpu-memory-fail-above",
@@ -68,11 +67,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if limit is None:
         return
     from tonnage.errors import TonnageError
-    from tonnage.integrations import gate, meter
+    from tonnage.integrations.meter import MemoryGate, meter
     from tonnage.units import parse_bytes
 
     try:
-        opened = gate.MemoryGate(meter.meter(card), parse_bytes(limit), item.path)
+        opened = MemoryGate(meter(card), parse_bytes(limit), item.path)
         opened.meter.open()
     except TonnageError as error:
         words = error.words

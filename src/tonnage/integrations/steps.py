@@ -65,7 +65,6 @@ class StepMeter:
     _warned: bool = False
 
     def begin(self) -> None:
-        """Start a step."""
         self._source = self._source or _source()
         if self._source is not None:
             self._source.begin()
@@ -82,13 +81,12 @@ class StepMeter:
         self._begun = False
         taken = self._source.end(model, optimizers, self._gradient_bytes)
         self._levels = [*self._levels[-_STEPS_OF_A_LEAK:], taken.allocated_bytes]
-        leak_bytes = steady_growth_bytes(self._levels)
-        if leak_bytes:
+        if leak_bytes := steady_growth_bytes(self._levels):
             taken = replace(taken, leak_bytes=leak_bytes, leak_line=self._source.leaking_line())
         self._highest = larger(self._highest, taken)
         if taken.leak_words and not self._warned:
             self._warned = True
-            warnings.warn(taken.leak_words, stacklevel=3)  # of whoever called the calling callback
+            warnings.warn(taken.leak_words, stacklevel=3)  # at the line that called the callback
         return taken
 
     def take_metrics(self) -> dict[str, float]:
@@ -124,8 +122,7 @@ class _VirtualSteps:
     """Measures steps on the virtual GPU, from all blocks since a step began and those live then."""
 
     def __init__(self, session: "Session") -> None:
-        self._session = session
-        self._device = session.device
+        self._session, self._device = session, session.device
         self._starts: list[int] = []
 
     def begin(self) -> None:
@@ -174,10 +171,12 @@ class _CudaSteps:
 
     def end(self, model: Any, optimizers: Iterable[Any], gradient_bytes: int) -> StepMemory:
         peak = self._cuda.max_memory_allocated()
+        every = (state for optimizer in optimizers for state in optimizer.state.values())
+        states = (state for state in every if isinstance(state, Mapping))
         held = {
             Category.PARAMETERS: _storage_bytes((*model.parameters(), *model.buffers())),
             Category.GRADIENTS: gradient_bytes,
-            Category.OPTIMIZER_STATES: _storage_bytes(_states(optimizers)),
+            Category.OPTIMIZER_STATES: _storage_bytes(tensor for state in states for tensor in state.values()),
         }
         held[Category.ACTIVATIONS] = max(0, peak - sum(held.values()))
         reserved, allocated = self._cuda.max_memory_reserved(), self._cuda.memory_allocated()
@@ -187,17 +186,7 @@ class _CudaSteps:
         return ""  # unknown from counters
 
 
-def _states(optimizers: Iterable[Any]) -> Iterable[Any]:
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            yield from state.values() if isinstance(state, Mapping) else ()
-
-
 def _storage_bytes(tensors: Iterable[Any]) -> int:
     """Return the bytes on the GPU, counting each storage once: tied weights and views share one."""
-    sizes: dict[int, int] = {}
-    for tensor in tensors:
-        if getattr(tensor, "is_cuda", False):
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+    storages = (tensor.untyped_storage() for tensor in tensors if getattr(tensor, "is_cuda", False))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

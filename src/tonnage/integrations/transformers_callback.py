@@ -31,7 +31,6 @@ class MemoryCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **_: Any
     ) -> None:
-        """Measure the gradients, which are complete."""
         self._meter.before_optimizer(model)
 
     def on_step_end(

@@ -1,40 +1,154 @@
 """Records a script on the real GPU: PyTorch's memory history for events and stacks, hooks for what they are for.
 
 The history is PyTorch's own and bounded; stacks are recorded for allocations only, with Python frames only. NVML is
-polled for what the process holds outside PyTorch. The conversion is the same as for snapshots.
+polled for what the process holds outside PyTorch. The conversion is the same as for snapshots, but phases, steps, modules
+and categories are not inferred (`recording.snapshot.phases` and `categories`): hooks write them to a log with times, and
+PyTorch's events have times, too. Writing an entry costs a third of a microsecond. The log is bounded and drops its oldest
+entries, like PyTorch's.
 """
 
 import io
 import os
 import pickle
+import sys
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tonnage.errors import MissingPart, TonnageError, UnknownGpu
 from tonnage.hardware import find_gpu
 from tonnage.hardware.nvml import open_nvml
-from tonnage.recorder.watched import Log, LoggedPhases, attribute
+from tonnage.ledger import Category
 from tonnage.recording.recording import Recording
+from tonnage.recording.records import BY_PHASE, Allocation, FailedRequest, Mark, MarkKind
+from tonnage.recording.snapshot.categories import CUBLAS_BYTES
 from tonnage.recording.snapshot.convert import recording_of
+from tonnage.recording.snapshot.origins import Origin
+from tonnage.recording.snapshot.phases import Guide
 from tonnage.recording.snapshot.schema import snapshot_of
 from tonnage.recording.snapshot.stream import SnapshotLimits, Stream
 from tonnage.recording.snapshot.unpickle import load
+from tonnage.recording.store import write_recording
 from tonnage.script.attribution import Attribution
 
 if TYPE_CHECKING:
-    from tonnage.script.program import Program
-import sys
-
-from tonnage.recording.records import FailedRequest
-from tonnage.recording.store import write_recording
+    from tonnage.script.running import Program
 
 MOST_EVENTS = 1_000_000
+LAST_EVENTS = 100_000
+MOST_ENTRIES = 2_000_000
+Kind = MarkKind | Literal["module", "category"]
 _INTERVAL_S = 0.5  # between two NVML samples
+
+
+class Entry(NamedTuple):
+    """A change at `time_us` (wall clock): a phase or step began, another module ran, or blocks got a category."""
+
+    time_us: float
+    kind: Kind
+    name: str = ""
+    context: int = 0
+    category: Category | None = None
+    addresses: tuple[int, ...] = ()
+    only: Category | None = None
+    line: str = ""
+
+
+class Log:
+    """Receives events of the attribution; `held_line` is the line that called backward, while it runs."""
+
+    def __init__(self, most_entries: int = MOST_ENTRIES) -> None:
+        self.entries: deque[Entry] = deque(maxlen=most_entries)
+        self.held_line = ""
+        self._last: dict[Category, tuple[int, ...]] = {}
+
+    def mark(self, kind: MarkKind, name: str) -> None:
+        self.entries.append(Entry(_now_us(), kind, name, line=self.held_line if name == "backward" else ""))
+
+    def at_module(self, context: int) -> None:
+        self.entries.append(Entry(_now_us(), "module", context=context))
+
+    def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
+        found = tuple(addresses)
+        last = self._last.get(category)
+        if found == last:
+            found = last  # steps repeat, so they share one tuple
+        self._last[category] = found
+        self.entries.append(Entry(_now_us(), "category", category=category, addresses=found, only=only))
+
+
+def _now_us() -> float:
+    return time.time_ns() / 1000
+
+
+class LoggedPhases(Guide):
+    """Follows the events; `phase` and `step` are the current ones, by the log."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        super().__init__("setup")
+        self.modules: list[tuple[int, int]] = [(-1, 0)]
+        self.found: list[tuple[int, Entry]] = []
+        self._ahead = deque(entries)
+
+    def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
+        """Process log entries from before the next event."""
+        # Times of events are truncated to microseconds.
+        while self._ahead and self._ahead[0].time_us < time_us + 1:
+            self._take(self._ahead.popleft(), sequence)
+
+    def finish(self, sequence: int) -> None:
+        """Process the rest of the log after the last event."""
+        while self._ahead:
+            self._take(self._ahead.popleft(), sequence)
+
+    def _take(self, entry: Entry, sequence: int) -> None:
+        if entry.kind == "module":
+            self.modules.append((sequence, entry.context))
+        elif entry.kind == "category":
+            self.found.append((sequence, entry))
+        elif entry.kind == "step":
+            self.step = int(entry.name)
+            self.marks.append(Mark(sequence, "step", entry.name))
+        else:
+            self.phase = entry.name
+            self.stack = (entry.line,) if entry.line else ()
+            self.marks.append(Mark(sequence, "phase", entry.name))
+
+
+def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts: Sequence[str]) -> None:
+    """Set the module and category of every block."""
+    starts = [sequence for sequence, _ in phases.modules]
+    by_address: dict[int, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        context = phases.modules[bisect_right(starts, allocation.born) - 1][1]
+        allocation.module = contexts[context] if allocation.phase != "backward" else ""
+        allocation.category = BY_PHASE.get(allocation.phase, Category.OTHER)
+        if allocation.died == allocation.born + 1:
+            allocation.category = Category.WORKSPACE  # no event in between: inside one operator
+        by_address[allocation.address].append(allocation)
+    for sequence, entry in phases.found:
+        for address in entry.addresses:
+            # The block at this address that was live then; blocks are in order of birth.
+            blocks = by_address.get(address, ())
+            place = bisect_right(blocks, sequence - 1, key=lambda block: block.born) - 1
+            block = blocks[place] if place >= 0 else None
+            if block is None or (block.died is not None and block.died < sequence):
+                continue
+            if entry.category and (entry.only is None or block.category is entry.only):
+                block.category = entry.category
+    # cuBLAS's: the first block of its size in forward and in backward that was never freed.
+    first: dict[str, Allocation] = {}
+    for block in allocations:
+        if block.died is None and block.requested_bytes in CUBLAS_BYTES and block.category is Category.ACTIVATIONS:
+            first.setdefault(block.phase, block)
+    for block in first.values():
+        block.category = Category.WORKSPACE
 
 
 class Outside:
@@ -44,37 +158,29 @@ class Outside:
         self._device = device
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self.others_bytes = 0
-        self.process_bytes = 0
+        self.others_bytes = self.process_bytes = 0
 
     def start(self) -> None:
-        """Start polling."""
-        self._thread = threading.Thread(target=self._follow, name="tonnage-nvml", daemon=True)
+
+        def follow() -> None:
+            with suppress(TonnageError), open_nvml() as nvml:
+                while not self._ended.wait(_INTERVAL_S):
+                    self._look(nvml.sample())
+
+        self._thread = threading.Thread(target=follow, name="tonnage-nvml", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop polling."""
         self._ended.set()
         if self._thread:
             self._thread.join()
 
     def ask(self, reserved_bytes: int) -> tuple[int, dict[str, int]]:
         """Return the bytes that this process holds beyond PyTorch's reserved bytes, and the peak of other processes."""
-        try:
-            with open_nvml() as nvml:
-                self._look(nvml.sample())
-        except TonnageError:
-            pass
+        with suppress(TonnageError), open_nvml() as nvml:
+            self._look(nvml.sample())
         others = {"other processes": self.others_bytes} if self.others_bytes else {}
         return max(0, self.process_bytes - reserved_bytes), others
-
-    def _follow(self) -> None:
-        try:
-            with open_nvml() as nvml:
-                while not self._ended.wait(_INTERVAL_S):
-                    self._look(nvml.sample())
-        except TonnageError:
-            return
 
     def _look(self, gpus: tuple[object, ...]) -> None:
         gpu = gpus[self._device]
@@ -92,15 +198,12 @@ class Recorder:
     def __init__(self, *, most_events: int = MOST_EVENTS, modules: bool = True, device: int = 0) -> None:
         self.log = Log()
         self.attribution = Attribution(self.log, frugal=not modules)
-        self._most_events = most_events
-        self._modules = modules
-        self._device = device
+        self._most_events, self._modules, self._device = most_events, modules, device
         self._unhook: Callable[[], None] = lambda: None
         self._started = 0.0
         self.outside = Outside(device)
 
     def start(self) -> None:
-        """Start recording."""
         torch = _torch_with_cuda()
         from tonnage.script.hooks import install_hooks
 
@@ -115,7 +218,6 @@ class Recorder:
         self._started = time.perf_counter()
 
     def stop(self, **header: Any) -> Recording:
-        """Stop recording and return the recording."""
         torch = _torch_with_cuda()
         self.attribution.finish()
         self._unhook()
@@ -125,7 +227,6 @@ class Recorder:
         return recording
 
     def recording(self, **header: Any) -> Recording:
-        """Return the recording so far."""
         torch = _torch_with_cuda()
         torch.cuda.synchronize(self._device)
         # Through a pickle, which the snapshot reader turns into compact columns.
@@ -162,8 +263,7 @@ class Recorder:
 
 def record_script(script: "Program | Path", arguments: list[str], *, most_events: int = MOST_EVENTS) -> Recording:
     """Run the script to its end, however it ends, and return the recording."""
-    from tonnage.script.program import Program
-    from tonnage.script.running import run_as_main
+    from tonnage.script.running import Program, run_as_main
 
     program = script if isinstance(script, Program) else Program.of_file(script)
     torch = _torch_with_cuda()
@@ -187,9 +287,6 @@ def _torch_with_cuda() -> Any:
             hint="Predict instead: tonnage run --gpu h200 SCRIPT runs the same script on a GPU that is not there.",
         )
     return torch
-
-
-LAST_EVENTS = 100_000
 
 
 def record_on_oom(path: str | Path, *, last_events: int = LAST_EVENTS) -> Callable[[], None]:
@@ -221,11 +318,11 @@ def _write(recorder: Recorder, target: Path, requested_bytes: int, free_bytes: i
     try:
         recording = recorder.recording(outcome="oom", script=sys.argv[0], arguments=tuple(sys.argv[1:]), exit_status=1)
         if recording.oom is None:
-            last = recording.allocations[-1] if recording.allocations else None
             peaks = recording.peak_allocated_bytes, recording.peak_reserved_bytes
-            recording.oom = FailedRequest(last.line if last else "", requested_bytes, free_bytes, *peaks)
-            if last:
-                recording.oom = replace(recording.oom, phase=last.phase, step=last.step)
+            recording.oom = FailedRequest("", requested_bytes, free_bytes, *peaks)
+            if recording.allocations:
+                last = recording.allocations[-1]
+                recording.oom = replace(recording.oom, line=last.line, phase=last.phase, step=last.step)
         write_recording(target, recording, force=True)
         print(f"tonnage: out of memory; the last events are in {target} (tonnage explain {target})", file=sys.stderr)
     except Exception as error:

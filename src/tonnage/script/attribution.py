@@ -160,7 +160,6 @@ class Attribution:
         self.sink.at_module(self._context(path))
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """Handle the end of a module's forward."""
         if self.modules:
             self.modules.pop()
         self.sink.at_module(self._context(self.modules[-1]) if self.modules else 0)
@@ -209,9 +208,8 @@ class Attribution:
             self._paths.setdefault(module, (prefix + path).rstrip("."))
 
     def _context(self, path: str) -> int:
-        number = self._context_numbers.get(path)
-        if number is None:
-            number = self._context_numbers[path] = len(self.contexts)
+        number = self._context_numbers.setdefault(path, len(self.contexts))
+        if number == len(self.contexts):
             self.contexts.append(path)
         return number
 
@@ -292,14 +290,12 @@ class Attribution:
             self.host.categorise(category, [address_of(t) for t in own if t.is_cpu and _has_storage(t)])
 
     def mark_model(self, module: Any) -> None:
-        """Mark a module's parameters and buffers."""
         parameters = list(module.parameters())
         self._remember(parameters)
         self.mark(Category.PARAMETERS, parameters)
         self.mark(Category.PARAMETERS, module.buffers(), only=Category.OTHER)
 
     def mark_gradients(self, parameters: Iterable[Any]) -> None:
-        """Mark the gradients of these parameters."""
         self.mark(Category.GRADIENTS, [p.grad for p in parameters])
 
     def _remember(self, parameters: Iterable[Any]) -> None:
@@ -308,8 +304,7 @@ class Attribution:
                 self._known[id(parameter)] = weakref.ref(parameter)
 
     def _parameters(self) -> list[Any]:
-        found = [reference() for reference in self._known.values()]
-        return [parameter for parameter in found if parameter is not None]
+        return [found for reference in self._known.values() if (found := reference()) is not None]
 
     def finish(self) -> None:
         """Mark remaining gradients at the end, or where the script died."""
@@ -334,8 +329,7 @@ def _parts(tensor: Any) -> list[Any]:
     torch = sys.modules["torch"]
     tensor = getattr(tensor, "_local_tensor", tensor)
     if hasattr(tensor, "__tensor_flatten__"):
-        names = tensor.__tensor_flatten__()[0]
-        return [part for name in names for part in _parts(getattr(tensor, name))]
+        return [part for name in tensor.__tensor_flatten__()[0] for part in _parts(getattr(tensor, name))]
     if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     return [tensor]

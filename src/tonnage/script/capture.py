@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ _MOST_STEPS = 6
 # In blocks, with about four operators for each, and about a kilobyte per operator.
 _MOST_THOUSANDS = 256
 _ENOUGH_THOUSANDS = 4
+_FACTS = ("number", "training", "module_calls", "optimizer_parameters", "samples", "tokens")
 _TOO_LONG = "Its steps call too many operators to capture one, so nothing is known of its time."
 _NOTE = "The script profiles itself, so its operators were not captured, and nothing is known of its time."
 
@@ -61,7 +62,6 @@ class StepCapture:
         self._tell = tell
         self.captured: CapturedStep | None = None
         self._process = os.getpid()
-        self._torch: Any = None
         self._profiling = self._over = self._asks_dynamo = False
         self._spoiled = False  # by a compilation, so not to be kept
         self._paused = 0
@@ -74,7 +74,6 @@ class StepCapture:
         """Start observing; the returned function undoes it."""
         import torch
 
-        self._torch = torch
         self._who.observer = self
 
         def begin(plain: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -85,24 +84,17 @@ class StepCapture:
             self._has_streams = True
             return new_stream(*arguments, **keywords)
 
-        undo = [
-            profiler.wrapped(owner, name, begin)
-            for owner in (torch.autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy"))
-            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
-            if hasattr(owner, name)
-        ]
+        undo = ExitStack()
+        for owner in (torch.autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy")):
+            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+                if hasattr(owner, name):
+                    profiler.wrap(undo, owner, name, begin)
         kind, new_stream = torch.cuda.Stream, torch.cuda.Stream.__new__
         kind.__new__ = staticmethod(make_stream)
-
-        def restore() -> None:
-            for each in undo:
-                each()
-            kind.__new__ = staticmethod(new_stream)
-
-        return restore
+        undo.callback(setattr, kind, "__new__", staticmethod(new_stream))
+        return undo.close
 
     def give_up(self, why: str) -> None:
-        """Stop capturing and report why."""
         self._over = True
         self._tell("profiler", f"The operators of a step could not be captured: {why[:160]}")
         if self._profiling:
@@ -153,7 +145,6 @@ class StepCapture:
 
     @_harmless
     def phase_begins(self, phase: str) -> None:
-        """Mark another phase of the step."""
         if self._profiling and self._is_mine():
             profiler.mark(f"phase {phase}")
 
@@ -177,8 +168,8 @@ class StepCapture:
     def optimizer_starts(self, optimizer: Any) -> None:
         """Count the parameters of the optimizer that is about to step."""
         if self._profiling:
-            groups = optimizer.param_groups
-            self._steps[-1].parameters += sum(p.grad is not None for group in groups for p in group["params"])
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            self._steps[-1].optimizer_parameters += sum(p.grad is not None for p in parameters)
 
     @_harmless
     def optimizer_ends(self) -> None:
@@ -188,7 +179,6 @@ class StepCapture:
 
     @_harmless
     def finish(self) -> None:
-        """End the capture with the run."""
         if self._profiling and self._is_mine():
             if not self._who.trains and self._steps[-1].called and not self._steps[-1].failed:
                 self._next_step()
@@ -226,8 +216,7 @@ class StepCapture:
         self._tried += 1
         self._begin_step()
         typical = sum(step.complete and not step.evaluates for step in self._steps)
-        enough = STEPS if self._thousands < _ENOUGH_THOUSANDS else 1
-        if typical >= enough or self._tried >= _MOST_STEPS:
+        if typical >= (STEPS if self._thousands < _ENOUGH_THOUSANDS else 1) or self._tried >= _MOST_STEPS:
             self._stop()
             self._over = True
 
@@ -241,17 +230,8 @@ class StepCapture:
             complete = [(at, step) for at, step in enumerate(self._steps) if step.complete]
             if complete and not self._spoiled:
                 at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
-                self.captured = read_step(
-                    ProfilerResults(results),
-                    at,
-                    settings=step.settings,
-                    number=step.number,
-                    training=step.training,
-                    module_calls=step.module_calls,
-                    optimizer_parameters=step.parameters,
-                    samples=step.samples,
-                    tokens=step.tokens,
-                )
+                facts = {name: getattr(step, name) for name in _FACTS}
+                self.captured = read_step(ProfilerResults(results), at, settings=step.settings, **facts)
 
     # Interruptions
 
@@ -281,7 +261,7 @@ class _StepInProgress:
     def __init__(self, training: bool) -> None:
         self.number, self.training = 0, training
         self.complete = self.called = self.evaluates = self.failed = False
-        self.module_calls = self.parameters = 0
+        self.module_calls = self.optimizer_parameters = 0
         self.settings: dict[str, str] = {}
         self._model: Callable[[], Any] | None = None  # weak, because the script may drop it to free its memory
         self.samples: int | None = 0
@@ -299,11 +279,9 @@ class _StepInProgress:
         if evaluates:
             return
         self.called = True
-        if self._model is None:
-            self._model = weakref.ref(module)
-        elif module is self._model() and again:
-            return
-        if module is self._model():
+        is_first = self._model is None
+        self._model = self._model or weakref.ref(module)
+        if module is self._model() and (is_first or not again):
             samples, tokens = _batch(arguments, keywords)
             self.samples = None if samples is None or self.samples is None else self.samples + samples
             self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens

@@ -12,6 +12,7 @@ import builtins
 import inspect
 import linecache
 import sys
+from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -88,39 +89,35 @@ def _matches(kind: ast.expr | None, errors: tuple[type[BaseException], ...], fra
     if kind is None:
         return True
     found = _value(kind, frame)
-    kinds = found if isinstance(found, tuple) else (found,)
-    for each in kinds:
-        if not isinstance(each, type) or any(
-            issubclass(e, each) or (e is Exception and issubclass(each, e)) for e in errors
-        ):
-            return True
-    return False
+    return any(
+        not isinstance(each, type)
+        or any(issubclass(error, each) or (error is Exception and issubclass(each, error)) for error in errors)
+        for each in (found if isinstance(found, tuple) else (found,))
+    )
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
     """Return what a name or dotted name refers to in a frame; None for anything else."""
-    if isinstance(node, ast.Name):
-        for names in (frame.f_locals, frame.f_globals, vars(builtins)):
-            if node.id in names:
-                return names[node.id]
-    if isinstance(node, ast.Attribute):
-        return getattr(_value(node.value, frame), node.attr, None)
-    if isinstance(node, ast.Tuple):
-        return tuple(_value(each, frame) for each in node.elts)
+    match node:
+        case ast.Name(id=name):
+            return ChainMap(frame.f_locals, frame.f_globals, vars(builtins)).get(name)
+        case ast.Attribute(value=owner, attr=name):
+            return getattr(_value(owner, frame), name, None)
+        case ast.Tuple(elts=elements):
+            return tuple(_value(each, frame) for each in elements)
     return None
 
 
 def _ends(body: list[ast.stmt]) -> bool:
-    last = body[-1]
-    if isinstance(last, ast.If):
-        ends = bool(last.orelse) and _ends(last.body) and _ends(last.orelse)
-    elif isinstance(last, (ast.With, ast.AsyncWith)):
-        ends = _ends(last.body)
-    elif isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
-        called = last.value.func
-        ends = (called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")) in _EXITS
-    else:
-        ends = isinstance(last, ast.Raise)
+    match body[-1]:
+        case ast.If(body=then, orelse=otherwise):
+            ends = bool(otherwise) and _ends(then) and _ends(otherwise)
+        case ast.With(body=inner) | ast.AsyncWith(body=inner):
+            ends = _ends(inner)
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
+            ends = name in _EXITS
+        case last:
+            ends = isinstance(last, ast.Raise)
     return ends and not any(map(_leaves, body))
 
 
@@ -130,8 +127,7 @@ def _leaves(node: ast.AST, in_loop: bool = False) -> bool:
         return True
     if isinstance(node, _FUNCTIONS):
         return False
-    inside = in_loop or isinstance(node, _LOOPS)
-    return any(_leaves(child, inside) for child in ast.iter_child_nodes(node))
+    return any(_leaves(child, in_loop or isinstance(node, _LOOPS)) for child in ast.iter_child_nodes(node))
 
 
 def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
@@ -142,13 +138,8 @@ def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame
     flat = [kind for value in given for kind in (value if isinstance(value, tuple) else (value,))]
     if any(isinstance(kind, type) and issubclass(kind, BaseException) and issubclass(errors[0], kind) for kind in flat):
         return True
-    return _generator_catches(
-        inspect.unwrap(made) if callable(made := _value(item.func, frame)) else None, errors, frame
-    )
-
-
-def _generator_catches(made: Any, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
-    """Whether the `yield` of a generator-based context manager is in a `try` that catches the errors."""
+    # Whether the `yield` of a generator-based context manager is in a `try` that catches the errors.
+    made: Any = inspect.unwrap(called) if callable(called := _value(item.func, frame)) else None
     code = getattr(made, "__code__", None)
     if code is None or not inspect.isgeneratorfunction(made):
         return False

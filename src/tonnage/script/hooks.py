@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,51 +12,38 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
 from tonnage.script.attribution import Attribution
-from tonnage.script.profiler import wrapped
+from tonnage.script.profiler import wrap
 
 
 def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], None]:
     """Install all hooks (without `modules`: only on outermost modules); the returned function removes them."""
-    handles = [
-        optim.register_optimizer_step_pre_hook(_outside_graphs(who.step_starts)),
-        optim.register_optimizer_step_post_hook(_outside_graphs(who.step_ends)),
-    ]
+    undo = ExitStack()
+    undo.callback(optim.register_optimizer_step_pre_hook(_outside_graphs(who.step_starts)).remove)
+    undo.callback(optim.register_optimizer_step_post_hook(_outside_graphs(who.step_ends)).remove)
     # Keep Dynamo out of what a compiled module's caller calls, and everything called from there.
     native = torch._C._dynamo.eval_frame
     if hasattr(native, "_FrameExecStrategy"):  # since 2.7
         strategy = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
         for method in (who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model):
             native.set_code_exec_strategy(method.__code__, strategy)
-    backward, saving, loading = (
-        partial(_backward, who),
-        partial(_within, who, "saving"),
-        partial(_within, who, "loading"),
-    )
-    undo = [
-        wrapped(owner, name, around)
-        for owner, name, around in (
-            (graph, "_engine_run_backward", backward),
-            (torch.autograd, "_engine_run_backward", backward),
-            (torch.nn.Module, "_apply", partial(_apply, who, [])),
-            (optim.Optimizer, "__init__", partial(_make, who)),
-            # Saving and loading may allocate no block but are marked as a phase.
-            (torch, "save", saving),
-            (torch.serialization, "save", saving),
-            (torch, "load", loading),
-            (torch.serialization, "load", loading),
-            (torch.nn.Module, "load_state_dict", loading),
-            (optim.Optimizer, "load_state_dict", loading),
-        )
-    ]
-    undo.append(_wrap_call(who, outermost_only=not modules))
-
-    def uninstall() -> None:
-        for handle in handles:
-            handle.remove()
-        for restore in undo:
-            restore()
-
-    return uninstall
+    backward = partial(_backward, who)
+    saving, loading = partial(_within, who, "saving"), partial(_within, who, "loading")
+    for owner, name, around in (
+        (graph, "_engine_run_backward", backward),
+        (torch.autograd, "_engine_run_backward", backward),
+        (torch.nn.Module, "_apply", partial(_apply, who, [])),
+        (optim.Optimizer, "__init__", partial(_make, who)),
+        # Saving and loading may allocate no block but are marked as a phase.
+        (torch, "save", saving),
+        (torch.serialization, "save", saving),
+        (torch, "load", loading),
+        (torch.serialization, "load", loading),
+        (torch.nn.Module, "load_state_dict", loading),
+        (optim.Optimizer, "load_state_dict", loading),
+    ):
+        wrap(undo, owner, name, around)
+    undo.callback(_wrap_call(who, outermost_only=not modules))
+    return undo.close
 
 
 def _backward(who: Attribution, plain: Any, /, *arguments: Any, **keywords: Any) -> Any:

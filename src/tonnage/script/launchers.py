@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tonnage.errors import BadLayout, MissingPart, RequestError, ScriptNotFound
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
-from tonnage.script.program import WHAT_RUNS, Program
+from tonnage.script.running import WHAT_RUNS, Program
 
 # Launchers by command and by module, with their package.
 _LAUNCHERS = {

@@ -139,7 +139,6 @@ class _Shell:
     # What IPython translates its own syntax to
 
     def run_line_magic(self, name: str, line: str, *_depth: Any, **__: Any) -> Any:
-        """Run `%name line`."""
         if name in _RUN_ONCE:
             self._evaluate(_compiled(ast.parse(_OPTIONS.sub("", line), self._cell.file), self._cell.file, "exec"))
         elif name in ("env", "set_env") and "=" in line:
@@ -163,7 +162,7 @@ class _Shell:
 
     def getoutput(self, command: str, *_: Any, **__: Any) -> list[str]:
         """Report that the command in `lines = !command` is not run, and return no lines."""
-        self._skip(f"!{command}", "commands of the shell are not run")
+        self.system(command)
         return []
 
     def _skip(self, what: str, why: str) -> None:

@@ -66,24 +66,18 @@ class BackwardStreams:
     def __init__(self, main: int) -> None:
         """Track a step of this thread."""
         self._main = main
-        self._current: dict[int, int] = {}  # by thread
+        self.current: dict[int, int] = {}  # by thread; empty until something runs on a stream that is not the first
         self._makers: dict[int, int] = {}  # streams of operators, by sequence number; stream 0 is left out
         self._ahead: set[int] = set()  # streams of nodes that the main thread has not waited for
         self._events = _FIRST_OWN
 
-    @property
-    def are_used(self) -> bool:
-        """Whether anything has run on a stream other than the first; until then, there is nothing to track."""
-        return bool(self._current)
-
     def noted(self, thread: int, note: Note) -> None:
-        """Process a note of the script."""
         if note[1] == "set_stream":
-            self._current[thread] = int(note[2][0])
+            self.current[thread] = int(note[2][0])
 
     def runs(self, thread: int, made_by: int, *, is_node: bool) -> Iterator[Note]:
         """Return the notes to add before a call; `made_by` is the sequence number that links an operator to its node."""
-        current = self._current.get(thread, 0)
+        current = self.current.get(thread, 0)
         if not is_node:
             if made_by >= 0 and (current or made_by in self._makers):
                 self._makers[made_by] = current  # the last operator with this number counts
@@ -96,7 +90,7 @@ class BackwardStreams:
         if wanted:
             self._ahead.add(wanted)
         if wanted != current:
-            self._current[thread] = wanted
+            self.current[thread] = wanted
             yield from self._waits(wanted, current)
             yield "stream", "set_stream", (str(wanted),)
 
@@ -136,11 +130,6 @@ class Event:
     thread: int
     mark: str = ""
 
-    @property
-    def is_note(self) -> bool:
-        """Whether it is a note about a stream or collective."""
-        return self.mark.startswith(_NOTES)
-
 
 class ProfilerResults:
     """The profiler's results."""
@@ -164,7 +153,6 @@ class ProfilerResults:
         self._notes.sort()
 
     def notes_before(self, step: int) -> list[str]:
-        """Return the notes of the step before this one."""
         first_ns, end_ns = self._marks[max(step - 1, 0)], self._marks[step]
         return [words for began_ns, words in self._notes if first_ns <= began_ns < end_ns]
 
@@ -199,6 +187,7 @@ class DistinctCalls:
 
     def __init__(self, flat: Mapping[int, Any], notes: NoteReader) -> None:
         self._flat, self._notes = flat, notes
+        self._shapeless = {f"aten::{name}" for name in shapeless() - READS_BACK}
         self._numbers: dict[_Key | tuple[str, ...], int] = {}
         self.distinct: list[CapturedCall] = []
         self._tensor = sys.modules["torch"]._C._profiler._TensorMetadata
@@ -209,13 +198,13 @@ class DistinctCalls:
         streams = BackwardStreams(events[0].thread)
         for event in events:
             if event.mark:
-                if event.is_note and (note := self._notes.read(event.mark)):
+                if event.mark.startswith(_NOTES) and (note := self._notes.read(event.mark)):
                     streams.noted(event.thread, note)
                     yield self._noted(note), event
                 continue
             if event.name.startswith(_OURS):
                 continue
-            if streams.are_used:
+            if streams.current:
                 made_by = getattr(event.call.typed[1], "sequence_number", -1)
                 for note in streams.runs(event.thread, made_by, is_node=event.name.startswith(_NODE)):
                     yield self._noted(note), event
@@ -257,7 +246,7 @@ class DistinctCalls:
             return name, (), (), (), (), ()
         given = getattr(event.call.extra_fields, "inputs", ())
         tensor = self._tensor
-        if name in _shapeless():  # the most frequent case
+        if name in self._shapeless:  # the most frequent case
             for value in given:
                 if isinstance(value, tensor):
                     return name, (), (), (), (), (_device(value.device),)
@@ -336,18 +325,13 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
         found.append((place, phase))
 
     for event in events:
+        is_kept = place < len(kept) and event is kept[place]
         if event.mark.startswith("phase "):
             begin(event.mark.removeprefix("phase "))
         elif event.mark == RECOMPUTE and recomputing is None:
             recomputing = event
             begin(RECOMPUTE)
-        elif (
-            place < len(kept)
-            and event is kept[place]
-            and recomputing is not None
-            and event.thread == recomputing.thread
-            and event.depth < recomputing.depth
-        ):
+        elif is_kept and recomputing and event.thread == recomputing.thread and event.depth < recomputing.depth:
             recomputing = None
             begin("backward")
         while place < len(kept) and event is kept[place]:
@@ -361,11 +345,6 @@ def _is_pinned(address: int | None) -> bool:
         return False
     there = (ctypes.c_byte * 1).from_address(address)
     return bool(sys.modules["torch"].frombuffer(there, dtype=sys.modules["torch"].uint8).is_pinned())
-
-
-@cache
-def _shapeless() -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in shapeless() - READS_BACK)
 
 
 @cache

@@ -7,7 +7,8 @@ waits for what. They are taken from torch's Python; of native code only autograd
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
@@ -16,11 +17,12 @@ from tonnage.garbage import no_collection
 from tonnage.script.profiled import MARK, ProfilerResults, read_step
 
 STEP = "step"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 _watching: list[Callable[[], None]] = []  # how to stop it, while we profile
 
 
-def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Replace a function by `around`, which gets it and its arguments; the returned function restores it."""
+def wrap(undo: ExitStack, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a function by `around`, which gets it and its arguments, until `undo` is closed."""
     plain = getattr(owner, name)
 
     @wraps(plain)
@@ -28,7 +30,7 @@ def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], N
         return around(plain, *arguments, **keywords)
 
     setattr(owner, name, call)
-    return lambda: setattr(owner, name, plain)
+    undo.callback(setattr, owner, name, plain)
 
 
 def _watch_streams(torch: Any) -> Callable[[], None]:
@@ -46,24 +48,18 @@ def _watch_streams(torch: Any) -> Callable[[], None]:
 
         return call
 
-    undo = [
-        wrapped(owner, name, after(act))
-        for owner, name, act in (
-            (torch._C, "_cuda_setStream", lambda stream_id=0, *_, **__: note("stream", "set_stream", stream_id)),
-            (cuda.Event, "record", lambda event, stream=None: note("stream", "record_event", id(event), on(stream))),
-            (cuda.Event, "wait", lambda event, stream=None: note("stream", "wait_event", id(event), on(stream))),
-            (cuda.Event, "synchronize", lambda event: note("stream", "synchronize_event", id(event))),
-            (cuda.Stream, "synchronize", lambda stream: note("stream", "synchronize_stream", on(stream))),
-            (cuda, "synchronize", lambda *_, **__: note("stream", "synchronize")),
-        )
-        if hasattr(owner, name)
-    ]
-
-    def restore() -> None:
-        for each in reversed(undo):
-            each()
-
-    return restore
+    undo = ExitStack()
+    for owner, name, act in (
+        (torch._C, "_cuda_setStream", lambda stream_id=0, *_, **__: note("stream", "set_stream", stream_id)),
+        (cuda.Event, "record", lambda event, stream=None: note("stream", "record_event", id(event), on(stream))),
+        (cuda.Event, "wait", lambda event, stream=None: note("stream", "wait_event", id(event), on(stream))),
+        (cuda.Event, "synchronize", lambda event: note("stream", "synchronize_event", id(event))),
+        (cuda.Stream, "synchronize", lambda stream: note("stream", "synchronize_stream", on(stream))),
+        (cuda, "synchronize", lambda *_, **__: note("stream", "synchronize")),
+    ):
+        if hasattr(owner, name):
+            wrap(undo, owner, name, after(act))
+    return undo.close
 
 
 def is_on() -> bool:
@@ -136,15 +132,13 @@ def settings() -> dict[str, str]:
     return found | {"cudnn_benchmark": str(bool(torch.backends.cudnn.benchmark))}
 
 
-class _quiet:
-    """Silences Kineto's messages that it starts and found no GPU to trace."""
-
-    _NAME = "KINETO_LOG_LEVEL"
-
-    def __enter__(self) -> None:
-        self._before = os.environ.get(self._NAME)
-        os.environ.setdefault(self._NAME, "99")
-
-    def __exit__(self, *_: Any) -> None:
-        if self._before is None:
-            os.environ.pop(self._NAME, None)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Kineto's messages that it starts and found no GPU to trace."""
+    is_ours = _LOG_LEVEL not in os.environ
+    os.environ.setdefault(_LOG_LEVEL, "99")
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop(_LOG_LEVEL, None)

@@ -95,5 +95,4 @@ def name_of_optimizer(optimizer: Any) -> str:
     kind = type(optimizer)
     if kind.__module__.startswith(("accelerate.", "lightning.", "pytorch_lightning.")):
         return ""
-    package = "torch.optim" if kind.__module__.startswith("torch.optim.") else kind.__module__
-    return f"{package}.{kind.__name__}"
+    return f"{'torch.optim' if kind.__module__.startswith('torch.optim.') else kind.__module__}.{kind.__name__}"

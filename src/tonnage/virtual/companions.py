@@ -28,7 +28,7 @@ from tonnage.errors import NotModelled
 from tonnage.hardware import Gpu
 from tonnage.virtual.cache import cache_folder
 from tonnage.virtual.imports import lazily, release, wake
-from tonnage.virtual.packages import Packages, requests
+from tonnage.virtual.packages import Packages, actions_after_imports
 from tonnage.virtual.standins import StandIns
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
         refuse_builders(cpp_extension)
     actions, undo_compiling = compiling.install(gpu, stand_ins)
     packages = Packages(stand_ins)
-    watcher = _Watcher({**actions, **requests.actions(packages, stand_ins), _EXTENSIONS: refuse_builders})
+    watcher = _Watcher({**actions, **actions_after_imports(packages, stand_ins), _EXTENSIONS: refuse_builders})
     sys.meta_path.insert(0, watcher)
     packages.install()
 

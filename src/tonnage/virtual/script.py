@@ -8,8 +8,7 @@ from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.ledger import Ledger
 from tonnage.recording import Recording
 from tonnage.recording.beyond import TO_ITS_END, parted
-from tonnage.script.program import Program
-from tonnage.script.running import Ending, run_as_main
+from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.going_on import GoingOn, Stopped
@@ -40,7 +39,7 @@ def run_script(
         progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)
 
     device.on_progress = tell if progress is not None else None
-    from tonnage.virtual.cluster.exchange import install_alone
+    from tonnage.virtual.cluster.rank import install_alone
 
     if unlimited:
         device.lift_limit()

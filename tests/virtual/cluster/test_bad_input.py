@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_named_and_ended(
 def test_a_wait_that_nobody_can_end_is_named_and_ended(
     how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tonnage.virtual.cluster.processes._IDLE_S", 1.0)
+    monkeypatch.setattr("tonnage.virtual.cluster.rank._IDLE_S", 1.0)
     status, said = ran("2xh200", how, tmp_path)
     assert status == 1
     assert words in said["error"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Collective, ProcessGroup, SendReceive
+from tonnage.virtual.cluster.exchange import Collective, ProcessGroup, SendReceive
 from tonnage.virtual.cluster.hub import Hub
 
 WORLD = ProcessGroup((0, 1), 0, 0, "nccl")

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from tonnage.script import profiler
-from tonnage.virtual.cluster.calls import ProcessGroup
-from tonnage.virtual.cluster.exchange import OwnExchange
+from tonnage.virtual.cluster.exchange import OwnExchange, ProcessGroup
 from tonnage.virtual.cluster.groups import VirtualGroup
-from tonnage.virtual.cluster.member import CollectiveNotes, CopiesBack, DoneWork, Member, flat_tensor, is_gloo
+from tonnage.virtual.cluster.member import CopiesBack, DoneWork, Member, flat_tensor, is_gloo
 from tonnage.virtual.modelled import ModelledSession as Session
 
 WORLD, HALF = ProcessGroup(tuple(range(8)), 0, 0, "nccl"), ProcessGroup((1, 3, 5, 7), 0, 1, "nccl")
@@ -98,11 +97,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_group_has_a_lane_and_its_ranks_a_distance(told: list[tuple[object, ...]]) -> None:
-    notes = CollectiveNotes()
-    notes.called(WORLD, "all_reduce", 4096)
-    notes.called(HALF, "all_gather_into_tensor", 512)
-    notes.called(WORLD, "broadcast", 64)
+def test_a_group_has_a_lane_and_its_ranks_a_distance(gpu: Session, told: list[tuple[object, ...]]) -> None:
+    member = Member(0, 8, gpu, OwnExchange())
+    member.note(WORLD, "all_reduce", 4096)
+    member.note(HALF, "all_gather_into_tensor", 512)
+    member.note(WORLD, "broadcast", 64)
     assert told == [
         ("collective", "all_reduce", 1, 4096, 8, 1, 1),
         ("collective", "all_gather_into_tensor", 2, 512, 4, 2, 2),
@@ -110,16 +109,16 @@ def test_a_group_has_a_lane_and_its_ranks_a_distance(told: list[tuple[object, ..
     ]
 
 
-def test_messages_with_a_peer_have_a_lane_of_their_own(told: list[tuple[object, ...]]) -> None:
-    notes = CollectiveNotes()
-    notes.called(WORLD, "send", 128, (0, 4))
+def test_messages_with_a_peer_have_a_lane_of_their_own(gpu: Session, told: list[tuple[object, ...]]) -> None:
+    member = Member(0, 8, gpu, OwnExchange())
+    member.note(WORLD, "send", 128, (0, 4))
     assert told == [("collective", "send", 1, 128, 2, 4, 1)]
 
 
-def test_who_waits_is_told_and_host_tensors_are_not(told: list[tuple[object, ...]]) -> None:
-    notes = CollectiveNotes()
-    assert notes.called(WORLD, "all_reduce", 0) == 0
-    work = DoneWork([], noted=notes.called(WORLD, "all_reduce", 8))
+def test_who_waits_is_told_and_host_tensors_are_not(gpu: Session, told: list[tuple[object, ...]]) -> None:
+    member = Member(0, 8, gpu, OwnExchange())
+    assert member.note(WORLD, "all_reduce", 0) == 0
+    work = DoneWork([], noted=member.note(WORLD, "all_reduce", 8))
     work.wait()
     work.get_future()
     assert told[1:] == [("stream", "wait_collective", 1), ("stream", "future_collective", 1)]

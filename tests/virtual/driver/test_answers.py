@@ -7,7 +7,7 @@ import pytest
 
 from tonnage.hardware import find_gpu
 from tonnage.virtual.cuda.releases import release_of
-from tonnage.virtual.driver.answers import NONE, answer
+from tonnage.virtual.driver.session import NONE, answer
 
 H200: Any = SimpleNamespace(gpu=find_gpu("h200"), release=release_of((2, 11)))
 STEM = "w=64,3,7,7 ws=147,49,7,1 y=8,64,112,112 ys=802816,12544,112,1 padding=3,3 stride=2,2 dilation=1,1"

@@ -18,6 +18,7 @@ import pytest
 from cuda_build import needs_cuda_build, run
 from tonnage.hardware import find_gpu
 from tonnage.virtual.compiling.kernels import register_count
+from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.driver import loading
 from tonnage.virtual.driver.build import CORE, libraries, library_folder
 
@@ -50,7 +51,7 @@ def set_card() -> Iterator[SetCard]:
 
     def set_to(name: str) -> ctypes.CDLL:
         card.memory_bytes = 0
-        loading.describe(core, replace(find_gpu(name), overheads={}), (2, 11), 1)
+        loading.describe(core, replace(find_gpu(name), overheads={}), release_of((2, 11)), 1)
         card.binary_version = card.major * 10 + card.minor
         core.tn_assumed_kernels()
         return core

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tonnage.hardware import find_gpu
+from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.driver import loading
 from tonnage.virtual.driver.build import CORE, library_folder
 
@@ -45,7 +46,7 @@ def card() -> Iterator[Card]:
     described = loading.NativeCard.in_dll(core, "tn_card")
     before = bytes(described)
     described.memory_bytes = 0
-    loading.describe(core, replace(find_gpu("h200"), overheads={}), (2, 11), 1)
+    loading.describe(core, replace(find_gpu("h200"), overheads={}), release_of((2, 11)), 1)
     yield Card(core)
     ctypes.memmove(ctypes.addressof(described), before, len(before))
 

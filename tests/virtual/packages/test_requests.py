@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from tonnage.errors import NotModelled
-from tonnage.virtual.packages import Packages, requests
+from tonnage.virtual.packages import Packages, actions_after_imports, supply_deepspeed
 from tonnage.virtual.standins import StandIns
 
 
@@ -31,12 +31,12 @@ def test_an_installed_package_needs_no_stand_in(stand_ins: StandIns) -> None:
 def test_xformers_whose_library_does_not_load_runs_on_torch(stand_ins: StandIns) -> None:
     module = ModuleType("xformers._cpp_lib")
     module.__dict__.update(_cpp_library_load_exception=OSError("libcudart.so.12"), _built_with_cuda=False)
-    requests.actions(Packages(stand_ins), stand_ins)["xformers._cpp_lib"](module)
+    actions_after_imports(Packages(stand_ins), stand_ins)["xformers._cpp_lib"](module)
     assert module._built_with_cuda
     assert "does not load beside this torch" in stand_ins.notes()[0].text
     loaded = ModuleType("xformers._cpp_lib")
     loaded.__dict__.update(_cpp_library_load_exception=None, _built_with_cuda=True)
-    requests.actions(Packages(stand_ins), stand_ins)["xformers._cpp_lib"](loaded)
+    actions_after_imports(Packages(stand_ins), stand_ins)["xformers._cpp_lib"](loaded)
     assert len(stand_ins.notes()) == 1
 
 
@@ -46,7 +46,7 @@ def test_vllm_stays_in_one_process(stand_ins: StandIns, monkeypatch: pytest.Monk
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING")
-    requests.actions(Packages(stand_ins), stand_ins)["vllm"](ModuleType("vllm"))
+    actions_after_imports(Packages(stand_ins), stand_ins)["vllm"](ModuleType("vllm"))
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "1"  # what the user set is kept
     assert os.environ["LD_LIBRARY_PATH"] == "/cache/stand-ins:/own/lib"
@@ -58,6 +58,6 @@ def test_an_operator_of_deepspeed_without_a_stand_in_is_named(stand_ins: StandIn
 
     module = ModuleType("deepspeed.ops.op_builder.builder")
     module.__dict__["OpBuilder"] = OpBuilder
-    requests.supply_deepspeed(module, stand_ins)
+    supply_deepspeed(module, stand_ins)
     with pytest.raises(NotModelled, match="evoformer_attn at first use"):
         OpBuilder().jit_load()

@@ -77,8 +77,7 @@ def _stop_at_run(gpus: int) -> None:
             processes = str(os.cpu_count())
         local_rank = [] if runner.get_use_env(args) else ["--local-rank=${local_rank}"]
         started = _python_words(args.training_script, [*local_rank, *args.training_script_args], args)
-        per_host = int(processes) if processes.isdigit() else gpus
-        raise _Answer(words=started, hosts=most_hosts, per_host=per_host)
+        raise _Answer(words=started, hosts=most_hosts, per_host=int(processes) if processes.isdigit() else gpus)
 
     runner.run = run
 

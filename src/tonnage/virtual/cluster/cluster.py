@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,52 +26,15 @@ from pathlib import Path
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.records import Outcome
-from tonnage.script.program import Program
-from tonnage.virtual.cluster.calls import Payload, rank_names
+from tonnage.script.running import Program
+from tonnage.virtual.cluster.exchange import Payload, rank_names
 from tonnage.virtual.cluster.hub import Hub, Journal
-from tonnage.virtual.cluster.processes import Child, look_for_idle, look_for_polling, output_of, start
-from tonnage.virtual.cluster.rank import RankRun, run_rank
+from tonnage.virtual.cluster.rank import Child, RankRun, look_for_idle, look_for_polling, output_of, run_rank, start
 
 _POLL_S = 1.0
 _MOST_ROUNDS = 4
 _CHECKS = 2
 _MORE_CHECKS = 4
-
-
-@dataclass(frozen=True)
-class ClusterRun:
-    """The result of running a script on a cluster."""
-
-    cluster: Cluster
-    ranks: tuple[RankRun, ...]
-    trouble: str = ""  # a problem between ranks (a mismatch, a missing peer), or the error that ended them all
-    errors: str = ""  # standard error of the rank that failed, unless that is rank 0
-    groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
-
-    @property
-    def outcome(self) -> Outcome:
-        """ "oom" if a rank ran out of memory, "error" if one failed or would hang, else "ok"."""
-        outcomes = {run.outcome for run in self.ranks if not run.stopped}
-        if "oom" in outcomes:
-            return "oom"
-        return "error" if self.trouble or "error" in outcomes or not self.ranks else "ok"
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status of the rank that failed on its own, 1 if a rank does not fit, else 0."""
-        failed = [run.recording.header.exit_status for run in self.ranks if run.outcome == "error" and not run.stopped]
-        return next(filter(None, failed), int(self.outcome != "ok"))
-
-    @property
-    def dies_first(self) -> RankRun | None:
-        """The rank that runs out of memory after the fewest steps and calls."""
-        dead = [run for run in self.ranks if run.outcome == "oom"]
-        return min(dead, key=lambda run: (run.recording.oom.step if run.recording.oom else 0, run.calls), default=None)
-
-    @property
-    def worst(self) -> RankRun | None:
-        """The rank that runs out of memory first or, if none does, the one with the highest peak."""
-        return self.dies_first or max(self.ranks, key=lambda run: run.recording.peak_reserved_bytes, default=None)
 
 
 def run_cluster(
@@ -81,8 +44,8 @@ def run_cluster(
     *,
     torch_version: str | None = None,
     progress: Callable[[str], None] = lambda words: None,
-) -> ClusterRun:
-    """Run a torchrun script on a virtual cluster, forwarding what rank 0 prints as it comes."""
+) -> ClusterRecording:
+    """Run a torchrun script on a virtual cluster, forwarding the output of rank 0 and the errors of a rank that fails."""
     # Import torch, the virtual GPU's kernels and the sharding libraries here, so that forked ranks inherit them.
     from tonnage.garbage import no_collection
     from tonnage.virtual.builds import preload
@@ -113,7 +76,7 @@ class _RankSearch:
         self._children: dict[int, Child] = {}
         self._by_pipe: dict[Connection, Child] = {}
 
-    def run(self) -> ClusterRun:
+    def run(self) -> ClusterRecording:
         """Run rounds until one is not stale."""
         standing: Mapping[int, int] = dict.fromkeys(range(self._cluster.gpus), 0)
         for number in range(_MOST_ROUNDS):
@@ -126,8 +89,25 @@ class _RankSearch:
                 break
             standing = self._standing(self._hub.running)
         self._forward_output()
-        self._find_left_out()
-        return self._result()
+        # Report ranks that are in no mesh and no other group, which PyTorch does not mention.
+        world, journal = self._cluster.gpus, self._hub.journal
+        placed = {rank for ranks in self._groups if len(ranks) < world for rank in ranks}
+        for words, size in journal.part_meshes:
+            if left_out := [rank for rank in range(size, world) if rank not in placed]:
+                journal.trouble = (
+                    f"{words} takes {size} of {world} ranks, and leaves out {rank_names(left_out)}. Let its sizes "
+                    f"multiply to {world}, or run it on that many GPUs: --gpus {size}x{self._cluster.gpu.key}."
+                )
+                break
+        runs = []
+        for rank, child in self._reported():
+            stood_for = tuple(other for other, by in self._hub.standing.items() if by == rank)
+            runs.append(replace(child.report, stands_for=stood_for))
+        failed = next((run.rank for run in runs if run.outcome != "ok" and not run.stopped), 0)
+        errors = output_of(self._folder, failed)[1]
+        if failed and errors.exists():  # those of rank 0 have been forwarded
+            sys.stderr.write(errors.read_text(errors="replace"))
+        return recorded(self._cluster, runs, journal.trouble)
 
     # One round: ranks that run together, and others that join them, until all have ended or none can continue
 
@@ -177,8 +157,7 @@ class _RankSearch:
             child.report = words[1]
             # Running out of memory does not end the job: other ranks may, too.
             header = words[1].recording.header
-            is_oom = header.outcome == "oom"
-            why = "ran out of memory" if is_oom else header.error
+            why = "ran out of memory" if header.outcome == "oom" else header.error
             ends_all = header.outcome == "error" and not words[1].stopped
         del self._by_pipe[child.pipe]
         self._hub.end(child.rank, why)
@@ -238,8 +217,8 @@ class _RankSearch:
 
     def _standing(self, running: set[int]) -> dict[int, int]:
         classes = self._classes()
-        drawn = running - set(classes.values())
-        return nearest(classes, [*running, *checks(classes, max(_CHECKS - len(drawn), 0))])
+        sampled = len(running - set(classes.values()))
+        return nearest(classes, [*running, *checks(classes, max(_CHECKS - sampled, 0))])
 
     def _classes(self) -> dict[int, int]:
         return stand_ins(self._cluster.gpus, self._cluster.gpus_per_host, list(self._groups), self._with_messages)
@@ -248,58 +227,41 @@ class _RankSearch:
         running = set(standing.values())
         self._progress(f"running {'rank 0' if running == {0} else f'{len(running)} of {self._cluster.gpus} ranks'}")
 
-    def _find_left_out(self) -> None:
-        """Report ranks that are in no mesh and no other group, which PyTorch does not mention."""
-        world, journal = self._cluster.gpus, self._hub.journal
-        placed = {rank for ranks in self._groups if len(ranks) < world for rank in ranks}
-        for words, size in journal.part_meshes:
-            left_out = [rank for rank in range(size, world) if rank not in placed]
-            if left_out:
-                journal.trouble = (
-                    f"{words} takes {size} of {world} ranks, and leaves out {rank_names(left_out)}. Let its sizes "
-                    f"multiply to {world}, or run it on that many GPUs: --gpus {size}x{self._cluster.gpu.key}."
-                )
-                return
 
-    def _result(self) -> ClusterRun:
-        runs = []
-        for rank, child in self._reported():
-            stood_for = tuple(other for other, by in self._hub.standing.items() if by == rank)
-            runs.append(replace(child.report, stands_for=stood_for))
-        failed = next((run.rank for run in runs if run.outcome != "ok" and not run.stopped), 0)
-        path = output_of(self._folder, failed)[1]
-        errors = path.read_text(errors="replace") if failed and path.exists() else ""
-        return ClusterRun(self._cluster, tuple(runs), self._hub.journal.trouble, errors, tuple(self._groups))
+def recorded(cluster: Cluster, runs: Sequence[RankRun], trouble: str = "") -> ClusterRecording:
+    """Return a recording of all ranks that ran, which can be saved and shown without torch.
 
-
-def recorded(run: ClusterRun) -> ClusterRecording:
-    """Convert a run to a recording that can be saved and shown without torch: all ranks that ran, each with its summary."""
-    recordings = {rank.rank: rank.recording for rank in run.ranks}
-    cluster, gpu = run.cluster, run.cluster.gpu
-    header = run.worst.recording.header if run.worst else None
+    `trouble` is a problem between ranks (a mismatch, a missing peer), or the error that ended them all.
+    """
+    outcomes = {run.outcome for run in runs if not run.stopped}
+    failed = [run.recording.header.exit_status for run in runs if run.outcome == "error" and not run.stopped]
+    outcome: Outcome = "oom" if "oom" in outcomes else "error" if trouble or "error" in outcomes or not runs else "ok"
+    # The first to die has made the fewest steps and calls.
+    dead = [run for run in runs if run.outcome == "oom"]
+    first = min(dead, key=lambda run: (run.recording.oom.step if run.recording.oom else 0, run.calls), default=None)
+    worst = first or max(runs, key=lambda run: run.recording.peak_reserved_bytes, default=None)
+    header = worst.recording.header if worst else None
     summary = ClusterSummary(
         words=cluster.words,
-        gpu=gpu.key,
-        gpu_name=gpu.name,
-        capacity_bytes=gpu.memory_bytes,
+        gpu=cluster.gpu.key,
+        gpu_name=cluster.gpu.name,
+        capacity_bytes=cluster.gpu.memory_bytes,
         gpus=cluster.gpus,
         hosts=cluster.hosts,
         gpus_per_host=cluster.gpus_per_host,
-        outcome=run.outcome,
-        exit_status=run.exit_status,
-        trouble=run.trouble,
-        dies_first=run.dies_first.rank if run.dies_first else None,
-        worst=run.worst.rank if run.worst else None,
+        outcome=outcome,
+        exit_status=next(filter(None, failed), int(outcome != "ok")),
+        trouble=trouble,
+        dies_first=first.rank if first else None,
+        worst=worst.rank if worst else None,
         script=header.program if header else "",
         arguments=header.arguments if header else (),
         ranks=tuple(
-            RankSummary.of(
-                rank.rank, rank.stands_for, rank.recording, rank.engine_bytes, rank.stopped, rank.whole_model
-            )
-            for rank in run.ranks
+            RankSummary.of(run.rank, run.stands_for, run.recording, run.engine_bytes, run.stopped, run.whole_model)
+            for run in runs
         ),
     )
-    return ClusterRecording(summary, recordings.__getitem__)
+    return ClusterRecording(summary, {run.rank: run.recording for run in runs}.__getitem__)
 
 
 # Classes of ranks

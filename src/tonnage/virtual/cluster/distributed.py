@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import wraps
 from math import prod
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,13 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
-from tonnage.virtual.cluster.calls import ProcessGroup, at
+from tonnage.virtual.cluster.exchange import ProcessGroup, at
 from tonnage.virtual.cluster.groups import VirtualGroup
 from tonnage.virtual.cluster.member import Member
 from tonnage.virtual.cuda.patches import Patches
-
-if TYPE_CHECKING:
-    from tonnage.virtual.cluster.exchange import HubExchange, OwnExchange
 
 
 class HubStore(dist.Store):  # type: ignore[name-defined]
@@ -37,23 +34,21 @@ class HubStore(dist.Store):  # type: ignore[name-defined]
     A key that is never set is reported at once, instead of after a timeout.
     """
 
-    def __init__(self, exchange: "HubExchange | OwnExchange", line: Callable[[], str], name: str = "") -> None:
+    def __init__(self, member: Member, name: str = "") -> None:
         super().__init__()
-        self.exchange, self.line, self._name = exchange, line, name
+        self._member, self._name = member, name
 
     def _ask(self, action: str, key: str, value: Any = None) -> Any:
-        return self.exchange.look_up(action, self._name + key, value)
+        return self._member.exchange.ask("keep", action, self._name + key, value)
 
     def set(self, key: str, value: Any) -> None:
-        self.exchange.keep(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
+        kept = value.encode() if isinstance(value, str) else bytes(value)
+        self._member.exchange.send("keep", "set", self._name + key, kept)
 
     def get(self, key: str) -> bytes:
-        """Return a value, waiting until it is set."""
-        found: bytes = self._ask("get", key, self.line())
-        return found
+        return bytes(self._ask("get", key, self._member.line()))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return the new count."""
         return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
@@ -66,14 +61,13 @@ class HubStore(dist.Store):  # type: ignore[name-defined]
         return self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        return all(self._ask("check", key, self.line()) for key in keys)
+        return all(self._ask("check", key, self._member.line()) for key in keys)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
         for key in keys:
             self.get(key)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key and return whether it existed."""
         return bool(self._ask("delete", key))
 
     def num_keys(self) -> int:
@@ -106,24 +100,27 @@ class _Config:
         return 0
 
 
-def _backend_class(title: str, current: Callable[[], tuple[Member, ProcessGroup]]) -> type[VirtualGroup]:
-    """Make a class for each backend: torch.distributed distinguishes them by `isinstance`."""
-
-    def __init__(self: Any, *_: Any, **__: Any) -> None:
-        VirtualGroup.__init__(self, *current())
-        self.options = GroupOptions()
-        self.uid = 0
-
-    contents = {"__init__": __init__, "Options": GroupOptions, "NCCL_CTA_POLICY_ZERO": 2, "NCCL_CTA_POLICY_DEFAULT": 0}
-    contents["create"] = classmethod(lambda cls, ranks: cls())
-    return type(title, (VirtualGroup,), contents)
-
-
-def install(member: Member, store: HubStore, patches: Patches) -> None:
+def install(member: Member, patches: Patches) -> None:
     """Replace the groups and stores of `torch.distributed` with those of the virtual cluster."""
     making: list[ProcessGroup] = []
+
+    def backend_class(title: str) -> Any:
+        """Make a class for each backend: torch.distributed distinguishes them by `isinstance`."""
+
+        def __init__(self: Any, *_: Any, **__: Any) -> None:
+            VirtualGroup.__init__(self, member, making[-1])
+            self.options, self.uid = GroupOptions(), 0
+
+        create, policies = (
+            classmethod(lambda cls, ranks: cls()),
+            {"NCCL_CTA_POLICY_ZERO": 2, "NCCL_CTA_POLICY_DEFAULT": 0},
+        )
+        return type(
+            title, (VirtualGroup,), {"__init__": __init__, "create": create, "Options": GroupOptions, **policies}
+        )
+
     titles = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC")
-    classes: dict[str, Any] = {title: _backend_class(title, lambda: (member, making[-1])) for title in titles}
+    classes = {title: backend_class(title) for title in titles}
     plain, plain_mesh = c10d._new_process_group_helper, device_mesh.init_device_mesh
 
     def new_group(size: int, place: int, ranks: list[int], backend: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -139,7 +136,7 @@ def install(member: Member, store: HubStore, patches: Patches) -> None:
         """Notice meshes that leave out ranks, which PyTorch accepts silently."""
         size = prod(mesh_shape)
         if 0 < size < member.world:
-            member.exchange.part_mesh(f"The mesh {tuple(mesh_shape)}{at(member.line())}", size)
+            member.exchange.send("part_mesh", f"The mesh {tuple(mesh_shape)}{at(member.line())}", size)
         return plain_mesh(device_type, mesh_shape, *arguments, **keywords)
 
     for module in (c10d, dist):
@@ -151,7 +148,7 @@ def install(member: Member, store: HubStore, patches: Patches) -> None:
     patches.set(c10d, "_new_process_group_helper", new_group)
     for module in (device_mesh, dist):
         patches.set(module, "init_device_mesh", make_mesh)
-    _install_store(member, store, patches)
+    _install_store(member, patches)
     # `join` counts ranks with data left in a float32 tensor on the card, whose value is unknown; a host tensor is
     # exchanged.
     patches.set(DistributedDataParallel, "join_device", property(lambda _: torch.device("cpu")))
@@ -167,8 +164,9 @@ def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keyw
     return next((group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER), None)
 
 
-def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
-    """Use this store for every rendezvous (`env://`, `tcp://`, `file://`)."""
+def _install_store(member: Member, patches: Patches) -> None:
+    """Use the hub's store for every rendezvous (`env://`, `tcp://`, `file://`)."""
+    store = HubStore(member)
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
         if world_size not in (-1, member.world):
@@ -183,21 +181,20 @@ def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
             )
         yield store, member.rank, member.world
 
-    stores = {title: _store_class(title, store, member) for title in ("TCPStore", "FileStore")}
+    def store_class(title: str) -> type[HubStore]:
+        """Make a class on the hub's store, with the address as key prefix. Creating one announces a group of all ranks."""
+
+        def __init__(self: Any, *address: Any, **named: Any) -> None:
+            member.exchange.send("made", tuple(range(member.world)))
+            where = [*address[: 2 if title == "TCPStore" else 1], *named.values()][:2]
+            HubStore.__init__(self, member, f"{title} {':'.join(map(str, where))}/")
+            self.host, self.port = (str(where[0]), where[-1]) if title == "TCPStore" else ("", 0)
+
+        return type(title, (HubStore,), {"__init__": __init__})
+
+    stores = {title: store_class(title) for title in ("TCPStore", "FileStore")}
     for module in (c10d, dist, rendezvous):
         patches.set_all(module, {"rendezvous": meet, **stores})
-
-
-def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
-    """Make a store class on the hub's store, with the address as key prefix. Creating one announces a group of all ranks."""
-
-    def __init__(self: Any, *address: Any, **named: Any) -> None:
-        member.exchange.made(tuple(range(member.world)))
-        where = [*address[: 2 if title == "TCPStore" else 1], *named.values()][:2]
-        HubStore.__init__(self, store.exchange, store.line, f"{title} {':'.join(map(str, where))}/")
-        self.host, self.port = (str(where[0]), where[-1]) if title == "TCPStore" else ("", 0)
-
-    return type(title, (HubStore,), {"__init__": __init__})
 
 
 def install_spawn(rank: int, cluster: Cluster, patches: Patches) -> None:

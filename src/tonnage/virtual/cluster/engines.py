@@ -34,6 +34,18 @@ class Engines:
         from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
         from torch.nn.parallel import DistributedDataParallel
 
+        def watched(plain: Callable[..., Any], category: Category, title: str) -> Callable[..., Any]:
+            def watch(*arguments: Any, **keywords: Any) -> Any:
+                who, start = self._device.attribution, len(self._device.allocations)
+                before, who.category = who.category, category
+                try:
+                    return plain(*arguments, **keywords)
+                finally:
+                    who.category = before
+                    self._names |= dict.fromkeys(range(start, len(self._device.allocations)), title)
+
+            return watch
+
         parameter = _fsdp_param.FSDPParam
         for owner, name, category, title in (
             (parameter, "init_all_gather_outputs", Category.PARAMETERS, UNSHARDED),
@@ -46,7 +58,7 @@ class Engines:
         ):
             plain = getattr(owner, name, None)
             if plain is not None:  # a private function, which other versions of torch may lack
-                patches.set(owner, name, self._watched(plain, category, title))
+                patches.set(owner, name, watched(plain, category, title))
         reduce = _fsdp_param_group.foreach_reduce  # type: ignore[attr-defined]
 
         def see_gradients(parameters: Any, gradients: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -63,18 +75,6 @@ class Engines:
             if name and not (name == REDUCED and block.category is Category.GRADIENTS):
                 found[name] = found.get(name, 0) + block.block_bytes
         return found
-
-    def _watched(self, plain: Callable[..., Any], category: Category, title: str) -> Callable[..., Any]:
-        def watched(*arguments: Any, **keywords: Any) -> Any:
-            who, start = self._device.attribution, len(self._device.allocations)
-            before, who.category = who.category, category
-            try:
-                return plain(*arguments, **keywords)
-            finally:
-                who.category = before
-                self._names |= dict.fromkeys(range(start, len(self._device.allocations)), title)
-
-        return watched
 
 
 class WholeModels:

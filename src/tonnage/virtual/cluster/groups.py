@@ -8,24 +8,21 @@ run. No time passes; calls on the card are noted for step capture.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tonnage.virtual.cluster.calls import Collective, Payload, ProcessGroup, SendReceive
+from tonnage.virtual.cluster.exchange import Collective, Payload, ProcessGroup, SendReceive
 from tonnage.virtual.cluster.member import DoneWork, Member, Tensors, flat_tensor, is_gloo
 
 
 class VirtualGroup(dist.ProcessGroup):
     """One rank's side of a group, for any backend."""
 
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-    supports_shrinking = False
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def __init__(self, member: Member, group: ProcessGroup) -> None:
         place = group.ranks.index(member.rank)
@@ -98,27 +95,21 @@ class VirtualGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Tensors, opts: Any) -> DoneWork:
         how = opts.reduceOp
-        return self._collective("all_reduce", tensors, tensors, tensors, _each(_reduction(how)), _manner(how))
+        return self._collective("all_reduce", tensors, tensors, tensors, _each(partial(reduced, how=how)), _manner(how))
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> DoneWork:
         how, root = opts.reduceOp, opts.rootRank
         manner = f"{_manner(how)} at rank {self._group.ranks[root]}"
-        if self._place == root:
-            return self._collective("reduce", tensors, tensors, tensors, _each(_reduction(how)), manner)
-        return self._collective("reduce", tensors, tensors, (), lambda parts: None, manner)
+        outputs, combine = (tensors, _each(partial(reduced, how=how))) if self._place == root else ((), lambda _: None)
+        return self._collective("reduce", tensors, tensors, outputs, combine, manner)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         flat = flat_tensor(outputs[0]) if inputs[0].is_cuda else None
         every = [tensor for tensors in outputs for tensor in tensors]
         return self._collective(
-            "all_gather",
-            inputs,
-            inputs,
-            every,
-            lambda parts: [part and part[0] for part in parts] * len(outputs),
-            kept=flat,
+            "all_gather", inputs, inputs, every, lambda parts: _nth(parts, 0) * len(outputs), kept=flat
         )
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
@@ -132,23 +123,15 @@ class VirtualGroup(dist.ProcessGroup):
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         works = [self.allgather([list_], [source], opts) for list_, source in zip(outputs, inputs, strict=True)]
-
-        def finish() -> None:
-            for work in works:
-                work.wait()
-
-        return DoneWork([tensor for list_ in outputs for tensor in list_], finish=finish)
+        every = [tensor for list_ in outputs for tensor in list_]
+        return DoneWork(every, finish=lambda: [work.wait() for work in works])
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
-        """Gather the tensors of all ranks in a list at the root."""
         every = [tensor for tensors in outputs for tensor in tensors]
         manner = f"at rank {self._group.ranks[opts.rootRank]}"
-        return self._collective(
-            "gather", inputs, inputs, every, lambda parts: [part and part[0] for part in parts[: len(every)]], manner
-        )
+        return self._collective("gather", inputs, inputs, every, lambda parts: _nth(parts[: len(every)], 0), manner)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
-        """Send one of the root's tensors to each rank."""
         root, place = opts.rootRank, self._place
         sent, manner = inputs[0] if place == root and inputs else (), f"from rank {self._group.ranks[root]}"
         return self._collective(
@@ -156,12 +139,10 @@ class VirtualGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
-        """Reduce a list of tensors, one to each rank."""
         flat = flat_tensor(inputs[0]) if outputs[0].is_cuda else None
         return self._scatters("reduce_scatter", outputs, list(inputs), opts.reduceOp, kept=flat)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
-        """Reduce the chunks of a tensor, one to each rank."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
@@ -172,14 +153,12 @@ class VirtualGroup(dist.ProcessGroup):
     def _scatters(self, operation: str, outputs: Tensors, inputs: Sequence[Tensors], how: Any, kept: Any) -> DoneWork:
         sent = [tensor for tensors in inputs for tensor in tensors]
         own = range(self._place, self._place + len(outputs) * len(self._group.ranks), len(self._group.ranks))
-        return self._collective(operation, sent, sent, outputs, _each(_reduction(how), own), _manner(how), kept)
+        return self._collective(
+            operation, sent, sent, outputs, _each(partial(reduced, how=how), own), _manner(how), kept
+        )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        """Send a tensor from each rank to each rank."""
-        place = self._place
-        return self._collective(
-            "all_to_all", inputs, inputs, outputs, lambda parts: [part and part[place] for part in parts]
-        )
+        return self._collective("all_to_all", inputs, inputs, outputs, lambda parts: _nth(parts, self._place))
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], of: Sequence[int], opts: Any
@@ -190,14 +169,11 @@ class VirtualGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> DoneWork:
         """Wait for all ranks. NCCL does this by an all-reduce of one number on the card."""
-        self._member.waits_for_device()
+        self._member.device.synchronize()
         call = self._call("barrier", ())
-        self._member.exchange.contribute(call, None)
-
-        def finish() -> None:
-            self._member.exchange.collect(call)
-
-        return DoneWork([], None if self._is_gloo else torch.empty(1, device="cuda"), finish)
+        self._member.exchange.send("contribute", call, None)
+        kept = None if self._is_gloo else torch.empty(1, device="cuda")
+        return DoneWork([], kept, lambda: self._member.exchange.ask("collect", call))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, or raise an error that names a missing one."""
@@ -214,21 +190,24 @@ class VirtualGroup(dist.ProcessGroup):
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> DoneWork:
         message = self._message(tensors[0], self._place, target, is_send=True)
-        self._member.exchange.tell(message, self._member.values_of(tensors) if self._member.travels(tensors) else None)
+        values = self._member.values_of(tensors) if self._member.travels(tensors) else None
+        self._member.exchange.send("tell", message, values)
         return DoneWork(tensors, kept=list(tensors), noted=self._note_message("send", tensors, target))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
         message = self._message(tensors[0], source, self._place, is_send=False)
-        self._member.exchange.tell(message, None)
+        self._member.exchange.send("tell", message, None)
         noted = self._note_message("recv", tensors, source)
         if not self._member.travels(tensors):
             self._member.forget(tensors)
             return DoneWork(tensors, kept=list(tensors), noted=noted)
-        return DoneWork(tensors, finish=lambda: _fill(tensors, self._member.exchange.receive(message)), noted=noted)
+        return DoneWork(
+            tensors, finish=lambda: _fill(tensors, self._member.exchange.ask("receive", message)), noted=noted
+        )
 
     def _note_message(self, operation: str, tensors: Tensors, peer: int) -> int:
-        ranks = sorted((self._member.rank, self._group.ranks[peer]))
-        return self._member.notes.called(self._group, operation, _card_bytes(tensors), tuple(ranks))
+        first, last = sorted((self._member.rank, self._group.ranks[peer]))
+        return self._member.note(self._group, operation, _card_bytes(tensors), (first, last))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
         """Raise NotImplementedError: which rank sends first depends on timing."""
@@ -249,18 +228,19 @@ class VirtualGroup(dist.ProcessGroup):
         """Make a call. `combine` gives the outputs' values from all ranks' parts; None where they are unknown."""
         member, call = self._member, self._call(operation, shown, manner)
         travels = member.travels([*shown, *outputs])
-        member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
+        member.exchange.send("contribute", call, member.values_of(sent) if travels and sent else None)
         # Copies of results to the card begin here and finish some time after the work has been waited for.
         on_card = [tensor for tensor in (*outputs, *(kept if isinstance(kept, list) else ())) if tensor.is_cuda]
         queue = member.copies_back.begin(on_card) if self._is_gloo and on_card else None
-        noted = member.notes.called(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
+        noted = member.note(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
         if not travels:
             member.forget(outputs)
             return DoneWork(outputs, kept=(list(shown), list(outputs), kept), waited=queue, noted=noted)
 
         def finish() -> None:
             member.forget(outputs)
-            _fill(outputs, combine(member.exchange.collect(call)))
+            parts, places = member.exchange.ask("collect", call)
+            _fill(outputs, combine([parts[place] for place in places]))
 
         return DoneWork(outputs, kept=(list(shown), kept), finish=finish, waited=queue, noted=noted)
 
@@ -309,8 +289,9 @@ def _each(
     return combined
 
 
-def _reduction(how: Any) -> Callable[[Tensors], torch.Tensor]:
-    return lambda parts: reduced(parts, how)
+def _nth(parts: list[Payload], place: int) -> list[Any]:
+    """Return the tensor at this place of each part; None where a part is unknown."""
+    return [part and part[place] for part in parts]
 
 
 def _manner(how: Any) -> str:

@@ -3,7 +3,7 @@
 Nothing times out here. A rank gets an error as soon as it is certain that its peer never arrives: the peer has ended,
 or all ranks wait. If two ranks of one group make different calls, the error names both. As new groups show which
 ranks differ, more ranks join: their contributions must equal what was assumed for them before, or the round is stale.
-The hub uses neither torch nor processes (see `processes`).
+The hub uses neither torch nor processes (see `rank`).
 """
 
 import operator
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Collective, Payload, SendReceive, at
+from tonnage.virtual.cluster.exchange import Collective, Payload, SendReceive, at
 
 _KEPT_CALLS = 64
 _SAME_CALLS = "All ranks of a group must make the same calls in the same order: look for a branch that not all take."
@@ -32,7 +32,7 @@ class Waiting:
     """A rank that waits for an answer."""
 
     words: str
-    ready: Callable[[], Any]  # the answer, or None if there is none yet
+    ready: Callable[[], tuple[Any] | None]  # the answer in a tuple, or None if there is none yet
     missing: Callable[[], set[int]]
     reply: Reply
     hint: str = _SAME_CALLS
@@ -75,7 +75,7 @@ class Hub:
         self._sent: dict[tuple[Any, ...], tuple[SendReceive, Payload]] = {}
         self._received: dict[tuple[Any, ...], SendReceive] = {}
         self._sent_in_place: dict[tuple[Any, ...], Payload] = {}
-        self._waiting: dict[int, Waiting] = {}
+        self.waiting: dict[int, Waiting] = {}
         self._answered: Counter[tuple[Any, int]] = Counter()
         self._kept: dict[str, bytes] = {}
         self._last: dict[tuple[Any, int], Collective] = {}
@@ -98,7 +98,7 @@ class Hub:
     def end(self, rank: int, how: str) -> None:
         """Note that a rank has ended; `how` is "" for success, else the error."""
         self.ended[rank] = how
-        self._waiting.pop(rank, None)
+        self.waiting.pop(rank, None)
         if not how:
             self._grow()
         self._settle()
@@ -168,12 +168,12 @@ class Hub:
                 places = [order[each] for each in sources]
             return {each for each, found in parts.items() if each not in found}
 
-        def ready() -> Any:
+        def ready() -> tuple[Any] | None:
             if missing():
                 return None
             values = [found[each][1] for each, found in parts.items()]
             self.journal.stale |= any(value is _LET_GO for value in values)
-            return [None if value is _LET_GO else value for value in values], places
+            return (([None if value is _LET_GO else value for value in values], places),)
 
         def answer(words: Answer) -> None:
             """Reply, and drop the values of old calls once the whole group has been answered; the calls are kept.
@@ -189,7 +189,7 @@ class Hub:
                 for where in (("group", said.group.identity, before), ("role", said.group.role, before)):
                     self._parts[where][rank] = (said, _LET_GO)
 
-        self._waiting[rank] = Waiting(call.words, ready, missing, answer)
+        self.waiting[rank] = Waiting(call.words, ready, missing, answer)
 
     def _tell(self, rank: int, message: SendReceive, payload: Payload, reply: Reply) -> None:
         self.journal.is_new |= message.group.ranks not in self.journal.with_messages
@@ -215,21 +215,17 @@ class Hub:
                 return self._sent.get(("group", message.group.identity, *between))
             return self._sent.get(("role", message.group.role, stand_in, *between))
 
-        def ready() -> Any:
+        def ready() -> tuple[Any] | None:
             sent = found()
             if sent is not None and self.standing[message.peer] != message.peer:
                 here = ("group", message.group.identity, message.source, message.target, message.number)
                 self._sent_in_place[here] = sent[1]
-            return None if sent is None else (sent[1],)
+            return sent and (sent[1],)
 
         def missing() -> set[int]:
             return set() if found() else {self.standing[message.peer]}
 
-        def answer(words: Answer) -> None:
-            kind, value = words
-            reply((kind, value[0]) if kind == "ok" else words)
-
-        self._waiting[rank] = Waiting(message.words, ready, missing, answer, _PAIRED)
+        self.waiting[rank] = Waiting(message.words, ready, missing, reply, _PAIRED)
 
     def _keep(self, rank: int, action: str, key: str, value: Any, reply: Reply) -> None:
         """Handle the rendezvous store. `add` counts for all ranks that this one represents, so that totals are right."""
@@ -242,7 +238,7 @@ class Hub:
                 others = self.running - {rank}
                 return others if others <= set(self.ended) else set()
 
-            self._waiting[rank] = Waiting(words, lambda: kept.get(key), missing, reply, _SET_KEY)
+            self.waiting[rank] = Waiting(words, lambda: (kept[key],) if key in kept else None, missing, reply, _SET_KEY)
         elif action == "set":
             kept[key] = value
         elif action == "delete":
@@ -286,50 +282,46 @@ class Hub:
 
     # Waiting ranks
 
-    def is_waiting(self, rank: int) -> bool:
-        """Whether the rank waits for an answer."""
-        return rank in self._waiting
-
     def _settle(self) -> None:
         """Answer all ranks that can be answered, and report a deadlock if all wait."""
-        while any(self._answer(rank) for rank in list(self._waiting)):
+        while any(self._answer(rank) for rank in list(self.waiting)):
             pass
         live = self.running - set(self.ended)
-        if self._waiting and live <= set(self._waiting) and not self._grow():
+        if self.waiting and live <= set(self.waiting) and not self._grow():
             # Deadlock: name who waits for whom.
-            said, first = [], sorted(self._waiting)[:2]
-            for waiting in (self._waiting[rank] for rank in first):
+            said, first = [], sorted(self.waiting)[:2]
+            for waiting in (self.waiting[rank] for rank in first):
                 missing = waiting.missing()
                 for_whom = f" and waits for rank {min(missing)}" if missing else ", which nobody sets"
                 said.append(waiting.words + for_whom)
-            self._trouble(f"Nobody goes on: {'; '.join(said)}. {self._waiting[first[0]].hint}")
+            self._trouble(f"Nobody goes on: {'; '.join(said)}. {self.waiting[first[0]].hint}")
 
     def _answer(self, rank: int) -> bool:
-        waiting = self._waiting.get(rank)
+        waiting = self.waiting.get(rank)
         if waiting is None:
             return False
         answer = waiting.ready()
         if answer is not None:
-            del self._waiting[rank]
-            waiting.reply(("ok", answer))
+            del self.waiting[rank]
+            waiting.reply(("ok", answer[0]))
             return True
         gone = sorted(waiting.missing() & set(self.ended))
         if gone:
             words = self._lonely(waiting.words, gone[0], waiting.hint)
             if not self.journal.trouble and not any(self.ended.values()):
                 self.journal.trouble = words
-            self._waiting.pop(rank).reply(("fail", words))
+            self.waiting.pop(rank).reply(("fail", words))
         return bool(gone)
 
     def nobody_answers(self) -> str:
         """Describe a rank that polls an unset key while all others wait; "" if some rank makes progress."""
         live = self.running - set(self.ended)
         asking = [rank for rank in sorted(live) if rank in self.polled]
-        if not asking or live - set(asking) - set(self._waiting):
+        if not asking or live - set(asking) - set(self.waiting):
             return ""
         return f"{_ALONE}{self.polled[asking[0]]} again and again, and nobody sets it. {_SET_KEY}"
 
     def _trouble(self, words: str) -> None:
         self.journal.trouble = self.journal.trouble or words
-        for rank in list(self._waiting):
-            self._waiting.pop(rank).reply(("fail", words))
+        for rank in list(self.waiting):
+            self.waiting.pop(rank).reply(("fail", words))

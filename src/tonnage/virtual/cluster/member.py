@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from tonnage.budget.training.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS
 from tonnage.script import profiler
-from tonnage.virtual.cluster.calls import Payload, ProcessGroup
+from tonnage.virtual.cluster.exchange import Payload, ProcessGroup
 from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.session import Session
 
 if TYPE_CHECKING:
-    from tonnage.virtual.cluster.exchange import HubExchange, OwnExchange
+    from tonnage.virtual.cluster.exchange import Exchange
 
 Tensors = Sequence[torch.Tensor]
 _MOST_ON_CARD = 1 << 20  # elements: the virtual GPU keeps no larger integer tensors
@@ -28,22 +28,21 @@ _HOST_S_PER_REQUEST = 20e-6  # host time of an eager operator; an assumption (te
 class Member:
     """State that all groups of a rank share."""
 
-    def __init__(self, rank: int, world: int, session: Session, exchange: "HubExchange | OwnExchange") -> None:
-        self.rank = rank
-        self.world = world
-        self.exchange = exchange
-        self._session = session
+    def __init__(self, rank: int, world: int, session: Session, exchange: "Exchange") -> None:
+        self.rank, self.world, self.exchange = rank, world, exchange
+        self._session, self.device = session, session.device
         self._copies: Counter[tuple[int, ...]] = Counter()
         self.groups = 0  # that the rank is in
         self.communicators: list[ProcessGroup] = []
         self.calls = 0
         self.copies_back = CopiesBack(session.device)
-        self.notes = CollectiveNotes()
+        self._noted = 0  # collectives
+        self._lanes: dict[tuple[ProcessGroup, tuple[int, ...]], int] = {}
 
     def group_made(self, ranks: Sequence[int], backend: str) -> ProcessGroup | None:
         """Register a group; return None if this rank is not in it."""
         key = tuple(ranks)
-        self.exchange.made(key)
+        self.exchange.send("made", key)
         copy, self._copies[key] = self._copies[key], self._copies[key] + 1
         if self.rank not in key:
             return None
@@ -51,8 +50,7 @@ class Member:
         return ProcessGroup(key, copy, self.groups - 1, backend)
 
     def line(self) -> str:
-        """Return the script's current line."""
-        return self._session.device.attribution.line()
+        return self.device.attribution.line()
 
     def uses_card(self, group: ProcessGroup) -> int:
         """Count a call on the card and return the current stream's id. A group's first call creates its communicator."""
@@ -62,12 +60,23 @@ class Member:
             # What NCCL holds outside the allocator by communicator, as the planner models it; Gloo holds nothing.
             used = [each for each in self.communicators if len(each.ranks) > 1 and not is_gloo(each.backend)]
             each_bytes = NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS
-            self._session.device.hold({f"NCCL communicator {number}": each_bytes for number, _ in enumerate(used, 1)})
+            self.device.hold({f"NCCL communicator {number}": each_bytes for number, _ in enumerate(used, 1)})
         return torch.cuda.current_stream().stream_id
 
-    def waits_for_device(self) -> None:
-        """Synchronize the host with the card."""
-        self._session.device.synchronize()
+    def note(self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None) -> int:
+        """Note a collective of `card_bytes` among these ranks (default: the whole group); return its number.
+
+        That is 0 for host tensors, which are not noted. Step capture reads what was called, and when it is waited for. As
+        in NCCL, a group's collectives run on one stream, and its messages with each peer on another.
+        """
+        if not card_bytes:
+            return 0
+        ranks = among or group.ranks
+        apart = -(-(ranks[-1] - ranks[0]) // (len(ranks) - 1)) if len(ranks) > 1 else 1
+        self._noted += 1
+        lane = self._lanes.setdefault((group, among or ()), len(self._lanes) + 1)
+        profiler.note("collective", operation, self._noted, card_bytes, len(ranks), apart, lane)
+        return self._noted
 
     def travels(self, tensors: Tensors) -> bool:
         """Whether the values of such tensors are exchanged. The answer is the same on all ranks."""
@@ -81,7 +90,7 @@ class Member:
 
     def values_of(self, tensors: Tensors) -> Payload:
         """Return copies on the host, or None if a value is unknown."""
-        if not all(not tensor.is_cuda or self._session.is_known(tensor) for tensor in tensors):
+        if any(tensor.is_cuda and not self._session.is_known(tensor) for tensor in tensors):
             return None
         return [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
 
@@ -143,42 +152,13 @@ class CopiesBack:
         return queue
 
     def _end_the_done(self) -> None:
-        made = len(self._device.allocations)
-        self._end([each for each, (_, done_at) in self._queued.items() if done_at <= made])
+        self._end([each for each, (_, done_at) in self._queued.items() if done_at <= len(self._device.allocations)])
         if not self._queued:
             self._device.on_request = None
 
     def _end(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self._device.end_copy(self._queued.pop(number)[0])
-
-
-# Work
-
-
-class CollectiveNotes:
-    """Notes a rank's collectives on the card for step capture: what was called, and when it is waited for.
-
-    As in NCCL, a group's collectives run on one stream, and its messages with each peer on another.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._lanes: dict[tuple[ProcessGroup, tuple[int, ...]], int] = {}
-
-    def called(self, group: ProcessGroup, operation: str, card_bytes: int, among: tuple[int, ...] | None = None) -> int:
-        """Note a collective of `card_bytes` among these ranks (default: the whole group); return its number.
-
-        That is 0 for host tensors, which are not noted.
-        """
-        if not card_bytes:
-            return 0
-        ranks = among or group.ranks
-        apart = -(-(ranks[-1] - ranks[0]) // (len(ranks) - 1)) if len(ranks) > 1 else 1
-        self._count += 1
-        lane = self._lanes.setdefault((group, among or ()), len(self._lanes) + 1)
-        profiler.note("collective", operation, self._count, card_bytes, len(ranks), apart, lane)
-        return self._count
 
 
 class DoneWork(dist.Work):
@@ -191,14 +171,12 @@ class DoneWork(dist.Work):
         self,
         outputs: Tensors,
         kept: Any = None,
-        finish: Callable[[], None] | None = None,
-        waited: Callable[[], None] | None = None,
+        finish: Callable[[], object] | None = None,
+        waited: Callable[[], object] | None = None,
         noted: int = 0,
     ) -> None:
         super().__init__()
-        self._noted = noted
-        self._outputs = list(outputs)
-        self._kept = kept
+        self._outputs, self._kept, self._noted = list(outputs), kept, noted
         self._to_do = [call for call in (finish, waited) if call is not None]
 
     def wait(self, timeout: Any = None) -> bool:
@@ -235,7 +213,6 @@ class DoneWork(dist.Work):
         """Return None: errors are raised instead."""
 
     def synchronize(self) -> None:
-        """Wait, as `wait` does."""
         self.wait()
 
     block_current_stream = synchronize

@@ -4,12 +4,9 @@ Inductor's generated code allocates every buffer itself and passes it to kernels
 any. Autotuning also runs unchanged, because it takes memory on the card: copies of what a kernel overwrites, and a
 buffer that flushes the L2 cache.
 
-| module    | replaces                                                                                  |
-|-----------|-------------------------------------------------------------------------------------------|
-| here      | cache folders of Inductor and Triton; what generated code needs that a CPU build lacks;   |
-|           | a few functions of torch._dynamo, until something is compiled                             |
-| `kernels` | Triton's driver and launches; compilation of Inductor's kernels, their launch and time    |
-| `padding` | the timing by which Inductor decides whether to pad a matrix product                      |
+`kernels` replaces Triton's driver and launches, the compilation of Inductor's kernels, their launch and time, and the
+timing by which Inductor decides whether to pad a matrix product. Here are the cache folders of Inductor and Triton, what
+generated code needs that a CPU build lacks, and a few functions of torch._dynamo, until something is compiled.
 
 Nothing here depends on how memory is allocated, so it works for CPU and CUDA builds of torch. Not modelled on a CPU
 build: the CUDA graph trees of `mode="reduce-overhead"`. They checkpoint the allocator's pools and free memory under
@@ -33,7 +30,7 @@ import torch
 
 from tonnage.hardware import Gpu
 from tonnage.virtual.cache import cache_folder
-from tonnage.virtual.compiling import kernels, padding
+from tonnage.virtual.compiling import kernels
 from tonnage.virtual.cuda.devices import untouched
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.driver.loading import is_cuda_build
@@ -46,10 +43,6 @@ Act = Callable[[ModuleType], None]
 _REMEMBERING = ("torch._inductor.", "torch._dynamo.device_interface", "torch.utils._triton")
 _ORIGIN = re.compile(r"# Topologically Sorted Source Nodes: \[.*?\], Original ATen: \[(.*?)\]")
 _FARTHEST = 60  # lines between a comment and the call or allocation that it describes
-
-
-class _AllocatorState:
-    """A placeholder: torch._inductor.cudagraph_trees looks up the name when it is imported."""
 
 
 def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[], None]]:
@@ -68,13 +61,9 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
         patches.set(
             torch._C._dynamo.guards, "_empty_strided_cuda", lambda size, stride, dtype: empty(size, stride, dtype=dtype)
         )
-        patches.set(torch._C, "_cuda_CUDAAllocator_AllocatorState", _AllocatorState)
-    folder = _separate_caches(patches)
-
-    def configure(config: ModuleType) -> None:
-        """Compile in this process: a worker pool takes seconds to start and would have nothing to do."""
-        patches.set(config, "compile_threads", 1)
-        patches.set(config, "bundle_triton_into_fx_graph_cache", False)  # there are no binaries to keep
+        # torch._inductor.cudagraph_trees looks up the name when it is imported.
+        patches.set(torch._C, "_cuda_CUDAAllocator_AllocatorState", type("_AllocatorState", (), {}))
+    keep_folder = _separate_caches(patches)
 
     def leave_alone(trace_rules: ModuleType) -> None:
         """Keep Dynamo out of our kernels and callbacks, which run at graph breaks, but not out of stand-in packages."""
@@ -90,15 +79,22 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
         # Make Triton look its driver up again, now and on undo.
         "triton.runtime.driver": lambda module: patches.set_all(module.driver, {"_active": None, "_default": None}),
         "triton.runtime.jit": lambda module: kernels.quiet_launches(module, stand_ins, patches),
-        "triton.testing": lambda module: kernels.replace_do_bench(module, patches),
+        # Real times would be the host's.
+        "triton.testing": lambda module: patches.set_all(
+            module,
+            {"do_bench": kernels.do_bench, "do_bench_cudagraph": lambda fn, *_, **given: kernels.do_bench(fn, **given)},
+        ),
         "torch._dynamo.trace_rules": leave_alone,
-        "torch._inductor.config": configure,
-        "torch._inductor.runtime.cache_dir_utils": lambda module: _keep_folder(module, folder, patches),
+        # Compile in this process: a worker pool takes seconds to start and would have nothing to do. No binaries are kept.
+        "torch._inductor.config": lambda module: patches.set_all(
+            module, {"compile_threads": 1, "bundle_triton_into_fx_graph_cache": False}
+        ),
+        "torch._inductor.runtime.cache_dir_utils": keep_folder,
         "torch._inductor.runtime.triton_heuristics": lambda module: kernels.skip_compilation(
             module, stand_ins, patches
         ),
         "torch._inductor.runtime.benchmarking": lambda module: kernels.constant_times(module, patches),
-        "torch._inductor.fx_passes.pad_mm": lambda module: padding.decide_padding(module, gpu, patches),
+        "torch._inductor.fx_passes.pad_mm": lambda module: kernels.decide_padding(module, gpu, patches),
         "torch._inductor.compile_fx": lambda module: _change_backend(module, stand_ins, patches, lacks_cuda),
     }
     for name, act in actions.items():
@@ -126,8 +122,9 @@ def _change_backend(compile_fx: ModuleType, stand_ins: StandIns, patches: Patche
         except Exception:  # InvalidCxxCompiler, defined elsewhere in older versions
             has_compiler = False
         if not has_compiler and any(map(on_host, getattr(model, "graph", model).nodes)):
-            why = "a graph with host tensors ran eagerly: no C++ compiler (install g++)"
-            stand_ins.unmodelled("torch.compile", why)
+            stand_ins.unmodelled(
+                "torch.compile", "a graph with host tensors ran eagerly: no C++ compiler (install g++)"
+            )
             return model
         return plain(model, example_inputs, *arguments, **keywords)
 
@@ -146,8 +143,11 @@ def _change_backend(compile_fx: ModuleType, stand_ins: StandIns, patches: Patche
 # only on source, options and compute capability, so they are kept.
 
 
-def _separate_caches(patches: Patches) -> str:
-    """Set cache folders in the environment and drop what was compiled for another card; return Inductor's folder."""
+def _separate_caches(patches: Patches) -> Act:
+    """Set cache folders in the environment and drop what was compiled for another card.
+
+    Returns an action that makes Inductor use its folder, even if the script sets another in the environment.
+    """
     folder = tempfile.mkdtemp(prefix="inductor-", dir=cache_folder())
     patches.on_undo(lambda: shutil.rmtree(folder, ignore_errors=True))
     patches.set_item(os.environ, "TORCHINDUCTOR_CACHE_DIR", folder)
@@ -155,15 +155,14 @@ def _separate_caches(patches: Patches) -> str:
     with untouched():  # resetting Dynamo initialises CUDA
         _forget()
     patches.on_undo(_forget)
-    return folder
 
+    def keep_folder(cache_dir_utils: ModuleType) -> None:
+        plain, is_open = cache_dir_utils.cache_dir, [True]
+        # Other modules keep a reference to this function.
+        patches.set(cache_dir_utils, "cache_dir", lambda: folder if is_open else plain())
+        patches.on_undo(is_open.clear)
 
-def _keep_folder(cache_dir_utils: ModuleType, folder: str, patches: Patches) -> None:
-    """Make Inductor use this folder, even if the script sets another in the environment."""
-    plain, is_open = cache_dir_utils.cache_dir, [True]
-    # Other modules keep a reference to this function.
-    patches.set(cache_dir_utils, "cache_dir", lambda: folder if is_open else plain())
-    patches.on_undo(is_open.clear)
+    return keep_folder
 
 
 def _forget() -> None:

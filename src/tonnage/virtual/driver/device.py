@@ -94,9 +94,7 @@ class DriverDevice(RecordedDevice):
         return False
 
     def memory_stats(self) -> dict[str, int]:
-        if not self._torch.cuda.is_initialized():
-            return defaultdict(int)
-        return dict(self._torch.cuda.memory_stats())
+        return dict(self._torch.cuda.memory_stats()) if self._torch.cuda.is_initialized() else defaultdict(int)
 
     @property
     def overhead_parts(self) -> dict[str, int]:
@@ -178,9 +176,7 @@ class DriverDevice(RecordedDevice):
                     )
                 if place is None:
                     place, module = self.attribution.place(), self._module()
-                self.allocated(
-                    address, size, size, 0, operator, module or "", serial, extents, dtype_name, place
-                )  # fmt: skip
+                self.allocated(address, size, size, 0, operator, module or "", serial, extents, dtype_name, place)
             elif kind == _FREE:
                 self.freed(address, serial)
                 self.on_freed(address)

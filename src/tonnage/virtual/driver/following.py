@@ -62,7 +62,6 @@ class Follower:
             self._libraries[namespace].impl(operator, kernel, key, with_keyset=True)
 
     def release(self) -> None:
-        """Restore the kernels."""
         for library in self._libraries.values():
             library._destroy()
 

@@ -35,11 +35,9 @@ class KnownValues:
         self._laws: dict[int, int] = {}
 
     def is_known(self, tensor: Any) -> bool:
-        """Whether the values of a tensor are known."""
         return self._mirror(tensor) is not None
 
     def forget(self, tensor: Any) -> None:
-        """Mark the values as unknown."""
         self.dropped(address_of(tensor))
 
     def dropped(self, address: int) -> None:

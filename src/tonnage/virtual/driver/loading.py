@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tonnage.errors import MissingPart
 from tonnage.hardware import Gpu
-from tonnage.virtual.cuda.releases import TorchRelease, release_of, release_of_wheel
+from tonnage.virtual.cuda.releases import TorchRelease, release_of_wheel
 from tonnage.virtual.driver.build import CORE, libraries, library_folder
 
 # CUDA's limit of resident blocks, by compute capability (CUDA programming guide, table of technical specifications).
@@ -102,15 +102,12 @@ def is_loaded() -> bool:
 
 def prepare(gpu: Gpu, devices: int = 1) -> ctypes.CDLL:
     """Load the stand-ins for the installed torch and configure them as this card."""
-    release = installed_release()
     core = load(installed_cuda())
-    describe(core, gpu, release.torch, devices)
-    card = NativeCard.in_dll(core, "tn_card")
-    card.driver_version = card.runtime_version = release.cuda_number
+    describe(core, gpu, installed_release(), devices)
     return core
 
 
-def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], devices: int) -> None:
+def describe(core: ctypes.CDLL, gpu: Gpu, release: TorchRelease, devices: int) -> None:
     """Configure the stand-ins as this card. A process can have only one: torch caches the properties."""
     card = NativeCard.in_dll(core, "tn_card")
     if card.memory_bytes:
@@ -120,7 +117,6 @@ def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], device
                 hint=f"Use the {gpu.name} in a process of its own.",
             )
         return
-    release = release_of(torch_version)
     card.name = gpu.name.encode()
     card.uuid[:] = uuid.uuid5(_NAMESPACE, f"{gpu.key}/0").bytes
     card.memory_bytes = gpu.memory_bytes

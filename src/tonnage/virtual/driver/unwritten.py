@@ -38,11 +38,9 @@ class Unwritten:
 
     def install(self) -> None:
         """Track the operators until the session's follower is released."""
-        for name in FILLS:
-            self._follower.follow("aten", name, "CPU", self._fill)
-        for name in DERIVES:
-            self._follower.follow("aten", name, "CPU", self._derive)
-        self._follower.follow("aten", "copy_", "CPU", self._copy)
+        for names, wrapper in ((FILLS, self._fill), (DERIVES, self._derive), (["copy_"], self._copy)):
+            for name in names:
+                self._follower.follow("aten", name, "CPU", wrapper)
 
     def _is_large(self, tensor: Any) -> bool:
         return bool(
@@ -97,6 +95,8 @@ class Unwritten:
 
     def _derive(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Leave results unwritten if all tensor operands, apart from scalars, are."""
+        from torch.utils._pytree import tree_map_only
+
         torch = self._torch
         given = [a for part in arguments for a in (part if isinstance(part, (list, tuple)) else (part,))]
         tensors = [a for a in given if isinstance(a, torch.Tensor) and a.dim()]
@@ -104,16 +104,13 @@ class Unwritten:
             return call()
         if operator._schema.name.endswith("_"):
             return arguments[0]
-        meta = [[m.to("meta") for m in a] if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)
-                else a.to("meta") if isinstance(a, torch.Tensor) and a.dim() else a for a in arguments]  # fmt: skip
-        made = operator(*meta, **keywords)
-        results = [
-            torch.empty_strided(m.shape, m.stride(), dtype=m.dtype)
-            for m in (made if isinstance(made, tuple) else (made,))
-        ]
-        for result in results:
-            if self._is_large(result):
-                self._mark(result)
-            else:
-                result.zero_()
-        return tuple(results) if isinstance(made, tuple) else results[0]
+        meta = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor, arguments)
+
+        def leave(made: Any) -> Any:
+            result = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype)
+            if not self._is_large(result):
+                return result.zero_()
+            self._mark(result)
+            return result
+
+        return tree_map_only(torch.Tensor, leave, operator(*meta, **keywords))

@@ -10,7 +10,7 @@ which are counted.
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ class DriverValues(KnownValues):
         """Run the operator, and compute its values on the host if all inputs are known."""
         name = _name(operator)
         in_place = name.endswith("_")
-        tensors = list(_tensors(arguments, self._torch.Tensor)) if self._mirrors else []
+        tensors = list(self._tensors(arguments)) if self._mirrors else []
         known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
         if known and name not in _REDUCED:
             # Results of an expanded operand may be too large to keep.
@@ -126,7 +126,7 @@ class DriverValues(KnownValues):
             elif in_place:
                 self.dropped(address_of(arguments[0]))
             return result
-        on_host = _mapped(arguments, self._torch.Tensor, self._on_host)
+        on_host = self._host_copy(arguments)
         # In place, the mirror itself is written; otherwise inputs must be read before torch may reuse their blocks.
         values = None if in_place else _quietly(operator, on_host, keywords)
         result = call()
@@ -136,10 +136,22 @@ class DriverValues(KnownValues):
             if mirror is not None:
                 mirror.version = version_of(arguments[0])
         elif values is not None:
-            for made, value in zip(_flat(result), _flat(values), strict=False):
-                if isinstance(made, self._torch.Tensor):
-                    self.put(made, value)
+            for made, value in zip(self._tensors([result]), self._tensors([values]), strict=False):
+                self.put(made, value)
         return result
+
+    def _tensors(self, values: Any) -> Iterator[Any]:
+        for value in values:
+            if isinstance(value, self._torch.Tensor):
+                yield value
+            elif isinstance(value, (list, tuple)):
+                yield from self._tensors(value)
+
+    def _host_copy(self, value: Any) -> Any:
+        """Return an argument with its tensors on the host; those on the card must be known."""
+        if isinstance(value, (list, tuple)):
+            return [self._host_copy(each) for each in value]
+        return self._on_host(value) if isinstance(value, self._torch.Tensor) else value
 
     def _put_number(self, tensor: Any, number: float) -> None:
         """Set all values of the tensor to one number."""
@@ -152,13 +164,13 @@ class DriverValues(KnownValues):
             return
         if not any(isinstance(argument, tensor) and self._law_number(argument) for argument in arguments):
             return
-        operands = [
-            self._operand(argument) for argument in arguments if isinstance(argument, (tensor, int, float, bool))
-        ]
+        operands = [self._operand(a) for a in arguments if isinstance(a, (tensor, int, float, bool))]
         elements = next(a.numel() for a in arguments if isinstance(a, tensor))
-        number, value = self._session.laws.follow(
-            operator._schema.name, operands, elements, result.numel(), _dtype(result)
-        )
+        self._derive_law(operator._schema.name, operands, elements, result)
+
+    def _derive_law(self, name: str, operands: Sequence[Any], elements: int, result: Any) -> None:
+        """Keep the law of an operator's result, or its value if all elements are equal."""
+        number, value = self._session.laws.follow(name, operands, elements, result.numel(), _dtype(result))
         if value is not None:
             self._put_number(result, value)
         else:
@@ -180,11 +192,7 @@ class DriverValues(KnownValues):
         target, *numbers = arguments
         self.dropped(address_of(target))
         operands = [None if number is None else self._operand(number) for number in numbers]
-        elements = target.numel()
-        number, _ = self._session.laws.follow(
-            operator._schema.name, [None, *operands], elements, elements, _dtype(target)
-        )
-        self._keep_law(target, number)
+        self._derive_law(operator._schema.name, [None, *operands], target.numel(), target)
         return result
 
     def _filled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -196,12 +204,10 @@ class DriverValues(KnownValues):
         host = self._plain.empty(target.shape, dtype=target.dtype)
         if _name(operator) == "zero_":
             self.put(target, host.zero_())
-        elif _name(operator) == "fill_":
-            value = arguments[1]
-            if not isinstance(value, self._torch.Tensor) or not value.is_cuda or self._mirror(value) is not None:
-                self.put(target, host.fill_(self._on_host(value) if isinstance(value, self._torch.Tensor) else value))
-        else:
+        elif _name(operator) != "fill_":
             self.put(target, operator(*arguments, out=host))
+        elif not getattr(value := arguments[1], "is_cuda", False) or self._mirror(value) is not None:
+            self.put(target, host.fill_(self._host_copy(value)))
         return result
 
     def _flag(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -221,7 +227,7 @@ class DriverValues(KnownValues):
     def _chosen(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Track indices of the largest or sampled elements; for unknown values all are equally likely."""
         result = self._evaluated(operator, call, arguments, keywords)
-        indices = _flat(result)[-1]
+        *_, indices = self._tensors([result])
         if self._mirror(indices) is not None or not self._may_be_known(indices) or not indices.numel():
             return result
         self._session.stand_ins.assume(_name(operator), _UNIFORM)
@@ -271,8 +277,7 @@ class DriverValues(KnownValues):
             else:
                 self.dropped(address_of(to))
                 if law:
-                    number, _ = self._session.laws.follow("aten::copy_", [law], to.numel(), to.numel(), _dtype(to))
-                    self._keep_law(to, number)
+                    self._derive_law("aten::copy_", [law], to.numel(), to)
         elif from_card and known:
             to.copy_(self.host_view(source).expand(to.shape))
         elif from_card:
@@ -334,7 +339,7 @@ class DriverValues(KnownValues):
     def _unique(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         tensor, name = arguments[0], _name(operator)
         if self._mirror(tensor) is not None:
-            values = operator(*_mapped(arguments, self._torch.Tensor, self._on_host), **keywords)
+            values = operator(*self._host_copy(arguments), **keywords)
             result = self._told_call(call, values[0].shape[0])
             for made, value in zip(result, values, strict=True):
                 if made.numel() == value.numel():
@@ -364,7 +369,7 @@ class DriverValues(KnownValues):
 
     def _collective(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Run a collective: in a group of one the outputs are the inputs; of larger groups the results are unknown."""
-        written, read = (list(_tensors([argument], self._torch.Tensor)) for argument in arguments[:2])
+        written, read = (list(self._tensors([argument])) for argument in arguments[:2])
         result = call()
         group = self._torch.distributed.ProcessGroup.unbox(arguments[2])
         for to, source in zip(written, read, strict=False):
@@ -402,29 +407,6 @@ def _expected(name: str, arguments: Sequence[Any]) -> bool | None:
     if name in ("eq", "ne") and isinstance(other, float) and math.isinf(other):
         return name == "ne"
     return None
-
-
-def _tensors(values: Any, kind: type) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, kind):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value, kind)
-
-
-def _mapped(values: Any, kind: type, change: Callable[[Any], Any]) -> list[Any]:
-    return [
-        change(value)
-        if isinstance(value, kind)
-        else _mapped(value, kind, change)
-        if isinstance(value, (list, tuple))
-        else value
-        for value in values
-    ]
-
-
-def _flat(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
 def _quietly(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:

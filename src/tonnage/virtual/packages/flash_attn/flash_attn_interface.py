@@ -46,17 +46,16 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _heads_become_length(
     queries: int, q: Tensor, k: Tensor, dropout: float, window: tuple[int, int], slopes: Any
 ) -> bool:
-    """Whether heads that share keys are computed as queries, which is faster for a single query."""
+    """Whether heads that share keys are computed as queries, which is faster for a single query, causal or not."""
     return queries == 1 and q.shape[-2] > k.shape[-2] and max(window) < 0 and not dropout and slopes is None
 
 
 def _outputs(
-    q: Tensor, statistics: tuple[int, ...], kept: tuple[int, ...] | None
+    q: Tensor, statistics: tuple[int, ...], sequences: int, queries: int, keys: int, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Allocate the output, logsumexp, the probabilities (only to test dropout), and the generator's state."""
-    out = torch.empty_like(q)
-    sums = floats(q, *statistics)
-    probabilities = q.new_empty(kept or (0,))
+    kept = (sequences, q.shape[-2], round_up(queries), round_up(keys)) if keep else (0,)
+    out, sums, probabilities = torch.empty_like(q), floats(q, *statistics), q.new_empty(kept)
     return out, sums, probabilities, torch.empty(2, dtype=torch.int64, device=q.device)
 
 
@@ -68,26 +67,20 @@ def _flash_attn_forward(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
     window_size_right: int, softcap: float, alibi_slopes: Tensor | None, return_softmax: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    q, k, v = (t.contiguous() if t.stride(-1) != 1 else t for t in (q, k, v))
+    q, k, v = map(maybe_contiguous, (q, k, v))
     batch, queries, heads, width = q.shape
-    window = (window_size_left, 0 if causal and queries > 1 else window_size_right)
-    swapped = _heads_become_length(queries, q, k, dropout_p, window, alibi_slopes)
-    made = _dense_outputs(q, k, return_softmax)
+    swapped = _heads_become_length(queries, q, k, dropout_p, (window_size_left, window_size_right), alibi_slopes)
+    made = _outputs(q, (batch, heads, queries), batch, queries, k.shape[1], return_softmax)
     if not dropout_p:
         sizes = (batch, k.shape[2], heads // k.shape[2], k.shape[1]) if swapped else (batch, heads, queries, k.shape[1])
         split_accumulators(q, sizes, width, _processors(q))
     return made
 
 
-def _dense_outputs(q: Tensor, k: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, queries, heads, _ = q.shape
-    kept = (batch, heads, round_up(queries), round_up(k.shape[1])) if keep else None
-    return _outputs(q, (batch, heads, queries), kept)
-
-
 @_flash_attn_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _dense_outputs(q, k, options[-1])
+    batch, queries, heads, _ = q.shape
+    return _outputs(q, (batch, heads, queries), batch, queries, k.shape[1], options[-1])
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), device_types="cuda")
@@ -98,17 +91,16 @@ def _flash_attn_varlen_forward(
     block_table: Tensor | None = None, leftpad_k: Tensor | None = None, seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    q, k, v = (t.contiguous() if t.stride(-1) != 1 else t for t in (q, k, v))
+    q, k, v = map(maybe_contiguous, (q, k, v))
     if cu_seqlens_q.dtype != torch.int32 or cu_seqlens_k.dtype != torch.int32:
         raise RuntimeError(
             f"flash-attn takes the ends of sequences as int32, not {cu_seqlens_q.dtype} and {cu_seqlens_k.dtype}."
         )
-    window = (window_size_left, 0 if causal and max_seqlen_q > 1 else window_size_right)
-    swapped = _heads_become_length(max_seqlen_q, q, k, dropout_p, window, alibi_slopes)
+    batch, shared = cu_seqlens_q.numel() - 1, k.shape[-2]
+    swapped = _heads_become_length(max_seqlen_q, q, k, dropout_p, (window_size_left, window_size_right), alibi_slopes)
     turned = torch.empty_like(q) if swapped else None
-    made = _varlen_outputs(q, cu_seqlens_q, max_seqlen_q, max_seqlen_k, return_softmax)
+    made = _outputs(q, (q.shape[1], q.shape[0]), batch, max_seqlen_q, max_seqlen_k, return_softmax)
     if swapped:
-        batch, shared = cu_seqlens_q.numel() - 1, k.shape[-2]
         sizes = (batch, shared, q.shape[-2] // shared, max_seqlen_k)
         parts = split_accumulators(q, sizes, q.shape[-1], _processors(q))
         out = torch.empty_like(made[0])  # transposed back, as are the queries
@@ -118,21 +110,13 @@ def _flash_attn_varlen_forward(
     return made
 
 
-def _varlen_outputs(
-    q: Tensor, ends: Tensor, queries: int, keys: int, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total, heads, _ = q.shape
-    kept = (ends.numel() - 1, heads, round_up(queries), round_up(keys)) if keep else None
-    return _outputs(q, (heads, total), kept)
-
-
 @_flash_attn_varlen_forward.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     *options: Any, return_softmax: bool = False, **_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     keep = options[7] if len(options) > 7 else return_softmax
-    return _varlen_outputs(q, cu_seqlens_q, max_seqlen_q, max_seqlen_k, keep)
+    return _outputs(q, (q.shape[1], q.shape[0]), cu_seqlens_q.numel() - 1, max_seqlen_q, max_seqlen_k, keep)
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"), device_types="cuda")
@@ -172,7 +156,7 @@ def _backward(
     given: Sequence[Tensor], gradients: Sequence[Tensor | None], sequences: int | None, deterministic: bool
 ) -> Tensor:
     """Allocate the accumulators of a backward pass and return the softmax sums. `sequences` is None for a batch."""
-    tensors = [t.contiguous() if t.stride(-1) != 1 else t for t in given]
+    tensors = [maybe_contiguous(t) for t in given]  # all of them stay alive to the end
     _, q, k, v, _ = tensors
     made = [torch.empty_like(t) if g is None else g for t, g in zip((q, k, v), gradients, strict=True)]
     sums, dq_sum = backward_accumulators(q, sequences, deterministic, _processors(q))
@@ -192,6 +176,9 @@ class _Call:
     """The options of one call; `lengths` are the cumulative and maximum lengths of queries and keys (varlen only)."""
 
     packed: int
+    lengths: tuple[Tensor, Tensor, int, int] | None
+    block_table: Tensor | None
+    differentiate: bool
     dropout: float
     scale: float | None
     causal: bool
@@ -200,9 +187,6 @@ class _Call:
     slopes: Tensor | None
     deterministic: bool
     keep: bool
-    lengths: tuple[Tensor, Tensor, int, int] | None = None
-    block_table: Tensor | None = None
-    differentiate: bool = True
 
 
 class _Attention(torch.autograd.Function):
@@ -221,9 +205,8 @@ class _Attention(torch.autograd.Function):
         if call.lengths is None:
             out, sums, kept, state = torch.ops.flash_attn._flash_attn_forward(q, k, v, *options, keep)
         else:
-            out, sums, kept, state = torch.ops.flash_attn._flash_attn_varlen_forward(
-                q, k, v, *call.lengths, *options, keep, call.block_table
-            )
+            varlen = torch.ops.flash_attn._flash_attn_varlen_forward
+            out, sums, kept, state = varlen(q, k, v, *call.lengths, *options, keep, call.block_table)
         if call.differentiate and any(t.requires_grad for t in inputs):
             ctx.save_for_backward(q, k, v, out, sums, state, *(call.lengths or ())[:2])
             ctx.call, ctx.options = call, options
@@ -241,10 +224,8 @@ class _Attention(torch.autograd.Function):
         if call.lengths is None:
             torch.ops.flash_attn._flash_attn_backward(*arguments, *ctx.options, call.deterministic, state)
         else:
-            lengths = (*ends, *call.lengths[2:])
-            torch.ops.flash_attn._flash_attn_varlen_backward(
-                *arguments, *lengths, *ctx.options, call.deterministic, state
-            )
+            arguments += (*ends, *call.lengths[2:])
+            torch.ops.flash_attn._flash_attn_varlen_backward(*arguments, *ctx.options, call.deterministic, state)
         return None, *(t[..., :width] for t in packed)
 
 
@@ -262,14 +243,9 @@ def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list
 
 
 def _attend(packed: int, inputs: tuple[Tensor, ...], lengths: Any, options: Any, block_table: Any = None) -> Any:
-    dropout, scale, causal, window, softcap, slopes, deterministic, keep = options
     if lengths is not None:
         lengths = (*lengths[:2], int(lengths[2]), int(lengths[3]))
-    call = _Call(
-        packed, dropout, scale, causal, (window[0], window[1]), softcap, slopes, deterministic, keep, lengths,
-        block_table, torch.is_grad_enabled(),
-    )  # fmt: skip
-    return _Attention.apply(call, *inputs)
+    return _Attention.apply(_Call(packed, lengths, block_table, torch.is_grad_enabled(), *options), *inputs)
 
 
 def flash_attn_func(
@@ -355,9 +331,8 @@ def flash_attn_with_kvcache(
         out = torch.empty_like(padded[0])
         sums = floats(q, batch, heads, queries)
         fresh = [pad(t, padding) for t in (k, v) if t is not None] if width % 8 else []
-        window = (window_size[0], 0 if causal and queries > 1 else window_size[1])
         sizes = (batch, heads, queries, keys)
-        if _heads_become_length(queries, q, k_cache, 0.0, window, alibi_slopes):
+        if _heads_become_length(queries, q, k_cache, 0.0, window_size, alibi_slopes):
             sizes = (batch, k_cache.shape[2], heads // k_cache.shape[2], keys)
         parts = split_accumulators(q, sizes, round_up(width, 8), _processors(q), num_splits)
     del padded, fresh, parts

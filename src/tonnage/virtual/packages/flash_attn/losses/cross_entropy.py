@@ -25,7 +25,6 @@ class CrossEntropyLoss(nn.Module):
         self.inplace_backward, self.process_group = inplace_backward, process_group
 
     def forward(self, input: Tensor, target: Tensor, precomputed_lse: Tensor | None = None) -> Any:
-        """Return the loss and, if requested, the z-loss."""
         losses = cross_entropy_loss(
             input, target, precomputed_lse, self.label_smoothing, self.logit_scale, self.lse_square_scale,
             self.ignore_index, self.inplace_backward, self.process_group,

@@ -10,5 +10,4 @@ __all__ = ["RMSNorm", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Any:
-    """Return the RMS norm of each row."""
     return rms_norm_fn(x, weight, None, eps=epsilon)

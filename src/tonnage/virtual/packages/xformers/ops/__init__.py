@@ -44,7 +44,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim)) if include_weight else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of a contiguous tensor."""
         _refuse_gradients(x, self.weight)
         return torch.empty_like(x)
 

@@ -28,7 +28,6 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(hidden_features, out_features or in_features, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply SwiGLU to the last dimension."""
         w1, w2 = unbind(self.w12.weight.unflatten(0, (2, -1)), 0)
         b1, b2 = unbind(self.w12.bias.unflatten(0, (2, -1)), 0) if self.w12.bias is not None else (None, None)
         return swiglu(x, w1, b1, w2, b2, self.w3.weight, self.w3.bias)

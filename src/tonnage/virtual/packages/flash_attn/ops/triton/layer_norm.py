@@ -53,9 +53,8 @@ def layer_norm_fn(
 ) -> Any:  # fmt: skip
     """Return the norm of each row of `x`, or of its sum with the residual; `prenorm` also returns that sum."""
     given = {"x1": x1, "weight1": weight1, "rowscale": rowscale, "out": out, "residual_out": residual_out}
-    lacking = [name for name, value in given.items() if value is not None] + [
-        "return_dropout_mask"
-    ] * return_dropout_mask
+    lacking = [name for name, value in given.items() if value is not None]
+    lacking += ["return_dropout_mask"] * return_dropout_mask
     if lacking:
         raise NotImplementedError(f"The stand-in of flash-attn's norms does not know {', '.join(lacking)}.")
     return LayerNormFn.apply(x, weight, bias, residual, dropout_p, prenorm, residual_in_fp32, is_rms_norm, out_dtype)
@@ -80,13 +79,11 @@ class RMSNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize to the identity."""
         nn.init.constant_(self.weight, 0.0 if self.zero_centered_weight else 1.0)
 
     def forward(
         self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
     ) -> Any:
-        """Return the norm of the input, or of its sum with the residual."""
         dropout = self.dropout_p if self.training else 0.0
         return rms_norm_fn(
             x, self.weight, None, residual, eps=self.eps, dropout_p=dropout, prenorm=prenorm,

@@ -53,8 +53,10 @@ def memory_efficient_attention(
     if learns:
         backward = op[1] if op else forward
         return _Attention.apply(query, key, value, attn_bias, p, scale, forward, backward)[0].reshape(shape)
-    if query.dim() == 5:
-        query, key, value = (_folded(t) for t in (query, key, value))
+    if query.dim() == 5:  # merge groups and heads; expanded heads become one
+        query, key, value = (
+            t[:, :, :, 0] if t.stride(3) == 0 else t.reshape(*t.shape[:2], -1, t.shape[-1]) for t in (query, key, value)
+        )
     attend = _flash if forward == "flash" else _cutlass
     return attend(query, key, value, attn_bias, p, scale, False)[0].reshape(shape)
 
@@ -85,11 +87,6 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> str:
     if isinstance(mask, BlockDiagonalCausalMask):
         from_top_left = mask.q_seqinfo.seqstart_py != mask.k_seqinfo.seqstart_py
     return "flash" if fits and aligned and not from_top_left and not isinstance(mask, Tensor) else "cutlass"
-
-
-def _folded(x: Tensor) -> Tensor:
-    """Merge groups and heads; expanded heads become one."""
-    return x[:, :, :, 0] if x.stride(3) == 0 else x.reshape(*x.shape[:2], -1, x.shape[-1])
 
 
 def _ends(mask: Mask) -> tuple[Any, Any, Any, Any]:
@@ -159,35 +156,22 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         q, k, v, out, sums = ctx.saved_tensors
-        grad = grad.reshape(out.shape)
-        attend = _flash_backward if ctx.backward == "flash" else _cutlass_backward
-        return *attend(ctx, grad, q, k, v, out, sums), None, None, None, None
-
-
-def _flash_backward(
-    ctx: Any, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor
-) -> tuple[Any, ...]:
-    p, scale = ctx.options
-    lengths, causal, options = _flash_options(ctx.mask, q, k, scale)
-    shapes = [t.shape for t in (q, k, v)]
-    if lengths[0] is not None:
-        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
-    made = torch.ops.aten._flash_attention_backward(
-        grad.contiguous(), q, k, v, out, sums, *lengths, p, causal, ctx.state, ctx.state, **options
-    )
-    return *(t.reshape(shape) for t, shape in zip(made, shapes, strict=True)), None
-
-
-def _cutlass_backward(
-    ctx: Any, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor
-) -> tuple[Any, ...]:
-    p, scale = ctx.options
-    starts_q, starts_k, longest_q, longest_k = _ends(ctx.mask)
-    bias = ctx.mask if isinstance(ctx.mask, Tensor) else None
-    learns = bias is not None and bias.requires_grad
-    seed, offset = ctx.state or (torch.Tensor(), torch.Tensor())
-    *made, bias_gradient = torch.ops.aten._efficient_attention_backward(
-        grad, q, k, v, bias, out, starts_q, starts_k, longest_q or -1, longest_k or -1, sums, p, seed, offset,
-        _mask_kind(ctx.mask), learns, scale=scale,
-    )  # fmt: skip
-    return *made, bias_gradient if learns else None
+        grad, (p, scale) = grad.reshape(out.shape), ctx.options
+        if ctx.backward == "flash":
+            lengths, causal, options = _flash_options(ctx.mask, q, k, scale)
+            shapes = [t.shape for t in (q, k, v)]
+            if lengths[0] is not None:
+                q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+            made = torch.ops.aten._flash_attention_backward(
+                grad.contiguous(), q, k, v, out, sums, *lengths, p, causal, ctx.state, ctx.state, **options
+            )
+            return *(t.reshape(shape) for t, shape in zip(made, shapes, strict=True)), None, None, None, None, None
+        starts_q, starts_k, longest_q, longest_k = _ends(ctx.mask)
+        bias = ctx.mask if isinstance(ctx.mask, Tensor) else None
+        learns = bias is not None and bias.requires_grad
+        seed, offset = ctx.state or (torch.Tensor(), torch.Tensor())
+        *made, bias_gradient = torch.ops.aten._efficient_attention_backward(
+            grad, q, k, v, bias, out, starts_q, starts_k, longest_q or -1, longest_k or -1, sums, p, seed, offset,
+            _mask_kind(ctx.mask), learns, scale=scale,
+        )  # fmt: skip
+        return *made, bias_gradient if learns else None, None, None, None, None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -56,9 +57,8 @@ class _SeqLenInfo:
     @classmethod
     def from_seqlens(cls, seqlens: Iterable[int], *, device: torch.device | str | None = None) -> "_SeqLenInfo":
         """Compute the start positions from lengths."""
-        lengths, starts = list(seqlens), [0]
-        for length in lengths:
-            starts.append(starts[-1] + length)
+        lengths = list(seqlens)
+        starts = [*accumulate(lengths, initial=0)]
         place = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(torch.tensor(starts, dtype=torch.int32, device=place), max(lengths), min(lengths), starts)
 
@@ -101,7 +101,6 @@ class BlockDiagonalMask(AttentionBias):
         return parts
 
     def make_causal(self) -> "BlockDiagonalCausalMask":
-        """Return a causal version of this mask."""
         return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
     def make_causal_from_bottomright(self) -> "BlockDiagonalCausalFromBottomRightMask":

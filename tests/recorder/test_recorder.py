@@ -1,7 +1,7 @@
 """The hooks' log laid beside events: phases, modules and categories, without a GPU."""
 
 from tonnage.ledger import Category
-from tonnage.recorder.watched import CUBLAS_BYTES, Entry, Log, LoggedPhases, attribute
+from tonnage.recorder.recorder import CUBLAS_BYTES, Entry, Log, LoggedPhases, attribute
 from tonnage.recording.records import Allocation
 from tonnage.recording.snapshot.origins import Origin
 
