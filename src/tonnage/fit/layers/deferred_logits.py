@@ -101,12 +101,7 @@ def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: i
         hidden, weight = hidden.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
     recipe = LogitsRecipe(
-        hidden=hidden,
-        weight=weight,
-        bias=bias,
-        dtype=dtype,
-        chunk_bytes=chunk_bytes,
-        versions=versions(weight, bias),
+        hidden=hidden, weight=weight, bias=bias, dtype=dtype, chunk_bytes=chunk_bytes, versions=versions(weight, bias)
     )
     return DeferredLogits(recipe)
 

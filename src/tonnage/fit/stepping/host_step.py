@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from tonnage.fit.moving.host import CopyInFlight, CopyLane, pinned, queued
-from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, is_small, own_state
+from tonnage.fit.stepping.parameter_step import Group, State, Step, is_small
 from tonnage.fit.stepping.pieces import Probe, StatePiece, cut_state, flat, flat_like, join
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -71,11 +71,13 @@ class _Slot:
     free: CopyInFlight = field(default_factory=CopyInFlight)  # after it, the buffer may be overwritten
 
 
-class PiecewiseStep(StateStep):
+class PiecewiseStep(Step):
     """Steps a parameter piece by piece: pieces on the device in place, the others as the subclass defines."""
 
+    converts = True
+
     def __init__(
-        self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int, largest: int = 0
+        self, inner: Step, device: torch.device, *, gpu_bytes: int, piece_bytes: int, largest: int = 0
     ) -> None:
         self.inner = inner
         self.largest = largest  # elements of the largest parameter; states of small ones stay on the device
@@ -113,14 +115,13 @@ class PiecewiseStep(StateStep):
             if _PIECES not in state:
                 state.update(self.own_state(parameter, {}, group))
             pieces = state[_PIECES]
-            if len(pieces) == 1 and pieces[0].buffer is None and hasattr(self.inner, "step_all"):
+            if len(pieces) == 1 and pieces[0].buffer is None:
                 whole = flat(parameter)
                 together.append((whole, flat_like(gradient, parameter), pieces[0].state, group))
                 pieces[0].started = True
             else:
                 self(parameter, gradient, state, group)
         if together:
-            assert hasattr(self.inner, "step_all")
             self.inner.step_all(together)
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
@@ -134,7 +135,7 @@ class PiecewiseStep(StateStep):
             piece.forget()
         for piece in pieces if plain else ():
             target = self.home(piece.of(flat(parameter)), piece)
-            piece.keep(own_state(self.inner, target, cut_state(plain, parameter, piece), group))
+            piece.keep(self.inner.own_state(target, cut_state(plain, parameter, piece), group))
         return {_PIECES: pieces}
 
     def state_bytes(self, parameter: Tensor, state: State, group: Group) -> int:
@@ -187,7 +188,7 @@ class DeviceStep(PiecewiseStep):
     `window_bytes` of them, besides the largest, backward waits too.
     """
 
-    def __init__(self, inner: StepFunction, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
+    def __init__(self, inner: Step, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
         super().__init__(inner, device, **sizes)
         self._slots = [_Slot(torch.empty(0, dtype=torch.uint8, device=device)) for _ in range(DEVICE_SLOTS)]
         self._turn = 0
@@ -229,7 +230,7 @@ class HostStep(PiecewiseStep):
     At most `HOST_SLOTS` pieces are in flight: a backward pass faster than the host waits here.
     """
 
-    def __init__(self, inner: StepFunction, optimizer: Optimizer, device: torch.device, **sizes: int) -> None:
+    def __init__(self, inner: Step, optimizer: Optimizer, device: torch.device, **sizes: int) -> None:
         super().__init__(inner, device, **sizes)
         self._has_fused = isinstance(optimizer, Adam | SGD | Adagrad)
         self._has_values = not on_virtual_gpu(device)

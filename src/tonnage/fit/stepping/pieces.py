@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tonnage.fit.moving.host import CopyInFlight
-from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, own_state, plain_state
+from tonnage.fit.stepping.parameter_step import Group, State, Step
 
 _ALIGNMENT_BYTES = 16  # of each state inside a packed buffer, for vectorized kernels
 _PROBED_ELEMENTS = 65536
@@ -102,7 +102,7 @@ class StatePiece:
 class Probe:
     """Finds out which states a step function creates, by stepping a few zeros."""
 
-    def __init__(self, function: StepFunction) -> None:
+    def __init__(self, function: Step) -> None:
         self._function = function
         self._known: dict[tuple[Any, ...], list[tuple[str, torch.dtype, int]]] = {}
 
@@ -119,7 +119,7 @@ class Probe:
             state: State = {}
             if plain:
                 of_zeros = {n: zeros.to(v.dtype) if _like(n, v, parameter) else v for n, v in plain.items()}
-                state = own_state(self._function, zeros, of_zeros, group)
+                state = self._function.own_state(zeros, of_zeros, group)
             else:
                 self._function(zeros, torch.zeros_like(zeros), state, group)
             self._known[key] = [(n, v.dtype, v.numel()) for n, v in state.items() if isinstance(v, Tensor) and v.dim()]
@@ -131,11 +131,11 @@ def _like(name: str, value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape and name not in _COUNTS
 
 
-def join(function: StepFunction, parameter: Tensor, pieces: Sequence[StatePiece]) -> State:
+def join(function: Step, parameter: Tensor, pieces: Sequence[StatePiece]) -> State:
     """Join the pieces' states into plain ones, on the host unless all of them are on the device."""
     if not all(piece.started for piece in pieces):
         return {}
-    found = [(piece, plain_state(function, piece.of(flat(parameter)), piece.whole_state())) for piece in pieces]
+    found = [(piece, function.plain_state(piece.of(flat(parameter)), piece.whole_state())) for piece in pieces]
     on_device = all(piece.buffer is None for piece in pieces)
     joined: State = {}
     for name, value in found[0][1].items():

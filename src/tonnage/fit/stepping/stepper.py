@@ -38,10 +38,17 @@ class Stepper:
 
     def finish(self) -> None:
         if self.clip_norm is not None:
-            self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), self.clip_norm)
+            self.clip(self.clip_norm)
+        self.update()
+        self._before.clear()
+
+    def clip(self, clip_norm: float) -> None:
+        self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), clip_norm)
+
+    def update(self) -> None:
+        """Step with the accumulated gradients and drop them."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._before.clear()
 
     @torch.no_grad()
     def abandon(self) -> None:

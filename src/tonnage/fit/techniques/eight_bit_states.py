@@ -25,11 +25,8 @@ from tonnage.fit.stepping.parameter_step import (
     OneByOneStepper,
     PlainStep,
     State,
-    StateStep,
-    StepFunction,
-    own_state,
+    Step,
     parameter_steps,
-    plain_state,
     why_not_in_pieces,
 )
 from tonnage.fit.stepping.pieces import flat, flat_like
@@ -90,14 +87,16 @@ UNSIGNED = Code(signed=False, top=256, bias=1, power=4, largest=255)
 CODES = {"exp_avg": SIGNED, "momentum_buffer": SIGNED, "exp_avg_sq": UNSIGNED, "max_exp_avg_sq": UNSIGNED}
 
 
-class EightBitStep(StateStep):
+class EightBitStep(Step):
     """Dequantizes a chunk's states, steps it with the inner function and quantizes them again.
 
     On a GPU with Triton, Adam and SGD run as one kernel instead, if the inner step is plain or only rounds
     stochastically.
     """
 
-    def __init__(self, inner: StepFunction, block: int) -> None:
+    converts = True
+
+    def __init__(self, inner: Step, block: int) -> None:
         self.inner = inner
         self.block = block
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -133,10 +132,10 @@ class EightBitStep(StateStep):
             widened[name] = torch.empty_like(parameter, dtype=dtype, device=state[name].device)
             for piece in _chunks(parameter.numel()):
                 flat(widened[name])[piece] = self._read(name, state, piece, dtype)
-        return plain_state(self.inner, parameter, widened)
+        return self.inner.plain_state(parameter, widened)
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
-        state = own_state(self.inner, parameter, plain, group)
+        state = self.inner.own_state(parameter, plain, group)
         if parameter.numel() < SMALL_ELEMENTS:
             return state
         for name in [name for name in state if name in CODES and isinstance(state[name], Tensor)]:

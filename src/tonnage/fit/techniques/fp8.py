@@ -65,12 +65,7 @@ def multiply(left: Fp8, right_rows: Fp8, dtype: torch.dtype, *, fast: bool) -> T
     right = right_rows.values.t()
     if left.values.is_cuda:
         return torch._scaled_mm(
-            left.values,
-            right,
-            scale_a=left.scale,
-            scale_b=right_rows.scale,
-            out_dtype=dtype,
-            use_fast_accum=fast,
+            left.values, right, scale_a=left.scale, scale_b=right_rows.scale, out_dtype=dtype, use_fast_accum=fast
         )
     with torch.autocast(left.values.device.type, enabled=False):
         product = left.values.float() @ right.float()

@@ -46,7 +46,7 @@ class HostGradientStepper(BackwardStepper):
     def clip(self, clip_norm: float) -> None:
         self.steps.finish()
         on_host = [piece.gradient for piece in self._all_pieces() if piece.gradient is not None and piece.has_gradient]
-        on_device = [parameter for parameter in trained_parameters(self.optimizer) if parameter.grad is not None]
+        on_device = self.with_gradients()
         gradients = [[p.grad for p in on_device if p.grad is not None], on_host]
         norms = [gradient_norm(some).to("cpu", torch.float64) for some in gradients if some]
         if not norms:
@@ -58,13 +58,13 @@ class HostGradientStepper(BackwardStepper):
         for gradient in on_host:
             gradient.mul_(scale)
 
-    def step_the_rest(self) -> None:
+    def step_gradients(self) -> None:
         for parameter in trained_parameters(self.optimizer):
             pieces = self._pieces(parameter)
             if any(piece.has_gradient for piece in pieces):
                 with self.steps.at_hand(parameter):
                     self._way.step_added(parameter, pieces, self.steps.group(parameter))
-        super().step_the_rest()
+        super().step_gradients()
 
     def abandon(self) -> None:
         super().abandon()

@@ -21,11 +21,8 @@ from tonnage.fit.stepping.parameter_step import (
     OneByOneStepper,
     ParameterSteps,
     State,
-    StateStep,
-    StepFunction,
-    own_state,
+    Step,
     parameter_steps,
-    plain_state,
     why_not_in_pieces,
     why_not_one_by_one,
 )
@@ -37,27 +34,28 @@ MASTER = "master"  # its key in a parameter's states
 _PIECE_ELEMENTS = 2**26  # 256 MiB per FP32 temporary of a step
 
 
-class MasterStep(StateStep):
-    """Steps a parameter's master, if any, with the inner function and rounds it into the parameter."""
+class MasterStep(Step):
+    """Steps a parameter's master, if any, with the inner step and rounds it into the parameter.
 
-    def __init__(self, optimizer: Optimizer, inner: StepFunction, *, piece_elements: int | None) -> None:
+    The master is among the plain states, and so moves with them; `Masters` removes it from state dicts.
+    """
+
+    converts = True
+
+    def __init__(self, optimizer: Optimizer, inner: Step, *, piece_elements: int | None) -> None:
         self._optimizer = ref(optimizer)
         self._inner = inner
         self._piece_elements = piece_elements  # None if a step needs the whole parameter
 
-    def plain_state(self, parameter: Tensor, state: State) -> State:
-        """Return the states including the master, which moves with them; `Masters` removes it from state dicts."""
-        return state
-
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
         rest = {name: value for name, value in plain.items() if name != MASTER}
         if MASTER not in plain:
-            return own_state(self._inner, parameter, rest, group)
+            return self._inner.own_state(parameter, rest, group)
         master = plain[MASTER].to(parameter.device, torch.float32)
         if master.untyped_storage().nbytes() != master.nbytes:  # release the rest of that storage
             master = master.clone()
         if rest or isinstance(parameter, nn.Parameter):
-            return {**own_state(self._inner, parameter, rest, group), MASTER: master}
+            return {**self._inner.own_state(parameter, rest, group), MASTER: master}
         # Steps that keep states in pieces must know all of them before the first step creates them.
         optimizer = self._optimizer()
         assert optimizer is not None
@@ -119,7 +117,7 @@ class Masters:
 
     def read(self, parameter: nn.Parameter) -> Tensor:
         self._steps.finish()
-        master: Tensor = plain_state(self._steps.function, parameter, self._state(parameter))[MASTER]
+        master: Tensor = self._steps.function.plain_state(parameter, self._state(parameter))[MASTER]
         return master.to(parameter.device)
 
     def write(self, parameter: nn.Parameter, values: Tensor) -> None:
@@ -127,9 +125,9 @@ class Masters:
             self._state(parameter)[MASTER].copy_(values)
             return
         self._steps.finish()
-        plain = plain_state(self._steps.function, parameter, self._state(parameter))
+        plain = self._steps.function.plain_state(parameter, self._state(parameter))
         plain[MASTER] = values.to(torch.float32, copy=True)
-        made = own_state(self._steps.function, parameter, plain, self._steps.group(parameter))
+        made = self._steps.function.own_state(parameter, plain, self._steps.group(parameter))
         self._steps.optimizer.state[parameter] = made
 
     def _state(self, parameter: nn.Parameter) -> State:

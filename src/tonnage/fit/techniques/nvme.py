@@ -17,17 +17,7 @@ from torch import Tensor
 
 from tonnage.fit.moving.disk import DiskProblem, DiskSpace, Extent, Loaded
 from tonnage.fit.moving.host import CopyInFlight
-from tonnage.fit.stepping.parameter_step import (
-    Group,
-    OneByOneStepper,
-    State,
-    StateStep,
-    StepFunction,
-    own_state,
-    parameter_steps,
-    plain_state,
-    why_not_one_by_one,
-)
+from tonnage.fit.stepping.parameter_step import Group, OneByOneStepper, State, Step, parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.weight_streaming import Place, WeightStreaming, lay_out, stream_weights
@@ -51,13 +41,15 @@ class _StatesOnDisk:
         return {name: place.view(buffer) for name, place in self.tensors.items()}
 
 
-class DiskStep(StateStep):
+class DiskStep(Step):
     """Steps a parameter with states that are read from disk and written back.
 
     While one parameter is stepped, the states of its successor in the previous step are prefetched.
     """
 
-    def __init__(self, inner: StepFunction, space: DiskSpace, device: torch.device) -> None:
+    converts = True
+
+    def __init__(self, inner: Step, space: DiskSpace, device: torch.device) -> None:
         self._inner = inner
         self.space = space
         self._device = device
@@ -86,16 +78,16 @@ class DiskStep(StateStep):
             return {}
         kept: _StatesOnDisk = state[_ON_DISK]
         tensors = kept.views(self.space.read_all(kept.extent))
-        if isinstance(self._inner, StateStep):
+        if self._inner.converts:
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-        plain = plain_state(self._inner, parameter, {**kept.others, **tensors})
+        plain = self._inner.plain_state(parameter, {**kept.others, **tensors})
         return {name: v.cpu() if isinstance(v, Tensor) and v.dim() else v for name, v in plain.items()}
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
         self._coming.clear()  # reads in flight hold their buffers until they finish
         self._next.clear()
         self._first = self._last = None
-        made = own_state(self._inner, parameter, plain, group)
+        made = self._inner.own_state(parameter, plain, group)
         return {_ON_DISK: self._keep(made)} if made else {}
 
     def _keep(self, made: State) -> _StatesOnDisk:
