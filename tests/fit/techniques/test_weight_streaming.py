@@ -18,7 +18,7 @@ from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.techniques.tiled_mlp import TiledMlp
-from tonnage.fit.techniques.weight_streaming import BlockWeights, Nowhere, WeightStreamer, WeightStreaming, lay_out
+from tonnage.fit.techniques.weight_streaming import BlockWeights, Nowhere, WeightStreamer, WeightStreaming, packing_of
 from tonnage.fit.training import Training
 from tonnage.units import KIB
 
@@ -210,11 +210,9 @@ def blocks_of(count: int) -> list[BlockWeights]:
 
 
 def test_places_are_aligned_and_apart() -> None:
-    places, byte_count = lay_out(
-        [nn.Parameter(torch.zeros(n, dtype=d)) for n, d in ((3, torch.half), (5000, torch.float))]
-    )
-    assert [place.start for place in places] == [0, ALIGNMENT_BYTES]
-    assert byte_count == ALIGNMENT_BYTES + 5 * ALIGNMENT_BYTES
+    packing = packing_of(nn.Parameter(torch.zeros(n, dtype=d)) for n, d in ((3, torch.half), (5000, torch.float)))
+    assert [place.start for place in packing.places.values()] == [0, ALIGNMENT_BYTES]
+    assert packing.byte_count == ALIGNMENT_BYTES + 5 * ALIGNMENT_BYTES
 
 
 def test_a_transposed_parameter_keeps_its_strides() -> None:

@@ -4,13 +4,14 @@ On a device without streams (the CPU in tests) copies are synchronous. This modu
 why.
 """
 
+import math
 import mmap
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +33,58 @@ class HostMemoryExhausted(TonnageError, MemoryError):
 def aligned(byte_count: int, alignment: int = ALIGNMENT_BYTES) -> int:
     """Round up to a multiple."""
     return -(-byte_count // alignment) * alignment
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's position among the bytes of a buffer."""
+
+    start: int
+    dtype: torch.dtype
+    size: Sequence[int]
+    stride: Sequence[int]
+
+    @property
+    def byte_count(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+    def view(self, buffer: Tensor) -> Tensor:
+        flat = buffer[self.start : self.start + self.byte_count].view(self.dtype)
+        return flat.as_strided(self.size, self.stride)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The layout of several tensors in one buffer."""
+
+    places: dict[Any, Place]
+    byte_count: int
+
+    @classmethod
+    def of(
+        cls, layouts: Iterable[tuple[Any, torch.dtype, Sequence[int], Sequence[int]]], alignment: int = ALIGNMENT_BYTES
+    ) -> "Packing":
+        """Lay out tensors one after another, by key, dtype, size and stride."""
+        places: dict[Any, Place] = {}
+        end = 0
+        for key, *layout in layouts:
+            places[key] = Place(end, *layout)
+            end += aligned(places[key].byte_count, alignment)
+        return cls(places, end)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(place.byte_count for place in self.places.values())
+
+    def views(self, buffer: Tensor) -> dict[Any, Tensor]:
+        return {key: place.view(buffer) for key, place in self.places.items()}
+
+    def store(self, values: dict[str, Any], buffer: Tensor) -> dict[str, Any]:
+        """Copy tensors that are not in the buffer yet; return what has no place there (counters)."""
+        for key, view in self.views(buffer).items():
+            if values[key].data_ptr() != view.data_ptr() or values[key].device != view.device:
+                view.copy_(values[key])
+        return {key: value for key, value in values.items() if key not in self.places}
 
 
 def has_streams(device: torch.device) -> bool:

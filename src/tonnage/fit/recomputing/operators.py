@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from tonnage.fit.moving.saved_tensors import storage_key
 from tonnage.fit.survey.meter import clocked
 from tonnage.fit.survey.profile import OperatorProfile
 from tonnage.hardware import Gpu
@@ -95,11 +96,11 @@ class OperatorRecorder(TorchDispatchMode):
         # The hook that currently sees what is saved for backward.
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self.overlooked = self.overlooked or (hooks[0] if hooks else None) is not self._pack
-        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given = {storage_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         outputs, read_s = self._clock(func, args, kwargs)
         tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-        made = {_storage(t): t.untyped_storage().nbytes() for t in tensors if _storage(t) not in given}
-        shared = [_storage(t) for t in tensors if _storage(t) in given]
+        made = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if storage_key(t) not in given}
+        shared = [storage_key(t) for t in tensors if storage_key(t) in given]
         operator = RecordedOperator(
             function=func,
             inputs=tuple(sorted({self._makers[key] for key in given if key in self._makers})),
@@ -126,7 +127,7 @@ class OperatorRecorder(TorchDispatchMode):
         seen: set[int] = set()
 
         def pack(tensor: Tensor) -> Tensor | None:
-            key = _storage(tensor)
+            key = storage_key(tensor)
             if key in self._makers and key not in seen:
                 self.operators[self._makers[key]].saved_bytes += tensor.untyped_storage().nbytes()
             seen.add(key)
@@ -200,10 +201,6 @@ def virtual_clock(gpu: Gpu) -> Clock:
         return outputs[-1], lambda: seconds
 
     return clock
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:

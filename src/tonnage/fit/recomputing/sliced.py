@@ -4,7 +4,7 @@ Intermediates then exist for one slice at a time, as with micro-batches, but the
 gradient is summed here and reaches autograd once. Only for blocks that treat rows independently.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tonnage.fit.layers.tiles import row_slices
 from tonnage.fit.recomputing.remembered import Generators, held_generators, same_states
 from tonnage.fit.recomputing.replay import Replayer
 from tonnage.fit.recomputing.rerun import Forward, ForwardCall, Gradients, Rerun, without_cache
@@ -63,17 +64,6 @@ class SlicedRerun(Rerun):
             totals |= found
             del ends, made, found
         return [totals.pop(index, None) for index in range(len(inputs) + len(call.parameters))]
-
-
-def row_slices(rows: int, slices: int) -> Iterator[slice]:
-    """Yield slices of nearly equal size, the longer ones first."""
-    count = min(rows, slices)
-    size, longer = divmod(rows, count)
-    start = 0
-    for index in range(count):
-        stop = start + size + (index < longer)
-        yield slice(start, stop)
-        start = stop
 
 
 def batch_rows(leaves: Sequence[Any]) -> int:

@@ -26,6 +26,7 @@ from tonnage.fit.training import Undo
 
 State = dict[str, Any]  # an optimizer's states of one parameter; filled in its first step
 Group = Mapping[str, Any]
+MASTER = "master"  # the state with a parameter's FP32 master, if it has one
 _SMALL_SHARE = 512  # parameters this much smaller than the largest (norms, biases) are stepped together
 
 
@@ -129,8 +130,8 @@ class ParameterSteps:
         self._finishers: list[Callable[[], None]] = []
         self._bringers: list[Callable[[nn.Parameter], AbstractContextManager[None]]] = []
         self.function: Step = PlainStep(optimizer)
-        # Dtype of the states where it differs from the parameter's: parameters with an FP32 master.
-        self.state_dtypes: dict[nn.Parameter, torch.dtype] = {}
+        # Parameters with an FP32 master, a state that state dicts leave out.
+        self.with_master: list[nn.Parameter] = []
 
     @property
     def optimizer(self) -> Optimizer:
@@ -188,6 +189,11 @@ class ParameterSteps:
             self._group_of = {member: index for index, group in enumerate(groups) for member in group["params"]}
         return self.optimizer.param_groups[self._group_of[parameter]]
 
+    def master(self, parameter: nn.Parameter) -> Tensor:
+        self.finish()
+        master: Tensor = self.function.plain_state(parameter, self.optimizer.state[parameter])[MASTER]
+        return master.to(parameter.device)
+
     def replace(self, function: Step, *, finish: Callable[[], None] | None = None) -> Undo:
         """Step with `function`, which may call the previous one; undo in reverse order."""
         before = self.function
@@ -236,19 +242,22 @@ def keep_state_dicts_plain(steps: ParameterSteps, stack: ExitStack) -> None:
         parameters, plain = members(optimizer.param_groups), {}
         for index, state in state_dict["state"].items():
             with steps.at_hand(parameters[index]):
-                plain[index] = steps.function.plain_state(parameters[index], state)
+                plain[index] = {**steps.function.plain_state(parameters[index], state)}
+            plain[index].pop(MASTER, None)
         return {**state_dict, "state": {index: state for index, state in plain.items() if state}}
 
     def set_aside(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         parameter_of = dict(zip(members(state_dict["param_groups"]), members(optimizer.param_groups), strict=False))
         loaded.clear()
         loaded.update({parameter_of[i]: state for i, state in state_dict["state"].items() if i in parameter_of})
+        for parameter in steps.with_master:
+            loaded[parameter] = {**loaded.get(parameter, {}), MASTER: steps.master(parameter)}
         return {**state_dict, "state": {}}
 
     @torch.no_grad()
     def take(optimizer: Optimizer) -> None:
         for parameter, plain in loaded.items():
-            dtype = steps.state_dtypes.get(parameter, parameter.dtype)
+            dtype = torch.float32 if MASTER in plain else parameter.dtype
             if dtype.is_floating_point:  # as torch loads them: in the parameter's dtype, except counters
                 plain = {n: v.to(dtype) if isinstance(v, Tensor) and n != "step" else v for n, v in plain.items()}
             with steps.at_hand(parameter):

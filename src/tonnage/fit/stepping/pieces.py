@@ -4,14 +4,14 @@ A piece's states are what a step function creates for that range alone, so any e
 module does not know when or where a piece is stepped.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tonnage.fit.moving.host import CopyInFlight
+from tonnage.fit.moving.host import CopyInFlight, Packing
 from tonnage.fit.stepping.parameter_step import Group, State, Step
 
 _ALIGNMENT_BYTES = 16  # of each state inside a packed buffer, for vectorized kernels
@@ -29,40 +29,6 @@ def flat_like(gradient: Tensor, parameter: Tensor) -> Tensor:
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
     return flat(gradient)
-
-
-@dataclass(frozen=True)
-class Packing:
-    """The layout of a piece's states in one buffer."""
-
-    entries: dict[str, tuple[int, torch.dtype, int]]  # offset in bytes, dtype, elements
-    byte_count: int
-
-    @classmethod
-    def of(cls, lengths: Iterable[tuple[str, torch.dtype, int]]) -> "Packing":
-        entries: dict[str, tuple[int, torch.dtype, int]] = {}
-        end = 0
-        for name, dtype, count in lengths:
-            entries[name] = (end, dtype, count)
-            end += -(-count * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return cls(entries, end)
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(dtype.itemsize * count for _, dtype, count in self.entries.values())
-
-    def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        return {
-            name: buffer[offset : offset + count * dtype.itemsize].view(dtype)
-            for name, (offset, dtype, count) in self.entries.items()
-        }
-
-    def store(self, state: State, buffer: Tensor) -> State:
-        """Copy states that are not in the buffer yet; return the rest (counters)."""
-        for name, view in self.views(buffer).items():
-            if state[name].data_ptr() != view.data_ptr() or state[name].device != view.device:
-                view.copy_(state[name])
-        return {name: value for name, value in state.items() if name not in self.entries}
 
 
 @dataclass
@@ -123,7 +89,8 @@ class Probe:
             else:
                 self._function(zeros, torch.zeros_like(zeros), state, group)
             self._known[key] = [(n, v.dtype, v.numel()) for n, v in state.items() if isinstance(v, Tensor) and v.dim()]
-        return Packing.of((name, dtype, -(-count // -(-probed // length))) for name, dtype, length in self._known[key])
+        lengths = ((name, dtype, -(-count // -(-probed // length))) for name, dtype, length in self._known[key])
+        return Packing.of(((name, dtype, (length,), (1,)) for name, dtype, length in lengths), _ALIGNMENT_BYTES)
 
 
 def _like(name: str, value: Any, parameter: Tensor) -> bool:

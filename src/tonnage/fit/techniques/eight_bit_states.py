@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from torch.optim import SGD, Adam
 
 from tonnage.fit.stepping.parameter_step import (
+    MASTER,
     Group,
     OneByOneStepper,
     PlainStep,
@@ -126,7 +127,7 @@ class EightBitStep(Step):
             self._close(opened, state, piece, parameter)
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
-        dtype = torch.float32 if "master" in state else parameter.dtype
+        dtype = torch.float32 if MASTER in state else parameter.dtype
         widened = {name: value for name, value in state.items() if not name.endswith(_SCALES)}
         for name in [name for name in widened if name + _SCALES in state]:
             widened[name] = torch.empty_like(parameter, dtype=dtype, device=state[name].device)

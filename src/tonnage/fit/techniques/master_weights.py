@@ -8,7 +8,6 @@ from collections import defaultdict
 from contextlib import ExitStack
 from copy import deepcopy
 from inspect import signature
-from typing import Any
 from weakref import ref
 
 import torch
@@ -17,9 +16,9 @@ from torch.optim import Optimizer
 
 from tonnage.fit.stepping.narrow import Narrowed, why_not_narrow, wide_parameters
 from tonnage.fit.stepping.parameter_step import (
+    MASTER,
     Group,
     OneByOneStepper,
-    ParameterSteps,
     State,
     Step,
     parameter_steps,
@@ -30,14 +29,13 @@ from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 
-MASTER = "master"  # its key in a parameter's states
 _PIECE_ELEMENTS = 2**26  # 256 MiB per FP32 temporary of a step
 
 
 class MasterStep(Step):
     """Steps a parameter's master, if any, with the inner step and rounds it into the parameter.
 
-    The master is among the plain states, and so moves with them; `Masters` removes it from state dicts.
+    The master is among the plain states, and so moves with them; state dicts leave it out.
     """
 
     converts = True
@@ -109,66 +107,6 @@ class MasterStep(Step):
                     whole.view(-1)[piece] = value
 
 
-class Masters:
-    """The FP32 masters of an optimizer's parameters, wherever its states are."""
-
-    def __init__(self, steps: ParameterSteps) -> None:
-        self._steps = steps
-
-    def read(self, parameter: nn.Parameter) -> Tensor:
-        self._steps.finish()
-        master: Tensor = self._steps.function.plain_state(parameter, self._state(parameter))[MASTER]
-        return master.to(parameter.device)
-
-    def write(self, parameter: nn.Parameter, values: Tensor) -> None:
-        if isinstance(self._steps.function, MasterStep):
-            self._state(parameter)[MASTER].copy_(values)
-            return
-        self._steps.finish()
-        plain = self._steps.function.plain_state(parameter, self._state(parameter))
-        plain[MASTER] = values.to(torch.float32, copy=True)
-        made = self._steps.function.own_state(parameter, plain, self._steps.group(parameter))
-        self._steps.optimizer.state[parameter] = made
-
-    def _state(self, parameter: nn.Parameter) -> State:
-        state: State = self._steps.optimizer.state[parameter]
-        return state
-
-    def put_beside_states(self, parameters: list[nn.Parameter], stack: ExitStack) -> None:
-        """Add the masters to the states, but not to the optimizer's state dict; loading one leaves them unchanged."""
-
-        def take_away() -> None:
-            for parameter in parameters:
-                del self._steps.state_dtypes[parameter]
-                state = self._state(parameter)
-                del state[MASTER]
-                if not state:
-                    del self._steps.optimizer.state[parameter]
-
-        def without_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            states = {index: dict(state) for index, state in state_dict["state"].items()}
-            for state in states.values():
-                state.pop(MASTER, None)
-            return {**state_dict, "state": {index: state for index, state in states.items() if state}}
-
-        def with_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            places = [place for group in state_dict["param_groups"] for place in group["params"]]
-            members = [member for group in optimizer.param_groups for member in group["params"]]
-            place_of, states = dict(zip(members, places, strict=False)), dict(state_dict["state"])
-            for parameter in parameters:
-                if parameter in place_of:
-                    place = place_of[parameter]
-                    states[place] = {**states.get(place, {}), MASTER: self.read(parameter)}
-            return {**state_dict, "state": states}
-
-        self._steps.state_dtypes.update(dict.fromkeys(parameters, torch.float32))
-        for parameter in parameters:
-            self._state(parameter)[MASTER] = parameter.detach()
-        stack.callback(take_away)
-        stack.callback(self._steps.optimizer.register_state_dict_post_hook(without_masters).remove)
-        stack.callback(self._steps.optimizer.register_load_state_dict_pre_hook(with_masters).remove)
-
-
 class MasterWeights(Technique, name="master-weights"):
     def why_not(self, training: Training) -> str | None:
         if not set(wide_parameters(training.model)).intersection(trained_parameters(training.optimizer)):
@@ -176,13 +114,32 @@ class MasterWeights(Technique, name="master-weights"):
         return why_not_narrow(training.model) or why_not_one_by_one(training.optimizer)
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        steps = parameter_steps(training.optimizer)
-        masters = Masters(steps)
-        trained = list(trained_parameters(training.optimizer))
-        narrowed = Narrowed(training.model, trained, read=masters.read, write=masters.write)
+        steps, states = parameter_steps(training.optimizer), training.optimizer.state
+
+        def write(parameter: nn.Parameter, values: Tensor) -> None:
+            if isinstance(steps.function, MasterStep):
+                states[parameter][MASTER].copy_(values)
+                return
+            steps.finish()
+            plain = steps.function.plain_state(parameter, states[parameter])
+            plain[MASTER] = values.to(torch.float32, copy=True)
+            states[parameter] = steps.function.own_state(parameter, plain, steps.group(parameter))
+
+        def take_masters_away() -> None:
+            steps.with_master.clear()
+            for parameter in narrowed.trained:
+                del states[parameter][MASTER]
+                if not states[parameter]:
+                    del states[parameter]
+
+        trained = trained_parameters(training.optimizer)
+        narrowed = Narrowed(training.model, trained, read=steps.master, write=write)
         whole = why_not_in_pieces(training.optimizer) is not None
         function = MasterStep(training.optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
-        masters.put_beside_states(narrowed.trained, stack)
+        steps.with_master += narrowed.trained
+        for parameter in narrowed.trained:
+            states[parameter][MASTER] = parameter.detach()
+        stack.callback(take_masters_away)
         stack.callback(steps.replace(function))
         stack.callback(narrowed.apply())
         stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))

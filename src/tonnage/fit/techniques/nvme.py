@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tonnage.fit.moving.disk import DiskProblem, DiskSpace, Extent, Loaded
-from tonnage.fit.moving.host import CopyInFlight
+from tonnage.fit.moving.host import CopyInFlight, Packing
 from tonnage.fit.stepping.parameter_step import Group, OneByOneStepper, State, Step, parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
-from tonnage.fit.techniques.weight_streaming import Place, WeightStreaming, lay_out, stream_weights
+from tonnage.fit.techniques.weight_streaming import WeightStreaming, stream_weights
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.techniques import techniques
@@ -34,11 +34,8 @@ class _StatesOnDisk:
     """One parameter's states: tensors in an extent, counters and the like here."""
 
     extent: Extent
-    tensors: dict[str, Place]
+    packing: Packing
     others: State
-
-    def views(self, buffer: Tensor) -> State:
-        return {name: place.view(buffer) for name, place in self.tensors.items()}
 
 
 class DiskStep(Step):
@@ -69,7 +66,7 @@ class DiskStep(Step):
                 state[_ON_DISK] = self._keep(made)
             return
         buffer = self._load(kept)
-        here = {**kept.others, **kept.views(buffer)}
+        here = {**kept.others, **kept.packing.views(buffer)}
         self._inner(parameter, gradient, here, group)
         self._store(kept, here, buffer)
 
@@ -77,7 +74,7 @@ class DiskStep(Step):
         if not state:
             return {}
         kept: _StatesOnDisk = state[_ON_DISK]
-        tensors = kept.views(self.space.read_all(kept.extent))
+        tensors = kept.packing.views(self.space.read_all(kept.extent))
         if self._inner.converts:
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         plain = self._inner.plain_state(parameter, {**kept.others, **tensors})
@@ -92,15 +89,12 @@ class DiskStep(Step):
 
     def _keep(self, made: State) -> _StatesOnDisk:
         # Dense, whatever the values' layouts.
-        like = {
-            name: torch.empty_like(value, device="meta")
-            for name, value in made.items()
-            if isinstance(value, Tensor) and value.dim()
-        }
-        places, end = lay_out(like.values(), alignment=16)
-        kept = _StatesOnDisk(self.space.take(end), dict(zip(like, places, strict=True)), others={})
+        tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.dim()}
+        dense = ((name, v.dtype, v.size(), torch.empty_like(v, device="meta").stride()) for name, v in tensors.items())
+        packing = Packing.of(dense, alignment=16)
+        kept = _StatesOnDisk(self.space.take(packing.byte_count), packing, others={})
         weakref.finalize(kept, self.space.give, kept.extent).atexit = False
-        self._store(kept, made, torch.empty(end, dtype=torch.uint8, device=self._device))
+        self._store(kept, made, torch.empty(packing.byte_count, dtype=torch.uint8, device=self._device))
         return kept
 
     def _load(self, kept: _StatesOnDisk) -> Tensor:
@@ -122,10 +116,7 @@ class DiskStep(Step):
         return buffer, self.space.load(kept.extent, buffer)
 
     def _store(self, kept: _StatesOnDisk, state: State, buffer: Tensor) -> None:
-        for name, view in kept.views(buffer).items():
-            if state[name].data_ptr() != view.data_ptr():
-                view.copy_(state[name])
-        kept.others = {name: value for name, value in state.items() if name not in kept.tensors}
+        kept.others = kept.packing.store(state, buffer)
         self._leaving.append((buffer, self.space.store(buffer, kept.extent)))
         self.finish(in_flight=1)
 

@@ -25,32 +25,10 @@ from tonnage.fit.training import Training
 from tonnage.units import format_bytes
 
 
-@dataclass(frozen=True)
-class Place:
-    """A tensor's position among the bytes of a buffer."""
-
-    start: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-
-    @property
-    def byte_count(self) -> int:
-        return self.size.numel() * self.dtype.itemsize
-
-    def view(self, buffer: Tensor) -> Tensor:
-        flat = buffer[self.start : self.start + self.byte_count].view(self.dtype)
-        return flat.as_strided(self.size, self.stride)
-
-
-def lay_out(tensors: Iterable[Tensor], alignment: int = host.ALIGNMENT_BYTES) -> tuple[list[Place], int]:
-    """Lay out tensors one after another; return their places and the total bytes."""
-    places: list[Place] = []
-    end = 0
-    for tensor in tensors:
-        places.append(Place(end, tensor.dtype, tensor.size(), tensor.stride()))
-        end += host.aligned(places[-1].byte_count, alignment)
-    return places, end
+def packing_of(parameters: Iterable[nn.Parameter]) -> host.Packing:
+    return host.Packing.of(
+        (parameter, parameter.dtype, parameter.size(), parameter.stride()) for parameter in parameters
+    )
 
 
 class Nowhere:
@@ -60,7 +38,7 @@ class Nowhere:
         self.device = device
         self._of_type: dict[torch.dtype, Tensor] = {}
 
-    def stand_in(self, place: Place) -> Tensor:
+    def stand_in(self, place: host.Place) -> Tensor:
         if place.dtype not in self._of_type:
             self._of_type[place.dtype] = torch.full((), torch.nan, device=self.device).to(place.dtype)
         return self._of_type[place.dtype].expand(place.size)
@@ -70,8 +48,8 @@ class BlockWeights:
     """The streamed parameters of one block: their bytes in a space, and for a while in a slot on the GPU."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], space: host.Space, nowhere: Nowhere) -> None:
-        places, self.byte_count = lay_out(parameters)
-        self.places = dict(zip(parameters, places, strict=True))
+        packing = packing_of(parameters)
+        self.places, self.byte_count = packing.places, packing.byte_count
         self.slot: _WeightSlot | None = None
         self.changed = False
         self._space, self._nowhere = space, nowhere
@@ -265,7 +243,7 @@ def stream_weights(
 ) -> None:
     """Move the weights of these blocks to a space with this much room."""
     owned = streamed_parameters(training.model, names)
-    needed_bytes = sum(lay_out(parameters)[1] for parameters in owned.values())
+    needed_bytes = sum(packing_of(parameters).byte_count for parameters in owned.values())
     if needed_bytes > free_bytes:
         raise NotApplicable(
             f"{format_bytes(needed_bytes)} of weights would go to {where}, which has {format_bytes(free_bytes)} for them.",
@@ -346,9 +324,6 @@ def _keep_state_dict_plain(block: nn.Module, streamer: WeightStreamer, weights: 
         weights.point_nowhere()
         weights.overwrite(loading.pop())
 
-    for handle in (
-        block.register_state_dict_post_hook(give),
-        block.register_load_state_dict_pre_hook(open_values),
-        block.register_load_state_dict_post_hook(close_values),
-    ):
-        stack.callback(handle.remove)
+    stack.callback(block.register_state_dict_post_hook(give).remove)
+    stack.callback(block.register_load_state_dict_pre_hook(open_values).remove)
+    stack.callback(block.register_load_state_dict_post_hook(close_values).remove)
