@@ -4,7 +4,6 @@ Only their configurations are read and written, without importing transformers. 
 computed.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,20 +30,15 @@ def attention_models(model: nn.Module) -> dict[str, nn.Module]:
 
 def configs_of(model: nn.Module) -> list[Any]:
     """Return every configuration of a transformers model and its parts, once each."""
-    found = {id(config): config for part in _parts(model) for config in _with_parts(part.config)}
-    return list(found.values())
+    configs = [part.config for part in _parts(model)]
+    for config in configs:  # which grows, for those of parts have parts again
+        parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
+        configs += [part for part in parts if part is not None]
+    return list({id(config): config for config in configs}.values())
 
 
-def _parts(model: nn.Module) -> Iterator[Any]:
-    return (module for module in model.modules() if hasattr(module, "set_attn_implementation"))
-
-
-def _with_parts(config: Any) -> Iterator[Any]:
-    yield config
-    for name in getattr(config, "sub_configs", ()):
-        part = getattr(config, name, None)
-        if part is not None:
-            yield from _with_parts(part)
+def _parts(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "set_attn_implementation")]
 
 
 def eager_configs(model: nn.Module) -> list[Any]:
@@ -52,15 +46,10 @@ def eager_configs(model: nn.Module) -> list[Any]:
     return [config for config in configs_of(model) if config._attn_implementation == "eager"]
 
 
-def soft_cap_of(config: Any) -> float | None:
-    """Return the cap on attention scores (Gemma 2), not on the model's logits."""
+def has_soft_cap(config: Any) -> bool:
+    """Return whether attention scores are capped (Gemma 2), not only the model's logits."""
     caps = [value for name, value in vars(config).items() if name.startswith("att") and "cap" in name and value]
-    return caps[0] if caps and isinstance(caps[0], int | float) else None
-
-
-def has_sinks(model: nn.Module) -> bool:
-    """Return whether each head has a learned score that joins the softmax without a value (gpt-oss)."""
-    return any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters())
+    return bool(caps) and isinstance(caps[0], int | float)
 
 
 def dropout_of(model: nn.Module) -> float:

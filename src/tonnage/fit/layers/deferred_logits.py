@@ -100,10 +100,16 @@ def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: i
     if not torch.is_grad_enabled():
         hidden, weight = hidden.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
-    recipe = LogitsRecipe(
-        hidden=hidden, weight=weight, bias=bias, dtype=dtype, chunk_bytes=chunk_bytes, versions=versions(weight, bias)
+    return DeferredLogits(
+        LogitsRecipe(
+            hidden=hidden,
+            weight=weight,
+            bias=bias,
+            dtype=dtype,
+            chunk_bytes=chunk_bytes,
+            versions=versions(weight, bias),
+        )
     )
-    return DeferredLogits(recipe)
 
 
 class DeferredLogits(Tensor):
@@ -222,10 +228,6 @@ _METADATA = frozenset(
 )
 
 
-def _cast(dtype: torch.dtype) -> Callable[..., Any]:
-    return lambda logits: logits.recipe.then("to", dtype)
-
-
 def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("copy", None)  # what is computed later is a copy
     device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
@@ -244,13 +246,9 @@ def _register_hook(logits: DeferredLogits, hook: Callable[[Tensor], Any]) -> Any
     return hidden.register_hook(hook)
 
 
-def _number(name: str) -> Callable[..., Any]:
-    def record(logits: DeferredLogits, other: Any, **kwargs: Any) -> Any:
-        if kwargs or isinstance(other, bool) or not isinstance(other, int | float):
-            return NotImplemented
-        return logits.recipe.then(name, other)
-
-    return record
+def _scale(name: str, logits: DeferredLogits, other: Any) -> Any:
+    is_number = isinstance(other, int | float) and not isinstance(other, bool)
+    return logits.recipe.then(name, other) if is_number else NotImplemented
 
 
 def _reshape(logits: DeferredLogits, *shape: Any) -> Any:
@@ -369,17 +367,17 @@ def _cross_entropy(
 
 
 _DEFERRED: dict[str, Callable[..., Any]] = {
-    "float": _cast(torch.float32),
-    "double": _cast(torch.float64),
-    "half": _cast(torch.float16),
-    "bfloat16": _cast(torch.bfloat16),
+    "float": lambda logits: logits.recipe.then("to", torch.float32),
+    "double": lambda logits: logits.recipe.then("to", torch.float64),
+    "half": lambda logits: logits.recipe.then("to", torch.float16),
+    "bfloat16": lambda logits: logits.recipe.then("to", torch.bfloat16),
     "to": _to,
     "contiguous": lambda logits: logits,
     "clone": lambda logits: DeferredLogits(logits.recipe),
     "detach": lambda logits: DeferredLogits(logits.recipe.detached()),
     "tanh": lambda logits: logits.recipe.then("tanh"),
-    "mul": _number("mul"),
-    "div": _number("div"),
+    "mul": partial(_scale, "mul"),
+    "div": partial(_scale, "div"),
     "view": _reshape,
     "reshape": _reshape,
     "flatten": _flatten,

@@ -52,7 +52,13 @@ _tried: WeakKeyDictionary[nn.Module, tuple[object, dict[str, RerunFinding]]] = W
 
 def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding]:
     """Return what each of these modules does when it runs twice, cached while the training is unchanged."""
-    now = _fingerprint(training)
+    # What can change how a block runs, as numbers: objects would keep the model alive.
+    modules = tuple(
+        (id(each), each.training, id(vars(each).get("forward")), *each._forward_hooks, *each._forward_pre_hooks)
+        for each in training.model.modules()
+    )
+    parameters = tuple((p.requires_grad, bool(p._backward_hooks)) for p in training.model.parameters())
+    now = id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
     before, findings = _tried.get(training.model, (None, {}))
     known = findings if before == now else {}
     missing = [name for name in names if name not in known]
@@ -60,16 +66,6 @@ def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding
         known = known | _try_blocks(training, missing)
         _tried[training.model] = now, known
     return {name: known[name] for name in names}
-
-
-def _fingerprint(training: Training) -> object:
-    """Return what can change how a block runs, as numbers: objects would keep the model alive."""
-    modules = tuple(
-        (id(each), each.training, id(vars(each).get("forward")), *each._forward_hooks, *each._forward_pre_hooks)
-        for each in training.model.modules()
-    )
-    parameters = tuple((p.requires_grad, bool(p._backward_hooks)) for p in training.model.parameters())
-    return id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
 
 
 def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, RerunFinding]:

@@ -74,9 +74,9 @@ def _unfused(model: nn.Module) -> Iterator[_Part]:
         if attention.eager_configs(part):
             kind, eager = type(part).__name__, attention.eager_configs(part)
             reason = None
-            if any(attention.soft_cap_of(config) for config in eager):
+            if any(map(attention.has_soft_cap, eager)):
                 reason = f"{kind} caps its attention scores, which fused kernels would leave out."
-            elif attention.has_sinks(part):
+            elif any(name.rpartition(".")[2] == "sinks" for name, _ in part.named_parameters()):  # gpt-oss
                 reason = f"{kind} has attention sinks, which fused kernels do not know."
             elif any(getattr(config, "output_attentions", False) for config in eager):
                 reason = f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
@@ -118,15 +118,7 @@ def _drop_weights(module: nn.MultiheadAttention) -> Undo:
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Any]:
-        output, _ = plain(
-            query,
-            key,
-            value,
-            key_padding_mask=key_padding_mask,
-            need_weights=False,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-        )
+        output, _ = plain(query, key, value, key_padding_mask, False, attn_mask, is_causal=is_causal)
         return output, _NoWeights() if need_weights else None
 
     return replace_forward(module, forward)

@@ -114,9 +114,10 @@ class MasterWeights(Technique, name="master-weights"):
         return why_not_narrow(training.model) or why_not_one_by_one(training.optimizer)
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        steps, states = parameter_steps(training.optimizer), training.optimizer.state
+        optimizer, steps = training.optimizer, parameter_steps(training.optimizer)
 
         def write(parameter: nn.Parameter, values: Tensor) -> None:
+            states = steps.optimizer.state
             if isinstance(steps.function, MasterStep):
                 states[parameter][MASTER].copy_(values)
                 return
@@ -127,18 +128,19 @@ class MasterWeights(Technique, name="master-weights"):
 
         def take_masters_away() -> None:
             steps.with_master.clear()
+            states = steps.optimizer.state  # another one once a state dict was loaded
             for parameter in narrowed.trained:
                 del states[parameter][MASTER]
                 if not states[parameter]:
                     del states[parameter]
 
-        trained = trained_parameters(training.optimizer)
+        trained = trained_parameters(optimizer)
         narrowed = Narrowed(training.model, trained, read=steps.master, write=write)
-        whole = why_not_in_pieces(training.optimizer) is not None
-        function = MasterStep(training.optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
+        whole = why_not_in_pieces(optimizer) is not None
+        function = MasterStep(optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
         steps.with_master += narrowed.trained
         for parameter in narrowed.trained:
-            states[parameter][MASTER] = parameter.detach()
+            optimizer.state[parameter][MASTER] = parameter.detach()
         stack.callback(take_masters_away)
         stack.callback(steps.replace(function))
         stack.callback(narrowed.apply())

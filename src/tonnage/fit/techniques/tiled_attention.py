@@ -7,7 +7,6 @@ implementation, with masks of one line per batch row instead of a square.
 
 import inspect
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -42,17 +41,18 @@ class TiledAttention(Technique, name="tiled-attention"):
     def why_not(self, training: Training) -> str | None:
         if self.tile_rows < 1:
             return f"tile_rows={self.tile_rows}: a tile has at least one row."
-        models = _eager_models(training.model)
-        if not models:
-            return "No model of transformers with eager attention was found."
-        reasons = (
-            _why_not_model(model) or attention.why_not_dropout(attention.dropout_of(model), self.dropout)
-            for model in models
-        )
-        return next(filter(None, reasons), None)
+        for model in _eager_models(training.model):
+            reason = _why_not_model(model) or attention.why_not_dropout(attention.dropout_of(model), self.dropout)
+            if reason is not None:
+                return reason
+        return None if _eager_models(training.model) else "No model of transformers with eager attention was found."
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        name = _register(self.tile_rows)
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        name = f"tonnage_tiled_{self.tile_rows}"
+        AttentionInterface.register(name, partial(attention_forward, tile_rows=self.tile_rows))
+        AttentionMaskInterface.register(name, make_mask)
         for model in _eager_models(training.model):
             stack.callback(attention.set_implementation(model, name))
 
@@ -76,25 +76,14 @@ def _why_not_model(model: nn.Module) -> str | None:
     return f"{kind}'s attention takes {', '.join(unknown)}, which tiles would leave out." if unknown else None
 
 
-def _register(tile_rows: int) -> str:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    name = f"tonnage_tiled_{tile_rows}"
-    AttentionInterface.register(name, partial(attention_forward, tile_rows=tile_rows))
-    AttentionMaskInterface.register(name, make_mask)
-    return name
-
-
 def make_mask(
+    *,
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    device: Any = "cpu",
-    **settings: Any,
+    mask_function: Any = None,
+    attention_mask: Any = None,
+    **rest: Any,
 ) -> Tensor | None:
     """Return the smallest mask that expresses the rule; the first dimension is the batch:
 
@@ -115,23 +104,15 @@ def make_mask(
         names = {getattr(part, "__qualname__", "") for part in parts}
         if names == {"sliding_window_overlay.<locals>.inner_mask", "causal_mask_function"}:
             kind = "window"
-    if kind is None or q_length != kv_length or (int(q_offset), int(kv_offset)) != (0, 0):
-        settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        whole: Tensor | None = masking_utils.sdpa_mask(
-            batch_size,
-            q_length,
-            kv_length,
-            q_offset,
-            kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            device=device,
-            **settings,
-        )
+    if kind is None or q_length != kv_length or int(rest.get("q_offset", 0)) or int(rest.get("kv_offset", 0)):
+        rest |= {"mask_function": mask_function, "attention_mask": attention_mask}
+        rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        whole: Tensor | None = masking_utils.sdpa_mask(batch_size, q_length, kv_length, **rest)
         return whole
-    keys = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
     if attention_mask is not None:
         keys = attention_mask[:, :kv_length].bool()
+    else:
+        keys = torch.ones(batch_size, kv_length, dtype=torch.bool, device=rest.get("device", "cpu"))
     return {"causal": keys, "window": keys[:, None], "all": keys[:, None, None]}[kind]
 
 
@@ -218,25 +199,17 @@ def tiled_attention(
     `bias` is added to the scores and broadcasts to them; `sinks` holds one score per head that joins the softmax
     without a value. A row that sees no key gives zeros.
     """
-    mixed: Tensor = _TiledAttention.apply(query, key, value, bias, sinks, scores, tile_rows)
+    mixed: Tensor = _TiledAttention.apply(scores, tile_rows, query, key, value, bias, sinks)
     return mixed
 
 
 class _TiledAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        sinks: Tensor | None,
-        scores: Scores,
-        tile_rows: int,
-    ) -> Tensor:
-        ctx.save_for_backward(query, key, value, bias, sinks)
+    def forward(ctx: Any, scores: Scores, tile_rows: int, *leaves: Any) -> Tensor:
+        ctx.save_for_backward(*leaves)
         ctx.scores, ctx.tile_rows = scores, tile_rows
-        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        query, key, value, bias, sinks = leaves
+        output: Tensor = query.new_empty(*query.shape[:-1], value.shape[-1])
         for tile in _tiles(query, key, scores, tile_rows):
             weights = tile.weights(query, key, bias, sinks)
             dropped = tile.fold_heads(tile.drop(weights.counted).to(value.dtype))
@@ -246,14 +219,14 @@ class _TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, sinks = ctx.saved_tensors
+        query, key, value, bias, sinks = leaves = ctx.saved_tensors
         # Sums over tiles, in a dtype wide enough for them.
         wide = torch.promote_types(query.dtype, torch.float32)
         to_query = torch.empty_like(query)
         to_key, to_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
         to_bias, to_sinks = (
             torch.zeros_like(leaf, dtype=wide) if leaf is not None and needed else None
-            for leaf, needed in zip((bias, sinks), ctx.needs_input_grad[3:5], strict=True)
+            for leaf, needed in zip((bias, sinks), ctx.needs_input_grad[5:], strict=True)
         )
         for tile in _tiles(query, key, ctx.scores, ctx.tile_rows):
             weights = tile.weights(query, key, bias, sinks)
@@ -274,9 +247,8 @@ class _TiledAttention(torch.autograd.Function):
             to_query[:, :, tile.rows] = tile.unfold(products @ key[:, :, tile.keys])
             to_key[:, :, tile.keys] += products.mT @ tile.fold(query)
             del weights, above, mean, towards_weights, towards_scores, products  # before the next tile's are allocated
-        leaves, sums = (query, key, value, bias, sinks), (to_query, to_key, to_value, to_bias, to_sinks)
-        found = zip(sums, leaves, strict=True)
-        return *(None if made is None else made.to(leaf.dtype) for made, leaf in found), None, None
+        found = zip((to_query, to_key, to_value, to_bias, to_sinks), leaves, strict=True)
+        return None, None, *(None if made is None else made.to(leaf.dtype) for made, leaf in found)
 
 
 @dataclass(frozen=True, kw_only=True)
