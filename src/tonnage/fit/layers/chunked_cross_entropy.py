@@ -199,14 +199,12 @@ class _ChunkPass:
         self.result_dtype = self.compute_dtype if autocast else head.logits_dtype
         self.leaf_dtypes = tuple(head.dtype if leaf is None else leaf.dtype for leaf in head.leaves)
         self.classes = head.weight.shape[0]
+        self.padding = _padding(head, loss)
         self.chunks = divide_rows(head.hidden.shape[0], self.classes * head.dtype.itemsize, chunk_bytes)
         kind = _ClassLabels if loss.target.dim() == 1 else _Probabilities
         self.loss = kind(loss, self.classes, self.compute_dtype)
         # One kernel computes a chunk's losses and gradient on a GPU, if Triton is installed.
         device, plain_labels = head.hidden.device, loss.target.dim() == 1 and not loss.label_smoothing
-        # So many classes more that each row of logits is aligned for tensor cores.
-        multiple = _ALIGNED_BYTES // head.dtype.itemsize if device.type == "cuda" and plain_labels else 1
-        self.padding = -self.classes % multiple
         has_kernel = device.type == "cuda" and plain_labels and (on_virtual_gpu(device) or has_triton())
         self.by_kernel = self.compute_dtype == torch.float32 and not self.operations and has_kernel
 
@@ -289,6 +287,13 @@ class _ChunkPass:
             else:
                 gradient = gradient.mul_(number) if name == "mul" else gradient.div_(number)
         return losses, gradient.to(self.dtype)
+
+
+def _padding(head: Head, loss: CrossEntropy) -> int:
+    """Return how many classes to add, so that each row of logits is aligned for tensor cores."""
+    if head.hidden.device.type != "cuda" or loss.target.dim() > 1 or loss.label_smoothing:
+        return 0
+    return -head.weight.shape[0] % (_ALIGNED_BYTES // head.dtype.itemsize)
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

@@ -67,8 +67,8 @@ class Packing:
         """Lay out tensors one after another, by key, dtype, size and stride."""
         places: dict[Any, Place] = {}
         end = 0
-        for key, *layout in layouts:
-            places[key] = Place(end, *layout)
+        for key, dtype, size, stride in layouts:
+            places[key] = Place(end, dtype, size, stride)
             end += aligned(places[key].byte_count, alignment)
         return cls(places, end)
 

@@ -109,10 +109,9 @@ def make_mask(
         rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         whole: Tensor | None = masking_utils.sdpa_mask(batch_size, q_length, kv_length, **rest)
         return whole
+    keys = torch.ones(batch_size, kv_length, dtype=torch.bool, device=rest.get("device", "cpu"))
     if attention_mask is not None:
         keys = attention_mask[:, :kv_length].bool()
-    else:
-        keys = torch.ones(batch_size, kv_length, dtype=torch.bool, device=rest.get("device", "cpu"))
     return {"causal": keys, "window": keys[:, None], "all": keys[:, None, None]}[kind]
 
 
