@@ -68,7 +68,7 @@ class Narrowed:
             for parameter in self.parameters:
                 set_storage(parameter, parameter.detach().to(NARROW))
                 stack.callback(self._widen, parameter)
-            stack.callback(self._keep_state_dicts_wide())
+            self._keep_state_dicts_wide(stack)
             forward = self._model.forward
 
             def narrowed(value: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Narrowed:
     def _widen(self, parameter: nn.Parameter) -> None:
         set_storage(parameter, self.wide(parameter))
 
-    def _keep_state_dicts_wide(self) -> Undo:
+    def _keep_state_dicts_wide(self, stack: ExitStack) -> None:
         """Hook each module that owns such a parameter, so that any part of the model can be saved and loaded."""
         known = set(self.parameters)
 
@@ -111,9 +111,7 @@ class Narrowed:
                 else:
                     self._write(parameter, state[key])
 
-        with ExitStack() as stack:
-            for module in self._model.modules():
-                if known.intersection(module.parameters(recurse=False)):
-                    stack.callback(module.register_state_dict_post_hook(give).remove)
-                    stack.callback(module.register_load_state_dict_pre_hook(take).remove)
-            return stack.pop_all().close
+        for module in self._model.modules():
+            if known.intersection(module.parameters(recurse=False)):
+                stack.callback(module.register_state_dict_post_hook(give).remove)
+                stack.callback(module.register_load_state_dict_pre_hook(take).remove)

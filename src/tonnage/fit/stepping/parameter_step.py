@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class PlainStep(Step):
     """The optimizer's own step on one or more tensors, through a copy of the optimizer that holds only these."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = ref(optimizer)
+        self._optimizer: Optimizer = proxy(optimizer)
 
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
         self.step_all([(parameter, gradient, state, group)])
@@ -104,10 +104,9 @@ class PlainStep(Step):
     @torch.no_grad()
     def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None:
         """Step several tensors at once, in a few kernels if the optimizer has foreach or fused ones."""
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        few = object.__new__(type(optimizer))
-        few.__dict__.update(optimizer.__dict__)
+        kind = self._optimizer.__class__
+        few = object.__new__(kind)
+        few.__dict__.update(self._optimizer.__dict__)
         few.state = defaultdict(dict, {parameter: state for parameter, _, state, _ in steps})
         groups = {id(group): {**group, "params": []} for _, _, _, group in steps}
         few.param_groups = list(groups.values())
@@ -115,7 +114,7 @@ class PlainStep(Step):
             for parameter, gradient, _, group in steps:
                 parameter.grad = gradient
                 groups[id(group)]["params"].append(parameter)
-            _plain_step(type(optimizer))(few)
+            _plain_step(kind)(few)
         finally:
             for parameter, *_ in steps:
                 parameter.grad = None
@@ -125,19 +124,13 @@ class ParameterSteps:
     """Steps the parameters of one optimizer, one at a time."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = ref(optimizer)
+        self.optimizer: Optimizer = proxy(optimizer)
         self._group_of: dict[nn.Parameter, int] = {}
         self._finishers: list[Callable[[], None]] = []
         self._bringers: list[Callable[[nn.Parameter], AbstractContextManager[None]]] = []
         self.function: Step = PlainStep(optimizer)
         # Parameters with an FP32 master, a state that state dicts leave out.
         self.with_master: list[nn.Parameter] = []
-
-    @property
-    def optimizer(self) -> Optimizer:
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        return optimizer
 
     def step(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         states = self.optimizer.state

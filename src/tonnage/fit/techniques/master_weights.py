@@ -8,7 +8,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from copy import deepcopy
 from inspect import signature
-from weakref import ref
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class MasterStep(Step):
     converts = True
 
     def __init__(self, optimizer: Optimizer, inner: Step, *, piece_elements: int | None) -> None:
-        self._optimizer = ref(optimizer)
+        self._optimizer: Optimizer = proxy(optimizer)
         self._inner = inner
         self._piece_elements = piece_elements  # None if a step needs the whole parameter
 
@@ -55,13 +55,12 @@ class MasterStep(Step):
         if rest or isinstance(parameter, nn.Parameter):
             return {**self._inner.own_state(parameter, rest, group), MASTER: master}
         # Steps that keep states in pieces must know all of them before the first step creates them.
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        begin = getattr(type(optimizer), "_init_group", None)
+        kind = self._optimizer.__class__
+        begin = getattr(kind, "_init_group", None)
         if begin is None:
             return {MASTER: master}
-        one = object.__new__(type(optimizer))
-        one.__dict__.update(optimizer.__dict__)
+        one = object.__new__(kind)
+        one.__dict__.update(self._optimizer.__dict__)
         one.state = defaultdict(dict)
         master.grad = torch.zeros_like(master)
         try:

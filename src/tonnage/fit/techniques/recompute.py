@@ -82,9 +82,8 @@ class Recompute(Technique, name="recompute"):
             if isinstance(mode, str):
                 part = mode.removeprefix("part:")
                 if part == mode:
-                    return (
-                        f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
-                    )
+                    known = "keep, block, part:NAME or a list of operators"
+                    return f"{name} has the mode {mode!r}, which is none of {known}"
                 if part not in dict(block.named_modules()):
                     parts = ", ".join(child for child, _ in block.named_children())
                     return f"{name} has no part {part!r}, its parts are {parts}"
@@ -107,7 +106,9 @@ class Recompute(Technique, name="recompute"):
 
     def place(self, training: Training, stack: ExitStack) -> None:
         modes = {name: mode for name, mode in self.modes.items() if mode != "keep"}
-        module_names = {name: _module_name(name, mode) for name, mode in modes.items()}
+        # A part runs again as a module of its own.
+        parts = {name: f".{mode.removeprefix('part:')}" for name, mode in modes.items() if mode != "block" and isinstance(mode, str)}
+        module_names = {name: name + parts.get(name, "") for name in modes}
         findings = find_out(training, [*module_names.values()])
         for name, mode in modes.items():
             reason = self._why_not_found(training, mode, findings[module_names[name]])
@@ -128,9 +129,8 @@ class Recompute(Technique, name="recompute"):
         for name in by_operators:
             differs = training.model.get_submodule(name).forward.differs  # type: ignore[attr-defined]
             if differs:
-                raise self._not_applicable(
-                    f"{name} calls other operators than those profiled ({differs}): use mode block"
-                )
+                reason = f"{name} calls other operators than those profiled ({differs}): use mode block"
+                raise self._not_applicable(reason)
 
     def _not_applicable(self, reason: str) -> NotApplicable:
         return NotApplicable(self.refusal.format(reason=reason), hint=self.hint)
@@ -174,10 +174,6 @@ def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | No
     technique = Recompute(modes=dict.fromkeys(names, "block"))
     findings = find_out(training, names)
     return {name: technique._why_not_found(training, "block", findings[name]) for name in names}
-
-
-def _module_name(name: str, mode: Mode) -> str:
-    return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:

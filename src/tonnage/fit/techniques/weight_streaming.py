@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,33 +32,25 @@ def packing_of(parameters: Iterable[nn.Parameter]) -> host.Packing:
     )
 
 
-class Nowhere:
-    """Placeholder tensors that take no memory: one NaN per dtype, expanded."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._of_type: dict[torch.dtype, Tensor] = {}
-
-    def stand_in(self, place: host.Place) -> Tensor:
-        if place.dtype not in self._of_type:
-            self._of_type[place.dtype] = torch.full((), torch.nan, device=self.device).to(place.dtype)
-        return self._of_type[place.dtype].expand(place.size)
+def nan_of(device: torch.device) -> Callable[[torch.dtype], Tensor]:
+    """Return a function that gives one NaN per dtype; expanded, it stands for values that are elsewhere."""
+    return cache(lambda dtype: torch.full((), torch.nan, device=device).to(dtype))
 
 
 class BlockWeights:
     """The streamed parameters of one block: their bytes in a space, and for a while in a slot on the GPU."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], space: host.Space, nowhere: Nowhere) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], space: host.Space, nan_of: Callable[[torch.dtype], Tensor]
+    ) -> None:
+        """Move the values off the GPU and free the memory of each parameter."""
         packing = packing_of(parameters)
         self.places, self.byte_count = packing.places, packing.byte_count
         self.slot: _WeightSlot | None = None
         self.changed = False
-        self._space, self._nowhere = space, nowhere
+        self._space, self._nan_of = space, nan_of
         self._extent: Any = space.take(self.byte_count)
         self._written = host.CopyInFlight(None)
-
-    def leave(self) -> None:
-        """Move the values off the GPU and free the memory of each parameter."""
         for parameter, place in self.places.items():
             self.write(place.start, bytes_of(parameter.data))
         self._settle()
@@ -94,12 +87,12 @@ class BlockWeights:
 
     def point_nowhere(self) -> None:
         for parameter, place in self.places.items():
-            parameter.data = self._nowhere.stand_in(place)
+            parameter.data = self._nan_of(place.dtype).expand(place.size)
 
     def return_for_good(self) -> None:
         values = self.read()
         for parameter, place in self.places.items():
-            fresh = torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=self._nowhere.device)
+            fresh = torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=parameter.device)
             parameter.data = fresh.copy_(place.view(values))
         self._space.give(self._extent)
 
@@ -250,12 +243,11 @@ def stream_weights(
             hint="Name fewer blocks.",
         )
     blocks: dict[str, BlockWeights] = {}
-    nowhere = Nowhere(training.device)
+    nan = nan_of(training.device)
     try:
         for name, parameters in owned.items():
-            blocks[name] = BlockWeights(parameters, space, nowhere)
+            blocks[name] = BlockWeights(parameters, space, nan)
             stack.callback(blocks[name].return_for_good)
-            blocks[name].leave()
     except host.HostMemoryExhausted as error:
         raise NotApplicable(str(error), hint=error.hint) from error
     # A step may still run on another stream or on the host, and write where another block's weights will be.
