@@ -52,22 +52,16 @@ class RecordedOperator:
         return self.function._schema.is_mutable
 
     @property
-    def random(self) -> bool:
-        return torch.Tag.nondeterministic_seeded in self.function.tags
-
-    @property
     def repeatable(self) -> bool:
         """False for collectives and for operators that change a tensor from outside."""
-        outside = self.external and self.writes
-        return self.function.namespace not in _COLLECTIVES and not outside
+        return self.function.namespace not in _COLLECTIVES and not (self.external and self.writes)
 
     @property
     def can_be_left_out(self) -> bool:
         """Whether it may be skipped if unread: False inside custom autograd functions and if it returns no tensor."""
-        in_place = self.function._schema.arguments[:1]
-        writes_first = bool(in_place) and in_place[0].alias_info is not None and in_place[0].alias_info.is_write
-        returns = self.function._schema.returns
-        plain = bool(self.layouts) and len(self.layouts) == len(returns) and (not self.writes or writes_first)
+        schema = self.function._schema
+        written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
+        plain = 0 < len(self.layouts) == len(schema.returns) and (not self.writes or written[0])
         return self.differentiated and self.repeatable and plain
 
     @property
@@ -83,7 +77,7 @@ class OperatorRecorder(TorchDispatchMode):
         self.operators: list[RecordedOperator] = []
         self.overlooked = False  # other hooks hid from `saving` what an operator saved
         self._pack: object = None
-        self._clock = clock or untimed
+        self._clock = clock or (lambda func, args, kwargs: (func(*args, **kwargs), lambda: 0.0))
         self._makers: dict[int, int] = {}  # storage -> the operator that allocated it
         self._reads: set[int] = set()  # operators whose storage was read
 
@@ -140,7 +134,7 @@ class OperatorRecorder(TorchDispatchMode):
 
 
 def profile_operators(
-    block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], clock: Clock
+    block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], clock: Clock | None = None
 ) -> tuple[OperatorProfile, ...]:
     """Return the profile of every operator call in one forward pass of the block."""
     recorder = OperatorRecorder(clock)
@@ -163,10 +157,6 @@ def profile_of(index: int, operator: RecordedOperator) -> OperatorProfile:
         keepable=operator.keepable and bool(operator.made_bytes),
         repeatable=operator.repeatable,
     )
-
-
-def untimed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
-    return func(*args, **kwargs), lambda: 0.0
 
 
 def operations_clock(

@@ -74,6 +74,10 @@ class _EachOperator(TorchDispatchMode):
         return self.call(self.count - 1, func, args, kwargs or {})
 
 
+def is_random(func: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
 def _detached(outputs: Any) -> Any:
     """Return tensors over the same storages, free of autograd metadata."""
     return tree_map_only(Tensor, Tensor.detach, outputs)
@@ -91,7 +95,7 @@ class Replayer:
         stash = Stash()
 
         def call(index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if torch.Tag.nondeterministic_seeded in func.tags:
+            if is_random(func):
                 stash.random[index] = random_states()
             outputs = func(*args, **kwargs)
             if index in self.kept:
@@ -133,7 +137,9 @@ class Replayer:
     def _plan(self, operators: Sequence[RecordedOperator]) -> ReplayPlan | None:
         profile = [profile_of(index, operator) for index, operator in enumerate(operators)]
         # Without RNG states per operator, all random operators must run, in order.
-        always = [i for i, o in enumerate(operators) if not o.can_be_left_out or (o.random and not self.kept)]
+        always = [
+            i for i, o in enumerate(operators) if not o.can_be_left_out or (is_random(o.function) and not self.kept)
+        ]
         running = needed(profile, self.kept, always)
         idle = [i for i, o in enumerate(operators) if not o.is_view and i not in running and i not in self.kept]
         if sum(profile[index].seconds for index in idle) < _WORTHWHILE_OPERATIONS and not self.kept:

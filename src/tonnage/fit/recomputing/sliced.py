@@ -90,10 +90,11 @@ class _Reached(Exception):
 
 def check_rows_apart(training: Training, names: Sequence[str]) -> None:
     """Raise NotApplicable if a block mixes rows: each kind runs on two rows, together and separately."""
-    blocks = {type(block): (name, block) for name in reversed(names) for block in [training.model.get_submodule(name)]}
+    blocks = {name: training.model.get_submodule(name) for name in names}
+    one_of_each = {type(block): name for name, block in reversed(blocks.items())}
     with left_alone(training), torch.no_grad():
-        for name, call in first_calls(training, dict(blocks.values())).items():
-            _check_block(name, training.model.get_submodule(name), call, training.device)
+        for name, call in first_calls(training, {name: blocks[name] for name in one_of_each.values()}).items():
+            _check_block(name, blocks[name], call, training.device)
 
 
 def first_calls(training: Training, blocks: Mapping[str, nn.Module]) -> dict[str, Arguments]:

@@ -106,9 +106,12 @@ class Recompute(Technique, name="recompute"):
 
     def place(self, training: Training, stack: ExitStack) -> None:
         modes = {name: mode for name, mode in self.modes.items() if mode != "keep"}
-        # A part runs again as a module of its own.
-        parts = {name: f".{mode.removeprefix('part:')}" for name, mode in modes.items() if mode != "block" and isinstance(mode, str)}
-        module_names = {name: name + parts.get(name, "") for name in modes}
+        parts = {
+            name: mode.removeprefix("part:")
+            for name, mode in modes.items()
+            if isinstance(mode, str) and mode.startswith("part:")
+        }
+        module_names = {name: f"{name}.{parts[name]}" if name in parts else name for name in modes}
         findings = find_out(training, [*module_names.values()])
         for name, mode in modes.items():
             reason = self._why_not_found(training, mode, findings[module_names[name]])

@@ -17,8 +17,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tonnage.errors import TonnageError
-from tonnage.fit.layers import attention
 from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.fused_attention import (
+    attention_models,
+    dropout_of,
+    eager_configs,
+    set_implementation,
+    why_not_dropout,
+)
 from tonnage.fit.training import Training
 
 # Arguments of a model's eager attention that tiles support.
@@ -42,7 +48,7 @@ class TiledAttention(Technique, name="tiled-attention"):
         if self.tile_rows < 1:
             return f"tile_rows={self.tile_rows}: a tile has at least one row."
         for model in _eager_models(training.model):
-            reason = _why_not_model(model) or attention.why_not_dropout(attention.dropout_of(model), self.dropout)
+            reason = _why_not_model(model) or why_not_dropout(dropout_of(model), self.dropout)
             if reason is not None:
                 return reason
         return None if _eager_models(training.model) else "No model of transformers with eager attention was found."
@@ -54,18 +60,18 @@ class TiledAttention(Technique, name="tiled-attention"):
         AttentionInterface.register(name, partial(attention_forward, tile_rows=self.tile_rows))
         AttentionMaskInterface.register(name, make_mask)
         for model in _eager_models(training.model):
-            stack.callback(attention.set_implementation(model, name))
+            stack.callback(set_implementation(model, name))
 
 
 def _eager_models(model: nn.Module) -> list[nn.Module]:
-    return [part for part in attention.attention_models(model).values() if attention.eager_configs(part)]
+    return [part for part in attention_models(model).values() if eager_configs(part)]
 
 
 def _why_not_model(model: nn.Module) -> str | None:
     kind = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
         return f"transformers lets {kind} use its own attention only."
-    if any(getattr(config, "output_attentions", False) for config in attention.eager_configs(model)):
+    if any(getattr(config, "output_attentions", False) for config in eager_configs(model)):
         return f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
     if any(getattr(module, "reorder_and_upcast_attn", False) for module in model.modules()):
         return f"{kind} computes its attention in another order (reorder_and_upcast_attn), which tiles would leave out."
