@@ -20,7 +20,7 @@ from tonnage.fit.moving.host import CopyInFlight, Packing
 from tonnage.fit.stepping.parameter_step import Group, OneByOneStepper, State, Step, parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
-from tonnage.fit.techniques.weight_streaming import WeightStreaming, stream_weights
+from tonnage.fit.techniques.weight_streaming import WeightStreaming
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.techniques import techniques
@@ -153,11 +153,12 @@ class Nvme(Technique, name="nvme"):
             return f"the directory {directory} cannot be written to"
         if self.what == "states":
             return why_not_one_by_one(training.optimizer)
-        if self.what == "weights":
-            return WeightStreaming(blocks=self.blocks, slots=self.slots).why_not(training)
-        return self._offload().why_not(training)
+        return self._on_host().why_not(training)
 
-    def _offload(self) -> ActivationOffload:
+    def _on_host(self) -> ActivationOffload | WeightStreaming:
+        """Return the technique that keeps the same on the host."""
+        if self.what == "weights":
+            return WeightStreaming(blocks=self.blocks, slots=self.slots)
         return ActivationOffload(blocks=self.blocks, minimum_bytes=self.minimum_bytes, window_bytes=self.window_bytes)
 
     def place(self, training: Training, stack: ExitStack) -> None:
@@ -169,13 +170,13 @@ class Nvme(Technique, name="nvme"):
                 step = DiskStep(steps.function, space, training.device)
                 stack.callback(steps.replace(step, finish=step.finish))
                 stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
-            elif self.what == "activations":
-                self._offload().place_in(space, training, stack)
+                return
+            technique = self._on_host()
+            if isinstance(technique, ActivationOffload):
+                technique.place_in(space, training, stack)
             else:
                 virtual = on_virtual_gpu(training.device)
                 free_bytes = sys.maxsize if virtual else shutil.disk_usage(self.directory).free
-                stream_weights(
-                    training, self.blocks, space, free_bytes, where=self.directory, slots=self.slots, stack=stack
-                )
+                technique.place_in(space, training, stack, free_bytes=free_bytes, where=self.directory)
         except DiskProblem as error:
             raise NotApplicable(str(error), hint=error.hint) from error

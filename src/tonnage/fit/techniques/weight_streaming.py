@@ -210,56 +210,44 @@ class WeightStreaming(Technique, name="weight-streaming"):
     def place(self, training: Training, stack: ExitStack) -> None:
         free_bytes = host.host_limit_bytes(training.device, self.host_bytes)
         space = host.PinnedSpace(training.device, free_bytes)
-        stream_weights(training, self.blocks, space, free_bytes, where="the host", slots=self.slots, stack=stack)
+        self.place_in(space, training, stack, free_bytes=free_bytes, where="the host")
+
+    def place_in(self, space: host.Space, training: Training, stack: ExitStack, *, free_bytes: int, where: str) -> None:
+        """Move the weights to a space with this much room."""
+        owned = streamed_parameters(training.model, self.blocks)
+        needed_bytes = sum(packing_of(parameters).byte_count for parameters in owned.values())
+        if needed_bytes > free_bytes:
+            raise NotApplicable(
+                f"{format_bytes(needed_bytes)} of weights would go to {where}, which has {format_bytes(free_bytes)} for them.",
+                hint="Name fewer blocks.",
+            )
+        blocks: dict[str, BlockWeights] = {}
+        nan = nan_of(training.device)
+        try:
+            for name, parameters in owned.items():
+                blocks[name] = BlockWeights(parameters, space, nan)
+                stack.callback(blocks[name].return_for_good)
+        except host.HostMemoryExhausted as error:
+            raise NotApplicable(str(error), hint=error.hint) from error
+        # A step may still run on another stream or on the host, and write where another block's weights will be.
+        steps = parameter_steps(training.optimizer)
+        streamer = WeightStreamer([*blocks.values()], training.device, slots=self.slots, finish_changes=steps.finish)
+        stack.callback(streamer.close)
+        for name, weights in blocks.items():
+            block = training.model.get_submodule(name)
+            stack.callback(replace_forward(block, _streaming(block, streamer, weights)))
+            _keep_state_dict_plain(block, streamer, weights, stack)
+        stack.callback(steps.bring_by(streamer.changing))
+        stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
 def streamed_parameters(model: nn.Module, names: tuple[str, ...]) -> dict[str, list[nn.Parameter]]:
     """Return each block's parameters that no other part of the model uses."""
     owners: dict[nn.Parameter, set[str | None]] = defaultdict(set)
-    for module_name, module in model.named_modules(remove_duplicate=False):
-        owner = next((name for name in names if f"{module_name}.".startswith(f"{name}.")), None)
-        for parameter in module.parameters(recurse=False):
-            owners[parameter].add(owner)
+    for full_name, parameter in model.named_parameters(remove_duplicate=False):
+        owners[parameter].add(next((name for name in names if full_name.startswith(f"{name}.")), None))
     blocks = {name: model.get_submodule(name) for name in names}
     return {name: [p for p in block.parameters() if owners[p] == {name}] for name, block in blocks.items()}
-
-
-def stream_weights(
-    training: Training,
-    names: tuple[str, ...],
-    space: host.Space,
-    free_bytes: int,
-    *,
-    where: str,
-    slots: int,
-    stack: ExitStack,
-) -> None:
-    """Move the weights of these blocks to a space with this much room."""
-    owned = streamed_parameters(training.model, names)
-    needed_bytes = sum(packing_of(parameters).byte_count for parameters in owned.values())
-    if needed_bytes > free_bytes:
-        raise NotApplicable(
-            f"{format_bytes(needed_bytes)} of weights would go to {where}, which has {format_bytes(free_bytes)} for them.",
-            hint="Name fewer blocks.",
-        )
-    blocks: dict[str, BlockWeights] = {}
-    nan = nan_of(training.device)
-    try:
-        for name, parameters in owned.items():
-            blocks[name] = BlockWeights(parameters, space, nan)
-            stack.callback(blocks[name].return_for_good)
-    except host.HostMemoryExhausted as error:
-        raise NotApplicable(str(error), hint=error.hint) from error
-    # A step may still run on another stream or on the host, and write where another block's weights will be.
-    steps = parameter_steps(training.optimizer)
-    streamer = WeightStreamer([*blocks.values()], training.device, slots=slots, finish_changes=steps.finish)
-    stack.callback(streamer.close)
-    for name, weights in blocks.items():
-        block = training.model.get_submodule(name)
-        stack.callback(replace_forward(block, _streaming(block, streamer, weights)))
-        _keep_state_dict_plain(block, streamer, weights, stack)
-    stack.callback(steps.bring_by(streamer.changing))
-    stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
 def _streaming(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights) -> Callable[..., Any]:
