@@ -127,9 +127,6 @@ class _Run:
     leaves: set[int] = field(default_factory=set)  # ids of its parameters, and of arguments that are leaves
     exits: set[Node] = field(default_factory=set)  # nodes that its outputs passed through
 
-    def enters(self, node: Node) -> bool:
-        return node in self.entries or id(getattr(node, "variable", None)) in self.leaves
-
 
 class _RerunTrial:
     """One loss, in which every named module runs twice."""
@@ -238,8 +235,8 @@ class _RerunTrial:
                     finding.reason = "something outside of it holds tensors that it makes, and would hold others"
                 elif later not in run.exits:
                     finding.beside = "the loss reads a tensor of it that it does not return"
-            for run in (run for run in inside_later if run not in inside):
-                if not run.second and not run.enters(node):
+            for run in (run for run in inside_later if run not in inside and not run.second):
+                if node not in run.entries and id(getattr(node, "variable", None)) not in run.leaves:
                     beside = "it reads a tensor that is neither its argument nor its own parameter"
                     self._findings[run.name].beside = beside
             if node not in seen:

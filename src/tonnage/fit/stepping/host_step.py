@@ -135,7 +135,7 @@ class PiecewiseStep(Step):
             self._pieces[id(parameter)] = self._cut(parameter, plain, group)
         pieces = self._pieces[id(parameter)]
         for piece in pieces:
-            piece.forget()
+            piece.state, piece.started, piece.has_gradient = {}, False, False
             if plain:
                 target = self.home(piece.of(flat(parameter)), piece)
                 piece.keep(self.inner.own_state(target, cut_state(plain, parameter, piece), group))

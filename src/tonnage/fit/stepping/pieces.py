@@ -53,9 +53,6 @@ class StatePiece:
     def of(self, flat_tensor: Tensor) -> Tensor:
         return flat_tensor[self.start : self.stop]
 
-    def forget(self) -> None:
-        self.state, self.started, self.has_gradient = {}, False, False
-
     def whole_state(self) -> State:
         self.written.done()
         return self.state if self.buffer is None else {**self.state, **self.packing.views(self.buffer)}

@@ -116,7 +116,15 @@ class EightBitStep(Step):
         before = dict(state)
         wide = torch.promote_types(parameter.dtype, torch.float32)
         for piece in _chunks(parameter.numel()):
-            opened = self._open(before, piece, parameter, wide)
+            # Coded states dequantized, others of the parameter's size as views, counters copied.
+            opened: State = {}
+            for name, value in before.items():
+                if name + _SCALES in before:
+                    opened[name] = self._read(name, before, piece, wide)
+                elif isinstance(value, Tensor) and value.numel() == parameter.numel():
+                    opened[name] = flat(value)[piece]
+                elif not name.endswith(_SCALES):
+                    opened[name] = deepcopy(value)
             part, slope = parameter[piece], gradient[piece]
             if part.dtype == wide or not isinstance(self.inner, PlainStep):
                 self.inner(part, slope, opened, group)
@@ -124,7 +132,12 @@ class EightBitStep(Step):
                 value = part.to(wide)
                 self.inner(value, slope.to(wide), opened, group)
                 part.copy_(value)
-            self._close(opened, state, piece, parameter)
+            for name, value in opened.items():
+                if name in CODES and isinstance(value, Tensor):
+                    self._make_codes(name, state, parameter)
+                    self._write(name, value, state, piece, stochastic=True)
+                elif not isinstance(value, Tensor) or value.dim() == 0:
+                    state[name] = value
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
         dtype = torch.float32 if MASTER in state else parameter.dtype
@@ -143,29 +156,8 @@ class EightBitStep(Step):
             values = flat_like(state[name], parameter)
             self._make_codes(name, state, parameter)
             for piece in _chunks(parameter.numel()):
-                self._write(name, values[piece], state, piece, noise=None)
+                self._write(name, values[piece], state, piece, stochastic=False)
         return state
-
-    def _open(self, state: State, piece: slice, parameter: Tensor, dtype: torch.dtype) -> State:
-        """Prepare one chunk: coded states dequantized, others of the parameter's size as views, counters copied."""
-        opened: State = {}
-        for name, value in state.items():
-            if name + _SCALES in state:
-                opened[name] = self._read(name, state, piece, dtype)
-            elif isinstance(value, Tensor) and value.numel() == parameter.numel():
-                opened[name] = flat(value)[piece]
-            elif not name.endswith(_SCALES):
-                opened[name] = deepcopy(value)
-        return opened
-
-    def _close(self, opened: State, state: State, piece: slice, parameter: Tensor) -> None:
-        for name, value in opened.items():
-            if name in CODES and isinstance(value, Tensor):
-                self._make_codes(name, state, parameter)
-                noise = torch.rand(value.shape, device=value.device, generator=self._generator(value.device))
-                self._write(name, value, state, piece, noise)
-            elif not isinstance(value, Tensor) or value.dim() == 0:
-                state[name] = value
 
     def _make_codes(self, name: str, state: State, parameter: Tensor) -> None:
         if name + _SCALES not in state:
@@ -173,7 +165,9 @@ class EightBitStep(Step):
             state[name] = torch.empty(count, dtype=CODES[name].dtype, device=device)
             state[name + _SCALES] = torch.empty(-(-count // self.block), dtype=torch.float32, device=device)
 
-    def _write(self, name: str, values: Tensor, state: State, piece: slice, noise: Tensor | None) -> None:
+    def _write(self, name: str, values: Tensor, state: State, piece: slice, *, stochastic: bool) -> None:
+        generator = self._generator(values.device) if stochastic else None
+        noise = torch.rand(values.shape, device=values.device, generator=generator) if stochastic else None
         codes, scales = CODES[name].quantise(values, self.block, noise)
         state[name][piece] = codes
         state[name + _SCALES][self._blocks(piece)] = scales

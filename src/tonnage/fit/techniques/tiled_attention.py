@@ -216,8 +216,8 @@ class _TiledAttention(torch.autograd.Function):
         query, key, value, bias, sinks = leaves
         output: Tensor = query.new_empty(*query.shape[:-1], value.shape[-1])
         for tile in _tiles(query, key, scores, tile_rows):
-            weights = tile.weights(query, key, bias, sinks)
-            dropped = tile.fold_heads(tile.drop(weights.counted).to(value.dtype))
+            weights, _, _ = tile.weights(query, key, bias, sinks)
+            dropped = tile.fold_heads(tile.drop(weights).to(value.dtype))
             output[:, :, tile.rows] = tile.unfold(dropped @ value[:, :, tile.keys])
         return output
 
@@ -234,33 +234,26 @@ class _TiledAttention(torch.autograd.Function):
             for leaf, needed in zip((bias, sinks), ctx.needs_input_grad[5:], strict=True)
         )
         for tile in _tiles(query, key, ctx.scores, ctx.tile_rows):
-            weights = tile.weights(query, key, bias, sinks)
+            weights, sink, bend = tile.weights(query, key, bias, sinks)
             above = tile.fold(upstream)
-            to_value[:, :, tile.keys] += tile.fold_heads(tile.drop(weights.counted).to(value.dtype)).mT @ above
-            towards_weights = tile.unfold(above @ value[:, :, tile.keys].mT).to(weights.counted.dtype)
-            towards_weights = tile.drop(towards_weights)
-            mean = (weights.counted * towards_weights).sum(dim=-1, keepdim=True)
-            towards_scores = towards_weights.sub_(mean).mul_(weights.counted)
-            if to_sinks is not None and weights.sink is not None:
-                to_sinks.sub_((weights.sink * mean).sum(dim=(0, 2, 3)))
+            to_value[:, :, tile.keys] += tile.fold_heads(tile.drop(weights).to(value.dtype)).mT @ above
+            towards_weights = tile.drop(tile.unfold(above @ value[:, :, tile.keys].mT).to(weights.dtype))
+            mean = (weights * towards_weights).sum(dim=-1, keepdim=True)
+            towards_scores = towards_weights.sub_(mean).mul_(weights)
+            if to_sinks is not None and sink is not None:
+                to_sinks.sub_((sink * mean).sum(dim=(0, 2, 3)))
             if to_bias is not None:
                 region = tile.region(to_bias)  # a view; what was broadcast to the tile is added here
                 region += towards_scores.sum_to_size(region.shape)
-            if weights.bend is not None:
-                towards_scores = torch.ops.aten.tanh_backward(towards_scores, weights.bend)
+            if bend is not None:
+                towards_scores = torch.ops.aten.tanh_backward(towards_scores, bend)
             products = tile.fold_heads(towards_scores.mul_(tile.scores.scaling).to(query.dtype))
             to_query[:, :, tile.rows] = tile.unfold(products @ key[:, :, tile.keys])
             to_key[:, :, tile.keys] += products.mT @ tile.fold(query)
-            del weights, above, mean, towards_weights, towards_scores, products  # before the next tile's are allocated
+            # Before the next tile's are allocated.
+            del weights, sink, bend, above, mean, towards_weights, towards_scores, products
         found = zip((to_query, to_key, to_value, to_bias, to_sinks), leaves, strict=True)
         return None, None, *(None if made is None else made.to(leaf.dtype) for made, leaf in found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Weights:
-    counted: Tensor  # of each key, before dropout
-    sink: Tensor | None  # of the sink
-    bend: Tensor | None  # tanh of the soft cap
 
 
 @dataclass(frozen=True)
@@ -285,7 +278,10 @@ class _Tile:
         batch, heads, rows, width = tensor.shape
         return tensor.reshape(batch, heads * self.groups, rows // self.groups, width)
 
-    def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, sinks: Tensor | None) -> _Weights:
+    def weights(
+        self, query: Tensor, key: Tensor, bias: Tensor | None, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the weights of each key before dropout, that of the sink, and the tanh of the soft cap."""
         products = self.fold(query) @ key[:, :, self.keys].mT
         values = self.unfold(products).to(self.wide) * self.scores.scaling
         bend = None
@@ -319,7 +315,7 @@ class _Tile:
             sink = (sink - largest).exp_()
             total += sink
             sink = sink / total
-        return _Weights(counted=weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink=sink, bend=bend)
+        return weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink, bend
 
     def region(self, whole: Tensor) -> Tensor:
         """Return the tile's part of a tensor that broadcasts to all scores."""
