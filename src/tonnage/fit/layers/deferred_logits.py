@@ -2,10 +2,8 @@
 
 A deferred tensor records the head's input and later operations: rows sliced, viewed or flattened, dtypes changed,
 soft caps. In `cross_entropy` it is computed chunk by chunk and never whole; in anything else it becomes the plain
-logits. So any loss runs unchanged.
-
-It does not know models or techniques. Where PyTorch bypasses tensor subclasses (an `autograd.Function` that takes
-the logits), it raises instead of computing something wrong.
+logits. So any loss runs unchanged. Where PyTorch bypasses tensor subclasses (an `autograd.Function` that takes the
+logits), it raises instead of computing something wrong.
 """
 
 import math

@@ -3,7 +3,7 @@
 This is for modules that treat each row (each token) independently. Forward saves only the input; backward reruns
 each slice and differentiates it, so that intermediates exist for one slice at a time. Parameters are inputs of the
 autograd function: their gradients are summed here and passed to autograd once, complete, so a hook that steps a
-parameter sees one gradient. It does not know which modules are worth it.
+parameter sees one gradient.
 """
 
 import types

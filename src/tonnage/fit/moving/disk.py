@@ -1,8 +1,7 @@
 """Storage on disk behind pinned staging buffers: one file, read and written by threads.
 
 The file is unlinked as soon as it is open, so that nothing is left behind in any case. It uses O_DIRECT where the
-file system allows it: data is read once, and the page cache would use the memory that is scarce. It does not know
-what the bytes mean.
+file system allows it: data is read once, and the page cache would use the memory that is scarce.
 """
 
 import errno

@@ -1,7 +1,6 @@
 """Host memory: pinned buffers of exact size, and copies on a separate stream.
 
-On a device without streams (the CPU in tests) copies are synchronous. This module does not know what is copied or
-why.
+On a device without streams (the CPU in tests) copies are synchronous.
 """
 
 import math

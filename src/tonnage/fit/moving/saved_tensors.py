@@ -9,8 +9,7 @@
 A window of bytes slides over the storages in the order in which they were saved. In forward the newest are still on
 the GPU while they are copied; when the window is full the oldest is released, and the compute stream waits for its
 copy, so that memory use depends on the order of calls and never on timing. Backward finds the last ones still on the
-GPU and prefetches through the same window. With pinned memory no call blocks the host. This module does not know
-blocks or which tensors are worth it.
+GPU and prefetches through the same window. With pinned memory no call blocks the host.
 """
 
 import weakref

@@ -108,10 +108,7 @@ class Memory:
 
 @contextmanager
 def as_before(function: Any, known: nn.Module) -> Iterator[None]:
-    """Restore on exit what a function keeps between calls, in its closure or its owning object.
-
-    Modules found there are saved whole, except `known`.
-    """
+    """Restore on exit what a function keeps in its closure or its object: modules there whole, except `known`."""
     owner = getattr(function, "__self__", function)
     cells = list(getattr(function, "__closure__", None) or ())
     attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}

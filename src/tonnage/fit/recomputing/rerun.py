@@ -1,8 +1,7 @@
 """Run a module again in backward instead of saving its activations.
 
 Forward saves only the module's inputs, through autograd's saved tensors, so that hooks see them. Backward reruns it
-with the same random numbers and autocast, and passes each parameter's gradient to autograd once, complete. It does
-not know which modules are worth it.
+with the same random numbers and autocast, and passes each parameter's gradient to autograd once, complete.
 """
 
 import sys

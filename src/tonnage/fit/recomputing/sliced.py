@@ -67,10 +67,7 @@ class SlicedRerun(Rerun):
 
 
 def batch_rows(leaves: Sequence[Any]) -> int:
-    """Return the first dimension of the first floating-point tensor, which is the hidden state.
-
-    If all are integers (token ids), it is that of the first tensor.
-    """
+    """Return the rows of the first floating-point tensor, the hidden state; if all are token ids, of the first."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     return next((tensor.shape[0] for tensor in tensors if tensor.is_floating_point()), tensors[0].shape[0])
 

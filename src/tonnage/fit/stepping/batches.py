@@ -56,8 +56,7 @@ class MicroBatch:
 def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[MicroBatch]:
     """Split the batch into `parts` micro-batches of nearly equal size, at most one per row.
 
-    Tensors are views. Tensors without the batch dimension, and anything that is not a tensor, are shared by all
-    parts.
+    Tensors are views. All parts share those without the batch dimension, and anything that is not a tensor.
     """
     rows = batch_rows(batch)
     parts = min(parts, rows)

@@ -1,7 +1,6 @@
 """A parameter's states in pieces: ranges of its elements with their own states, on the device or packed on the host.
 
-A piece's states are what a step function creates for that range alone, so any elementwise optimizer can be cut. This
-module does not know when or where a piece is stepped.
+A piece's states are what a step creates for that range alone, so any elementwise optimizer can be cut.
 """
 
 from collections.abc import Sequence

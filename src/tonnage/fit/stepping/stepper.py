@@ -1,7 +1,6 @@
 """The plain step from gradients to new parameters, which techniques replace.
 
-A step is `begin`, one `backward` per micro-batch, and `finish`; or `abandon` if anything raised. It does not know
-how a batch is divided or how a loss is computed.
+A step is `begin`, one `backward` per micro-batch, and `finish`; or `abandon` if anything raised.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,7 @@
 
 A value between two BF16 neighbours becomes the upper one with a probability that is its distance from the lower one,
 so its expectation is kept. Rounding to nearest would lose every update smaller than half the spacing (1/256 of the
-value), and a second moment could never decrease: 0.999 times a BF16 number is the same number. It steps one
-parameter, or a flat slice of one.
+value), and a second moment could never decrease: 0.999 times a BF16 number is the same number.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,7 @@
 """Settings of PyTorch's caching allocator that can change at run time, and a limit to reserved bytes.
 
 Expandable segments grow instead of leaving gaps between segments, so reserved bytes shrink to about the allocated
-ones. Existing segments stay until they are empty; from process start the same is
-PYTORCH_ALLOC_CONF=expandable_segments:True. It does not know what is allocated.
+ones. Existing segments stay until they are empty; PYTORCH_ALLOC_CONF=expandable_segments:True acts from the start.
 """
 
 import os

@@ -1,7 +1,6 @@
 """The loss in chunks: LM head and cross-entropy without ever holding all logits.
 
-The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which any loss then evaluates in chunks. It
-does not know which loss that is.
+The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which any loss then evaluates in chunks.
 """
 
 from contextlib import ExitStack

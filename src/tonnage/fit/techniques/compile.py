@@ -1,8 +1,7 @@
 """Apply torch.compile block by block: pointwise operators are fused, and backward saves less.
 
 Equal blocks share one compilation, so a deep model compiles as fast as one block. If compiling fails at the first
-call, all blocks run eagerly and a warning says why. Techniques applied later see the compiled forward like any
-other.
+call, all blocks run eagerly and a warning says why. Techniques applied later see just another forward.
 """
 
 import functools

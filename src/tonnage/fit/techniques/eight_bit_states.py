@@ -3,8 +3,7 @@
 A code is a position on a power curve between zero and the largest magnitude of its block. The first moment is signed
 and squared, q → (q/127)²: levels are dense where values are small. The second moment spans the square of that range,
 so it uses the fourth power, q → ((q+1)/256)⁴; its root, which the step divides by, is then off by less than 3 % down
-to a fiftieth of the block's maximum. Its lowest level is not zero: a tiny second moment must not turn into a huge
-step.
+to a fiftieth of the block's maximum. Its lowest level is not zero: tiny second moments must not become huge steps.
 
 Rounding is stochastic and unbiased. A second moment moves by a thousandth per step, less than any 8-bit spacing:
 rounded to nearest it would never change.
@@ -89,10 +88,9 @@ CODES = {"exp_avg": SIGNED, "momentum_buffer": SIGNED, "exp_avg_sq": UNSIGNED, "
 
 
 class EightBitStep(Step):
-    """Dequantizes a chunk's states, steps it with the inner function and quantizes them again.
+    """Dequantizes a chunk's states, steps it with the inner step and quantizes them again.
 
-    On a GPU with Triton, Adam and SGD run as one kernel instead, if the inner step is plain or only rounds
-    stochastically.
+    On a GPU with Triton, Adam and SGD run as one kernel, if the inner step is plain or rounds stochastically.
     """
 
     converts = True

@@ -1,7 +1,6 @@
 """Micro-batches: run a batch in parts whose gradients add up to those of the whole.
 
-Activations shrink with the part; parameters, gradients and states do not. It does not know how gradients are stored
-or stepped, or how a part's weight is found.
+Activations shrink with the part; parameters, gradients and states do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -103,8 +102,7 @@ def _gradients_unsynced(model: Any) -> Iterator[None]:
 class SyncedOnce(Stepper):
     """Wraps a stepper so that gradients are reduced between processes only in the last micro-batch.
 
-    DistributedDataParallel decides in forward whether to reduce, so the context opens with the step and closes
-    before the last micro-batch's forward.
+    DistributedDataParallel decides in forward, so the context closes before the last micro-batch's forward.
     """
 
     def __init__(self, inner: Stepper, unsynchronised: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -1,7 +1,4 @@
-"""Activations, weights or optimizer states in a file on disk, if neither GPU nor host has room.
-
-These are the techniques for host memory with a file as the final destination.
-"""
+"""Activations, weights or optimizer states in a file on disk, if neither GPU nor host has room."""
 
 import os
 import shutil
