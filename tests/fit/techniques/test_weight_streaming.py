@@ -233,7 +233,7 @@ def test_a_block_that_is_brought_has_its_values_and_changes_come_home(
     count: int, slots: int, uses: list[tuple[int, bool]]
 ) -> None:
     blocks = blocks_of(count)
-    streamer = WeightStreamer(blocks, CPU, slots=slots)
+    streamer = WeightStreamer(blocks, CPU, slots=slots, finish_steps=lambda: None)
     expected = [float(index) for index in range(count)]
     for index, changes in ((index % count, changes) for index, changes in uses):
         streamer.bring(blocks[index])

@@ -8,7 +8,7 @@ logits), it raises instead of computing something wrong.
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -98,16 +98,10 @@ def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: i
     if not torch.is_grad_enabled():
         hidden, weight = hidden.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
-    return DeferredLogits(
-        LogitsRecipe(
-            hidden=hidden,
-            weight=weight,
-            bias=bias,
-            dtype=dtype,
-            chunk_bytes=chunk_bytes,
-            versions=versions(weight, bias),
-        )
+    recipe = LogitsRecipe(
+        hidden=hidden, weight=weight, bias=bias, dtype=dtype, chunk_bytes=chunk_bytes, versions=versions(weight, bias)
     )
+    return DeferredLogits(recipe)
 
 
 class DeferredLogits(Tensor):
@@ -135,17 +129,11 @@ class DeferredLogits(Tensor):
         return deferred
 
     @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.__name__  # "view" for a method, "shape" for an attribute
         if name == "__get__":
-            name = function.__self__.__name__  # type: ignore[attr-defined]
+            name = function.__self__.__name__
         if name in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)

@@ -90,13 +90,6 @@ def has_streams(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def with_index(device: torch.device) -> torch.device:
-    """Return the device with its index, as tensors report it: "cuda" becomes "cuda:0"."""
-    if device.index is not None or not has_streams(device):
-        return device
-    return torch.device(device.type, torch.cuda.current_device())
-
-
 def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory that a process on this machine, or in this container, could still allocate."""
     free = _table(proc / "meminfo")["MemAvailable:"] * 1024

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tonnage.fit.moving.host import Arrival, CopyInFlight, Space, has_streams, with_index
+from tonnage.fit.moving.host import Arrival, CopyInFlight, Space, has_streams
 
 Packed = Callable[[], Tensor]  # what replaces a tensor in autograd's graph, and returns it
 
@@ -86,7 +86,7 @@ class OffloadWindow:
     """Moves storages out and back, with at most `window_bytes` (or one larger storage) in transit."""
 
     def __init__(self, device: torch.device, space: Space, *, window_bytes: int) -> None:
-        self.device = with_index(device)
+        self.device = torch.empty(0, device=device).device  # with its index, as tensors report it
         self.space = space
         self.window_bytes = window_bytes
         self.used_bytes = 0

@@ -48,11 +48,7 @@ class Surroundings:
 
     @classmethod
     def now(
-        cls,
-        leaves: Sequence[Any] = (),
-        parameters: Iterable[Tensor] = (),
-        held: Iterable[Any] = (),
-        slots: Sequence[Slot] = (),
+        cls, leaves: Sequence[Any], parameters: Iterable[Tensor], held: Iterable[Any], slots: Sequence[Slot] = ()
     ) -> "Surroundings":
         """Capture the state before a call with these leaves, by a module that holds these generators."""
         # The device of the first CUDA tensor, else of the first tensor.

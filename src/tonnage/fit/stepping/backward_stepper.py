@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tonnage.errors import TonnageError
 from tonnage.fit.stepping.parameter_step import OneByOneStepper, is_small
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
-from tonnage.fit.training import Undo
 
 
 class BackwardBroken(TonnageError, RuntimeError):
@@ -30,7 +29,7 @@ class BackwardStepper(OneByOneStepper):
         self._in_backward = False
         self._last = False
 
-    def hook_parameters(self) -> Undo:
+    def hook_parameters(self, stack: ExitStack) -> None:
         # The garbage collector cannot see through parameter hooks: a strong reference would leak the model.
         method = WeakMethod(self._gradient_is_there)
 
@@ -38,10 +37,8 @@ class BackwardStepper(OneByOneStepper):
             if (alive := method()) is not None:
                 alive(parameter)
 
-        with ExitStack() as stack:
-            for parameter in trained_parameters(self.optimizer):
-                stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-            return stack.pop_all().close
+        for parameter in trained_parameters(self.optimizer):
+            stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
 
     def begin(self, micro_batches: int) -> None:
         super().begin(micro_batches)

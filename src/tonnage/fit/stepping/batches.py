@@ -126,9 +126,7 @@ def _children(node: Any) -> Mapping[Any, Any]:
 
 
 def _rebuild(
-    node: Any,
-    change: Callable[[Tensor], Tensor],
-    change_list: Callable[[list[Any]], list[Any]] = lambda entries: entries,
+    node: Any, change: Callable[[Tensor], Tensor], change_list: Callable[[list[Any]], list[Any]] = lambda x: x
 ) -> Any:
     """Return the same nesting with its tensors changed; mappings keep their class (BatchEncoding).
 

@@ -114,7 +114,4 @@ def join(function: Step, parameter: Tensor, pieces: Sequence[StatePiece]) -> Sta
 
 def cut_state(plain: State, parameter: Tensor, piece: StatePiece) -> State:
     """Return the slice of plain states that belongs to a piece."""
-    return {
-        name: piece.of(flat_like(value, parameter)) if _like(name, value, parameter) else value
-        for name, value in plain.items()
-    }
+    return {n: piece.of(flat_like(v, parameter)) if _like(n, v, parameter) else v for n, v in plain.items()}

@@ -147,7 +147,7 @@ class HostStates(Technique, name="host-states"):
             stepper: BackwardStepper = HostGradientStepper(training.model, training.stepper, way)
         else:
             stepper = BackwardStepper(training.model, training.stepper)
-        stack.callback(stepper.hook_parameters())
+        stepper.hook_parameters(stack)
         stack.callback(training.replace_stepper(stepper))
 
     def apply(self, training: Training) -> Undo:

@@ -142,5 +142,5 @@ class MasterWeights(Technique, name="master-weights"):
             optimizer.state[parameter][MASTER] = parameter.detach()
         stack.callback(take_masters_away)
         stack.callback(steps.replace(function))
-        stack.callback(narrowed.apply())
+        narrowed.apply(stack)
         stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))

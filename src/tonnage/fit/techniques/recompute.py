@@ -124,9 +124,8 @@ class Recompute(Technique, name="recompute"):
             forward = self._recomputing(module, mode, findings[module_names[name]], compiled=compiled)
             stack.callback(replace_forward(module, forward))
         # A block that calls other operators than it should keep would rerun whole in training.
-        by_operators: dict[str, Any] = {
-            n: training.model.get_submodule(n) for n, m in modes.items() if type(m) is not str
-        }
+        names = [name for name, mode in modes.items() if not isinstance(mode, str)]
+        by_operators: dict[str, Any] = {name: training.model.get_submodule(name) for name in names}
         if by_operators:
             with left_alone(training), torch.enable_grad():
                 on_few_rows(training, lambda batch: training.loss(training.model, batch))

@@ -43,7 +43,7 @@ class StochasticBf16(Technique, name="stochastic-bf16"):
             read=lambda parameter: parameter.detach().float(),
             write=lambda parameter, values: None,  # the parameter itself, as torch loads it, is all there is
         )
-        stack.callback(narrowed.apply())
+        narrowed.apply(stack)
         stack.callback(_narrow_states(training.optimizer, narrowed.trained))
         stack.callback(steps.replace(StochasticStep(steps.function)))
         stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))

@@ -83,13 +83,7 @@ def _why_not_model(model: nn.Module) -> str | None:
 
 
 def make_mask(
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    mask_function: Any = None,
-    attention_mask: Any = None,
-    **rest: Any,
+    batch_size: int, q_length: int, kv_length: int, mask_function: Any = None, attention_mask: Any = None, **rest: Any
 ) -> Tensor | None:
     """Return the smallest mask that expresses the rule; the first dimension is the batch:
 

@@ -108,15 +108,10 @@ class WeightStreamer:
     """Loads blocks, in the order given, into `slots` slots on the GPU."""
 
     def __init__(
-        self,
-        blocks: Sequence[BlockWeights],
-        device: torch.device,
-        *,
-        slots: int,
-        finish_changes: Callable[[], None] = lambda: None,
+        self, blocks: Sequence[BlockWeights], device: torch.device, *, slots: int, finish_steps: Callable[[], None]
     ) -> None:
         self._blocks = blocks
-        self._finish_changes = finish_changes
+        self._finish_steps = finish_steps
         self._index = {weights: index for index, weights in enumerate(blocks)}
         self._of = {parameter: weights for weights in blocks for parameter in weights.places}
         largest = max(weights.byte_count for weights in blocks)
@@ -150,7 +145,7 @@ class WeightStreamer:
     def store_changes(self, weights: BlockWeights) -> None:
         """Write changes made on the GPU back to the space."""
         if weights.changed and weights.slot is not None:
-            self._finish_changes()
+            self._finish_steps()
             weights.write(0, weights.slot.buffer[: weights.byte_count])
             weights.changed = False
 
@@ -231,7 +226,7 @@ class WeightStreaming(Technique, name="weight-streaming"):
             raise NotApplicable(str(error), hint=error.hint) from error
         # A step may still run on another stream or on the host, and write where another block's weights will be.
         steps = parameter_steps(training.optimizer)
-        streamer = WeightStreamer([*blocks.values()], training.device, slots=self.slots, finish_changes=steps.finish)
+        streamer = WeightStreamer([*blocks.values()], training.device, slots=self.slots, finish_steps=steps.finish)
         stack.callback(streamer.close)
         for name, weights in blocks.items():
             block = training.model.get_submodule(name)
