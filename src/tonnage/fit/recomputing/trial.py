@@ -150,10 +150,8 @@ class _RerunTrial:
             if any(finding.beside for finding in self._findings.values()):
                 # Nothing outside the block's modules may still hold tensors of a second run.
                 gc.collect()
-                starts = [run.start for run in self._runs]
-                tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
-                for node in (tensor.grad_fn for tensor in tensors):
-                    for run in self._around(node, starts) if node is not None else ():
+                for tensor in (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)):
+                    for run in self._around(tensor.grad_fn):
                         if run.second and self._findings[run.name].beside:
                             self._findings[run.name].reason = _HELD
         for name, finding in self._findings.items():
@@ -223,12 +221,11 @@ class _RerunTrial:
 
     def _look_beside(self, loss: Tensor) -> None:
         """Walk the graph of the loss: edges into and out of a run must belong to its arguments and outputs."""
-        starts = [run.start for run in self._runs]
         waiting: list[tuple[Node | None, Node]] = [(None, loss.grad_fn)] if loss.grad_fn is not None else []
         seen = set[Node]()
         while waiting:
             later, node = waiting.pop()
-            inside, inside_later = self._around(node, starts), self._around(later, starts) if later is not None else []
+            inside, inside_later = self._around(node), self._around(later)
             for run in (run for run in inside if run not in inside_later):
                 finding = self._findings[run.name]
                 if run.second:
@@ -243,11 +240,11 @@ class _RerunTrial:
                 seen.add(node)
                 waiting.extend((node, before) for before, _ in node.next_functions if before is not None)
 
-    def _around(self, node: Node, starts: list[int]) -> list[_Run]:
+    def _around(self, node: Node | None) -> list[_Run]:
         """Return the runs that made this node, innermost first."""
-        number, found = node._sequence_nr(), []
-        index = bisect_right(starts, number) - 1
-        run = self._runs[index] if index >= 0 else None
+        number, found = node._sequence_nr() if node is not None else -1, []
+        index = bisect_right(self._runs, number, key=lambda run: run.start)
+        run = self._runs[index - 1] if index else None
         while run is not None:
             if number < run.stop:
                 found.append(run)

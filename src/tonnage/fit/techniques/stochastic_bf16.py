@@ -15,7 +15,7 @@ from tonnage.fit.stepping.parameter_step import OneByOneStepper, State, paramete
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.stepping.stochastic import StochasticStep
 from tonnage.fit.technique import Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training
 
 _NOT_KNOWN = ("amsgrad", "differentiable")
 
@@ -44,14 +44,13 @@ class StochasticBf16(Technique, name="stochastic-bf16"):
             write=lambda parameter, values: None,  # the parameter itself, as torch loads it, is all there is
         )
         narrowed.apply(stack)
-        stack.callback(_narrow_states(training.optimizer, narrowed.trained))
+        _narrow_states(training.optimizer, set(narrowed.trained), stack)
         stack.callback(steps.replace(StochasticStep(steps.function)))
         stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
-def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo:
+def _narrow_states(optimizer: Optimizer, known: set[nn.Parameter], stack: ExitStack) -> None:
     """Hold the states of these parameters in BF16; state dicts and the undo return FP32."""
-    known = set(parameters)
 
     def cast(dtype: torch.dtype) -> None:
         for parameter, state in optimizer.state.items():
@@ -64,11 +63,7 @@ def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo
         wide = {i: _cast(state, torch.float32) if members[i] in known else state for i, state in states.items()}
         return {**state_dict, "state": wide}
 
-    cast(NARROW)
-    handle = optimizer.register_state_dict_post_hook(widen)
-
     def undo() -> None:
-        handle.remove()
         cast(torch.float32)
         # A fused optimizer expects step counts on the device.
         for group in optimizer.param_groups:
@@ -78,7 +73,9 @@ def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo
                     if "step" in state:
                         state["step"] = state["step"].to(parameter.device)
 
-    return undo
+    cast(NARROW)
+    stack.callback(undo)
+    stack.callback(optimizer.register_state_dict_post_hook(widen).remove)
 
 
 def _cast(state: State, dtype: torch.dtype) -> State:
