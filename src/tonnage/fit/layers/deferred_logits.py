@@ -207,7 +207,6 @@ _WHOLE = (
     "The loss reads the logits by other means than cross_entropy, so they are computed whole and chunked-loss saves "
     "nothing. Use torch.nn.functional.cross_entropy, or take chunked-loss away."
 )
-
 _METADATA = frozenset(
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_sparse is_nested is_quantized itemsize nbytes "
     "size dim ndimension numel nelement element_size is_floating_point is_complex is_signed get_device __len__ _base".split()

@@ -26,7 +26,6 @@ Run = Callable[[Tensor], Tensor]
 
 # Of a tiled output against the whole one, by dtype.
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
-_COARSE_TOLERANCE = 3e-2
 _PROBE_ROWS = 32  # two slices of sixteen, the smallest that FP8 kernels take
 
 
@@ -188,6 +187,6 @@ def mixes_rows(module: nn.Module, width: int) -> str | None:
     if on_virtual_gpu(x.device):
         return None
     difference, norm = (pieces.double() - whole.double()).norm(), whole.double().norm()
-    if difference <= _TOLERANCES.get(whole.dtype, _COARSE_TOLERANCE) * norm:
+    if difference <= _TOLERANCES.get(whole.dtype, 3e-2) * norm:
         return None
     return "gives other values for a row when the rows beside it are left out"

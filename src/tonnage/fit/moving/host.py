@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from tonnage.fit.moving.disk import DiskSpace, Loaded
 
 ALIGNMENT_BYTES = 4096  # of offsets and lengths in a file, as O_DIRECT requires
+# cgroups version 2 and 1: files of the limit and the usage, and the key of reclaimable cache.
+_CGROUP_FILES = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 class HostMemoryExhausted(TonnageError, MemoryError):
@@ -61,9 +66,9 @@ class Packing:
 
     @classmethod
     def of(
-        cls, layouts: Iterable[tuple[Any, torch.dtype, Sequence[int], Sequence[int]]], alignment: int = ALIGNMENT_BYTES
+        cls, layouts: Iterable[tuple[Any, torch.dtype, Sequence[int], Sequence[int]]], alignment: int = 16
     ) -> "Packing":
-        """Lay out tensors one after another, by key, dtype, size and stride."""
+        """Lay out tensors one after another, by key, dtype, size and stride; 16 bytes suit vectorized kernels."""
         places: dict[Any, Place] = {}
         end = 0
         for key, dtype, size, stride in layouts:
@@ -107,13 +112,6 @@ def host_limit_bytes(device: torch.device, asked_bytes: int | None) -> int:
     if asked_bytes is not None:
         return asked_bytes
     return sys.maxsize if on_virtual_gpu(device) else free_host_bytes()
-
-
-# cgroups version 2 and 1: files of the limit and the usage, and the key of reclaimable cache.
-_CGROUP_FILES = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 def _table(file: Path) -> dict[str, int]:

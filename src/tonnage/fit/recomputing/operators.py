@@ -27,8 +27,6 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 # Autograd's own calls: their number depends on saved-tensor hooks.
 UNCOUNTED = frozenset({torch.ops.aten.detach.default})
-# Arguments of matrix products that do not affect their size.
-_NO_SHAPE = frozenset({"out", "out_dtype", "alpha", "beta"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
@@ -209,5 +207,6 @@ def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
         forward = 2 * rows * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1.0)
         return forward * 2.5 if backward else forward
     positional = [value for value in args if not isinstance(value, torch.dtype)]
-    named = {name: value for name, value in kwargs.items() if name not in _NO_SHAPE}
+    # Without the arguments of matrix products that do not affect their size.
+    named = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype", "alpha", "beta")}
     return float(count(*positional, **named, out_val=result))

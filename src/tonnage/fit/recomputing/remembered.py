@@ -17,6 +17,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+States = tuple[Any, ...]  # of random generators
+_KINDS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _ABSENT = object()
 _CONTAINERS = (list, dict, set, deque)
 _PLAIN = (bool, int, float, str)
@@ -163,10 +165,6 @@ def _fill(target: Any, values: Any) -> None:
     elif isinstance(target, list | deque):
         target.clear()
         target.extend(values)
-
-
-States = tuple[Any, ...]
-_KINDS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 
 
 class Generators:

@@ -32,6 +32,7 @@ Weighting = str | Callable[[Batch], float | Tensor]
 Node = TypeVar("Node")
 
 IGNORED_LABEL = -100
+WEIGHTINGS = ("rows", "tokens", "shifted-tokens", "sum")
 LABEL_NAMES = ("labels", "label", "targets", "target", "y")
 
 
@@ -192,6 +193,3 @@ def named_tensors(batch: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path or "batch", batch
     for name, child in _children(batch).items():
         yield from named_tensors(child, f"{path}.{name}" if path else str(name))
-
-
-WEIGHTINGS = ("rows", "tokens", "shifted-tokens", "sum")

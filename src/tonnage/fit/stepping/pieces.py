@@ -13,7 +13,6 @@ from torch import Tensor
 from tonnage.fit.moving.host import CopyInFlight, Packing
 from tonnage.fit.stepping.parameter_step import Group, State, Step
 
-_ALIGNMENT_BYTES = 16  # of each state inside a packed buffer, for vectorized kernels
 _PROBED_ELEMENTS = 65536
 _COUNTS = frozenset({"step", "mu_product", "eta", "mu"})  # states of torch.optim with one number per parameter
 
@@ -86,7 +85,7 @@ class Probe:
                 self._function(zeros, torch.zeros_like(zeros), state, group)
             self._known[key] = [(n, v.dtype, v.numel()) for n, v in state.items() if isinstance(v, Tensor) and v.dim()]
         lengths = ((name, dtype, -(-count // -(-probed // length))) for name, dtype, length in self._known[key])
-        return Packing.of(((name, dtype, (length,), (1,)) for name, dtype, length in lengths), _ALIGNMENT_BYTES)
+        return Packing.of(((name, dtype, (length,), (1,)) for name, dtype, length in lengths))
 
 
 def _like(name: str, value: Any, parameter: Tensor) -> bool:

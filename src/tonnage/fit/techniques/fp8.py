@@ -135,9 +135,6 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.to(dtype)
 
 
-_CAPABILITY = (8, 9)  # Ada; Hopper and Blackwell after it
-
-
 class Fp8Linear(Technique, name="fp8"):
     minimum_width: int = 1024  # of both sides of a layer: below it, quantization costs more than the product saves
 
@@ -146,7 +143,7 @@ class Fp8Linear(Technique, name="fp8"):
         if device.type != "cuda":
             return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"
         capability = torch.cuda.get_device_capability(device)
-        if capability < _CAPABILITY:
+        if capability < (8, 9):  # Ada; Hopper and Blackwell came after it
             name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
             return f"{name} has no FP8 tensor cores (compute capability {has}; they came with 8.9)"
         if not self._layers(training.model):

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from tonnage.errors import RequestError
 from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
-from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, pieces_of
+from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, PiecewiseStep, pieces_of
 from tonnage.fit.stepping.parameter_step import gradient_norm, parameter_steps, why_not_in_pieces
 from tonnage.fit.stepping.pieces import StatePiece, flat
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
@@ -22,8 +22,6 @@ from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import format_bytes
-
-Way = DeviceStep | HostStep
 
 
 class HostGradientStepper(BackwardStepper):
@@ -123,7 +121,7 @@ class HostStates(Technique, name="host-states"):
         largest = max((parameter.numel() for parameter in trained), default=0)
         sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes, "largest": largest}
         if self.how == "device":
-            way: Way = DeviceStep(steps.function, training.device, window_bytes=self.window_bytes, **sizes)
+            way: PiecewiseStep = DeviceStep(steps.function, training.device, window_bytes=self.window_bytes, **sizes)
         else:
             way = HostStep(steps.function, training.optimizer, training.device, **sizes)
             stack.callback(way.close)

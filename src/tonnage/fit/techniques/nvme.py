@@ -88,7 +88,7 @@ class DiskStep(Step):
         # Dense, whatever the values' layouts.
         tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.dim()}
         dense = ((name, v.dtype, v.size(), torch.empty_like(v, device="meta").stride()) for name, v in tensors.items())
-        packing = Packing.of(dense, alignment=16)
+        packing = Packing.of(dense)
         kept = _StatesOnDisk(self.space.take(packing.byte_count), packing, others={})
         weakref.finalize(kept, self.space.give, kept.extent).atexit = False
         self._store(kept, made, torch.empty(packing.byte_count, dtype=torch.uint8, device=self._device))

@@ -17,15 +17,13 @@ from tonnage.fit.stepping.stochastic import StochasticStep
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 
-_NOT_KNOWN = ("amsgrad", "differentiable")
-
 
 class StochasticBf16(Technique, name="stochastic-bf16"):
     def why_not(self, training: Training) -> str | None:
         optimizer = training.optimizer
         if not isinstance(optimizer, Adam | SGD):
             return f"the rounding is built into Adam, AdamW and SGD, and this is {type(optimizer).__name__}"
-        for setting in _NOT_KNOWN:
+        for setting in ("amsgrad", "differentiable"):
             if any(group.get(setting) for group in optimizer.param_groups):
                 return f"{type(optimizer).__name__} was made with {setting}=True, which the rounding step does not know"
         if not {p.dtype for p in trained_parameters(optimizer)} & {torch.float32, NARROW}:

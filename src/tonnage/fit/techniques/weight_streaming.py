@@ -27,9 +27,8 @@ from tonnage.units import format_bytes
 
 
 def packing_of(parameters: Iterable[nn.Parameter]) -> host.Packing:
-    return host.Packing.of(
-        (parameter, parameter.dtype, parameter.size(), parameter.stride()) for parameter in parameters
-    )
+    layouts = ((parameter, parameter.dtype, parameter.size(), parameter.stride()) for parameter in parameters)
+    return host.Packing.of(layouts, alignment=host.ALIGNMENT_BYTES)
 
 
 def nan_of(device: torch.device) -> Callable[[torch.dtype], Tensor]:
