@@ -116,7 +116,7 @@ class Tiled(torch.autograd.Function):
                 if x_gradient is not None:
                     x_gradient[part] = 0 if made[0] is None else made[0].view(-1, x.shape[-1])
                 # The first slice's gradients become the sums, without clearing or copying.
-                for index, tensor in enumerate(made[needs_x:]):
+                for index, tensor in enumerate(made[1:] if needs_x else made):
                     total = sums[index]
                     if total is None:
                         sums[index] = tensor

@@ -36,12 +36,9 @@ def is_small(parameter: Tensor, largest: int) -> bool:
 
 
 class Step(ABC):
-    """Steps one tensor at a time: a parameter, or a flat slice of one.
+    """Steps one tensor at a time: a parameter, or a flat slice of one."""
 
-    Its states may have another form than the optimizer's own, which are the plain ones.
-    """
-
-    converts = False  # whether they have
+    converts = False  # whether its states differ from the optimizer's own, the plain ones
 
     @abstractmethod
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:

@@ -40,14 +40,14 @@ class BlockWeights:
     """The streamed parameters of one block: their bytes in a space, and for a while in a slot on the GPU."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], space: host.Space, nan_of: Callable[[torch.dtype], Tensor]
+        self, parameters: Sequence[nn.Parameter], space: host.Space, nan: Callable[[torch.dtype], Tensor]
     ) -> None:
         """Move the values off the GPU and free the memory of each parameter."""
         packing = packing_of(parameters)
         self.places, self.byte_count = packing.places, packing.byte_count
         self.slot: _WeightSlot | None = None
         self.changed = False
-        self._space, self._nan_of = space, nan_of
+        self._space, self._nan = space, nan
         self._extent: Any = space.take(self.byte_count)
         self._written = host.CopyInFlight(None)
         for parameter, place in self.places.items():
@@ -86,7 +86,7 @@ class BlockWeights:
 
     def point_nowhere(self) -> None:
         for parameter, place in self.places.items():
-            parameter.data = self._nan_of(place.dtype).expand(place.size)
+            parameter.data = self._nan(place.dtype).expand(place.size)
 
     def return_for_good(self) -> None:
         values = self.read()
