@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.layers.tiles import bounds, mixes_rows, tile_forward
+from tonnage.fit.layers.tiles import mixes_rows, row_slices, tile_forward
 
 
 class Gated(nn.Module):
@@ -84,11 +84,12 @@ def test_values_and_gradients_are_those_of_the_whole(
 
 @given(rows=st.integers(0, 100), tiles=st.integers(1, 20))
 def test_pieces_cover_all_rows_once_and_evenly(rows: int, tiles: int) -> None:
-    found = list(bounds(rows, tiles))
-    assert [row for start, end in found for row in range(start, end)] == list(range(rows))
-    sizes = [end - start for start, end in found]
+    found = row_slices(rows, tiles)
+    assert [row for part in found for row in range(rows)[part]] == list(range(rows))
+    sizes = [part.stop - part.start for part in found]
     assert len(sizes) == min(rows, tiles)
     assert not sizes or max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_each_parameter_gets_one_gradient_and_it_is_complete() -> None:

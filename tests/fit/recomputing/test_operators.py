@@ -11,7 +11,6 @@ from tonnage.fit.recomputing.operators import (
     matrix_operations,
     operations_clock,
     profile_operators,
-    untimed,
 )
 from tonnage.fit.survey.profile import OperatorProfile
 
@@ -32,7 +31,7 @@ def _by_name(operators: tuple[OperatorProfile, ...], name: str) -> list[Operator
 def _profile(function: object, *tensors: Tensor) -> tuple[OperatorProfile, ...]:
     module = nn.Module()
     module.forward = function  # type: ignore[assignment]
-    return profile_operators(module, tensors, {}, untimed)
+    return profile_operators(module, tensors, {})
 
 
 def test_each_call_has_its_bytes_and_its_sources() -> None:

@@ -58,14 +58,14 @@ def test_a_frozen_module_still_passes_the_gradient_on() -> None:
 
 
 def test_generators_that_did_not_move_are_not_kept() -> None:
-    before = Surroundings.now()
+    before = Surroundings.now([], [], [])
     assert before.without_unused_random().random == ()
     torch.rand(1)
     assert before.without_unused_random() is before
 
 
 def test_random_numbers_are_the_same_again_and_go_on_after() -> None:
-    surroundings = Surroundings.now()
+    surroundings = Surroundings.now([], [], [])
     drawn = torch.rand(2)
     state = torch.get_rng_state()
     with surroundings.again():

@@ -3,11 +3,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces, why_not_one_by_one
+from tonnage.fit.stepping.parameter_step import (
+    Group,
+    State,
+    Step,
+    parameter_steps,
+    why_not_in_pieces,
+    why_not_one_by_one,
+)
 from tonnage.fit.technique import NotApplicable
 
 OPTIMIZERS: list[tuple[type[Optimizer], dict[str, Any]]] = [
@@ -100,9 +107,12 @@ def test_another_step_takes_the_place_and_gives_it_back() -> None:
     steps = parameter_steps(optimizer)
     plain = steps.function
     finished: list[bool] = []
-    undo = steps.replace(
-        lambda p, gradient, state, group: plain(p, 2 * gradient, state, group), finish=lambda: finished.append(True)
-    )
+
+    class Doubled(Step):
+        def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+            plain(parameter, 2 * gradient, state, group)
+
+    undo = steps.replace(Doubled(), finish=lambda: finished.append(True))
     before = parameter.detach().clone()
     steps.step(parameter, torch.ones_like(parameter))
     steps.finish()

@@ -3,17 +3,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tonnage.fit.moving.host import Packing
 from tonnage.fit.stepping import host_step
 from tonnage.fit.stepping.host_step import DeviceStep, pieces_of
 from tonnage.fit.stepping.parameter_step import parameter_steps
-from tonnage.fit.stepping.pieces import Packing, flat, flat_like
+from tonnage.fit.stepping.pieces import flat, flat_like
 
 DTYPES = st.sampled_from([torch.int8, torch.bfloat16, torch.float32, torch.float64])
 
 
 @given(st.lists(st.tuples(DTYPES, st.integers(0, 99)), max_size=5))
 def test_packed_states_lie_apart_and_aligned(lengths: list[tuple[torch.dtype, int]]) -> None:
-    packing = Packing.of((f"state {index}", dtype, count) for index, (dtype, count) in enumerate(lengths))
+    layouts = ((f"state {index}", dtype, (count,), (1,)) for index, (dtype, count) in enumerate(lengths))
+    packing = Packing.of(layouts, alignment=16)
     buffer = torch.zeros(packing.byte_count, dtype=torch.uint8)
     state = {
         f"state {index}": torch.full((count,), index + 1).to(dtype) for index, (dtype, count) in enumerate(lengths)
@@ -22,8 +24,8 @@ def test_packed_states_lie_apart_and_aligned(lengths: list[tuple[torch.dtype, in
     views = packing.views(buffer)
     for name, value in state.items():
         assert torch.equal(views[name], value)
-        assert packing.entries[name][0] % 16 == 0
-    assert packing.state_bytes == sum(value.nbytes for value in state.values())
+        assert packing.places[name].start % 16 == 0
+    assert packing.tensor_bytes == sum(value.nbytes for value in state.values())
 
 
 @given(count=st.integers(0, 5000), gpu_bytes=st.integers(0, 50_000), piece_bytes=st.integers(1, 20_000))
@@ -39,7 +41,7 @@ def test_pieces_hold_each_element_once_and_the_device_its_share(count: int, gpu_
         )
         pieces = pieces_of(way.own_state(parameter, {}, optimizer.param_groups[0]))
     assert [0, *(piece.stop for piece in pieces)] == [*(piece.start for piece in pieces), count]
-    here = sum(piece.packing.state_bytes for piece in pieces if piece.buffer is None)
+    here = sum(piece.packing.tensor_bytes for piece in pieces if piece.buffer is None)
     assert here == min(8 * count, gpu_bytes // 8 * 8)
     assert all(piece.stop - piece.start <= max(16, piece_bytes // 8) for piece in pieces if piece.buffer is not None)
 

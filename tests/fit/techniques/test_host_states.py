@@ -138,7 +138,7 @@ def test_the_device_keeps_its_share_to_the_element(gpu_bytes: int) -> None:
     training = build_training(CASES["llama"])
     HostStates(gpu_bytes=gpu_bytes, piece_bytes=8192).apply(training)
     pieces = [piece for state in training.optimizer.state.values() for piece in pieces_of(state)]
-    here = sum(piece.packing.state_bytes for piece in pieces if piece.buffer is None)
+    here = sum(piece.packing.tensor_bytes for piece in pieces if piece.buffer is None)
     everything = sum(2 * 8 * parameter.numel() for parameter in training.model.parameters())
     assert here == min(everything, gpu_bytes // 16 * 16)
 

@@ -84,6 +84,19 @@ def test_it_stands_beside_the_step_in_backward() -> None:
     assert_same_parameters(alone.model, both.model, tolerance=0.0)
 
 
+def test_the_norm_of_bf16_gradients_is_summed_in_fp32_wherever_the_states_are() -> None:
+    training, on_host = _training(clip_norm=0.3), _training(clip_norm=0.3)
+    for each in (training, on_host):
+        MasterWeights().apply(each)
+    HostStates(how="device", gpu_bytes=0, piece_bytes=4096).apply(on_host)
+    take_step(training, 0)
+    take_step(on_host, 0)
+    norm = training.stepper.gradient_norm
+    assert norm is not None
+    assert norm.dtype == torch.float32
+    assert torch.equal(on_host.stepper.gradient_norm, norm)
+
+
 ON_HOST = {
     "device": HostStates(how="device", gpu_bytes=30_001, piece_bytes=4096),
     "host": HostStates(how="host", gpu_bytes=30_001, piece_bytes=4096),

@@ -12,7 +12,7 @@ from fit.cases import CASES, Case, assert_same_training, build_training, take_st
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.compile import Compile
 from tonnage.fit.techniques.step_in_backward import StepInBackward
-from tonnage.fit.techniques.tiled_mlp import TiledMlp, find_feed_forwards
+from tonnage.fit.techniques.tiled_mlp import TiledMlp
 
 
 def _gpt2_without_dropout() -> Case:
@@ -35,7 +35,7 @@ def test_steps_in_backward_see_each_gradient_once() -> None:
 
 
 def test_the_layers_are_found_in_each_block() -> None:
-    found = find_feed_forwards(build_training(CASES["llama"]).model)
+    found = TiledMlp.find(build_training(CASES["llama"]).model)
     assert list(found) == ["model.layers.0.mlp", "model.layers.1.mlp", "model.layers.2.mlp"]
 
 

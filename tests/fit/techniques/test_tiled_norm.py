@@ -5,7 +5,7 @@ from torch import Tensor
 from fit.cases import CASES, assert_same_training, build_training
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.tiled_mlp import TiledMlp
-from tonnage.fit.techniques.tiled_norm import TiledNorm, find_norms
+from tonnage.fit.techniques.tiled_norm import TiledNorm
 
 
 @pytest.mark.parametrize("tiles", [2, 7])
@@ -18,7 +18,7 @@ def test_beside_tiled_feed_forward_layers_training_is_the_same() -> None:
 
 
 def test_norms_are_found_inside_and_outside_of_blocks() -> None:
-    found = find_norms(build_training(CASES["llama"]).model)
+    found = TiledNorm.find(build_training(CASES["llama"]).model)
     assert len(found) == 7
     assert {"model.norm", "model.layers.2.input_layernorm"} < set(found)
 

@@ -18,7 +18,7 @@ from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.techniques.tiled_mlp import TiledMlp
-from tonnage.fit.techniques.weight_streaming import BlockWeights, Nowhere, WeightStreamer, WeightStreaming, lay_out
+from tonnage.fit.techniques.weight_streaming import BlockWeights, WeightStreamer, WeightStreaming, nan_of, packing_of
 from tonnage.fit.training import Training
 from tonnage.units import KIB
 
@@ -201,27 +201,23 @@ CPU = torch.device("cpu")
 
 def blocks_of(count: int) -> list[BlockWeights]:
     """Block i has a matrix and a vector full of i."""
-    space, nowhere, blocks = PinnedSpace(CPU, 2**30), Nowhere(CPU), []
+    space, nan, blocks = PinnedSpace(CPU, 2**30), nan_of(CPU), []
     for index in range(count):
         parameters = [nn.Parameter(torch.full(shape, float(index))) for shape in ((3, 5), (7,))]
-        blocks.append(BlockWeights(parameters, space, nowhere))
-        blocks[-1].leave()
+        blocks.append(BlockWeights(parameters, space, nan))
     return blocks
 
 
 def test_places_are_aligned_and_apart() -> None:
-    places, byte_count = lay_out(
-        [nn.Parameter(torch.zeros(n, dtype=d)) for n, d in ((3, torch.half), (5000, torch.float))]
-    )
-    assert [place.start for place in places] == [0, ALIGNMENT_BYTES]
-    assert byte_count == ALIGNMENT_BYTES + 5 * ALIGNMENT_BYTES
+    packing = packing_of(nn.Parameter(torch.zeros(n, dtype=d)) for n, d in ((3, torch.half), (5000, torch.float)))
+    assert [place.start for place in packing.places.values()] == [0, ALIGNMENT_BYTES]
+    assert packing.byte_count == ALIGNMENT_BYTES + 5 * ALIGNMENT_BYTES
 
 
 def test_a_transposed_parameter_keeps_its_strides() -> None:
     parameter = nn.Parameter(torch.arange(6.0).view(2, 3).t().clone(memory_format=torch.preserve_format))
     expected, stride = parameter.detach().clone(), parameter.stride()
-    weights = BlockWeights([parameter], PinnedSpace(CPU, 2**30), Nowhere(CPU))
-    weights.leave()
+    weights = BlockWeights([parameter], PinnedSpace(CPU, 2**30), nan_of(CPU))
     assert parameter.isnan().all()
     weights.return_for_good()
     assert torch.equal(parameter, expected)
@@ -237,7 +233,7 @@ def test_a_block_that_is_brought_has_its_values_and_changes_come_home(
     count: int, slots: int, uses: list[tuple[int, bool]]
 ) -> None:
     blocks = blocks_of(count)
-    streamer = WeightStreamer(blocks, CPU, slots=slots)
+    streamer = WeightStreamer(blocks, CPU, slots=slots, finish_steps=lambda: None)
     expected = [float(index) for index in range(count)]
     for index, changes in ((index % count, changes) for index, changes in uses):
         streamer.bring(blocks[index])

@@ -2,15 +2,13 @@
 
 A deferred tensor records the head's input and later operations: rows sliced, viewed or flattened, dtypes changed,
 soft caps. In `cross_entropy` it is computed chunk by chunk and never whole; in anything else it becomes the plain
-logits. So any loss runs unchanged.
-
-It does not know models or techniques. Where PyTorch bypasses tensor subclasses (an `autograd.Function` that takes
-the logits), it raises instead of computing something wrong.
+logits. So any loss runs unchanged. Where PyTorch bypasses tensor subclasses (an `autograd.Function` that takes the
+logits), it raises instead of computing something wrong.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -101,12 +99,7 @@ def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: i
         hidden, weight = hidden.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
     recipe = LogitsRecipe(
-        hidden=hidden,
-        weight=weight,
-        bias=bias,
-        dtype=dtype,
-        chunk_bytes=chunk_bytes,
-        versions=versions(weight, bias),
+        hidden=hidden, weight=weight, bias=bias, dtype=dtype, chunk_bytes=chunk_bytes, versions=versions(weight, bias)
     )
     return DeferredLogits(recipe)
 
@@ -136,17 +129,11 @@ class DeferredLogits(Tensor):
         return deferred
 
     @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.__name__  # "view" for a method, "shape" for an attribute
         if name == "__get__":
-            name = function.__self__.__name__  # type: ignore[attr-defined]
+            name = function.__self__.__name__
         if name in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
@@ -220,15 +207,10 @@ _WHOLE = (
     "The loss reads the logits by other means than cross_entropy, so they are computed whole and chunked-loss saves "
     "nothing. Use torch.nn.functional.cross_entropy, or take chunked-loss away."
 )
-
 _METADATA = frozenset(
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_sparse is_nested is_quantized itemsize nbytes "
     "size dim ndimension numel nelement element_size is_floating_point is_complex is_signed get_device __len__ _base".split()
 )
-
-
-def _cast(dtype: torch.dtype) -> Callable[..., Any]:
-    return lambda logits: logits.recipe.then("to", dtype)
 
 
 def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
@@ -249,13 +231,9 @@ def _register_hook(logits: DeferredLogits, hook: Callable[[Tensor], Any]) -> Any
     return hidden.register_hook(hook)
 
 
-def _number(name: str) -> Callable[..., Any]:
-    def record(logits: DeferredLogits, other: Any, **kwargs: Any) -> Any:
-        if kwargs or isinstance(other, bool) or not isinstance(other, int | float):
-            return NotImplemented
-        return logits.recipe.then(name, other)
-
-    return record
+def _scale(name: str, logits: DeferredLogits, other: Any) -> Any:
+    is_number = isinstance(other, int | float) and not isinstance(other, bool)
+    return logits.recipe.then(name, other) if is_number else NotImplemented
 
 
 def _reshape(logits: DeferredLogits, *shape: Any) -> Any:
@@ -374,17 +352,17 @@ def _cross_entropy(
 
 
 _DEFERRED: dict[str, Callable[..., Any]] = {
-    "float": _cast(torch.float32),
-    "double": _cast(torch.float64),
-    "half": _cast(torch.float16),
-    "bfloat16": _cast(torch.bfloat16),
+    "float": lambda logits: logits.recipe.then("to", torch.float32),
+    "double": lambda logits: logits.recipe.then("to", torch.float64),
+    "half": lambda logits: logits.recipe.then("to", torch.float16),
+    "bfloat16": lambda logits: logits.recipe.then("to", torch.bfloat16),
     "to": _to,
     "contiguous": lambda logits: logits,
     "clone": lambda logits: DeferredLogits(logits.recipe),
     "detach": lambda logits: DeferredLogits(logits.recipe.detached()),
     "tanh": lambda logits: logits.recipe.then("tanh"),
-    "mul": _number("mul"),
-    "div": _number("div"),
+    "mul": partial(_scale, "mul"),
+    "div": partial(_scale, "div"),
     "view": _reshape,
     "reshape": _reshape,
     "flatten": _flatten,

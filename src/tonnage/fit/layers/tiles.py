@@ -3,27 +3,29 @@
 This is for modules that treat each row (each token) independently. Forward saves only the input; backward reruns
 each slice and differentiates it, so that intermediates exist for one slice at a time. Parameters are inputs of the
 autograd function: their gradients are summed here and passed to autograd once, complete, so a hook that steps a
-parameter sees one gradient. It does not know which modules are worth it.
+parameter sees one gradient.
 """
 
 import types
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tonnage.fit.modules import dropouts
-from tonnage.fit.training import Undo, set_attributes
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training, Undo, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
 
 Run = Callable[[Tensor], Tensor]
 
 # Of a tiled output against the whole one, by dtype.
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
-_COARSE_TOLERANCE = 3e-2
 _PROBE_ROWS = 32  # two slices of sixteen, the smallest that FP8 kernels take
 
 
@@ -86,11 +88,11 @@ class Tiled(torch.autograd.Function):
         output: Tensor | None = None  # not a view: the receiver may write into it
         # Without its cache: casts made in a forward without gradients would detach later uses of the weight.
         with torch.autocast(**ctx.casting, cache_enabled=False):
-            for start, end in bounds(len(rows), tiles):
-                piece = run(_shaped(rows[start:end], x.ndim))
+            for part in row_slices(len(rows), tiles):
+                piece = run(_shaped(rows[part], x.ndim))
                 if output is None:
                     output = piece.new_empty(*x.shape[:-1], piece.shape[-1])
-                output.view(len(rows), -1)[start:end] = piece.view(end - start, -1)
+                output.view(len(rows), -1)[part] = piece.view(-1, piece.shape[-1])
             return run(x) if output is None else output
 
     @staticmethod
@@ -104,15 +106,15 @@ class Tiled(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(parameters)
         # With its cache, one cast of each weight serves all slices.
         with torch.autocast(**ctx.casting, cache_enabled=True):
-            for start, end in bounds(len(rows), ctx.tiles):
-                piece = _shaped(rows[start:end], x.ndim).detach().requires_grad_(needs_x)
+            for part in row_slices(len(rows), ctx.tiles):
+                piece = _shaped(rows[part], x.ndim).detach().requires_grad_(needs_x)
                 with torch.enable_grad():
                     output = ctx.run(piece)
-                wanted = [piece, *parameters] if needs_x else [*parameters]
-                made = torch.autograd.grad(output, wanted, gradients[start:end].view_as(output), allow_unused=True)
+                wanted = [piece, *parameters] if needs_x else parameters
+                made = torch.autograd.grad(output, wanted, gradients[part].view_as(output), allow_unused=True)
                 del output
                 if x_gradient is not None:
-                    x_gradient[start:end] = 0 if made[0] is None else made[0].view(end - start, -1)
+                    x_gradient[part] = 0 if made[0] is None else made[0].view(-1, x.shape[-1])
                 # The first slice's gradients become the sums, without clearing or copying.
                 for index, tensor in enumerate(made[1:] if needs_x else made):
                     total = sums[index]
@@ -125,10 +127,11 @@ class Tiled(torch.autograd.Function):
         return (None, None, to_x, *(next(found) if needed else None for needed in needs_parameters))
 
 
-def bounds(rows: int, tiles: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each slice, nearly equal, none empty."""
-    pieces = min(tiles, rows)
-    return pairwise(rows * piece // pieces for piece in range(pieces + 1)) if pieces else iter(())
+def row_slices(rows: int, slices: int) -> list[slice]:
+    """Return slices of nearly equal size, the longer ones first, none empty."""
+    count = min(rows, slices)
+    size, longer = divmod(rows, count or 1)
+    return [slice(*edges) for edges in pairwise(size * index + min(index, longer) for index in range(count + 1))]
 
 
 def _shaped(rows: Tensor, dimensions: int) -> Tensor:
@@ -136,11 +139,40 @@ def _shaped(rows: Tensor, dimensions: int) -> Tensor:
     return rows.view(*(1,) * (dimensions - 2), *rows.shape)
 
 
-# Whether a module may be tiled ----------------------------------------------------------------------------------------
+class Tiling(Technique):
+    """Runs layers of a kind over `tiles` slices of their rows (batch times sequence)."""
+
+    tiles: int = 8
+    kind: ClassVar[str]
+    not_found: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def find(model: nn.Module) -> dict[str, nn.Module]:
+        """Return the layers by name."""
+
+    @abstractmethod
+    def obstacle(self, layer: Any) -> str | None:
+        """Return why this layer cannot be tiled, as the rest of a sentence, or None."""
+
+    def why_not(self, training: Training) -> str | None:
+        if self.tiles < 2:
+            return f"{self.tiles} tiles are the {self.kind} as it is; two are the fewest."
+        found = self.find(training.model)
+        if not found:
+            return self.not_found
+        return next((f"{name} {reason}." for name, layer in found.items() if (reason := self.obstacle(layer))), None)
+
+    def place(self, training: Training, stack: ExitStack) -> None:
+        for layer in self.find(training.model).values():
+            stack.callback(tile_forward(layer, self.tiles))
 
 
 def mixes_rows(module: nn.Module, width: int) -> str | None:
     """Return why the module cannot run in slices, tried on random rows, whole and in halves; or None."""
+    # A wrapper reduces the gradients of sharded parameters.
+    if any(type(parameter.data) is not Tensor for parameter in module.parameters()):
+        return "is sharded over devices, whose wrapper would not see the gradients of its tiles"
     parameter = next(module.parameters(), torch.empty(0))
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(1, _PROBE_ROWS, width, generator=draws).to(parameter.device, parameter.dtype)
@@ -155,11 +187,6 @@ def mixes_rows(module: nn.Module, width: int) -> str | None:
     if on_virtual_gpu(x.device):
         return None
     difference, norm = (pieces.double() - whole.double()).norm(), whole.double().norm()
-    if difference <= _TOLERANCES.get(whole.dtype, _COARSE_TOLERANCE) * norm:
+    if difference <= _TOLERANCES.get(whole.dtype, 3e-2) * norm:
         return None
     return "gives other values for a row when the rows beside it are left out"
-
-
-def sharded(module: nn.Module) -> bool:
-    """Return whether its parameters are shards on several devices, whose gradients a wrapper reduces."""
-    return any(type(parameter.data) is not Tensor for parameter in module.parameters())

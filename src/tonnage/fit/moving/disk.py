@@ -1,8 +1,7 @@
 """Storage on disk behind pinned staging buffers: one file, read and written by threads.
 
 The file is unlinked as soon as it is open, so that nothing is left behind in any case. It uses O_DIRECT where the
-file system allows it: data is read once, and the page cache would use the memory that is scarce. It does not know
-what the bytes mean.
+file system allows it: data is read once, and the page cache would use the memory that is scarce.
 """
 
 import errno
@@ -192,15 +191,15 @@ def _open_unnamed(directory: Path) -> int:
         raise DiskProblem(
             f"No file can be made in {directory}: {error.strerror}.", hint="Name a directory that can be written to."
         ) from error
+    file = made
     try:
         file = os.open(name, os.O_RDWR | os.O_DIRECT)
-    except OSError:
-        return made
-    finally:
-        os.unlink(name)
-    try:  # some file systems fail only on write
+        # Some file systems fail only on write.
         os.pwritev(file, [memoryview(pinned(ALIGNMENT_BYTES, torch.device("cpu")).numpy())], 0)  # type: ignore[arg-type]
     except OSError:
         file, made = made, file
-    os.close(made)
+    finally:
+        os.unlink(name)
+    if made != file:
+        os.close(made)
     return file

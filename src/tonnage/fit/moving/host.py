@@ -1,16 +1,16 @@
 """Host memory: pinned buffers of exact size, and copies on a separate stream.
 
-On a device without streams (the CPU in tests) copies are synchronous. This module does not know what is copied or
-why.
+On a device without streams (the CPU in tests) copies are synchronous.
 """
 
+import math
 import mmap
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from tonnage.fit.moving.disk import DiskSpace, Loaded
 
 ALIGNMENT_BYTES = 4096  # of offsets and lengths in a file, as O_DIRECT requires
+# cgroups version 2 and 1: files of the limit and the usage, and the key of reclaimable cache.
+_CGROUP_FILES = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 class HostMemoryExhausted(TonnageError, MemoryError):
@@ -34,15 +39,60 @@ def aligned(byte_count: int, alignment: int = ALIGNMENT_BYTES) -> int:
     return -(-byte_count // alignment) * alignment
 
 
+@dataclass(frozen=True)
+class Place:
+    """A tensor's position among the bytes of a buffer."""
+
+    start: int
+    dtype: torch.dtype
+    size: Sequence[int]
+    stride: Sequence[int]
+
+    @property
+    def byte_count(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+    def view(self, buffer: Tensor) -> Tensor:
+        flat = buffer[self.start : self.start + self.byte_count].view(self.dtype)
+        return flat.as_strided(self.size, self.stride)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The layout of several tensors in one buffer."""
+
+    places: dict[Any, Place]
+    byte_count: int
+
+    @classmethod
+    def of(
+        cls, layouts: Iterable[tuple[Any, torch.dtype, Sequence[int], Sequence[int]]], alignment: int = 16
+    ) -> "Packing":
+        """Lay out tensors one after another, by key, dtype, size and stride; 16 bytes suit vectorized kernels."""
+        places: dict[Any, Place] = {}
+        end = 0
+        for key, dtype, size, stride in layouts:
+            places[key] = Place(end, dtype, size, stride)
+            end += aligned(places[key].byte_count, alignment)
+        return cls(places, end)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(place.byte_count for place in self.places.values())
+
+    def views(self, buffer: Tensor) -> dict[Any, Tensor]:
+        return {key: place.view(buffer) for key, place in self.places.items()}
+
+    def store(self, values: dict[str, Any], buffer: Tensor) -> dict[str, Any]:
+        """Copy tensors that are not in the buffer yet; return what has no place there (counters)."""
+        for key, view in self.views(buffer).items():
+            if values[key].data_ptr() != view.data_ptr() or values[key].device != view.device:
+                view.copy_(values[key])
+        return {key: value for key, value in values.items() if key not in self.places}
+
+
 def has_streams(device: torch.device) -> bool:
     return device.type == "cuda"
-
-
-def with_index(device: torch.device) -> torch.device:
-    """Return the device with its index, as tensors report it: "cuda" becomes "cuda:0"."""
-    if device.index is not None or not has_streams(device):
-        return device
-    return torch.device(device.type, torch.cuda.current_device())
 
 
 def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -62,13 +112,6 @@ def host_limit_bytes(device: torch.device, asked_bytes: int | None) -> int:
     if asked_bytes is not None:
         return asked_bytes
     return sys.maxsize if on_virtual_gpu(device) else free_host_bytes()
-
-
-# cgroups version 2 and 1: files of the limit and the usage, and the key of reclaimable cache.
-_CGROUP_FILES = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 def _table(file: Path) -> dict[str, int]:

@@ -9,8 +9,7 @@
 A window of bytes slides over the storages in the order in which they were saved. In forward the newest are still on
 the GPU while they are copied; when the window is full the oldest is released, and the compute stream waits for its
 copy, so that memory use depends on the order of calls and never on timing. Backward finds the last ones still on the
-GPU and prefetches through the same window. With pinned memory no call blocks the host. This module does not know
-blocks or which tensors are worth it.
+GPU and prefetches through the same window. With pinned memory no call blocks the host.
 """
 
 import weakref
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tonnage.fit.moving.host import Arrival, CopyInFlight, Space, has_streams, with_index
+from tonnage.fit.moving.host import Arrival, CopyInFlight, Space, has_streams
 
 Packed = Callable[[], Tensor]  # what replaces a tensor in autograd's graph, and returns it
 
@@ -87,7 +86,7 @@ class OffloadWindow:
     """Moves storages out and back, with at most `window_bytes` (or one larger storage) in transit."""
 
     def __init__(self, device: torch.device, space: Space, *, window_bytes: int) -> None:
-        self.device = with_index(device)
+        self.device = torch.empty(0, device=device).device  # with its index, as tensors report it
         self.space = space
         self.window_bytes = window_bytes
         self.used_bytes = 0

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from tonnage.fit.moving.saved_tensors import storage_key
 from tonnage.fit.survey.meter import clocked
 from tonnage.fit.survey.profile import OperatorProfile
 from tonnage.hardware import Gpu
@@ -26,8 +27,6 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 # Autograd's own calls: their number depends on saved-tensor hooks.
 UNCOUNTED = frozenset({torch.ops.aten.detach.default})
-# Arguments of matrix products that do not affect their size.
-_NO_SHAPE = frozenset({"out", "out_dtype", "alpha", "beta"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
@@ -51,22 +50,16 @@ class RecordedOperator:
         return self.function._schema.is_mutable
 
     @property
-    def random(self) -> bool:
-        return torch.Tag.nondeterministic_seeded in self.function.tags
-
-    @property
     def repeatable(self) -> bool:
         """False for collectives and for operators that change a tensor from outside."""
-        outside = self.external and self.writes
-        return self.function.namespace not in _COLLECTIVES and not outside
+        return self.function.namespace not in _COLLECTIVES and not (self.external and self.writes)
 
     @property
     def can_be_left_out(self) -> bool:
         """Whether it may be skipped if unread: False inside custom autograd functions and if it returns no tensor."""
-        in_place = self.function._schema.arguments[:1]
-        writes_first = bool(in_place) and in_place[0].alias_info is not None and in_place[0].alias_info.is_write
-        returns = self.function._schema.returns
-        plain = bool(self.layouts) and len(self.layouts) == len(returns) and (not self.writes or writes_first)
+        schema = self.function._schema
+        written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
+        plain = 0 < len(self.layouts) == len(schema.returns) and (not self.writes or written[0])
         return self.differentiated and self.repeatable and plain
 
     @property
@@ -82,7 +75,7 @@ class OperatorRecorder(TorchDispatchMode):
         self.operators: list[RecordedOperator] = []
         self.overlooked = False  # other hooks hid from `saving` what an operator saved
         self._pack: object = None
-        self._clock = clock or untimed
+        self._clock = clock or (lambda func, args, kwargs: (func(*args, **kwargs), lambda: 0.0))
         self._makers: dict[int, int] = {}  # storage -> the operator that allocated it
         self._reads: set[int] = set()  # operators whose storage was read
 
@@ -95,11 +88,11 @@ class OperatorRecorder(TorchDispatchMode):
         # The hook that currently sees what is saved for backward.
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self.overlooked = self.overlooked or (hooks[0] if hooks else None) is not self._pack
-        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given = {storage_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         outputs, read_s = self._clock(func, args, kwargs)
         tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-        made = {_storage(t): t.untyped_storage().nbytes() for t in tensors if _storage(t) not in given}
-        shared = [_storage(t) for t in tensors if _storage(t) in given]
+        made = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if storage_key(t) not in given}
+        shared = [storage_key(t) for t in tensors if storage_key(t) in given]
         operator = RecordedOperator(
             function=func,
             inputs=tuple(sorted({self._makers[key] for key in given if key in self._makers})),
@@ -126,7 +119,7 @@ class OperatorRecorder(TorchDispatchMode):
         seen: set[int] = set()
 
         def pack(tensor: Tensor) -> Tensor | None:
-            key = _storage(tensor)
+            key = storage_key(tensor)
             if key in self._makers and key not in seen:
                 self.operators[self._makers[key]].saved_bytes += tensor.untyped_storage().nbytes()
             seen.add(key)
@@ -139,7 +132,7 @@ class OperatorRecorder(TorchDispatchMode):
 
 
 def profile_operators(
-    block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], clock: Clock
+    block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], clock: Clock | None = None
 ) -> tuple[OperatorProfile, ...]:
     """Return the profile of every operator call in one forward pass of the block."""
     recorder = OperatorRecorder(clock)
@@ -162,10 +155,6 @@ def profile_of(index: int, operator: RecordedOperator) -> OperatorProfile:
         keepable=operator.keepable and bool(operator.made_bytes),
         repeatable=operator.repeatable,
     )
-
-
-def untimed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
-    return func(*args, **kwargs), lambda: 0.0
 
 
 def operations_clock(
@@ -202,10 +191,6 @@ def virtual_clock(gpu: Gpu) -> Clock:
     return clock
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Return the FLOPs of a matrix product, convolution or attention; 0 for anything else."""
     count = flop_registry.get(func.overloadpacket)
@@ -222,5 +207,6 @@ def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
         forward = 2 * rows * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1.0)
         return forward * 2.5 if backward else forward
     positional = [value for value in args if not isinstance(value, torch.dtype)]
-    named = {name: value for name, value in kwargs.items() if name not in _NO_SHAPE}
+    # Without the arguments of matrix products that do not affect their size.
+    named = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype", "alpha", "beta")}
     return float(count(*positional, **named, out_val=result))

@@ -17,6 +17,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+States = tuple[Any, ...]  # of random generators
+_KINDS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 _ABSENT = object()
 _CONTAINERS = (list, dict, set, deque)
 _PLAIN = (bool, int, float, str)
@@ -108,10 +110,7 @@ class Memory:
 
 @contextmanager
 def as_before(function: Any, known: nn.Module) -> Iterator[None]:
-    """Restore on exit what a function keeps between calls, in its closure or its owning object.
-
-    Modules found there are saved whole, except `known`.
-    """
+    """Restore on exit what a function keeps in its closure or its object: modules there whole, except `known`."""
     owner = getattr(function, "__self__", function)
     cells = list(getattr(function, "__closure__", None) or ())
     attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
@@ -168,28 +167,20 @@ def _fill(target: Any, values: Any) -> None:
         target.extend(values)
 
 
-States = tuple[Any, ...]
-_KINDS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-
-
 class Generators:
     """All generators of a forward pass; torch's come first, so that their states can be set alone."""
 
     def __init__(self, device: torch.device, own: Iterable[Any] = ()) -> None:
-        found = list({id(generator): generator for generator in own}.values())
-        own_torch = [_access(generator) for generator in found if isinstance(generator, torch.Generator)]
-        own_others = [_access(generator) for generator in found if not isinstance(generator, torch.Generator)]
-        self._torch = [(torch.get_rng_state, torch.set_rng_state), *own_torch]
+        found = {id(generator): generator for generator in own}.values()
+        self._torch: list[Any] = [(torch.get_rng_state, torch.set_rng_state)]
         if device.type == "cuda":
             # Its state lives on the host: reading it needs no synchronization.
             read, write = torch.cuda.get_rng_state, torch.cuda.set_rng_state
-            self._torch.insert(1, (partial(read, device), partial(write, device=device)))
-        others: list[Any] = [
-            (random.getstate, random.setstate),
-            (numpy.random.get_state, numpy.random.set_state),
-            *own_others,
-        ]
-        self._all = [*self._torch, *others]
+            self._torch.append((partial(read, device), partial(write, device=device)))
+        self._torch += [_access(generator) for generator in found if isinstance(generator, torch.Generator)]
+        others = [_access(generator) for generator in found if not isinstance(generator, torch.Generator)]
+        whole = [(random.getstate, random.setstate), (numpy.random.get_state, numpy.random.set_state)]
+        self._all = [*self._torch, *whole, *others]
 
     def states(self) -> States:
         return tuple(read() for read, _ in self._all)
@@ -205,10 +196,7 @@ class Generators:
 
 def same_states(some: States, others: States) -> bool:
     pairs = zip(some, others, strict=True)
-    return all(
-        torch.equal(one, other) if isinstance(one, Tensor) else pickle.dumps(one) == pickle.dumps(other)
-        for one, other in pairs
-    )
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else pickle.dumps(a) == pickle.dumps(b) for a, b in pairs)
 
 
 def held_generators(module: nn.Module) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tonnage.errors import TonnageError
 from tonnage.fit.choose.frontier import needed
+from tonnage.fit.moving.saved_tensors import storage_key
 from tonnage.fit.recomputing.operators import (
     UNCOUNTED,
     Layout,
@@ -47,10 +48,6 @@ class Stash:
     random: dict[int, States] = field(default_factory=dict)
     differs: str | None = None  # why the outputs are not the expected ones
 
-    def storages(self) -> set[int]:
-        leaves = tree_leaves([outputs for _, outputs in self.outputs.values()])
-        return {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
-
 
 @dataclass(frozen=True)
 class ReplayPlan:
@@ -60,9 +57,12 @@ class ReplayPlan:
     skipped: Mapping[int, tuple[Layout, ...]]  # with layouts of the placeholders for their outputs
 
 
-class _Counted(TorchDispatchMode):
-    def __init__(self) -> None:
+class _EachOperator(TorchDispatchMode):
+    """Runs `call(index, operator, args, kwargs)` in place of each operator."""
+
+    def __init__(self, call: Callable[[int, OpOverload, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
+        self.call = call
         self.count = 0
 
     def __torch_dispatch__(
@@ -73,58 +73,9 @@ class _Counted(TorchDispatchMode):
         self.count += 1
         return self.call(self.count - 1, func, args, kwargs or {})
 
-    def call(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
 
-
-class _First(_Counted):
-    def __init__(self, kept: Mapping[int, str | None], random_states: Callable[[], States]) -> None:
-        super().__init__()
-        self.stash = Stash()
-        self._kept = kept
-        self._random_states = random_states
-
-    def call(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.stash.random[index] = self._random_states()
-        outputs = func(*args, **kwargs)
-        if index in self._kept:
-            # Continue anyway: the pass may have changed buffers already, and its outputs are right.
-            if self._kept[index] not in (None, str(func)):
-                self.stash.differs = f"operator {index} was {self._kept[index]} when it was chosen and is {func} now"
-            self.stash.outputs[index] = func, _detached(outputs)
-        return outputs
-
-
-class _SecondRun(_Counted):
-    def __init__(self, stash: Stash, plan: ReplayPlan | None, set_random: Callable[[States], None]) -> None:
-        super().__init__()
-        self._stash = stash
-        self._storages = stash.storages()
-        self._plan = plan
-        self._set_random = set_random
-
-    def call(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kept, plan = self._stash.outputs.get(index), self._plan
-        if kept is not None and kept[0] is not func:
-            raise OperatorsDiffer(f"Operator {index} is {func} now and was {kept[0]} before.")
-        if plan is not None and (index >= len(plan.functions) or plan.functions[index] is not func):
-            raise OperatorsDiffer(f"Operator {index} is {func} now and was another before.")
-        if kept is not None:
-            return _detached(kept[1])
-        first = args[0] if args else None
-        if func._schema.is_mutable and isinstance(first, Tensor) and first.untyped_storage()._cdata in self._storages:
-            return first  # the stored tensor already has its final value
-        if plan is not None and index in plan.skipped:
-            if func._schema.is_mutable:
-                return first
-            # Uninitialized tensors of the right shape.
-            layouts = plan.skipped[index]
-            made = [torch.empty_strided(shape, stride, dtype=dtype, device=at) for shape, stride, dtype, at in layouts]
-            return made[0] if len(func._schema.returns) == 1 else tuple(made)
-        if index in self._stash.random:
-            self._set_random(self._stash.random[index])
-        return func(*args, **kwargs)
+def is_random(func: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _detached(outputs: Any) -> Any:
@@ -141,13 +92,26 @@ class Replayer:
 
     def first(self, run: Run, random_states: Callable[[], States]) -> tuple[tuple[Tensor, ...], Stash]:
         """Run with gradients enabled, so that operators match the second pass; nothing is saved for backward."""
-        mode = _First(self.kept, random_states)
+        stash = Stash()
+
+        def call(index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if is_random(func):
+                stash.random[index] = random_states()
+            outputs = func(*args, **kwargs)
+            if index in self.kept:
+                # Continue anyway: the pass may have changed buffers already, and its outputs are right.
+                if self.kept[index] not in (None, str(func)):
+                    stash.differs = f"operator {index} was {self.kept[index]} when it was chosen and is {func} now"
+                stash.outputs[index] = func, _detached(outputs)
+            return outputs
+
+        mode = _EachOperator(call)
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: None, lambda t: t), mode:
             outputs = run()
-        missing = [index for index in self.kept if index not in mode.stash.outputs]
-        if missing and not mode.stash.differs:
-            mode.stash.differs = f"operator {missing[0]} was to be kept, and only {mode.count} are called"
-        return tuple(output.detach() for output in outputs), mode.stash
+        missing = [index for index in self.kept if index not in stash.outputs]
+        if missing and not stash.differs:
+            stash.differs = f"operator {missing[0]} was to be kept, and only {mode.count} are called"
+        return tuple(output.detach() for output in outputs), stash
 
     def again(
         self, run: Run, shapes: object, stash: Stash, set_random: Callable[[States], None], around: Around = nullcontext
@@ -155,8 +119,9 @@ class Replayer:
         """Run again, with gradients enabled by the caller. `around` restores what a pass reads, on each attempt."""
         learns = shapes not in self._plans and len(self._plans) < _MOST_PLANS
         plan = self._plans.get(shapes)
+        watches = learns or plan or stash.outputs
         try:
-            with around(), _SecondRun(stash, plan, set_random) if learns or plan or stash.outputs else nullcontext():
+            with around(), _EachOperator(_second_run(stash, plan, set_random)) if watches else nullcontext():
                 if not learns:
                     return run()
                 recorder = OperatorRecorder(operations_clock)
@@ -172,10 +137,41 @@ class Replayer:
     def _plan(self, operators: Sequence[RecordedOperator]) -> ReplayPlan | None:
         profile = [profile_of(index, operator) for index, operator in enumerate(operators)]
         # Without RNG states per operator, all random operators must run, in order.
-        drawn = not self.kept
-        always = [i for i, o in enumerate(operators) if not o.can_be_left_out or (drawn and o.random)]
+        always = [
+            i for i, o in enumerate(operators) if not o.can_be_left_out or (is_random(o.function) and not self.kept)
+        ]
         running = needed(profile, self.kept, always)
         idle = [i for i, o in enumerate(operators) if not o.is_view and i not in running and i not in self.kept]
         if sum(profile[index].seconds for index in idle) < _WORTHWHILE_OPERATIONS and not self.kept:
             return None
         return ReplayPlan(tuple(o.function for o in operators), {index: operators[index].layouts for index in idle})
+
+
+def _second_run(stash: Stash, plan: ReplayPlan | None, set_random: Callable[[States], None]) -> Callable[..., Any]:
+    """Return what calls an operator in the second pass, or stands for it."""
+    leaves = tree_leaves([outputs for _, outputs in stash.outputs.values()])
+    storages = {storage_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+
+    def call(index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kept = stash.outputs.get(index)
+        if kept is not None and kept[0] is not func:
+            raise OperatorsDiffer(f"Operator {index} is {func} now and was {kept[0]} before.")
+        if plan is not None and (index >= len(plan.functions) or plan.functions[index] is not func):
+            raise OperatorsDiffer(f"Operator {index} is {func} now and was another before.")
+        if kept is not None:
+            return _detached(kept[1])
+        first = args[0] if args else None
+        if func._schema.is_mutable and isinstance(first, Tensor) and storage_key(first) in storages:
+            return first  # the stored tensor already has its final value
+        if plan is not None and index in plan.skipped:
+            if func._schema.is_mutable:
+                return first
+            # Uninitialized tensors of the right shape.
+            layouts = plan.skipped[index]
+            made = [torch.empty_strided(shape, stride, dtype=dtype, device=at) for shape, stride, dtype, at in layouts]
+            return made[0] if len(func._schema.returns) == 1 else tuple(made)
+        if index in stash.random:
+            set_random(stash.random[index])
+        return func(*args, **kwargs)
+
+    return call

@@ -1,20 +1,20 @@
 """Run a module again in backward instead of saving its activations.
 
 Forward saves only the module's inputs, through autograd's saved tensors, so that hooks see them. Backward reruns it
-with the same random numbers and autocast, and passes each parameter's gradient to autograd once, complete. It does
-not know which modules are worth it.
+with the same random numbers and autocast, and passes each parameter's gradient to autograd once, complete.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -48,11 +48,7 @@ class Surroundings:
 
     @classmethod
     def now(
-        cls,
-        leaves: Sequence[Any] = (),
-        parameters: Iterable[Tensor] = (),
-        held: Iterable[Any] = (),
-        slots: Sequence[Slot] = (),
+        cls, leaves: Sequence[Any], parameters: Iterable[Tensor], held: Iterable[Any], slots: Sequence[Slot] = ()
     ) -> "Surroundings":
         """Capture the state before a call with these leaves, by a module that holds these generators."""
         # The device of the first CUDA tensor, else of the first tensor.
@@ -166,11 +162,7 @@ class Rerun:
 
     def again(self, call: ForwardCall, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> Ends:
         """Rerun and return the outputs' gradient edges. The outputs are freed: backward does not read them."""
-        surroundings = call.surroundings
-
-        def run() -> tuple[Tensor, ...]:
-            return call.run(inputs, leaves)
-
+        surroundings, run = call.surroundings, partial(call.run, inputs, leaves)
         with torch.enable_grad():
             if self.replayer is None:
                 with surroundings.again():
@@ -197,19 +189,20 @@ class Rerun:
 
     def _check_reads_only(self, outputs: Sequence[Tensor], known: set[int]) -> None:
         """Reject a parameter from elsewhere: it would silently lose this module's share of its gradient."""
-        waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-        seen = set(waiting)
+        waiting = [output.grad_fn for output in outputs]
+        seen = set[Node]()
         while waiting:
             node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
             if hasattr(node, "variable") and id(node.variable) not in known:
                 raise NotApplicable(
                     f"{type(self.module).__name__} reads a tensor of shape {list(node.variable.shape)} that needs a gradient "
                     "but is neither its argument nor its own parameter: running it again would lose that gradient.",
                     hint="Keep this block as it is: leave its name out of the recompute modes.",
                 )
-            found = {after for after, _ in node.next_functions if after is not None} - seen
-            seen |= found
-            waiting.extend(found)
+            waiting += [after for after, _ in node.next_functions]
 
 
 class _Rerun(torch.autograd.Function):
@@ -282,11 +275,10 @@ class _Again(AbstractContextManager[None]):
 
 def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments without a KV cache, which the second run would fill again."""
-    kept = tuple(None if _is_cache(arg) else arg for arg in args)
     named = {name: None if _is_cache(arg) else arg for name, arg in kwargs.items()}
     if named.get("use_cache"):
         named["use_cache"] = False
-    return kept, named
+    return tuple(None if _is_cache(arg) else arg for arg in args), named
 
 
 def _is_cache(value: object) -> bool:

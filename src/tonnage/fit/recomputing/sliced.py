@@ -4,7 +4,7 @@ Intermediates then exist for one slice at a time, as with micro-batches, but the
 gradient is summed here and reaches autograd once. Only for blocks that treat rows independently.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tonnage.fit.layers.tiles import row_slices
 from tonnage.fit.recomputing.remembered import Generators, held_generators, same_states
 from tonnage.fit.recomputing.replay import Replayer
 from tonnage.fit.recomputing.rerun import Forward, ForwardCall, Gradients, Rerun, without_cache
@@ -65,22 +66,8 @@ class SlicedRerun(Rerun):
         return [totals.pop(index, None) for index in range(len(inputs) + len(call.parameters))]
 
 
-def row_slices(rows: int, slices: int) -> Iterator[slice]:
-    """Yield slices of nearly equal size, the longer ones first."""
-    count = min(rows, slices)
-    size, longer = divmod(rows, count)
-    start = 0
-    for index in range(count):
-        stop = start + size + (index < longer)
-        yield slice(start, stop)
-        start = stop
-
-
 def batch_rows(leaves: Sequence[Any]) -> int:
-    """Return the first dimension of the first floating-point tensor, which is the hidden state.
-
-    If all are integers (token ids), it is that of the first tensor.
-    """
+    """Return the rows of the first floating-point tensor, the hidden state; if all are token ids, of the first."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     return next((tensor.shape[0] for tensor in tensors if tensor.is_floating_point()), tensors[0].shape[0])
 
@@ -100,10 +87,11 @@ class _Reached(Exception):
 
 def check_rows_apart(training: Training, names: Sequence[str]) -> None:
     """Raise NotApplicable if a block mixes rows: each kind runs on two rows, together and separately."""
-    blocks = {type(block): (name, block) for name in reversed(names) for block in [training.model.get_submodule(name)]}
+    blocks = {name: training.model.get_submodule(name) for name in names}
+    one_of_each = {type(block): name for name, block in reversed(blocks.items())}
     with left_alone(training), torch.no_grad():
-        for name, call in first_calls(training, dict(blocks.values())).items():
-            _check_block(name, training.model.get_submodule(name), call, training.device)
+        for name, call in first_calls(training, {name: blocks[name] for name in one_of_each.values()}).items():
+            _check_block(name, blocks[name], call, training.device)
 
 
 def first_calls(training: Training, blocks: Mapping[str, nn.Module]) -> dict[str, Arguments]:

@@ -52,7 +52,13 @@ _tried: WeakKeyDictionary[nn.Module, tuple[object, dict[str, RerunFinding]]] = W
 
 def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding]:
     """Return what each of these modules does when it runs twice, cached while the training is unchanged."""
-    now = _fingerprint(training)
+    # What can change how a block runs, as numbers: objects would keep the model alive.
+    modules = tuple(
+        (id(each), each.training, id(vars(each).get("forward")), *each._forward_hooks, *each._forward_pre_hooks)
+        for each in training.model.modules()
+    )
+    parameters = tuple((p.requires_grad, bool(p._backward_hooks)) for p in training.model.parameters())
+    now = id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
     before, findings = _tried.get(training.model, (None, {}))
     known = findings if before == now else {}
     missing = [name for name in names if name not in known]
@@ -60,16 +66,6 @@ def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding
         known = known | _try_blocks(training, missing)
         _tried[training.model] = now, known
     return {name: known[name] for name in names}
-
-
-def _fingerprint(training: Training) -> object:
-    """Return what can change how a block runs, as numbers: objects would keep the model alive."""
-    modules = tuple(
-        (id(each), each.training, id(vars(each).get("forward")), *each._forward_hooks, *each._forward_pre_hooks)
-        for each in training.model.modules()
-    )
-    parameters = tuple((p.requires_grad, bool(p._backward_hooks)) for p in training.model.parameters())
-    return id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
 
 
 def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, RerunFinding]:
@@ -131,9 +127,6 @@ class _Run:
     leaves: set[int] = field(default_factory=set)  # ids of its parameters, and of arguments that are leaves
     exits: set[Node] = field(default_factory=set)  # nodes that its outputs passed through
 
-    def enters(self, node: Node) -> bool:
-        return node in self.entries or id(getattr(node, "variable", None)) in self.leaves
-
 
 class _RerunTrial:
     """One loss, in which every named module runs twice."""
@@ -157,10 +150,8 @@ class _RerunTrial:
             if any(finding.beside for finding in self._findings.values()):
                 # Nothing outside the block's modules may still hold tensors of a second run.
                 gc.collect()
-                starts = [run.start for run in self._runs]
-                tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
-                for node in (tensor.grad_fn for tensor in tensors):
-                    for run in self._around(node, starts) if node is not None else ():
+                for tensor in (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)):
+                    for run in self._around(tensor.grad_fn):
                         if run.second and self._findings[run.name].beside:
                             self._findings[run.name].reason = _HELD
         for name, finding in self._findings.items():
@@ -230,31 +221,30 @@ class _RerunTrial:
 
     def _look_beside(self, loss: Tensor) -> None:
         """Walk the graph of the loss: edges into and out of a run must belong to its arguments and outputs."""
-        starts = [run.start for run in self._runs]
         waiting: list[tuple[Node | None, Node]] = [(None, loss.grad_fn)] if loss.grad_fn is not None else []
         seen = set[Node]()
         while waiting:
             later, node = waiting.pop()
-            inside, inside_later = self._around(node, starts), self._around(later, starts) if later is not None else []
+            inside, inside_later = self._around(node), self._around(later)
             for run in (run for run in inside if run not in inside_later):
                 finding = self._findings[run.name]
                 if run.second:
                     finding.reason = "something outside of it holds tensors that it makes, and would hold others"
                 elif later not in run.exits:
                     finding.beside = "the loss reads a tensor of it that it does not return"
-            for run in (run for run in inside_later if run not in inside):
-                if not run.second and not run.enters(node):
+            for run in (run for run in inside_later if run not in inside and not run.second):
+                if node not in run.entries and id(getattr(node, "variable", None)) not in run.leaves:
                     beside = "it reads a tensor that is neither its argument nor its own parameter"
                     self._findings[run.name].beside = beside
             if node not in seen:
                 seen.add(node)
                 waiting.extend((node, before) for before, _ in node.next_functions if before is not None)
 
-    def _around(self, node: Node, starts: list[int]) -> list[_Run]:
+    def _around(self, node: Node | None) -> list[_Run]:
         """Return the runs that made this node, innermost first."""
-        number, found = node._sequence_nr(), []
-        index = bisect_right(starts, number) - 1
-        run = self._runs[index] if index >= 0 else None
+        number, found = node._sequence_nr() if node is not None else -1, []
+        index = bisect_right(self._runs, number, key=lambda run: run.start)
+        run = self._runs[index - 1] if index else None
         while run is not None:
             if number < run.stop:
                 found.append(run)

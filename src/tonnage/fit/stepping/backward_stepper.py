@@ -10,28 +10,26 @@ from weakref import WeakMethod
 from torch import Tensor, nn
 
 from tonnage.errors import TonnageError
-from tonnage.fit.stepping.parameter_step import is_small, parameter_steps
+from tonnage.fit.stepping.parameter_step import OneByOneStepper, is_small
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
-from tonnage.fit.training import Undo
 
 
 class BackwardBroken(TonnageError, RuntimeError):
     """Backward raised after some parameters were stepped: those keep their new values, the others their old ones."""
 
 
-class BackwardStepper(Stepper):
+class BackwardStepper(OneByOneStepper):
     """Steps in the backward pass of the last micro-batch, or after it if gradients are clipped."""
 
     def __init__(self, model: nn.Module, before: Stepper) -> None:
-        super().__init__(before.optimizer, clip_norm=before.clip_norm)
+        super().__init__(before)
         self._model = model
-        self.steps = parameter_steps(before.optimizer)
         self._largest = max((parameter.numel() for parameter in trained_parameters(before.optimizer)), default=0)
         self._stepped: set[nn.Parameter] = set()
         self._in_backward = False
         self._last = False
 
-    def hook_parameters(self) -> Undo:
+    def hook_parameters(self, stack: ExitStack) -> None:
         # The garbage collector cannot see through parameter hooks: a strong reference would leak the model.
         method = WeakMethod(self._gradient_is_there)
 
@@ -39,10 +37,8 @@ class BackwardStepper(Stepper):
             if (alive := method()) is not None:
                 alive(parameter)
 
-        with ExitStack() as stack:
-            for parameter in trained_parameters(self.optimizer):
-                stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-            return stack.pop_all().close
+        for parameter in trained_parameters(self.optimizer):
+            stack.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
 
     def begin(self, micro_batches: int) -> None:
         super().begin(micro_batches)
@@ -63,29 +59,16 @@ class BackwardStepper(Stepper):
         finally:
             self._in_backward = False
 
-    def finish(self) -> None:
-        if self.clip_norm is not None:
-            self.clip(self.clip_norm)
-        self.step_the_rest()
-        self.steps.finish()
-        # No gradient is left: this only runs the step hooks and tells schedulers that a step was taken.
-        self.optimizer.step()
-        self._before.clear()
-
     def abandon(self) -> None:
         self.steps.finish()
         super().abandon()
 
-    def clip(self, clip_norm: float) -> None:
-        self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), clip_norm)
-
-    def step_the_rest(self) -> None:
+    def step_gradients(self) -> None:
         """Step small and clipped parameters, and those whose gradient a sharding wrapper set without autograd."""
-        rest = [parameter for parameter in trained_parameters(self.optimizer) if parameter.grad is not None]
+        rest = self.with_gradients()
         small = [parameter for parameter in rest if is_small(parameter, self._largest)]
-        if small:
-            self.steps.step_all(small)
-            self._stepped.update(small)
+        self.steps.step_all(small)
+        self._stepped.update(small)
         for parameter in rest:
             if parameter not in self._stepped:
                 self.step(parameter)
@@ -96,10 +79,7 @@ class BackwardStepper(Stepper):
             self.step(parameter)
 
     def step(self, parameter: nn.Parameter) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        parameter.grad = None
-        self.steps.step(parameter, gradient)
+        super().step(parameter)
         self._stepped.add(parameter)
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:

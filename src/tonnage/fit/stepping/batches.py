@@ -32,6 +32,7 @@ Weighting = str | Callable[[Batch], float | Tensor]
 Node = TypeVar("Node")
 
 IGNORED_LABEL = -100
+WEIGHTINGS = ("rows", "tokens", "shifted-tokens", "sum")
 LABEL_NAMES = ("labels", "label", "targets", "target", "y")
 
 
@@ -56,8 +57,7 @@ class MicroBatch:
 def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[MicroBatch]:
     """Split the batch into `parts` micro-batches of nearly equal size, at most one per row.
 
-    Tensors are views. Tensors without the batch dimension, and anything that is not a tensor, are shared by all
-    parts.
+    Tensors are views. All parts share those without the batch dimension, and anything that is not a tensor.
     """
     rows = batch_rows(batch)
     parts = min(parts, rows)
@@ -127,9 +127,7 @@ def _children(node: Any) -> Mapping[Any, Any]:
 
 
 def _rebuild(
-    node: Any,
-    change: Callable[[Tensor], Tensor],
-    change_list: Callable[[list[Any]], list[Any]] = lambda entries: entries,
+    node: Any, change: Callable[[Tensor], Tensor], change_list: Callable[[list[Any]], list[Any]] = lambda x: x
 ) -> Any:
     """Return the same nesting with its tensors changed; mappings keep their class (BatchEncoding).
 
@@ -195,6 +193,3 @@ def named_tensors(batch: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield path or "batch", batch
     for name, child in _children(batch).items():
         yield from named_tensors(child, f"{path}.{name}" if path else str(name))
-
-
-WEIGHTINGS = ("rows", "tokens", "shifted-tokens", "sum")

@@ -8,11 +8,11 @@ on a thread and copies the new parameter back. Neither knows which optimizer it 
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from queue import SimpleQueue
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from tonnage.fit.moving.host import CopyInFlight, CopyLane, pinned, queued
-from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, is_small, own_state
+from tonnage.fit.stepping.parameter_step import Group, State, Step, is_small
 from tonnage.fit.stepping.pieces import Probe, StatePiece, cut_state, flat, flat_like, join
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -71,11 +71,13 @@ class _Slot:
     free: CopyInFlight = field(default_factory=CopyInFlight)  # after it, the buffer may be overwritten
 
 
-class PiecewiseStep(StateStep):
+class PiecewiseStep(Step):
     """Steps a parameter piece by piece: pieces on the device in place, the others as the subclass defines."""
 
+    converts = True
+
     def __init__(
-        self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int, largest: int = 0
+        self, inner: Step, device: torch.device, *, gpu_bytes: int, piece_bytes: int, largest: int = 0
     ) -> None:
         self.inner = inner
         self.largest = largest  # elements of the largest parameter; states of small ones stay on the device
@@ -95,10 +97,9 @@ class PiecewiseStep(StateStep):
 
     @torch.no_grad()
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
-        if _PIECES not in state:
-            state.update(self.own_state(parameter, {}, group))
+        pieces = self.pieces(parameter, state, group)
         parameter, gradient = flat(parameter), flat_like(gradient, parameter)
-        for piece in state[_PIECES]:
+        for piece in pieces:
             if piece.buffer is None:
                 self.inner(piece.of(parameter), piece.of(gradient), piece.state, group)
                 piece.started = True
@@ -110,18 +111,21 @@ class PiecewiseStep(StateStep):
         """Step parameters together if their states are on the device in one piece, else one by one."""
         together: list[tuple[Tensor, Tensor, State, Group]] = []
         for parameter, gradient, state, group in steps:
-            if _PIECES not in state:
-                state.update(self.own_state(parameter, {}, group))
-            pieces = state[_PIECES]
-            if len(pieces) == 1 and pieces[0].buffer is None and hasattr(self.inner, "step_all"):
+            pieces = self.pieces(parameter, state, group)
+            if len(pieces) == 1 and pieces[0].buffer is None:
                 whole = flat(parameter)
                 together.append((whole, flat_like(gradient, parameter), pieces[0].state, group))
                 pieces[0].started = True
             else:
                 self(parameter, gradient, state, group)
         if together:
-            assert hasattr(self.inner, "step_all")
             self.inner.step_all(together)
+
+    def pieces(self, parameter: Tensor, state: State, group: Group) -> list[StatePiece]:
+        """Return the parameter's pieces, cut if they were not yet."""
+        if _PIECES not in state:
+            state.update(self.own_state(parameter, {}, group))
+        return pieces_of(state)
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
         return join(self.inner, parameter, state[_PIECES]) if state else {}
@@ -131,17 +135,17 @@ class PiecewiseStep(StateStep):
             self._pieces[id(parameter)] = self._cut(parameter, plain, group)
         pieces = self._pieces[id(parameter)]
         for piece in pieces:
-            piece.forget()
-        for piece in pieces if plain else ():
-            target = self.home(piece.of(flat(parameter)), piece)
-            piece.keep(own_state(self.inner, target, cut_state(plain, parameter, piece), group))
+            piece.state, piece.started, piece.has_gradient = {}, False, False
+            if plain:
+                target = self.home(piece.of(flat(parameter)), piece)
+                piece.keep(self.inner.own_state(target, cut_state(plain, parameter, piece), group))
         return {_PIECES: pieces}
 
     def state_bytes(self, parameter: Tensor, state: State, group: Group) -> int:
         """Return the bytes of a parameter's states, existing or expected."""
         if state:
             return sum(value.nbytes for value in state.values() if isinstance(value, Tensor) and value.dim())
-        return self._probe.packing(parameter, parameter.numel(), {}, group).state_bytes
+        return self._probe.packing(parameter, parameter.numel(), {}, group).tensor_bytes
 
     @abstractmethod
     def finish(self) -> None:
@@ -155,12 +159,12 @@ class PiecewiseStep(StateStep):
         """Cut a parameter into pieces: first what fits the device's share, then those on the host."""
         count = parameter.numel()
         packing = partial(self._probe.packing, parameter, plain=plain, group=group)
-        per_element = max(1, packing(count).state_bytes / max(1, count))
+        per_element = max(1, packing(count).tensor_bytes / max(1, count))
         # What fits the remaining share of the device. Shared scales make bytes not quite proportional.
         on_device = count
         if not is_small(parameter, self.largest):
             on_device = min(count, int(self._gpu_bytes_left / per_element))
-            while (needed := packing(on_device).state_bytes) > self._gpu_bytes_left:
+            while (needed := packing(on_device).tensor_bytes) > self._gpu_bytes_left:
                 on_device = min(on_device - 1, int(on_device * self._gpu_bytes_left / needed))
         stride = max(1, int(self.piece_bytes / per_element / LEAST_ELEMENTS)) * LEAST_ELEMENTS
         edges = [0, *([on_device] if on_device else []), *range(on_device + stride, count, stride), count]
@@ -176,7 +180,7 @@ class PiecewiseStep(StateStep):
                 self.largest_state_bytes = max(self.largest_state_bytes, byte_count)
                 piece.buffer = pinned(byte_count, self.device)
             else:
-                self._gpu_bytes_left = max(0, self._gpu_bytes_left - piece.packing.state_bytes)
+                self._gpu_bytes_left = max(0, self._gpu_bytes_left - piece.packing.tensor_bytes)
         return pieces
 
 
@@ -187,17 +191,15 @@ class DeviceStep(PiecewiseStep):
     `window_bytes` of them, besides the largest, backward waits too.
     """
 
-    def __init__(self, inner: StepFunction, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
+    def __init__(self, inner: Step, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
         super().__init__(inner, device, **sizes)
-        self._slots = [_Slot(torch.empty(0, dtype=torch.uint8, device=device)) for _ in range(DEVICE_SLOTS)]
-        self._turn = 0
+        self._slots = cycle([_Slot(torch.empty(0, dtype=torch.uint8, device=device)) for _ in range(DEVICE_SLOTS)])
         self._step_lane = CopyLane(device)
         self._waiting = _Held(device, window_bytes)
 
     def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: StatePiece, group: Group) -> None:
         assert piece.buffer is not None
-        slot, byte_count = self._slots[self._turn], piece.packing.byte_count
-        self._turn = (self._turn + 1) % DEVICE_SLOTS
+        slot, byte_count = next(self._slots), piece.packing.byte_count
         if slot.buffer.numel() < byte_count:  # once per training, unless parameters are added to the optimizer later
             slot.free.done()
             most_bytes = max(byte_count, self.largest_state_bytes)
@@ -229,7 +231,7 @@ class HostStep(PiecewiseStep):
     At most `HOST_SLOTS` pieces are in flight: a backward pass faster than the host waits here.
     """
 
-    def __init__(self, inner: StepFunction, optimizer: Optimizer, device: torch.device, **sizes: int) -> None:
+    def __init__(self, inner: Step, optimizer: Optimizer, device: torch.device, **sizes: int) -> None:
         super().__init__(inner, device, **sizes)
         self._has_fused = isinstance(optimizer, Adam | SGD | Adagrad)
         self._has_values = not on_virtual_gpu(device)
@@ -245,8 +247,7 @@ class HostStep(PiecewiseStep):
 
     def finish(self) -> None:
         under_way, self._under_way = self._under_way, []
-        for future in under_way:
-            future.exception()
+        wait(under_way)
         for future in under_way:
             future.result()
         self._leaving.let_go()
@@ -297,12 +298,6 @@ class HostStep(PiecewiseStep):
             self._leaving.add(part, copied)
             self._send(slot, copied, partial(total.add_, here) if piece.has_gradient else None)
             piece.has_gradient = True
-
-    def step_added(self, parameter: Tensor, pieces: Sequence[StatePiece], group: Group) -> None:
-        """Step with the accumulated gradient alone."""
-        for piece in pieces:
-            if piece.has_gradient:
-                self.step_on_host(piece.of(flat(parameter)), None, piece, group)
 
     def _take_slot(self, part: Tensor) -> tuple[_Slot, Tensor, Tensor]:
         """Return a free slot and views in it for two tensors like this part; waits while all are in flight."""

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from tonnage.fit.modules import replace_forward
-from tonnage.fit.training import Undo
 
 NARROW = torch.bfloat16
 
@@ -62,26 +61,24 @@ class Narrowed:
         self.trained = [parameter for parameter in self.parameters if parameter in known]
         self._frozen = {p: p.detach().cpu() for p in self.parameters if p not in known}
 
-    def apply(self) -> Undo:
+    def apply(self, stack: ExitStack) -> None:
         """Narrow the parameters, and FP32 inputs like them unless autocast is enabled."""
-        with ExitStack() as stack:
-            for parameter in self.parameters:
-                set_storage(parameter, parameter.detach().to(NARROW))
-                stack.callback(self._widen, parameter)
-            stack.callback(self._keep_state_dicts_wide())
-            forward = self._model.forward
+        for parameter in self.parameters:
+            set_storage(parameter, parameter.detach().to(NARROW))
+            stack.callback(self._widen, parameter)
+        self._keep_state_dicts_wide(stack)
+        forward = self._model.forward
 
-            def narrowed(value: Tensor) -> Tensor:
-                autocast = torch.is_autocast_enabled(value.device.type)
-                return value.to(NARROW) if value.dtype == torch.float32 and not autocast else value
+        def narrowed(value: Tensor) -> Tensor:
+            autocast = torch.is_autocast_enabled(value.device.type)
+            return value.to(NARROW) if value.dtype == torch.float32 and not autocast else value
 
-            @wraps(forward)  # the Hugging Face Trainer reads a forward's signature
-            def forward_narrow(*args: Any, **kwargs: Any) -> Any:
-                args, kwargs = tree_map_only(Tensor, narrowed, (args, kwargs))
-                return forward(*args, **kwargs)
+        @wraps(forward)  # the Hugging Face Trainer reads a forward's signature
+        def forward_narrow(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = tree_map_only(Tensor, narrowed, (args, kwargs))
+            return forward(*args, **kwargs)
 
-            stack.callback(replace_forward(self._model, forward_narrow))
-            return stack.pop_all().close
+        stack.callback(replace_forward(self._model, forward_narrow))
 
     def wide(self, parameter: nn.Parameter) -> Tensor:
         frozen = self._frozen.get(parameter)
@@ -90,7 +87,7 @@ class Narrowed:
     def _widen(self, parameter: nn.Parameter) -> None:
         set_storage(parameter, self.wide(parameter))
 
-    def _keep_state_dicts_wide(self) -> Undo:
+    def _keep_state_dicts_wide(self, stack: ExitStack) -> None:
         """Hook each module that owns such a parameter, so that any part of the model can be saved and loaded."""
         known = set(self.parameters)
 
@@ -111,9 +108,7 @@ class Narrowed:
                 else:
                     self._write(parameter, state[key])
 
-        with ExitStack() as stack:
-            for module in self._model.modules():
-                if known.intersection(module.parameters(recurse=False)):
-                    stack.callback(module.register_state_dict_post_hook(give).remove)
-                    stack.callback(module.register_load_state_dict_pre_hook(take).remove)
-            return stack.pop_all().close
+        for module in self._model.modules():
+            if known.intersection(module.parameters(recurse=False)):
+                stack.callback(module.register_state_dict_post_hook(give).remove)
+                stack.callback(module.register_load_state_dict_pre_hook(take).remove)

@@ -4,10 +4,8 @@
     steps.step(parameter, parameter.grad)   # as optimizer.step() would, for this parameter alone
     steps.finish()                          # if a step may still be in flight
 
-A step is a function of a parameter, its gradient, its states and its group. Techniques replace or wrap the plain
-one: stochastic rounding, 8-bit states, states on the host. The caller, after or inside backward, need not know which
-of them are applied. A function with other states than the plain ones is a `StateStep`; state dicts still hold plain
-ones.
+Techniques replace or wrap the plain step: stochastic rounding, 8-bit states, states on the host. The caller, after or
+inside backward, need not know which of them are applied. State dicts always hold the optimizer's own states.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +26,7 @@ from tonnage.fit.training import Undo
 
 State = dict[str, Any]  # an optimizer's states of one parameter; filled in its first step
 Group = Mapping[str, Any]
-# (parameter or a flat slice of it, gradient of the same shape, its states, its group)
-StepFunction = Callable[[Tensor, Tensor, State, Group], None]
+MASTER = "master"  # the state with a parameter's FP32 master, if it has one
 _SMALL_SHARE = 512  # parameters this much smaller than the largest (norms, biases) are stepped together
 
 
@@ -38,36 +35,33 @@ def is_small(parameter: Tensor, largest: int) -> bool:
     return parameter.numel() * _SMALL_SHARE < largest
 
 
-class StateStep(ABC):
-    """A step function with its own form of states, which it can convert to the plain ones and back."""
+class Step(ABC):
+    """Steps one tensor at a time: a parameter, or a flat slice of one."""
+
+    converts = False  # whether its states differ from the optimizer's own, the plain ones
 
     @abstractmethod
-    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None: ...
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        """Step with a gradient of the same shape; the first step fills `state`."""
 
-    @abstractmethod
+    def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None:
+        """Step several tensors, together if possible."""
+        for step in steps:
+            self(*step)
+
     def plain_state(self, parameter: Tensor, state: State) -> State:
         """Return the optimizer's own states: tensors in the shape of the parameter, on any device."""
+        return state
 
-    @abstractmethod
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
         """Convert plain states to this step's own; keeps no reference to them."""
-
-
-def plain_state(function: StepFunction, parameter: Tensor, state: State) -> State:
-    return function.plain_state(parameter, state) if isinstance(function, StateStep) else state
-
-
-def own_state(function: StepFunction, parameter: Tensor, plain: State, group: Group) -> State:
-    if isinstance(function, StateStep):
-        return function.own_state(parameter, plain, group)
-    counts_on_device = group.get("fused") or group.get("capturable")
-    device = parameter.device
-    return {
-        name: value.to(device, copy=True)
-        if isinstance(value, Tensor) and (value.dim() or counts_on_device)
-        else deepcopy(value)
-        for name, value in plain.items()
-    }
+        counts_on_device = group.get("fused") or group.get("capturable")
+        return {
+            name: value.to(parameter.device, copy=True)
+            if isinstance(value, Tensor) and (value.dim() or counts_on_device)
+            else deepcopy(value)
+            for name, value in plain.items()
+        }
 
 
 def why_not_one_by_one(optimizer: Optimizer) -> str | None:
@@ -95,11 +89,11 @@ def _plain_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
 
 
-class PlainStep:
+class PlainStep(Step):
     """The optimizer's own step on one or more tensors, through a copy of the optimizer that holds only these."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = ref(optimizer)
+        self._optimizer: Optimizer = proxy(optimizer)
 
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
         self.step_all([(parameter, gradient, state, group)])
@@ -107,10 +101,9 @@ class PlainStep:
     @torch.no_grad()
     def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None:
         """Step several tensors at once, in a few kernels if the optimizer has foreach or fused ones."""
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        few = object.__new__(type(optimizer))
-        few.__dict__.update(optimizer.__dict__)
+        kind = self._optimizer.__class__
+        few = object.__new__(kind)
+        few.__dict__.update(self._optimizer.__dict__)
         few.state = defaultdict(dict, {parameter: state for parameter, _, state, _ in steps})
         groups = {id(group): {**group, "params": []} for _, _, _, group in steps}
         few.param_groups = list(groups.values())
@@ -118,7 +111,7 @@ class PlainStep:
             for parameter, gradient, _, group in steps:
                 parameter.grad = gradient
                 groups[id(group)]["params"].append(parameter)
-            _plain_step(type(optimizer))(few)
+            _plain_step(kind)(few)
         finally:
             for parameter, *_ in steps:
                 parameter.grad = None
@@ -128,19 +121,13 @@ class ParameterSteps:
     """Steps the parameters of one optimizer, one at a time."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = ref(optimizer)
+        self.optimizer: Optimizer = proxy(optimizer)
         self._group_of: dict[nn.Parameter, int] = {}
         self._finishers: list[Callable[[], None]] = []
         self._bringers: list[Callable[[nn.Parameter], AbstractContextManager[None]]] = []
-        self.function: StepFunction = PlainStep(optimizer)
-        # Dtype of the states where it differs from the parameter's: parameters with an FP32 master.
-        self.state_dtypes: dict[nn.Parameter, torch.dtype] = {}
-
-    @property
-    def optimizer(self) -> Optimizer:
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        return optimizer
+        self.function: Step = PlainStep(optimizer)
+        # Parameters with an FP32 master, a state that state dicts leave out.
+        self.with_master: list[nn.Parameter] = []
 
     def step(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         states = self.optimizer.state
@@ -150,20 +137,20 @@ class ParameterSteps:
             del states[parameter]
 
     def step_all(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Step parameters with the gradients they have, together if the function can and nothing else has to happen."""
+        """Step parameters with the gradients they have, together if nothing else has to happen."""
         states, taken = self.optimizer.state, []
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
-            if self._bringers or not hasattr(self.function, "step_all"):
+            if self._bringers:
                 self.step(parameter, gradient)
             else:
                 taken.append((parameter, gradient, states[parameter], self.group(parameter)))
-        if taken and hasattr(self.function, "step_all"):
+        if taken:
             self.function.step_all(taken)
-            for parameter, _, state, _ in taken:
-                if not state:  # plain SGD keeps nothing, and its state dict says so
-                    del states[parameter]
+        for parameter, _, state, _ in taken:
+            if not state:
+                del states[parameter]
 
     def finish(self) -> None:
         """Wait for steps in flight; afterwards parameters and states are updated."""
@@ -192,48 +179,46 @@ class ParameterSteps:
             self._group_of = {member: index for index, group in enumerate(groups) for member in group["params"]}
         return self.optimizer.param_groups[self._group_of[parameter]]
 
-    def replace(self, function: StepFunction, *, finish: Callable[[], None] | None = None) -> Undo:
+    def master(self, parameter: nn.Parameter) -> Tensor:
+        self.finish()
+        master: Tensor = self.function.plain_state(parameter, self.optimizer.state[parameter])[MASTER]
+        return master.to(parameter.device)
+
+    def replace(self, function: Step, *, finish: Callable[[], None] | None = None) -> Undo:
         """Step with `function`, which may call the previous one; undo in reverse order."""
         before = self.function
         with ExitStack() as stack:
             # Convert existing states one parameter at a time, or leave all unchanged.
             with ExitStack() as unchanged:
-                self.function = function
                 unchanged.callback(setattr, self, "function", before)
-                for parameter in self._stepped():
-                    self._convert(parameter, before, function)
-                    unchanged.callback(self._convert, parameter, function, before)
+                for parameter in [*self.optimizer.state]:
+                    self._convert([parameter], before, function)
+                    unchanged.callback(self._convert, [parameter], function, before)
                 unchanged.pop_all()
-            stack.callback(self._convert_all, function, before)
-            if isinstance(function, StateStep) and not isinstance(before, StateStep):
-                stack.callback(keep_state_dicts_plain(self))
+            self.function = function
+            stack.callback(lambda: self._convert([*self.optimizer.state], function, before))
+            if function.converts and not before.converts:
+                keep_state_dicts_plain(self, stack)
             if finish is not None:
                 self._finishers.append(finish)
                 stack.callback(self._finishers.remove, finish)
                 stack.callback(finish)
             return stack.pop_all().close
 
-    def _stepped(self) -> list[Any]:
-        return [*self.optimizer.state]
-
-    def _convert_all(self, before: StepFunction, after: StepFunction) -> None:
-        self.function = after
-        for parameter in self._stepped():
-            self._convert(parameter, before, after)
-
     @torch.no_grad()
-    def _convert(self, parameter: nn.Parameter, before: StepFunction, after: StepFunction) -> None:
-        if isinstance(before, StateStep) or isinstance(after, StateStep):
+    def _convert(self, parameters: Sequence[Any], before: Step, after: Step) -> None:
+        """Step with `after` from now on, which takes over the states of these parameters."""
+        self.function, states = after, self.optimizer.state
+        for parameter in parameters if before.converts or after.converts else ():
             with self.at_hand(parameter):
-                states = self.optimizer.state
-                plain = plain_state(before, parameter, states[parameter])
+                plain = before.plain_state(parameter, states[parameter])
                 if plain:
-                    states[parameter] = own_state(after, parameter, plain, self.group(parameter))
+                    states[parameter] = after.own_state(parameter, plain, self.group(parameter))
                 else:
                     del states[parameter]
 
 
-def keep_state_dicts_plain(steps: ParameterSteps) -> Undo:
+def keep_state_dicts_plain(steps: ParameterSteps, stack: ExitStack) -> None:
     """Make `optimizer.state_dict()` return plain states and `load_state_dict` accept them.
 
     States are removed from what is loaded before the optimizer sees it: it would move all of them to the device.
@@ -243,44 +228,35 @@ def keep_state_dicts_plain(steps: ParameterSteps) -> Undo:
     def members(groups: list[dict[str, Any]]) -> list[Any]:
         return [member for group in groups for member in group["params"]]
 
-    def plain_of(parameter: nn.Parameter, state: State) -> State:
-        with steps.at_hand(parameter):
-            return plain_state(steps.function, parameter, state)
-
     def give(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        parameters = dict(enumerate(members(optimizer.param_groups)))
-        plain = {index: plain_of(parameters[index], state) for index, state in state_dict["state"].items()}
+        parameters, plain = members(optimizer.param_groups), {}
+        for index, state in state_dict["state"].items():
+            with steps.at_hand(parameters[index]):
+                plain[index] = {**steps.function.plain_state(parameters[index], state)}
+            plain[index].pop(MASTER, None)
         return {**state_dict, "state": {index: state for index, state in plain.items() if state}}
 
     def set_aside(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         parameter_of = dict(zip(members(state_dict["param_groups"]), members(optimizer.param_groups), strict=False))
         loaded.clear()
         loaded.update({parameter_of[i]: state for i, state in state_dict["state"].items() if i in parameter_of})
+        for parameter in steps.with_master:
+            loaded[parameter] = {**loaded.get(parameter, {}), MASTER: steps.master(parameter)}
         return {**state_dict, "state": {}}
 
     @torch.no_grad()
     def take(optimizer: Optimizer) -> None:
         for parameter, plain in loaded.items():
-            dtype = steps.state_dtypes.get(parameter, parameter.dtype)
-            # As torch loads them: states in the parameter's dtype, except counters.
-            typed = {
-                name: value.to(dtype)
-                if isinstance(value, Tensor) and name != "step" and dtype.is_floating_point
-                else value
-                for name, value in plain.items()
-            }
+            dtype = torch.float32 if MASTER in plain else parameter.dtype
+            if dtype.is_floating_point:  # as torch loads them: in the parameter's dtype, except counters
+                plain = {n: v.to(dtype) if isinstance(v, Tensor) and n != "step" else v for n, v in plain.items()}
             with steps.at_hand(parameter):
-                optimizer.state[parameter] = own_state(steps.function, parameter, typed, steps.group(parameter))
+                optimizer.state[parameter] = steps.function.own_state(parameter, plain, steps.group(parameter))
         loaded.clear()
 
-    with ExitStack() as stack:
-        for handle in (
-            steps.optimizer.register_state_dict_post_hook(give, prepend=True),
-            steps.optimizer.register_load_state_dict_pre_hook(set_aside),
-            steps.optimizer.register_load_state_dict_post_hook(take),
-        ):
-            stack.callback(handle.remove)
-        return stack.pop_all().close
+    stack.callback(steps.optimizer.register_state_dict_post_hook(give, prepend=True).remove)
+    stack.callback(steps.optimizer.register_load_state_dict_pre_hook(set_aside).remove)
+    stack.callback(steps.optimizer.register_load_state_dict_post_hook(take).remove)
 
 
 _steps_of: WeakKeyDictionary[Optimizer, ParameterSteps] = WeakKeyDictionary()
@@ -300,23 +276,35 @@ def parameter_steps(optimizer: Optimizer) -> ParameterSteps:
 
 
 class OneByOneStepper(Stepper):
+    """Steps each parameter alone and frees its gradient."""
+
     def __init__(self, before: Stepper) -> None:
         super().__init__(before.optimizer, clip_norm=before.clip_norm)
-        self._steps = parameter_steps(before.optimizer)
+        self.steps = parameter_steps(before.optimizer)
 
-    def finish(self) -> None:
-        parameters = [p for p in trained_parameters(self.optimizer) if p.grad is not None]
-        if self.clip_norm is not None and parameters:
+    def clip(self, clip_norm: float) -> None:
+        parameters = self.with_gradients()
+        if parameters:
             self.gradient_norm = gradient_norm([p.grad for p in parameters if p.grad is not None])
-            nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, self.gradient_norm)
-        for parameter in parameters:
-            gradient, parameter.grad = parameter.grad, None
-            assert gradient is not None
-            self._steps.step(parameter, gradient)
-        self._steps.finish()
+            nn.utils.clip_grads_with_norm_(parameters, clip_norm, self.gradient_norm)
+
+    def update(self) -> None:
+        self.step_gradients()
+        self.steps.finish()
         # No gradient is left: this only runs the step hooks and tells schedulers that a step was taken.
         self.optimizer.step()
-        self._before.clear()
+
+    def step_gradients(self) -> None:
+        for parameter in self.with_gradients():
+            self.step(parameter)
+
+    def step(self, parameter: nn.Parameter) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        self.steps.step(parameter, gradient)
+
+    def with_gradients(self) -> list[nn.Parameter]:
+        return [parameter for parameter in trained_parameters(self.optimizer) if parameter.grad is not None]
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:

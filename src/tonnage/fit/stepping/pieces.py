@@ -1,20 +1,18 @@
 """A parameter's states in pieces: ranges of its elements with their own states, on the device or packed on the host.
 
-A piece's states are what a step function creates for that range alone, so any elementwise optimizer can be cut. This
-module does not know when or where a piece is stepped.
+A piece's states are what a step creates for that range alone, so any elementwise optimizer can be cut.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tonnage.fit.moving.host import CopyInFlight
-from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, own_state, plain_state
+from tonnage.fit.moving.host import CopyInFlight, Packing
+from tonnage.fit.stepping.parameter_step import Group, State, Step
 
-_ALIGNMENT_BYTES = 16  # of each state inside a packed buffer, for vectorized kernels
 _PROBED_ELEMENTS = 65536
 _COUNTS = frozenset({"step", "mu_product", "eta", "mu"})  # states of torch.optim with one number per parameter
 
@@ -29,40 +27,6 @@ def flat_like(gradient: Tensor, parameter: Tensor) -> Tensor:
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
     return flat(gradient)
-
-
-@dataclass(frozen=True)
-class Packing:
-    """The layout of a piece's states in one buffer."""
-
-    entries: dict[str, tuple[int, torch.dtype, int]]  # offset in bytes, dtype, elements
-    byte_count: int
-
-    @classmethod
-    def of(cls, lengths: Iterable[tuple[str, torch.dtype, int]]) -> "Packing":
-        entries: dict[str, tuple[int, torch.dtype, int]] = {}
-        end = 0
-        for name, dtype, count in lengths:
-            entries[name] = (end, dtype, count)
-            end += -(-count * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return cls(entries, end)
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(dtype.itemsize * count for _, dtype, count in self.entries.values())
-
-    def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        return {
-            name: buffer[offset : offset + count * dtype.itemsize].view(dtype)
-            for name, (offset, dtype, count) in self.entries.items()
-        }
-
-    def store(self, state: State, buffer: Tensor) -> State:
-        """Copy states that are not in the buffer yet; return the rest (counters)."""
-        for name, view in self.views(buffer).items():
-            if state[name].data_ptr() != view.data_ptr() or state[name].device != view.device:
-                view.copy_(state[name])
-        return {name: value for name, value in state.items() if name not in self.entries}
 
 
 @dataclass
@@ -87,9 +51,6 @@ class StatePiece:
     def of(self, flat_tensor: Tensor) -> Tensor:
         return flat_tensor[self.start : self.stop]
 
-    def forget(self) -> None:
-        self.state, self.started, self.has_gradient = {}, False, False
-
     def whole_state(self) -> State:
         self.written.done()
         return self.state if self.buffer is None else {**self.state, **self.packing.views(self.buffer)}
@@ -102,7 +63,7 @@ class StatePiece:
 class Probe:
     """Finds out which states a step function creates, by stepping a few zeros."""
 
-    def __init__(self, function: StepFunction) -> None:
+    def __init__(self, function: Step) -> None:
         self._function = function
         self._known: dict[tuple[Any, ...], list[tuple[str, torch.dtype, int]]] = {}
 
@@ -119,11 +80,12 @@ class Probe:
             state: State = {}
             if plain:
                 of_zeros = {n: zeros.to(v.dtype) if _like(n, v, parameter) else v for n, v in plain.items()}
-                state = own_state(self._function, zeros, of_zeros, group)
+                state = self._function.own_state(zeros, of_zeros, group)
             else:
                 self._function(zeros, torch.zeros_like(zeros), state, group)
             self._known[key] = [(n, v.dtype, v.numel()) for n, v in state.items() if isinstance(v, Tensor) and v.dim()]
-        return Packing.of((name, dtype, -(-count // -(-probed // length))) for name, dtype, length in self._known[key])
+        lengths = ((name, dtype, -(-count // -(-probed // length))) for name, dtype, length in self._known[key])
+        return Packing.of(((name, dtype, (length,), (1,)) for name, dtype, length in lengths))
 
 
 def _like(name: str, value: Any, parameter: Tensor) -> bool:
@@ -131,11 +93,11 @@ def _like(name: str, value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape and name not in _COUNTS
 
 
-def join(function: StepFunction, parameter: Tensor, pieces: Sequence[StatePiece]) -> State:
+def join(function: Step, parameter: Tensor, pieces: Sequence[StatePiece]) -> State:
     """Join the pieces' states into plain ones, on the host unless all of them are on the device."""
     if not all(piece.started for piece in pieces):
         return {}
-    found = [(piece, plain_state(function, piece.of(flat(parameter)), piece.whole_state())) for piece in pieces]
+    found = [(piece, function.plain_state(piece.of(flat(parameter)), piece.whole_state())) for piece in pieces]
     on_device = all(piece.buffer is None for piece in pieces)
     joined: State = {}
     for name, value in found[0][1].items():
@@ -151,7 +113,4 @@ def join(function: StepFunction, parameter: Tensor, pieces: Sequence[StatePiece]
 
 def cut_state(plain: State, parameter: Tensor, piece: StatePiece) -> State:
     """Return the slice of plain states that belongs to a piece."""
-    return {
-        name: piece.of(flat_like(value, parameter)) if _like(name, value, parameter) else value
-        for name, value in plain.items()
-    }
+    return {n: piece.of(flat_like(v, parameter)) if _like(n, v, parameter) else v for n, v in plain.items()}

@@ -24,10 +24,7 @@ def step_on(training: Training, parts: Sequence[MicroBatch]) -> Tensor:
 
 
 def accumulate(training: Training, parts: Sequence[MicroBatch], *, closes: bool = True) -> Tensor:
-    """Run forward and backward of these parts and return their total loss.
-
-    `closes` says whether the last of them ends the step.
-    """
+    """Run forward and backward of these parts and return their total loss; `closes`: the last ends the step."""
     total: Tensor | None = None
     try:
         for index, part in enumerate(parts):

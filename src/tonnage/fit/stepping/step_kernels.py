@@ -78,23 +78,6 @@ def round_stochastically(value, noise):
     return tl.where(finite, rounded, value).to(tl.bfloat16)
 
 
-@triton.jit
-def _adam_half(
-    parameter, gradient, average, square, at, inside, noise, more_noise,
-    average_gain, square_gain, size, root_scale, eps, shrink, decay, sign,
-):  # fmt: skip
-    value = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * sign + decay * value
-    first = tl.load(average + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(square + at, mask=inside, other=0.0).to(tl.float32)
-    first = first + average_gain * (slope - first)
-    second = second * (1.0 - square_gain) + square_gain * slope * slope
-    value = value * shrink - size * first / (tl.sqrt(second) * root_scale + eps)
-    tl.store(parameter + at, round_stochastically(value, noise & 0xFFFF), mask=inside)
-    tl.store(average + at, round_stochastically(first, noise >> 16), mask=inside)
-    tl.store(square + at, round_stochastically(second, more_noise & 0xFFFF), mask=inside)
-
-
 @triton.jit(do_not_specialize=["seed"])
 def _adam_kernel(
     parameter, gradient, average, square, count, seed,
@@ -105,33 +88,21 @@ def _adam_kernel(
     program = tl.program_id(0)
     noise_0, noise_1, noise_2, noise_3 = tl.randint4x(seed, program * HALF + lane, n_rounds=_ROUNDS)
     at = program.to(tl.int64) * (2 * HALF) + lane
-    _adam_half(
-        parameter, gradient, average, square, at, at < count,
-        noise_0.to(tl.uint32, bitcast=True), noise_1.to(tl.uint32, bitcast=True),
-        average_gain, square_gain, size, root_scale, eps, shrink, decay, sign,
-    )  # fmt: skip
-    at += HALF
-    _adam_half(
-        parameter, gradient, average, square, at, at < count,
-        noise_2.to(tl.uint32, bitcast=True), noise_3.to(tl.uint32, bitcast=True),
-        average_gain, square_gain, size, root_scale, eps, shrink, decay, sign,
-    )  # fmt: skip
-
-
-@triton.jit
-def _sgd_half(
-    parameter, gradient, buffer, at, inside, noise, rate, momentum, gain, decay, sign,
-    MOMENTUM: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr,
-):  # fmt: skip
-    value = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * sign + decay * value
-    if MOMENTUM:
-        mean = slope
-        if not FIRST:
-            mean = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) * momentum + gain * slope
-        tl.store(buffer + at, round_stochastically(mean, noise >> 16), mask=inside)
-        slope = slope + momentum * mean if NESTEROV else mean
-    tl.store(parameter + at, round_stochastically(value - rate * slope, noise & 0xFFFF), mask=inside)
+    for half in tl.static_range(2):
+        inside = at < count
+        noise = (noise_0 if half == 0 else noise_2).to(tl.uint32, bitcast=True)
+        more_noise = (noise_1 if half == 0 else noise_3).to(tl.uint32, bitcast=True)
+        value = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * sign + decay * value
+        first = tl.load(average + at, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(square + at, mask=inside, other=0.0).to(tl.float32)
+        first = first + average_gain * (slope - first)
+        second = second * (1.0 - square_gain) + square_gain * slope * slope
+        value = value * shrink - size * first / (tl.sqrt(second) * root_scale + eps)
+        tl.store(parameter + at, round_stochastically(value, noise & 0xFFFF), mask=inside)
+        tl.store(average + at, round_stochastically(first, noise >> 16), mask=inside)
+        tl.store(square + at, round_stochastically(second, more_noise & 0xFFFF), mask=inside)
+        at += HALF
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -143,69 +114,48 @@ def _sgd_kernel(
     program = tl.program_id(0)
     noise_0, noise_1, _, _ = tl.randint4x(seed, program * HALF + lane, n_rounds=_ROUNDS)
     at = program.to(tl.int64) * (2 * HALF) + lane
-    _sgd_half(
-        parameter, gradient, buffer, at, at < count, noise_0.to(tl.uint32, bitcast=True),
-        rate, momentum, gain, decay, sign, MOMENTUM, FIRST, NESTEROV,
-    )  # fmt: skip
-    at += HALF
-    _sgd_half(
-        parameter, gradient, buffer, at, at < count, noise_1.to(tl.uint32, bitcast=True),
-        rate, momentum, gain, decay, sign, MOMENTUM, FIRST, NESTEROV,
-    )  # fmt: skip
+    for half in tl.static_range(2):
+        inside = at < count
+        noise = (noise_0 if half == 0 else noise_1).to(tl.uint32, bitcast=True)
+        value = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * sign + decay * value
+        if MOMENTUM:
+            mean = slope
+            if not FIRST:
+                mean = tl.load(buffer + at, mask=inside, other=0.0).to(tl.float32) * momentum + gain * slope
+            tl.store(buffer + at, round_stochastically(mean, noise >> 16), mask=inside)
+            slope = slope + momentum * mean if NESTEROV else mean
+        tl.store(parameter + at, round_stochastically(value - rate * slope, noise & 0xFFFF), mask=inside)
+        at += HALF
 
 
 # 8-bit states --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _share(bits):
-    """Return 24 random bits as a number in [0, 1)."""
-    return (bits & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216.0)
+def _level(place, SIGNED: tl.constexpr):
+    root = place * (1.0 / 127.0) if SIGNED else (place + 1.0) * (1.0 / 256.0)
+    return root * root if SIGNED else root * root * (root * root)
 
 
 @triton.jit
-def _relative(values, scales):
-    return tl.minimum(tl.abs(values) / tl.maximum(scales, 1.17549435e-38)[:, None], 1.0)
+def _codes(values, scales, bits, SIGNED: tl.constexpr):
+    size = tl.minimum(tl.abs(values) / tl.maximum(scales, 1.17549435e-38)[:, None], 1.0)
+    root = tl.sqrt(size) * 127.0 if SIGNED else tl.sqrt(tl.sqrt(size)) * 256.0 - 1.0
+    lower = tl.floor(root) if SIGNED else tl.maximum(tl.floor(root), 0.0)
+    lower = tl.where((_level(lower, SIGNED) > size) & (lower > 0.0), lower - 1.0, lower)
+    below = _level(lower, SIGNED)
+    share = (size - below) / (_level(lower + 1.0, SIGNED) - below)
+    noise = (bits & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216.0)  # 24 random bits as a number in [0, 1)
+    place = tl.minimum(tl.where(share > noise, lower + 1.0, lower), 127.0 if SIGNED else 255.0)
+    return tl.where(values < 0.0, -place, place).to(tl.int8) if SIGNED else place.to(tl.uint8)
 
 
 @triton.jit
-def _signed_level(place):
-    root = place * (1.0 / 127.0)
-    return root * root
-
-
-@triton.jit
-def _unsigned_level(place):
-    root = (place + 1.0) * (1.0 / 256.0)
-    return root * root * (root * root)
-
-
-@triton.jit
-def _signed_codes(values, scales, noise):
-    size = _relative(values, scales)
-    lower = tl.floor(tl.sqrt(size) * 127.0)
-    lower = tl.where((_signed_level(lower) > size) & (lower > 0.0), lower - 1.0, lower)
-    below = _signed_level(lower)
-    share = (size - below) / (_signed_level(lower + 1.0) - below)
-    place = tl.minimum(tl.where(share > noise, lower + 1.0, lower), 127.0)
-    return tl.where(values < 0.0, -place, place).to(tl.int8)
-
-
-@triton.jit
-def _unsigned_codes(values, scales, noise):
-    size = _relative(values, scales)
-    lower = tl.maximum(tl.floor(tl.sqrt(tl.sqrt(size)) * 256.0 - 1.0), 0.0)
-    lower = tl.where((_unsigned_level(lower) > size) & (lower > 0.0), lower - 1.0, lower)
-    below = _unsigned_level(lower)
-    share = (size - below) / (_unsigned_level(lower + 1.0) - below)
-    return tl.minimum(tl.where(share > noise, lower + 1.0, lower), 255.0).to(tl.uint8)
-
-
-@triton.jit
-def _signed_values(codes, scales):
+def _values(codes, scales, SIGNED: tl.constexpr):
     place = codes.to(tl.float32)
-    levels = _signed_level(tl.abs(place)) * scales[:, None]
-    return tl.where(place < 0.0, -levels, levels)
+    levels = _level(tl.abs(place) if SIGNED else place, SIGNED) * scales[:, None]
+    return tl.where(place < 0.0, -levels, levels) if SIGNED else levels
 
 
 @triton.jit
@@ -231,9 +181,9 @@ def _coded_adam_kernel(
     value = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
     slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * sign + decay * value
     scale = tl.load(average_scales + row, mask=row_inside, other=0.0)
-    first = _signed_values(tl.load(average + at, mask=inside, other=0), scale)
+    first = _values(tl.load(average + at, mask=inside, other=0), scale, True)
     scale = tl.load(square_scales + row, mask=row_inside, other=0.0)
-    second = _unsigned_level(tl.load(square + at, mask=inside, other=0).to(tl.float32)) * scale[:, None]
+    second = _values(tl.load(square + at, mask=inside, other=0), scale, False)
 
     first = first + average_gain * (slope - first)
     second = second * (1.0 - square_gain) + square_gain * slope * slope
@@ -242,10 +192,10 @@ def _coded_adam_kernel(
 
     scale = tl.max(tl.where(inside, tl.abs(first), 0.0), axis=1)
     tl.store(average_scales + row, scale, mask=row_inside)
-    tl.store(average + at, _signed_codes(first, scale, _share(noise_1)), mask=inside)
+    tl.store(average + at, _codes(first, scale, noise_1, True), mask=inside)
     scale = tl.max(tl.where(inside, second, 0.0), axis=1)
     tl.store(square_scales + row, scale, mask=row_inside)
-    tl.store(square + at, _unsigned_codes(second, scale, _share(noise_2)), mask=inside)
+    tl.store(square + at, _codes(second, scale, noise_2, False), mask=inside)
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -266,9 +216,9 @@ def _coded_sgd_kernel(
         mean = slope
         if not FIRST:
             scale = tl.load(buffer_scales + row, mask=row_inside, other=0.0)
-            mean = _signed_values(tl.load(buffer + at, mask=inside, other=0), scale) * momentum + gain * slope
+            mean = _values(tl.load(buffer + at, mask=inside, other=0), scale, True) * momentum + gain * slope
         scale = tl.max(tl.where(inside, tl.abs(mean), 0.0), axis=1)
         tl.store(buffer_scales + row, scale, mask=row_inside)
-        tl.store(buffer + at, _signed_codes(mean, scale, _share(noise_1)), mask=inside)
+        tl.store(buffer + at, _codes(mean, scale, noise_1, True), mask=inside)
         slope = slope + momentum * mean if NESTEROV else mean
     _store_parameter(parameter, at, inside, value - rate * slope, noise_0, STOCHASTIC)

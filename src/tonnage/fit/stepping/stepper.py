@@ -1,7 +1,6 @@
 """The plain step from gradients to new parameters, which techniques replace.
 
-A step is `begin`, one `backward` per micro-batch, and `finish`; or `abandon` if anything raised. It does not know
-how a batch is divided or how a loss is computed.
+A step is `begin`, one `backward` per micro-batch, and `finish`; or `abandon` if anything raised.
 """
 
 from collections.abc import Iterator
@@ -38,10 +37,17 @@ class Stepper:
 
     def finish(self) -> None:
         if self.clip_norm is not None:
-            self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), self.clip_norm)
+            self.clip(self.clip_norm)
+        self.update()
+        self._before.clear()
+
+    def clip(self, clip_norm: float) -> None:
+        self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), clip_norm)
+
+    def update(self) -> None:
+        """Step with the accumulated gradients and drop them."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._before.clear()
 
     @torch.no_grad()
     def abandon(self) -> None:

@@ -2,8 +2,7 @@
 
 A value between two BF16 neighbours becomes the upper one with a probability that is its distance from the lower one,
 so its expectation is kept. Rounding to nearest would lose every update smaller than half the spacing (1/256 of the
-value), and a second moment could never decrease: 0.999 times a BF16 number is the same number. It steps one
-parameter, or a flat slice of one.
+value), and a second moment could never decrease: 0.999 times a BF16 number is the same number.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tonnage.fit.stepping.parameter_step import Group, State, StepFunction
+from tonnage.fit.stepping.parameter_step import Group, State, Step
 from tonnage.fit.virtual import on_virtual_gpu
 
 _CHUNK_ELEMENTS = 2**22  # 16 MiB per FP32 temporary, about eight at a time
@@ -72,10 +71,10 @@ class SgdStep(NamedTuple):
         return cls(rate, momentum, 1 - dampening, decay, sign, bool(group["nesterov"]))
 
 
-class StochasticStep:
+class StochasticStep(Step):
     """Steps BF16 parameters with stochastic rounding, others with the inner function."""
 
-    def __init__(self, inner: StepFunction) -> None:
+    def __init__(self, inner: Step) -> None:
         self._inner = inner
 
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:

@@ -76,7 +76,7 @@ def launch_times(optimizer: Optimizer, meter: GpuMeter) -> dict[str, float]:
     steps = parameter_step.ParameterSteps(small)
     plain = steps.function
     way = DeviceStep(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
-    ways: dict[str, parameter_step.StepFunction] = {"launch_s": plain, "moved_launch_s": way}
+    ways: dict[str, parameter_step.Step] = {"launch_s": plain, "moved_launch_s": way}
     found = {}
     with suppress(RuntimeError):  # some optimizers take sparse gradients only
         for name, steps.function in ways.items():

@@ -38,9 +38,8 @@ class ActivationOffload(Technique, name="activation-offload"):
 
     def place_in(self, space: Space, training: Training, stack: ExitStack) -> None:
         """Offload to another place than pinned memory."""
-        window_bytes = self.window_bytes
-        if window_bytes is None:
-            window_bytes = GIB if self.what == "kept" else 0  # one storage is always in transit
+        by_default = GIB if self.what == "kept" else 0  # one storage is always in transit
+        window_bytes = by_default if self.window_bytes is None else self.window_bytes
         window = OffloadWindow(training.device, space, window_bytes=window_bytes)
         for name in self.blocks:
             block = training.model.get_submodule(name)
@@ -53,18 +52,14 @@ class ActivationOffload(Technique, name="activation-offload"):
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return before(*args, **kwargs)
-            inputs = None
-            if self.what == "inputs":
-                inputs = {storage_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+            leaves = tree_leaves((args, kwargs)) if self.what == "inputs" else ()
+            inputs = {storage_key(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
             spared = {storage_key(tensor) for tensor in own}
 
             def pack(tensor: Tensor) -> Packed | None:
-                key = storage_key(tensor)
-                if tensor.untyped_storage().nbytes() < self.minimum_bytes or key in spared:
-                    return None
-                if (inputs is not None and key not in inputs) or made_of_a_parameter(tensor):
-                    return None
-                return window.pack(tensor)
+                key, large = storage_key(tensor), tensor.untyped_storage().nbytes() >= self.minimum_bytes
+                moves = large and key not in spared and (self.what == "kept" or key in inputs)
+                return window.pack(tensor) if moves and not made_of_a_parameter(tensor) else None
 
             with saved_by(pack):
                 return before(*args, **kwargs)

@@ -1,11 +1,11 @@
 """Settings of PyTorch's caching allocator that can change at run time, and a limit to reserved bytes.
 
 Expandable segments grow instead of leaving gaps between segments, so reserved bytes shrink to about the allocated
-ones. Existing segments stay until they are empty; from process start the same is
-PYTORCH_ALLOC_CONF=expandable_segments:True. It does not know what is allocated.
+ones. Existing segments stay until they are empty; PYTORCH_ALLOC_CONF=expandable_segments:True acts from the start.
 """
 
 import os
+import re
 from contextlib import ExitStack
 
 import torch
@@ -27,18 +27,20 @@ class SetAllocator(Technique, name="allocator"):
         backend = torch.cuda.memory.get_allocator_backend()
         if backend != "native":
             return f"The allocator in use is {backend}, which has no segments to expand; these settings are the native one's."
-        if self.limit_bytes is None:
-            return None
         capacity_bytes = _capacity_bytes(training.device)
-        if not 0 < self.limit_bytes <= capacity_bytes:
-            asked, had = format_bytes(self.limit_bytes), format_bytes(capacity_bytes)
-            return f"A limit of {asked} was asked for; this card has {had}."
-        return None
+        if self.limit_bytes is None or 0 < self.limit_bytes <= capacity_bytes:
+            return None
+        return (
+            f"A limit of {format_bytes(self.limit_bytes)} was asked for; this card has {format_bytes(capacity_bytes)}."
+        )
 
     def place(self, training: Training, stack: ExitStack) -> None:
         # Undone last: return to the card what was cached under these settings.
         stack.callback(torch.cuda.empty_cache)
-        before = _settings()
+        # PyTorch before 2.12 cannot tell its settings, so use those from process start.
+        before = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+            before = torch._C._accelerator_getAllocatorSettings()
         _tell(with_setting(before, "expandable_segments", str(self.expandable_segments)))
         # Explicitly False: an empty string would leave the setting unchanged.
         said = any(item.startswith("expandable_segments") for item in _items(before))
@@ -59,21 +61,7 @@ def with_setting(settings: str, name: str, value: str) -> str:
 
 def _items(settings: str) -> list[str]:
     """Split at commas, but not inside brackets: roundup_power2_divisions:[256:1,512:2]."""
-    items, depth = [""], 0
-    for character in settings:
-        depth += (character == "[") - (character == "]")
-        if character == "," and not depth:
-            items.append("")
-        else:
-            items[-1] += character
-    return [item for item in items if item.strip()]
-
-
-def _settings() -> str:
-    """Return the current settings. PyTorch before 2.12 cannot tell, so use those from process start."""
-    if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
-        return torch._C._accelerator_getAllocatorSettings()
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    return [item for item in re.split(r",(?![^\[]*\])", settings) if item.strip()]
 
 
 def _tell(settings: str) -> None:

@@ -8,7 +8,7 @@ needed. Nothing is lost if each weight is used once per pass.
 from contextlib import ExitStack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import NotApplicable, Technique
@@ -29,14 +29,14 @@ class ScaledStepper(Stepper):
     def backward(self, loss: Tensor, *, last: bool) -> None:
         super().backward(self.scaler.scale(loss), last=last)
 
-    def finish(self) -> None:
-        if self.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), self.clip_norm)
+    def clip(self, clip_norm: float) -> None:
+        self.scaler.unscale_(self.optimizer)
+        super().clip(clip_norm)
+
+    def update(self) -> None:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self._before.clear()
 
 
 class Autocast(Technique, name="autocast"):

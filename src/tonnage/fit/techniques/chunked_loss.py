@@ -1,7 +1,6 @@
 """The loss in chunks: LM head and cross-entropy without ever holding all logits.
 
-The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which any loss then evaluates in chunks. It
-does not know which loss that is.
+The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which any loss then evaluates in chunks.
 """
 
 from contextlib import ExitStack
@@ -26,8 +25,10 @@ class ChunkedLoss(Technique, name="chunked-loss"):
         if self.chunk_bytes < 1:
             return f"chunk_bytes={self.chunk_bytes}: a chunk has at least one byte."
         name, head = self._find(training.model)
+        if head is None and self.head:
+            return f"The model has no module {self.head!r}."
         if head is None:
-            return name
+            return "No linear layer over a vocabulary was found: nothing that logits could be saved of."
         if type(head) is not nn.Linear:
             return f"The head {name!r} is a {type(head).__name__}, not a plain nn.Linear: its forward is its own."
         if "forward" in head.__dict__:
@@ -40,15 +41,10 @@ class ChunkedLoss(Technique, name="chunked-loss"):
         return None
 
     def _find(self, model: nn.Module) -> tuple[str, nn.Module | None]:
-        """Return the head's name and module, or a reason and None."""
+        """Return the head's name and module, if there is one."""
         modules = dict(model.named_modules())
-        if self.head:
-            missing = f"The model has no module {self.head!r}."
-            return (self.head, modules[self.head]) if self.head in modules else (missing, None)
-        found = find_head(model)
-        if found is None:
-            return "No linear layer over a vocabulary was found: nothing that logits could be saved of.", None
-        return next(name for name, module in modules.items() if module is found), found
+        found = modules.get(self.head) if self.head else find_head(model)
+        return next((name for name, module in modules.items() if module is found), self.head), found
 
     def place(self, training: Training, stack: ExitStack) -> None:
         _, head = self._find(training.model)

@@ -1,21 +1,21 @@
 """Apply torch.compile block by block: pointwise operators are fused, and backward saves less.
 
 Equal blocks share one compilation, so a deep model compiles as fast as one block. If compiling fails at the first
-call, all blocks run eagerly and a warning says why. Techniques applied later see the compiled forward like any
-other.
+call, all blocks run eagerly and a warning says why. Techniques applied later see just another forward.
 """
 
 import functools
-import importlib.util
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from tonnage.fit.modules import active_dropout, find_blocks, is_cache_idle, replace_forward, without_cache
+from tonnage.fit.stepping.stochastic import has_triton
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
@@ -34,15 +34,15 @@ class Compile(Technique, name="compile"):
     def why_not(self, training: Training) -> str | None:
         if self.mode not in MODES:
             return f"mode={self.mode!r} is not one of {', '.join(MODES)}: CUDA graphs hold memory outside the budget."
-        if on_virtual_gpu(training.device) and importlib.util.find_spec("triton") is None:
+        if on_virtual_gpu(training.device) and not has_triton():
             return "The virtual GPU compiles only where Triton is installed (pip install triton)."
         blocks = self._chosen(training.model)
         if not blocks:
             return "The model has no repeated blocks, and compiling it whole would take minutes for each input size."
-        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        kinds = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for name, block in blocks.items():
             for child, module in block.named_modules():
-                if child and any(getattr(module, kind) for kind in kinds):
+                if child and any(kinds(module)):
                     return f"{name}.{child} carries hooks, which break a compiled graph in pieces."
         return compiler_problem(training.device.type)
 

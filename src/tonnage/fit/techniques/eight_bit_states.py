@@ -3,8 +3,7 @@
 A code is a position on a power curve between zero and the largest magnitude of its block. The first moment is signed
 and squared, q → (q/127)²: levels are dense where values are small. The second moment spans the square of that range,
 so it uses the fourth power, q → ((q+1)/256)⁴; its root, which the step divides by, is then off by less than 3 % down
-to a fiftieth of the block's maximum. Its lowest level is not zero: a tiny second moment must not turn into a huge
-step.
+to a fiftieth of the block's maximum. Its lowest level is not zero: tiny second moments must not become huge steps.
 
 Rounding is stochastic and unbiased. A second moment moves by a thousandth per step, less than any 8-bit spacing:
 rounded to nearest it would never change.
@@ -21,15 +20,13 @@ from torch.nn.functional import pad
 from torch.optim import SGD, Adam
 
 from tonnage.fit.stepping.parameter_step import (
+    MASTER,
     Group,
     OneByOneStepper,
     PlainStep,
     State,
-    StateStep,
-    StepFunction,
-    own_state,
+    Step,
     parameter_steps,
-    plain_state,
     why_not_in_pieces,
 )
 from tonnage.fit.stepping.pieces import flat, flat_like
@@ -90,14 +87,15 @@ UNSIGNED = Code(signed=False, top=256, bias=1, power=4, largest=255)
 CODES = {"exp_avg": SIGNED, "momentum_buffer": SIGNED, "exp_avg_sq": UNSIGNED, "max_exp_avg_sq": UNSIGNED}
 
 
-class EightBitStep(StateStep):
-    """Dequantizes a chunk's states, steps it with the inner function and quantizes them again.
+class EightBitStep(Step):
+    """Dequantizes a chunk's states, steps it with the inner step and quantizes them again.
 
-    On a GPU with Triton, Adam and SGD run as one kernel instead, if the inner step is plain or only rounds
-    stochastically.
+    On a GPU with Triton, Adam and SGD run as one kernel, if the inner step is plain or rounds stochastically.
     """
 
-    def __init__(self, inner: StepFunction, block: int) -> None:
+    converts = True
+
+    def __init__(self, inner: Step, block: int) -> None:
         self.inner = inner
         self.block = block
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -116,7 +114,15 @@ class EightBitStep(StateStep):
         before = dict(state)
         wide = torch.promote_types(parameter.dtype, torch.float32)
         for piece in _chunks(parameter.numel()):
-            opened = self._open(before, piece, parameter, wide)
+            # Coded states dequantized, others of the parameter's size as views, counters copied.
+            opened: State = {}
+            for name, value in before.items():
+                if name + _SCALES in before:
+                    opened[name] = self._read(name, before, piece, wide)
+                elif isinstance(value, Tensor) and value.numel() == parameter.numel():
+                    opened[name] = flat(value)[piece]
+                elif not name.endswith(_SCALES):
+                    opened[name] = deepcopy(value)
             part, slope = parameter[piece], gradient[piece]
             if part.dtype == wide or not isinstance(self.inner, PlainStep):
                 self.inner(part, slope, opened, group)
@@ -124,48 +130,32 @@ class EightBitStep(StateStep):
                 value = part.to(wide)
                 self.inner(value, slope.to(wide), opened, group)
                 part.copy_(value)
-            self._close(opened, state, piece, parameter)
+            for name, value in opened.items():
+                if name in CODES and isinstance(value, Tensor):
+                    self._make_codes(name, state, parameter)
+                    self._write(name, value, state, piece, stochastic=True)
+                elif not isinstance(value, Tensor) or value.dim() == 0:
+                    state[name] = value
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
-        dtype = torch.float32 if "master" in state else parameter.dtype
+        dtype = torch.float32 if MASTER in state else parameter.dtype
         widened = {name: value for name, value in state.items() if not name.endswith(_SCALES)}
         for name in [name for name in widened if name + _SCALES in state]:
             widened[name] = torch.empty_like(parameter, dtype=dtype, device=state[name].device)
             for piece in _chunks(parameter.numel()):
                 flat(widened[name])[piece] = self._read(name, state, piece, dtype)
-        return plain_state(self.inner, parameter, widened)
+        return self.inner.plain_state(parameter, widened)
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
-        state = own_state(self.inner, parameter, plain, group)
+        state = self.inner.own_state(parameter, plain, group)
         if parameter.numel() < SMALL_ELEMENTS:
             return state
         for name in [name for name in state if name in CODES and isinstance(state[name], Tensor)]:
             values = flat_like(state[name], parameter)
             self._make_codes(name, state, parameter)
             for piece in _chunks(parameter.numel()):
-                self._write(name, values[piece], state, piece, noise=None)
+                self._write(name, values[piece], state, piece, stochastic=False)
         return state
-
-    def _open(self, state: State, piece: slice, parameter: Tensor, dtype: torch.dtype) -> State:
-        """Prepare one chunk: coded states dequantized, others of the parameter's size as views, counters copied."""
-        opened: State = {}
-        for name, value in state.items():
-            if name + _SCALES in state:
-                opened[name] = self._read(name, state, piece, dtype)
-            elif isinstance(value, Tensor) and value.numel() == parameter.numel():
-                opened[name] = flat(value)[piece]
-            elif not name.endswith(_SCALES):
-                opened[name] = deepcopy(value)
-        return opened
-
-    def _close(self, opened: State, state: State, piece: slice, parameter: Tensor) -> None:
-        for name, value in opened.items():
-            if name in CODES and isinstance(value, Tensor):
-                self._make_codes(name, state, parameter)
-                noise = torch.rand(value.shape, device=value.device, generator=self._generator(value.device))
-                self._write(name, value, state, piece, noise)
-            elif not isinstance(value, Tensor) or value.dim() == 0:
-                state[name] = value
 
     def _make_codes(self, name: str, state: State, parameter: Tensor) -> None:
         if name + _SCALES not in state:
@@ -173,7 +163,9 @@ class EightBitStep(StateStep):
             state[name] = torch.empty(count, dtype=CODES[name].dtype, device=device)
             state[name + _SCALES] = torch.empty(-(-count // self.block), dtype=torch.float32, device=device)
 
-    def _write(self, name: str, values: Tensor, state: State, piece: slice, noise: Tensor | None) -> None:
+    def _write(self, name: str, values: Tensor, state: State, piece: slice, *, stochastic: bool) -> None:
+        generator = self._generator(values.device) if stochastic else None
+        noise = torch.rand(values.shape, device=values.device, generator=generator) if stochastic else None
         codes, scales = CODES[name].quantise(values, self.block, noise)
         state[name][piece] = codes
         state[name + _SCALES][self._blocks(piece)] = scales

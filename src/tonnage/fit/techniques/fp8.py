@@ -5,7 +5,7 @@ per tensor from its current maximum; backward saves the FP8 copy of the input. O
 cores; elsewhere they are computed from the same rounded numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -65,12 +65,7 @@ def multiply(left: Fp8, right_rows: Fp8, dtype: torch.dtype, *, fast: bool) -> T
     right = right_rows.values.t()
     if left.values.is_cuda:
         return torch._scaled_mm(
-            left.values,
-            right,
-            scale_a=left.scale,
-            scale_b=right_rows.scale,
-            out_dtype=dtype,
-            use_fast_accum=fast,
+            left.values, right, scale_a=left.scale, scale_b=right_rows.scale, out_dtype=dtype, use_fast_accum=fast
         )
     with torch.autocast(left.values.device.type, enabled=False):
         product = left.values.float() @ right.float()
@@ -140,9 +135,6 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.to(dtype)
 
 
-_CAPABILITY = (8, 9)  # Ada; Hopper and Blackwell after it
-
-
 class Fp8Linear(Technique, name="fp8"):
     minimum_width: int = 1024  # of both sides of a layer: below it, quantization costs more than the product saves
 
@@ -151,10 +143,10 @@ class Fp8Linear(Technique, name="fp8"):
         if device.type != "cuda":
             return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"
         capability = torch.cuda.get_device_capability(device)
-        if capability < _CAPABILITY:
+        if capability < (8, 9):  # Ada; Hopper and Blackwell came after it
             name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
             return f"{name} has no FP8 tensor cores (compute capability {has}; they came with 8.9)"
-        if not any(True for _ in self._layers(training.model)):
+        if not self._layers(training.model):
             return (
                 f"no linear layer of its blocks is {self.minimum_width} wide on both sides with both widths "
                 f"multiples of {MULTIPLE}"
@@ -165,12 +157,11 @@ class Fp8Linear(Technique, name="fp8"):
         for layer in self._layers(training.model):
             stack.callback(run_in_fp8(layer))
 
-    def _layers(self, model: nn.Module) -> Iterator[nn.Linear]:
-        for module in dict.fromkeys(child for block in find_blocks(model).values() for child in block.modules()):
-            if type(module) is nn.Linear:
-                widths = (module.in_features, module.out_features)
-                if min(widths) >= self.minimum_width and not any(width % MULTIPLE for width in widths):
-                    yield module
+    def _layers(self, model: nn.Module) -> list[nn.Linear]:
+        modules = dict.fromkeys(child for block in find_blocks(model).values() for child in block.modules())
+        linears = {m: (m.in_features, m.out_features) for m in modules if type(m) is nn.Linear}
+        wide = {linear: widths for linear, widths in linears.items() if min(widths) >= self.minimum_width}
+        return [linear for linear, widths in wide.items() if not any(width % MULTIPLE for width in widths)]
 
 
 def run_in_fp8(layer: nn.Linear) -> Undo:

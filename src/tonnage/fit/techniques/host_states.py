@@ -4,7 +4,7 @@ The first `gpu_bytes` of states stay. The others are stepped on the device throu
 thread during backward; gradients are stepped as backward produces them unless they are clipped.
 """
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,14 @@ from torch.optim import SGD
 from tonnage.errors import RequestError
 from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
-from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, pieces_of
+from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, PiecewiseStep, pieces_of
 from tonnage.fit.stepping.parameter_step import gradient_norm, parameter_steps, why_not_in_pieces
-from tonnage.fit.stepping.pieces import StatePiece
+from tonnage.fit.stepping.pieces import StatePiece, flat
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import format_bytes
-
-Way = DeviceStep | HostStep
 
 
 class HostGradientStepper(BackwardStepper):
@@ -46,25 +44,23 @@ class HostGradientStepper(BackwardStepper):
     def clip(self, clip_norm: float) -> None:
         self.steps.finish()
         on_host = [piece.gradient for piece in self._all_pieces() if piece.gradient is not None and piece.has_gradient]
-        on_device = [parameter for parameter in trained_parameters(self.optimizer) if parameter.grad is not None]
-        gradients = [[p.grad for p in on_device if p.grad is not None], on_host]
-        norms = [gradient_norm(some).to("cpu", torch.float64) for some in gradients if some]
+        on_device = [p.grad for p in self.with_gradients() if p.grad is not None]
+        norms = [gradient_norm(some).to("cpu", torch.float64) for some in (on_device, on_host) if some]
         if not norms:
             return
-        total = torch.linalg.vector_norm(torch.stack(norms))
-        self.gradient_norm = total
-        nn.utils.clip_grads_with_norm_(on_device, clip_norm, total)
-        scale = torch.clamp(clip_norm / (total + 1e-6), max=1.0)
+        self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
+        nn.utils.clip_grads_with_norm_(self.with_gradients(), clip_norm, self.gradient_norm)
+        scale = torch.clamp(clip_norm / (self.gradient_norm + 1e-6), max=1.0)
         for gradient in on_host:
             gradient.mul_(scale)
 
-    def step_the_rest(self) -> None:
+    def step_gradients(self) -> None:
         for parameter in trained_parameters(self.optimizer):
-            pieces = self._pieces(parameter)
-            if any(piece.has_gradient for piece in pieces):
-                with self.steps.at_hand(parameter):
-                    self._way.step_added(parameter, pieces, self.steps.group(parameter))
-        super().step_the_rest()
+            waiting = [piece for piece in self._pieces(parameter) if piece.has_gradient]
+            with self.steps.at_hand(parameter) if waiting else nullcontext():
+                for piece in waiting:
+                    self._way.step_on_host(piece.of(flat(parameter)), None, piece, self.steps.group(parameter))
+        super().step_gradients()
 
     def abandon(self) -> None:
         super().abandon()
@@ -72,10 +68,7 @@ class HostGradientStepper(BackwardStepper):
             piece.has_gradient = False
 
     def _pieces(self, parameter: nn.Parameter) -> list[StatePiece]:
-        state = self.optimizer.state[parameter]
-        if not state:  # the loaded state dict had none for it
-            state.update(self._way.own_state(parameter, {}, self.steps.group(parameter)))
-        return pieces_of(state)
+        return self._way.pieces(parameter, self.optimizer.state[parameter], self.steps.group(parameter))
 
     def _all_pieces(self) -> list[StatePiece]:
         return [piece for parameter in trained_parameters(self.optimizer) for piece in self._pieces(parameter)]
@@ -108,18 +101,17 @@ class HostStates(Technique, name="host-states"):
         return self.piece_bytes  # of gradients in transit
 
     def why_not(self, training: Training) -> str | None:
-        if any(isinstance(module, DistributedDataParallel) for module in training.model.modules()):
+        modules, groups = list(training.model.modules()), training.optimizer.param_groups
+        if any(isinstance(module, DistributedDataParallel) for module in modules):
             return "DistributedDataParallel averages gradients after they would have been stepped"
-        if any(isinstance(module, nn.Embedding) and module.sparse for module in training.model.modules()):
+        if any(isinstance(module, nn.Embedding) and module.sparse for module in modules):
             return "an embedding has sparse gradients, which have no pieces"
         if any(type(parameter.data) is not Tensor for parameter in trained_parameters(training.optimizer)):
             return "some parameters are sharded or of a tensor type of their own"
-        if self.how == "host" and any(
-            isinstance(group["lr"], Tensor) and group["lr"].device.type != "cpu"
-            for group in training.optimizer.param_groups
-        ):
+        rates = [group["lr"] for group in groups]
+        if self.how == "host" and any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates):
             return "the learning rate is a tensor on the GPU, and the host would wait for it at each parameter"
-        if isinstance(training.optimizer, SGD) and not any(g["momentum"] for g in training.optimizer.param_groups):
+        if isinstance(training.optimizer, SGD) and not any(group["momentum"] for group in groups):
             return "SGD without momentum keeps no states"
         return why_not_in_pieces(training.optimizer)
 
@@ -129,7 +121,7 @@ class HostStates(Technique, name="host-states"):
         largest = max((parameter.numel() for parameter in trained), default=0)
         sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes, "largest": largest}
         if self.how == "device":
-            way: Way = DeviceStep(steps.function, training.device, window_bytes=self.window_bytes, **sizes)
+            way: PiecewiseStep = DeviceStep(steps.function, training.device, window_bytes=self.window_bytes, **sizes)
         else:
             way = HostStep(steps.function, training.optimizer, training.device, **sizes)
             stack.callback(way.close)
@@ -146,15 +138,14 @@ class HostStates(Technique, name="host-states"):
         try:
             stack.callback(steps.replace(way, finish=way.finish))
             for parameter in trained:
-                if not state.get(parameter):
-                    state[parameter] = way.own_state(parameter, {}, steps.group(parameter))
+                way.pieces(parameter, state[parameter], steps.group(parameter))
         except HostMemoryExhausted as error:
             raise NotApplicable(str(error), hint=error.hint) from error
         if isinstance(way, HostStep) and self.gradients == "host":
             stepper: BackwardStepper = HostGradientStepper(training.model, training.stepper, way)
         else:
             stepper = BackwardStepper(training.model, training.stepper)
-        stack.callback(stepper.hook_parameters())
+        stepper.hook_parameters(stack)
         stack.callback(training.replace_stepper(stepper))
 
     def apply(self, training: Training) -> Undo:

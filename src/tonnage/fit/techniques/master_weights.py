@@ -8,8 +8,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from copy import deepcopy
 from inspect import signature
-from typing import Any
-from weakref import ref
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +16,12 @@ from torch.optim import Optimizer
 
 from tonnage.fit.stepping.narrow import Narrowed, why_not_narrow, wide_parameters
 from tonnage.fit.stepping.parameter_step import (
+    MASTER,
     Group,
     OneByOneStepper,
-    ParameterSteps,
     State,
-    StateStep,
-    StepFunction,
-    own_state,
+    Step,
     parameter_steps,
-    plain_state,
     why_not_in_pieces,
     why_not_one_by_one,
 )
@@ -33,39 +29,38 @@ from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 
-MASTER = "master"  # its key in a parameter's states
 _PIECE_ELEMENTS = 2**26  # 256 MiB per FP32 temporary of a step
 
 
-class MasterStep(StateStep):
-    """Steps a parameter's master, if any, with the inner function and rounds it into the parameter."""
+class MasterStep(Step):
+    """Steps a parameter's master, if any, with the inner step and rounds it into the parameter.
 
-    def __init__(self, optimizer: Optimizer, inner: StepFunction, *, piece_elements: int | None) -> None:
-        self._optimizer = ref(optimizer)
+    The master is among the plain states, and so moves with them; state dicts leave it out.
+    """
+
+    converts = True
+
+    def __init__(self, optimizer: Optimizer, inner: Step, *, piece_elements: int | None) -> None:
+        self._optimizer: Optimizer = proxy(optimizer)
         self._inner = inner
         self._piece_elements = piece_elements  # None if a step needs the whole parameter
-
-    def plain_state(self, parameter: Tensor, state: State) -> State:
-        """Return the states including the master, which moves with them; `Masters` removes it from state dicts."""
-        return state
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
         rest = {name: value for name, value in plain.items() if name != MASTER}
         if MASTER not in plain:
-            return own_state(self._inner, parameter, rest, group)
+            return self._inner.own_state(parameter, rest, group)
         master = plain[MASTER].to(parameter.device, torch.float32)
         if master.untyped_storage().nbytes() != master.nbytes:  # release the rest of that storage
             master = master.clone()
         if rest or isinstance(parameter, nn.Parameter):
-            return {**own_state(self._inner, parameter, rest, group), MASTER: master}
+            return {**self._inner.own_state(parameter, rest, group), MASTER: master}
         # Steps that keep states in pieces must know all of them before the first step creates them.
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        begin = getattr(type(optimizer), "_init_group", None)
+        kind = self._optimizer.__class__
+        begin = getattr(kind, "_init_group", None)
         if begin is None:
             return {MASTER: master}
-        one = object.__new__(type(optimizer))
-        one.__dict__.update(optimizer.__dict__)
+        one = object.__new__(kind)
+        one.__dict__.update(self._optimizer.__dict__)
         one.state = defaultdict(dict)
         master.grad = torch.zeros_like(master)
         try:
@@ -111,66 +106,6 @@ class MasterStep(StateStep):
                     whole.view(-1)[piece] = value
 
 
-class Masters:
-    """The FP32 masters of an optimizer's parameters, wherever its states are."""
-
-    def __init__(self, steps: ParameterSteps) -> None:
-        self._steps = steps
-
-    def read(self, parameter: nn.Parameter) -> Tensor:
-        self._steps.finish()
-        master: Tensor = plain_state(self._steps.function, parameter, self._state(parameter))[MASTER]
-        return master.to(parameter.device)
-
-    def write(self, parameter: nn.Parameter, values: Tensor) -> None:
-        if isinstance(self._steps.function, MasterStep):
-            self._state(parameter)[MASTER].copy_(values)
-            return
-        self._steps.finish()
-        plain = plain_state(self._steps.function, parameter, self._state(parameter))
-        plain[MASTER] = values.to(torch.float32, copy=True)
-        made = own_state(self._steps.function, parameter, plain, self._steps.group(parameter))
-        self._steps.optimizer.state[parameter] = made
-
-    def _state(self, parameter: nn.Parameter) -> State:
-        state: State = self._steps.optimizer.state[parameter]
-        return state
-
-    def put_beside_states(self, parameters: list[nn.Parameter], stack: ExitStack) -> None:
-        """Add the masters to the states, but not to the optimizer's state dict; loading one leaves them unchanged."""
-
-        def take_away() -> None:
-            for parameter in parameters:
-                del self._steps.state_dtypes[parameter]
-                state = self._state(parameter)
-                del state[MASTER]
-                if not state:
-                    del self._steps.optimizer.state[parameter]
-
-        def without_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            states = {index: dict(state) for index, state in state_dict["state"].items()}
-            for state in states.values():
-                state.pop(MASTER, None)
-            return {**state_dict, "state": {index: state for index, state in states.items() if state}}
-
-        def with_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            places = [place for group in state_dict["param_groups"] for place in group["params"]]
-            members = [member for group in optimizer.param_groups for member in group["params"]]
-            place_of, states = dict(zip(members, places, strict=False)), dict(state_dict["state"])
-            for parameter in parameters:
-                if parameter in place_of:
-                    place = place_of[parameter]
-                    states[place] = {**states.get(place, {}), MASTER: self.read(parameter)}
-            return {**state_dict, "state": states}
-
-        self._steps.state_dtypes.update(dict.fromkeys(parameters, torch.float32))
-        for parameter in parameters:
-            self._state(parameter)[MASTER] = parameter.detach()
-        stack.callback(take_away)
-        stack.callback(self._steps.optimizer.register_state_dict_post_hook(without_masters).remove)
-        stack.callback(self._steps.optimizer.register_load_state_dict_pre_hook(with_masters).remove)
-
-
 class MasterWeights(Technique, name="master-weights"):
     def why_not(self, training: Training) -> str | None:
         if not set(wide_parameters(training.model)).intersection(trained_parameters(training.optimizer)):
@@ -178,13 +113,34 @@ class MasterWeights(Technique, name="master-weights"):
         return why_not_narrow(training.model) or why_not_one_by_one(training.optimizer)
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        steps = parameter_steps(training.optimizer)
-        masters = Masters(steps)
-        trained = list(trained_parameters(training.optimizer))
-        narrowed = Narrowed(training.model, trained, read=masters.read, write=masters.write)
-        whole = why_not_in_pieces(training.optimizer) is not None
-        function = MasterStep(training.optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
-        masters.put_beside_states(narrowed.trained, stack)
+        optimizer, steps = training.optimizer, parameter_steps(training.optimizer)
+
+        def write(parameter: nn.Parameter, values: Tensor) -> None:
+            states = steps.optimizer.state
+            if isinstance(steps.function, MasterStep):
+                states[parameter][MASTER].copy_(values)
+                return
+            steps.finish()
+            plain = steps.function.plain_state(parameter, states[parameter])
+            plain[MASTER] = values.to(torch.float32, copy=True)
+            states[parameter] = steps.function.own_state(parameter, plain, steps.group(parameter))
+
+        def take_masters_away() -> None:
+            steps.with_master.clear()
+            states = steps.optimizer.state  # another one once a state dict was loaded
+            for parameter in narrowed.trained:
+                del states[parameter][MASTER]
+                if not states[parameter]:
+                    del states[parameter]
+
+        trained = trained_parameters(optimizer)
+        narrowed = Narrowed(training.model, trained, read=steps.master, write=write)
+        whole = why_not_in_pieces(optimizer) is not None
+        function = MasterStep(optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
+        steps.with_master += narrowed.trained
+        for parameter in narrowed.trained:
+            optimizer.state[parameter][MASTER] = parameter.detach()
+        stack.callback(take_masters_away)
         stack.callback(steps.replace(function))
-        stack.callback(narrowed.apply())
+        narrowed.apply(stack)
         stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))

@@ -1,7 +1,6 @@
 """Micro-batches: run a batch in parts whose gradients add up to those of the whole.
 
-Activations shrink with the part; parameters, gradients and states do not. It does not know how gradients are stored
-or stepped, or how a part's weight is found.
+Activations shrink with the part; parameters, gradients and states do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,21 +59,19 @@ class MicroBatches(Technique, name="micro-batches"):
         return None
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        weighting = self.weighting
+        weighting, resampled = self.weighting, self.dropout == "resampled"
         if weighting == "auto" and training.ranks is not None:
             # Found when the model was sharded, on the same sample for all.
             weighting = "rows" if training.ranks.weighting == "ranks" else training.ranks.weighting
         elif weighting == "auto":
-            weighting = find_weighting(training, resampled=self.dropout == "resampled")
+            weighting = find_weighting(training, resampled=resampled)
         # What keeps a distributed wrapper from reducing incomplete gradients.
         model: Any = training.model
         if hasattr(model, "no_sync"):  # DistributedDataParallel, FullyShardedDataParallel
             stack.callback(training.replace_stepper(SyncedOnce(training.stepper, model.no_sync)))
         elif hasattr(model, "set_requires_gradient_sync"):  # fully_shard
             stack.callback(training.replace_stepper(SyncedOnce(training.stepper, partial(_gradients_unsynced, model))))
-        resampled = self.dropout == "resampled"
-        division = {"micro_batches": self.count, "weighting": weighting, "resampled": resampled}
-        stack.callback(set_attributes(training, **division))
+        stack.callback(set_attributes(training, micro_batches=self.count, weighting=weighting, resampled=resampled))
 
     def why_not_settings(self) -> str | None:
         """Return what is wrong with the settings themselves, or None."""
@@ -103,8 +100,7 @@ def _gradients_unsynced(model: Any) -> Iterator[None]:
 class SyncedOnce(Stepper):
     """Wraps a stepper so that gradients are reduced between processes only in the last micro-batch.
 
-    DistributedDataParallel decides in forward whether to reduce, so the context opens with the step and closes
-    before the last micro-batch's forward.
+    DistributedDataParallel decides in forward, so the context closes before the last micro-batch's forward.
     """
 
     def __init__(self, inner: Stepper, unsynchronised: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -1,7 +1,4 @@
-"""Activations, weights or optimizer states in a file on disk, if neither GPU nor host has room.
-
-These are the techniques for host memory with a file as the final destination.
-"""
+"""Activations, weights or optimizer states in a file on disk, if neither GPU nor host has room."""
 
 import os
 import shutil
@@ -16,21 +13,11 @@ import torch
 from torch import Tensor
 
 from tonnage.fit.moving.disk import DiskProblem, DiskSpace, Extent, Loaded
-from tonnage.fit.moving.host import CopyInFlight
-from tonnage.fit.stepping.parameter_step import (
-    Group,
-    OneByOneStepper,
-    State,
-    StateStep,
-    StepFunction,
-    own_state,
-    parameter_steps,
-    plain_state,
-    why_not_one_by_one,
-)
+from tonnage.fit.moving.host import CopyInFlight, Packing
+from tonnage.fit.stepping.parameter_step import Group, OneByOneStepper, State, Step, parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
-from tonnage.fit.techniques.weight_streaming import Place, WeightStreaming, lay_out, stream_weights
+from tonnage.fit.techniques.weight_streaming import WeightStreaming
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.techniques import techniques
@@ -44,20 +31,19 @@ class _StatesOnDisk:
     """One parameter's states: tensors in an extent, counters and the like here."""
 
     extent: Extent
-    tensors: dict[str, Place]
+    packing: Packing
     others: State
 
-    def views(self, buffer: Tensor) -> State:
-        return {name: place.view(buffer) for name, place in self.tensors.items()}
 
-
-class DiskStep(StateStep):
+class DiskStep(Step):
     """Steps a parameter with states that are read from disk and written back.
 
     While one parameter is stepped, the states of its successor in the previous step are prefetched.
     """
 
-    def __init__(self, inner: StepFunction, space: DiskSpace, device: torch.device) -> None:
+    converts = True
+
+    def __init__(self, inner: Step, space: DiskSpace, device: torch.device) -> None:
         self._inner = inner
         self.space = space
         self._device = device
@@ -77,7 +63,7 @@ class DiskStep(StateStep):
                 state[_ON_DISK] = self._keep(made)
             return
         buffer = self._load(kept)
-        here = {**kept.others, **kept.views(buffer)}
+        here = {**kept.others, **kept.packing.views(buffer)}
         self._inner(parameter, gradient, here, group)
         self._store(kept, here, buffer)
 
@@ -85,30 +71,27 @@ class DiskStep(StateStep):
         if not state:
             return {}
         kept: _StatesOnDisk = state[_ON_DISK]
-        tensors = kept.views(self.space.read_all(kept.extent))
-        if isinstance(self._inner, StateStep):
+        tensors = kept.packing.views(self.space.read_all(kept.extent))
+        if self._inner.converts:
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-        plain = plain_state(self._inner, parameter, {**kept.others, **tensors})
+        plain = self._inner.plain_state(parameter, {**kept.others, **tensors})
         return {name: v.cpu() if isinstance(v, Tensor) and v.dim() else v for name, v in plain.items()}
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
         self._coming.clear()  # reads in flight hold their buffers until they finish
         self._next.clear()
         self._first = self._last = None
-        made = own_state(self._inner, parameter, plain, group)
+        made = self._inner.own_state(parameter, plain, group)
         return {_ON_DISK: self._keep(made)} if made else {}
 
     def _keep(self, made: State) -> _StatesOnDisk:
         # Dense, whatever the values' layouts.
-        like = {
-            name: torch.empty_like(value, device="meta")
-            for name, value in made.items()
-            if isinstance(value, Tensor) and value.dim()
-        }
-        places, end = lay_out(like.values(), alignment=16)
-        kept = _StatesOnDisk(self.space.take(end), dict(zip(like, places, strict=True)), others={})
+        tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.dim()}
+        dense = ((name, v.dtype, v.size(), torch.empty_like(v, device="meta").stride()) for name, v in tensors.items())
+        packing = Packing.of(dense)
+        kept = _StatesOnDisk(self.space.take(packing.byte_count), packing, others={})
         weakref.finalize(kept, self.space.give, kept.extent).atexit = False
-        self._store(kept, made, torch.empty(end, dtype=torch.uint8, device=self._device))
+        self._store(kept, made, torch.empty(packing.byte_count, dtype=torch.uint8, device=self._device))
         return kept
 
     def _load(self, kept: _StatesOnDisk) -> Tensor:
@@ -130,10 +113,7 @@ class DiskStep(StateStep):
         return buffer, self.space.load(kept.extent, buffer)
 
     def _store(self, kept: _StatesOnDisk, state: State, buffer: Tensor) -> None:
-        for name, view in kept.views(buffer).items():
-            if state[name].data_ptr() != view.data_ptr():
-                view.copy_(state[name])
-        kept.others = {name: value for name, value in state.items() if name not in kept.tensors}
+        kept.others = kept.packing.store(state, buffer)
         self._leaving.append((buffer, self.space.store(buffer, kept.extent)))
         self.finish(in_flight=1)
 
@@ -170,11 +150,12 @@ class Nvme(Technique, name="nvme"):
             return f"the directory {directory} cannot be written to"
         if self.what == "states":
             return why_not_one_by_one(training.optimizer)
-        if self.what == "weights":
-            return WeightStreaming(blocks=self.blocks, slots=self.slots).why_not(training)
-        return self._offload().why_not(training)
+        return self._on_host().why_not(training)
 
-    def _offload(self) -> ActivationOffload:
+    def _on_host(self) -> ActivationOffload | WeightStreaming:
+        """Return the technique that keeps the same on the host."""
+        if self.what == "weights":
+            return WeightStreaming(blocks=self.blocks, slots=self.slots)
         return ActivationOffload(blocks=self.blocks, minimum_bytes=self.minimum_bytes, window_bytes=self.window_bytes)
 
     def place(self, training: Training, stack: ExitStack) -> None:
@@ -186,13 +167,13 @@ class Nvme(Technique, name="nvme"):
                 step = DiskStep(steps.function, space, training.device)
                 stack.callback(steps.replace(step, finish=step.finish))
                 stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
-            elif self.what == "activations":
-                self._offload().place_in(space, training, stack)
+                return
+            technique = self._on_host()
+            if isinstance(technique, ActivationOffload):
+                technique.place_in(space, training, stack)
             else:
                 virtual = on_virtual_gpu(training.device)
                 free_bytes = sys.maxsize if virtual else shutil.disk_usage(self.directory).free
-                stream_weights(
-                    training, self.blocks, space, free_bytes, where=self.directory, slots=self.slots, stack=stack
-                )
+                technique.place_in(space, training, stack, free_bytes=free_bytes, where=self.directory)
         except DiskProblem as error:
             raise NotApplicable(str(error), hint=error.hint) from error

@@ -76,15 +76,22 @@ class Recompute(Technique, name="recompute"):
         for name, mode in self.modes.items():
             if name not in modules:
                 return f"the model has no block {name!r}"
+            block = modules[name]
+            if mode == "block" and self.slices > 1:
+                dropping = active_dropout(block)
+                if dropping:
+                    return (
+                        f"{name} draws random numbers ({dropping}), and slices would draw others than the whole batch"
+                    )
+                if any(isinstance(module, _BatchNorm) and module.training for module in block.modules()):
+                    return f"{name} has a batch norm, whose statistics of a slice are not those of the batch"
             if mode in ("keep", "block"):
                 continue
-            block = modules[name]
             if isinstance(mode, str):
                 part = mode.removeprefix("part:")
                 if part == mode:
-                    return (
-                        f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
-                    )
+                    known = "keep, block, part:NAME or a list of operators"
+                    return f"{name} has the mode {mode!r}, which is none of {known}"
                 if part not in dict(block.named_modules()):
                     parts = ", ".join(child for child, _ in block.named_children())
                     return f"{name} has no part {part!r}, its parts are {parts}"
@@ -96,18 +103,14 @@ class Recompute(Technique, name="recompute"):
             wrong = [entry for entry in mode if not str(entry).partition(":")[0].isdecimal()]
             if wrong:
                 return f"{name} is to keep operator {wrong[0]!r}, which is no index"
-        for name in (name for name, mode in self.modes.items() if mode == "block" and self.slices > 1):
-            block = training.model.get_submodule(name)
-            dropping = active_dropout(block)
-            if dropping:
-                return f"{name} draws random numbers ({dropping}), and slices would draw others than the whole batch"
-            if any(isinstance(module, _BatchNorm) and module.training for module in block.modules()):
-                return f"{name} has a batch norm, whose statistics of a slice are not those of the batch"
         return None
 
     def place(self, training: Training, stack: ExitStack) -> None:
         modes = {name: mode for name, mode in self.modes.items() if mode != "keep"}
-        module_names = {name: _module_name(name, mode) for name, mode in modes.items()}
+        module_names = {
+            name: mode.replace("part:", f"{name}.", 1) if isinstance(mode, str) and mode != "block" else name
+            for name, mode in modes.items()
+        }
         findings = find_out(training, [*module_names.values()])
         for name, mode in modes.items():
             reason = self._why_not_found(training, mode, findings[module_names[name]])
@@ -121,16 +124,15 @@ class Recompute(Technique, name="recompute"):
             forward = self._recomputing(module, mode, findings[module_names[name]], compiled=compiled)
             stack.callback(replace_forward(module, forward))
         # A block that calls other operators than it should keep would rerun whole in training.
-        by_operators = [name for name, mode in modes.items() if not isinstance(mode, str)]
+        names = [name for name, mode in modes.items() if not isinstance(mode, str)]
+        by_operators: dict[str, Any] = {name: training.model.get_submodule(name) for name in names}
         if by_operators:
             with left_alone(training), torch.enable_grad():
                 on_few_rows(training, lambda batch: training.loss(training.model, batch))
-        for name in by_operators:
-            differs = training.model.get_submodule(name).forward.differs  # type: ignore[attr-defined]
-            if differs:
-                raise self._not_applicable(
-                    f"{name} calls other operators than those profiled ({differs}): use mode block"
-                )
+        for name, block in by_operators.items():
+            if block.forward.differs:
+                differs = f"{name} calls other operators than those profiled ({block.forward.differs})"
+                raise self._not_applicable(f"{differs}: use mode block")
 
     def _not_applicable(self, reason: str) -> NotApplicable:
         return NotApplicable(self.refusal.format(reason=reason), hint=self.hint)
@@ -174,10 +176,6 @@ def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | No
     technique = Recompute(modes=dict.fromkeys(names, "block"))
     findings = find_out(training, names)
     return {name: technique._why_not_found(training, "block", findings[name]) for name in names}
-
-
-def _module_name(name: str, mode: Mode) -> str:
-    return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:

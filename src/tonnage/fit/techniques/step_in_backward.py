@@ -39,5 +39,5 @@ class StepInBackward(Technique, name="step-in-backward"):
 
     def place(self, training: Training, stack: ExitStack) -> None:
         stepper = OneBackwardStepper(training.model, training.stepper)
-        stack.callback(stepper.hook_parameters())
+        stepper.hook_parameters(stack)
         stack.callback(training.replace_stepper(stepper))

@@ -15,9 +15,7 @@ from tonnage.fit.stepping.parameter_step import OneByOneStepper, State, paramete
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.stepping.stochastic import StochasticStep
 from tonnage.fit.technique import Technique
-from tonnage.fit.training import Training, Undo
-
-_NOT_KNOWN = ("amsgrad", "differentiable")
+from tonnage.fit.training import Training
 
 
 class StochasticBf16(Technique, name="stochastic-bf16"):
@@ -25,7 +23,7 @@ class StochasticBf16(Technique, name="stochastic-bf16"):
         optimizer = training.optimizer
         if not isinstance(optimizer, Adam | SGD):
             return f"the rounding is built into Adam, AdamW and SGD, and this is {type(optimizer).__name__}"
-        for setting in _NOT_KNOWN:
+        for setting in ("amsgrad", "differentiable"):
             if any(group.get(setting) for group in optimizer.param_groups):
                 return f"{type(optimizer).__name__} was made with {setting}=True, which the rounding step does not know"
         if not {p.dtype for p in trained_parameters(optimizer)} & {torch.float32, NARROW}:
@@ -43,15 +41,14 @@ class StochasticBf16(Technique, name="stochastic-bf16"):
             read=lambda parameter: parameter.detach().float(),
             write=lambda parameter, values: None,  # the parameter itself, as torch loads it, is all there is
         )
-        stack.callback(narrowed.apply())
-        stack.callback(_narrow_states(training.optimizer, narrowed.trained))
+        narrowed.apply(stack)
+        _narrow_states(training.optimizer, set(narrowed.trained), stack)
         stack.callback(steps.replace(StochasticStep(steps.function)))
         stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
-def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo:
+def _narrow_states(optimizer: Optimizer, known: set[nn.Parameter], stack: ExitStack) -> None:
     """Hold the states of these parameters in BF16; state dicts and the undo return FP32."""
-    known = set(parameters)
 
     def cast(dtype: torch.dtype) -> None:
         for parameter, state in optimizer.state.items():
@@ -64,11 +61,7 @@ def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo
         wide = {i: _cast(state, torch.float32) if members[i] in known else state for i, state in states.items()}
         return {**state_dict, "state": wide}
 
-    cast(NARROW)
-    handle = optimizer.register_state_dict_post_hook(widen)
-
     def undo() -> None:
-        handle.remove()
         cast(torch.float32)
         # A fused optimizer expects step counts on the device.
         for group in optimizer.param_groups:
@@ -78,7 +71,9 @@ def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo
                     if "step" in state:
                         state["step"] = state["step"].to(parameter.device)
 
-    return undo
+    cast(NARROW)
+    stack.callback(undo)
+    stack.callback(optimizer.register_state_dict_post_hook(widen).remove)
 
 
 def _cast(state: State, dtype: torch.dtype) -> State:

@@ -7,7 +7,6 @@ implementation, with masks of one line per batch row instead of a square.
 
 import inspect
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +17,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tonnage.errors import TonnageError
-from tonnage.fit.layers import attention
 from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.fused_attention import (
+    attention_models,
+    dropout_of,
+    eager_configs,
+    set_implementation,
+    why_not_dropout,
+)
 from tonnage.fit.training import Training
 
 # Arguments of a model's eager attention that tiles support.
@@ -42,30 +47,31 @@ class TiledAttention(Technique, name="tiled-attention"):
     def why_not(self, training: Training) -> str | None:
         if self.tile_rows < 1:
             return f"tile_rows={self.tile_rows}: a tile has at least one row."
-        models = _eager_models(training.model)
-        if not models:
-            return "No model of transformers with eager attention was found."
-        reasons = (
-            _why_not_model(model) or attention.why_not_dropout(attention.dropout_of(model), self.dropout)
-            for model in models
-        )
-        return next(filter(None, reasons), None)
+        for model in _eager_models(training.model):
+            reason = _why_not_model(model) or why_not_dropout(dropout_of(model), self.dropout)
+            if reason is not None:
+                return reason
+        return None if _eager_models(training.model) else "No model of transformers with eager attention was found."
 
     def place(self, training: Training, stack: ExitStack) -> None:
-        name = _register(self.tile_rows)
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        name = f"tonnage_tiled_{self.tile_rows}"
+        AttentionInterface.register(name, partial(attention_forward, tile_rows=self.tile_rows))
+        AttentionMaskInterface.register(name, make_mask)
         for model in _eager_models(training.model):
-            stack.callback(attention.set_implementation(model, name))
+            stack.callback(set_implementation(model, name))
 
 
 def _eager_models(model: nn.Module) -> list[nn.Module]:
-    return [part for part in attention.attention_models(model).values() if attention.eager_configs(part)]
+    return [part for part in attention_models(model).values() if eager_configs(part)]
 
 
 def _why_not_model(model: nn.Module) -> str | None:
     kind = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
         return f"transformers lets {kind} use its own attention only."
-    if any(getattr(config, "output_attentions", False) for config in attention.eager_configs(model)):
+    if any(getattr(config, "output_attentions", False) for config in eager_configs(model)):
         return f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
     if any(getattr(module, "reorder_and_upcast_attn", False) for module in model.modules()):
         return f"{kind} computes its attention in another order (reorder_and_upcast_attn), which tiles would leave out."
@@ -76,25 +82,8 @@ def _why_not_model(model: nn.Module) -> str | None:
     return f"{kind}'s attention takes {', '.join(unknown)}, which tiles would leave out." if unknown else None
 
 
-def _register(tile_rows: int) -> str:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    name = f"tonnage_tiled_{tile_rows}"
-    AttentionInterface.register(name, partial(attention_forward, tile_rows=tile_rows))
-    AttentionMaskInterface.register(name, make_mask)
-    return name
-
-
 def make_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    device: Any = "cpu",
-    **settings: Any,
+    batch_size: int, q_length: int, kv_length: int, mask_function: Any = None, attention_mask: Any = None, **rest: Any
 ) -> Tensor | None:
     """Return the smallest mask that expresses the rule; the first dimension is the batch:
 
@@ -115,21 +104,12 @@ def make_mask(
         names = {getattr(part, "__qualname__", "") for part in parts}
         if names == {"sliding_window_overlay.<locals>.inner_mask", "causal_mask_function"}:
             kind = "window"
-    if kind is None or q_length != kv_length or (int(q_offset), int(kv_offset)) != (0, 0):
-        settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        whole: Tensor | None = masking_utils.sdpa_mask(
-            batch_size,
-            q_length,
-            kv_length,
-            q_offset,
-            kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            device=device,
-            **settings,
-        )
+    if kind is None or q_length != kv_length or int(rest.get("q_offset", 0)) or int(rest.get("kv_offset", 0)):
+        rest |= {"mask_function": mask_function, "attention_mask": attention_mask}
+        rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        whole: Tensor | None = masking_utils.sdpa_mask(batch_size, q_length, kv_length, **rest)
         return whole
-    keys = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    keys = torch.ones(batch_size, kv_length, dtype=torch.bool, device=rest.get("device", "cpu"))
     if attention_mask is not None:
         keys = attention_mask[:, :kv_length].bool()
     return {"causal": keys, "window": keys[:, None], "all": keys[:, None, None]}[kind]
@@ -218,72 +198,56 @@ def tiled_attention(
     `bias` is added to the scores and broadcasts to them; `sinks` holds one score per head that joins the softmax
     without a value. A row that sees no key gives zeros.
     """
-    mixed: Tensor = _TiledAttention.apply(query, key, value, bias, sinks, scores, tile_rows)
+    mixed: Tensor = _TiledAttention.apply(scores, tile_rows, query, key, value, bias, sinks)
     return mixed
 
 
 class _TiledAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        sinks: Tensor | None,
-        scores: Scores,
-        tile_rows: int,
-    ) -> Tensor:
-        ctx.save_for_backward(query, key, value, bias, sinks)
+    def forward(ctx: Any, scores: Scores, tile_rows: int, *leaves: Any) -> Tensor:
+        ctx.save_for_backward(*leaves)
         ctx.scores, ctx.tile_rows = scores, tile_rows
-        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        query, key, value, bias, sinks = leaves
+        output: Tensor = query.new_empty(*query.shape[:-1], value.shape[-1])
         for tile in _tiles(query, key, scores, tile_rows):
-            weights = tile.weights(query, key, bias, sinks)
-            dropped = tile.fold_heads(tile.drop(weights.counted).to(value.dtype))
+            weights, _, _ = tile.weights(query, key, bias, sinks)
+            dropped = tile.fold_heads(tile.drop(weights).to(value.dtype))
             output[:, :, tile.rows] = tile.unfold(dropped @ value[:, :, tile.keys])
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, sinks = ctx.saved_tensors
+        query, key, value, bias, sinks = leaves = ctx.saved_tensors
         # Sums over tiles, in a dtype wide enough for them.
         wide = torch.promote_types(query.dtype, torch.float32)
         to_query = torch.empty_like(query)
         to_key, to_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
         to_bias, to_sinks = (
             torch.zeros_like(leaf, dtype=wide) if leaf is not None and needed else None
-            for leaf, needed in zip((bias, sinks), ctx.needs_input_grad[3:5], strict=True)
+            for leaf, needed in zip((bias, sinks), ctx.needs_input_grad[5:], strict=True)
         )
         for tile in _tiles(query, key, ctx.scores, ctx.tile_rows):
-            weights = tile.weights(query, key, bias, sinks)
+            weights, sink, bend = tile.weights(query, key, bias, sinks)
             above = tile.fold(upstream)
-            to_value[:, :, tile.keys] += tile.fold_heads(tile.drop(weights.counted).to(value.dtype)).mT @ above
-            towards_weights = tile.unfold(above @ value[:, :, tile.keys].mT).to(weights.counted.dtype)
-            towards_weights = tile.drop(towards_weights)
-            mean = (weights.counted * towards_weights).sum(dim=-1, keepdim=True)
-            towards_scores = towards_weights.sub_(mean).mul_(weights.counted)
-            if to_sinks is not None and weights.sink is not None:
-                to_sinks.sub_((weights.sink * mean).sum(dim=(0, 2, 3)))
+            to_value[:, :, tile.keys] += tile.fold_heads(tile.drop(weights).to(value.dtype)).mT @ above
+            towards_weights = tile.drop(tile.unfold(above @ value[:, :, tile.keys].mT).to(weights.dtype))
+            mean = (weights * towards_weights).sum(dim=-1, keepdim=True)
+            towards_scores = towards_weights.sub_(mean).mul_(weights)
+            if to_sinks is not None and sink is not None:
+                to_sinks.sub_((sink * mean).sum(dim=(0, 2, 3)))
             if to_bias is not None:
                 region = tile.region(to_bias)  # a view; what was broadcast to the tile is added here
                 region += towards_scores.sum_to_size(region.shape)
-            if weights.bend is not None:
-                towards_scores = torch.ops.aten.tanh_backward(towards_scores, weights.bend)
+            if bend is not None:
+                towards_scores = torch.ops.aten.tanh_backward(towards_scores, bend)
             products = tile.fold_heads(towards_scores.mul_(tile.scores.scaling).to(query.dtype))
             to_query[:, :, tile.rows] = tile.unfold(products @ key[:, :, tile.keys])
             to_key[:, :, tile.keys] += products.mT @ tile.fold(query)
-            del weights, above, mean, towards_weights, towards_scores, products  # before the next tile's are allocated
-        leaves, sums = (query, key, value, bias, sinks), (to_query, to_key, to_value, to_bias, to_sinks)
-        found = zip(sums, leaves, strict=True)
-        return *(None if made is None else made.to(leaf.dtype) for made, leaf in found), None, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Weights:
-    counted: Tensor  # of each key, before dropout
-    sink: Tensor | None  # of the sink
-    bend: Tensor | None  # tanh of the soft cap
+            # Before the next tile's are allocated.
+            del weights, sink, bend, above, mean, towards_weights, towards_scores, products
+        found = zip((to_query, to_key, to_value, to_bias, to_sinks), leaves, strict=True)
+        return None, None, *(None if made is None else made.to(leaf.dtype) for made, leaf in found)
 
 
 @dataclass(frozen=True)
@@ -308,7 +272,10 @@ class _Tile:
         batch, heads, rows, width = tensor.shape
         return tensor.reshape(batch, heads * self.groups, rows // self.groups, width)
 
-    def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, sinks: Tensor | None) -> _Weights:
+    def weights(
+        self, query: Tensor, key: Tensor, bias: Tensor | None, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the weights of each key before dropout, that of the sink, and the tanh of the soft cap."""
         products = self.fold(query) @ key[:, :, self.keys].mT
         values = self.unfold(products).to(self.wide) * self.scores.scaling
         bend = None
@@ -342,7 +309,7 @@ class _Tile:
             sink = (sink - largest).exp_()
             total += sink
             sink = sink / total
-        return _Weights(counted=weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink=sink, bend=bend)
+        return weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink, bend
 
     def region(self, whole: Tensor) -> Tensor:
         """Return the tile's part of a tensor that broadcasts to all scores."""

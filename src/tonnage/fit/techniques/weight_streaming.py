@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,61 +26,30 @@ from tonnage.fit.training import Training
 from tonnage.units import format_bytes
 
 
-@dataclass(frozen=True)
-class Place:
-    """A tensor's position among the bytes of a buffer."""
-
-    start: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-
-    @property
-    def byte_count(self) -> int:
-        return self.size.numel() * self.dtype.itemsize
-
-    def view(self, buffer: Tensor) -> Tensor:
-        flat = buffer[self.start : self.start + self.byte_count].view(self.dtype)
-        return flat.as_strided(self.size, self.stride)
+def packing_of(parameters: Iterable[nn.Parameter]) -> host.Packing:
+    layouts = ((parameter, parameter.dtype, parameter.size(), parameter.stride()) for parameter in parameters)
+    return host.Packing.of(layouts, alignment=host.ALIGNMENT_BYTES)
 
 
-def lay_out(tensors: Iterable[Tensor], alignment: int = host.ALIGNMENT_BYTES) -> tuple[list[Place], int]:
-    """Lay out tensors one after another; return their places and the total bytes."""
-    places: list[Place] = []
-    end = 0
-    for tensor in tensors:
-        places.append(Place(end, tensor.dtype, tensor.size(), tensor.stride()))
-        end += host.aligned(places[-1].byte_count, alignment)
-    return places, end
-
-
-class Nowhere:
-    """Placeholder tensors that take no memory: one NaN per dtype, expanded."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._of_type: dict[torch.dtype, Tensor] = {}
-
-    def stand_in(self, place: Place) -> Tensor:
-        if place.dtype not in self._of_type:
-            self._of_type[place.dtype] = torch.full((), torch.nan, device=self.device).to(place.dtype)
-        return self._of_type[place.dtype].expand(place.size)
+def nan_of(device: torch.device) -> Callable[[torch.dtype], Tensor]:
+    """Return a function that gives one NaN per dtype; expanded, it stands for values that are elsewhere."""
+    return cache(lambda dtype: torch.full((), torch.nan, device=device).to(dtype))
 
 
 class BlockWeights:
     """The streamed parameters of one block: their bytes in a space, and for a while in a slot on the GPU."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], space: host.Space, nowhere: Nowhere) -> None:
-        places, self.byte_count = lay_out(parameters)
-        self.places = dict(zip(parameters, places, strict=True))
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], space: host.Space, nan: Callable[[torch.dtype], Tensor]
+    ) -> None:
+        """Move the values off the GPU and free the memory of each parameter."""
+        packing = packing_of(parameters)
+        self.places, self.byte_count = packing.places, packing.byte_count
         self.slot: _WeightSlot | None = None
         self.changed = False
-        self._space, self._nowhere = space, nowhere
+        self._space, self._nan = space, nan
         self._extent: Any = space.take(self.byte_count)
         self._written = host.CopyInFlight(None)
-
-    def leave(self) -> None:
-        """Move the values off the GPU and free the memory of each parameter."""
         for parameter, place in self.places.items():
             self.write(place.start, bytes_of(parameter.data))
         self._settle()
@@ -116,12 +86,12 @@ class BlockWeights:
 
     def point_nowhere(self) -> None:
         for parameter, place in self.places.items():
-            parameter.data = self._nowhere.stand_in(place)
+            parameter.data = self._nan(place.dtype).expand(place.size)
 
     def return_for_good(self) -> None:
         values = self.read()
         for parameter, place in self.places.items():
-            fresh = torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=self._nowhere.device)
+            fresh = torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=parameter.device)
             parameter.data = fresh.copy_(place.view(values))
         self._space.give(self._extent)
 
@@ -137,15 +107,10 @@ class WeightStreamer:
     """Loads blocks, in the order given, into `slots` slots on the GPU."""
 
     def __init__(
-        self,
-        blocks: Sequence[BlockWeights],
-        device: torch.device,
-        *,
-        slots: int,
-        finish_changes: Callable[[], None] = lambda: None,
+        self, blocks: Sequence[BlockWeights], device: torch.device, *, slots: int, finish_steps: Callable[[], None]
     ) -> None:
         self._blocks = blocks
-        self._finish_changes = finish_changes
+        self._finish_steps = finish_steps
         self._index = {weights: index for index, weights in enumerate(blocks)}
         self._of = {parameter: weights for weights in blocks for parameter in weights.places}
         largest = max(weights.byte_count for weights in blocks)
@@ -179,7 +144,7 @@ class WeightStreamer:
     def store_changes(self, weights: BlockWeights) -> None:
         """Write changes made on the GPU back to the space."""
         if weights.changed and weights.slot is not None:
-            self._finish_changes()
+            self._finish_steps()
             weights.write(0, weights.slot.buffer[: weights.byte_count])
             weights.changed = False
 
@@ -239,57 +204,44 @@ class WeightStreaming(Technique, name="weight-streaming"):
     def place(self, training: Training, stack: ExitStack) -> None:
         free_bytes = host.host_limit_bytes(training.device, self.host_bytes)
         space = host.PinnedSpace(training.device, free_bytes)
-        stream_weights(training, self.blocks, space, free_bytes, where="the host", slots=self.slots, stack=stack)
+        self.place_in(space, training, stack, free_bytes=free_bytes, where="the host")
+
+    def place_in(self, space: host.Space, training: Training, stack: ExitStack, *, free_bytes: int, where: str) -> None:
+        """Move the weights to a space with this much room."""
+        owned = streamed_parameters(training.model, self.blocks)
+        needed_bytes = sum(packing_of(parameters).byte_count for parameters in owned.values())
+        if needed_bytes > free_bytes:
+            raise NotApplicable(
+                f"{format_bytes(needed_bytes)} of weights would go to {where}, which has {format_bytes(free_bytes)} for them.",
+                hint="Name fewer blocks.",
+            )
+        blocks: dict[str, BlockWeights] = {}
+        nan = nan_of(training.device)
+        try:
+            for name, parameters in owned.items():
+                blocks[name] = BlockWeights(parameters, space, nan)
+                stack.callback(blocks[name].return_for_good)
+        except host.HostMemoryExhausted as error:
+            raise NotApplicable(str(error), hint=error.hint) from error
+        # A step may still run on another stream or on the host, and write where another block's weights will be.
+        steps = parameter_steps(training.optimizer)
+        streamer = WeightStreamer([*blocks.values()], training.device, slots=self.slots, finish_steps=steps.finish)
+        stack.callback(streamer.close)
+        for name, weights in blocks.items():
+            block = training.model.get_submodule(name)
+            stack.callback(replace_forward(block, _streaming(block, streamer, weights)))
+            _keep_state_dict_plain(block, streamer, weights, stack)
+        stack.callback(steps.bring_by(streamer.changing))
+        stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
 def streamed_parameters(model: nn.Module, names: tuple[str, ...]) -> dict[str, list[nn.Parameter]]:
     """Return each block's parameters that no other part of the model uses."""
     owners: dict[nn.Parameter, set[str | None]] = defaultdict(set)
-    for module_name, module in model.named_modules(remove_duplicate=False):
-        owner = next((name for name in names if f"{module_name}.".startswith(f"{name}.")), None)
-        for parameter in module.parameters(recurse=False):
-            owners[parameter].add(owner)
+    for full_name, parameter in model.named_parameters(remove_duplicate=False):
+        owners[parameter].add(next((name for name in names if full_name.startswith(f"{name}.")), None))
     blocks = {name: model.get_submodule(name) for name in names}
     return {name: [p for p in block.parameters() if owners[p] == {name}] for name, block in blocks.items()}
-
-
-def stream_weights(
-    training: Training,
-    names: tuple[str, ...],
-    space: host.Space,
-    free_bytes: int,
-    *,
-    where: str,
-    slots: int,
-    stack: ExitStack,
-) -> None:
-    """Move the weights of these blocks to a space with this much room."""
-    owned = streamed_parameters(training.model, names)
-    needed_bytes = sum(lay_out(parameters)[1] for parameters in owned.values())
-    if needed_bytes > free_bytes:
-        raise NotApplicable(
-            f"{format_bytes(needed_bytes)} of weights would go to {where}, which has {format_bytes(free_bytes)} for them.",
-            hint="Name fewer blocks.",
-        )
-    blocks: dict[str, BlockWeights] = {}
-    nowhere = Nowhere(training.device)
-    try:
-        for name, parameters in owned.items():
-            blocks[name] = BlockWeights(parameters, space, nowhere)
-            stack.callback(blocks[name].return_for_good)
-            blocks[name].leave()
-    except host.HostMemoryExhausted as error:
-        raise NotApplicable(str(error), hint=error.hint) from error
-    # A step may still run on another stream or on the host, and write where another block's weights will be.
-    steps = parameter_steps(training.optimizer)
-    streamer = WeightStreamer([*blocks.values()], training.device, slots=slots, finish_changes=steps.finish)
-    stack.callback(streamer.close)
-    for name, weights in blocks.items():
-        block = training.model.get_submodule(name)
-        stack.callback(replace_forward(block, _streaming(block, streamer, weights)))
-        _keep_state_dict_plain(block, streamer, weights, stack)
-    stack.callback(steps.bring_by(streamer.changing))
-    stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
 def _streaming(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights) -> Callable[..., Any]:
@@ -346,9 +298,6 @@ def _keep_state_dict_plain(block: nn.Module, streamer: WeightStreamer, weights: 
         weights.point_nowhere()
         weights.overwrite(loading.pop())
 
-    for handle in (
-        block.register_state_dict_post_hook(give),
-        block.register_load_state_dict_pre_hook(open_values),
-        block.register_load_state_dict_post_hook(close_values),
-    ):
-        stack.callback(handle.remove)
+    stack.callback(block.register_state_dict_post_hook(give).remove)
+    stack.callback(block.register_load_state_dict_pre_hook(open_values).remove)
+    stack.callback(block.register_load_state_dict_post_hook(close_values).remove)
