@@ -67,10 +67,8 @@ class Certificate:
         program, began = _uncapped(self.program), time.monotonic()
         while high - low > high // 100:
             middle = (low + high) // 2
-            if live_through(program, middle, self.settings).failure is None:
-                high = middle
-            else:
-                low = middle
+            survives = live_through(program, middle, self.settings).failure is None
+            low, high = (low, middle) if survives else (middle, high)
             if time.monotonic() - began > _PATIENCE_S:
                 return None
         return high
@@ -100,9 +98,6 @@ class Certificate:
         """Changes that make it safe, each simulated; for a tight verdict, only those that avoid retries."""
         if self.verdict == "safe":
             return []
-        return [one for one in self._tried() if one.lived.failure is None and not (self.survives and one.lived.retries)]
-
-    def _tried(self) -> list[SafeChange]:
         found: list[SafeChange] = []
         program, settings = self.program, self.settings
         if not settings.expandable_segments:
@@ -119,8 +114,9 @@ class Certificate:
             if changed:
                 words = f"pad to {', '.join(f'{one:,}' for one in buckets)}"
                 found.append(SafeChange(words, "more padding is computed", self._live(changed)))
-        limit = None if self.survives else self._limit()
-        return [*found, limit] if limit else found
+        if not self.survives and (limit := self._limit()):
+            found.append(limit)
+        return [one for one in found if one.lived.failure is None and not (self.survives and one.lived.retries)]
 
     def _live(self, program: RecordedProgram, settings: AllocatorSettings | None = None) -> Lived:
         return live_through(program, self.gpu.memory_bytes, settings or self.settings)
@@ -136,15 +132,16 @@ class Certificate:
             program = _resized(self.program, partial(_at_most, most), above=most)
             lived = self._live(program) if program else None
             if lived is not None and lived.failure is None:
-                best, low = (sizes[middle], lived), middle + 1
+                best, low = (most, lived), middle + 1
             else:
                 high = middle - 1
         if best is None:
             return None
-        longer = sum(_size(part) > best[0] for part in parts)
-        shape = next(part.shape for part in parts if _size(part) == best[0])
-        words = f"max_length={best[0]}" if len(shape) == 2 else f"images of at most {shape[2]} × {shape[3]}"
-        return SafeChange(words, f"{longer:,} of {len(parts):,} batches {'is' if longer == 1 else 'are'} cut", best[1])
+        most, lived = best
+        longer = sum(_size(part) > most for part in parts)
+        shape = next(part.shape for part in parts if _size(part) == most)
+        words = f"max_length={most}" if len(shape) == 2 else f"images of at most {shape[2]} × {shape[3]}"
+        return SafeChange(words, f"{longer:,} of {len(parts):,} batches {'is' if longer == 1 else 'are'} cut", lived)
 
 
 def certify(program: RecordedProgram, gpu: Gpu, settings: AllocatorSettings) -> Certificate:

@@ -8,27 +8,46 @@ again: its block events are repeated in the program, and tensors of the same lay
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import MethodType
 from typing import Any
 
-from tonnage.certify.calls import (
+from tonnage.certify.events import Events
+from tonnage.certify.program import (
+    ALLOWED,
+    EMPTY,
+    TEMPLATE_EMPTY,
     CannotRepeat,
     Key,
     PendingBackward,
+    ProgramPart,
     RecordedCall,
     ResultTree,
     Unfaithful,
     tensors_within,
 )
-from tonnage.certify.events import Events
-from tonnage.certify.program import ALLOWED, EMPTY, TEMPLATE_EMPTY, ProgramPart
 from tonnage.script.attribution import address_of
 from tonnage.virtual.going_on import Stopped
 
 
-class GradientEvents(Events):
-    """Records and replays operations on gradients."""
+class Memo(Events):
+    """Writes events of the virtual GPU into the program between `install` and its undo."""
+
+    def install(self) -> Callable[[], None]:
+        """Patch what is replayed; return the undo."""
+        device = self._device
+        device.allocated, device.freed = self._allocated, self._freed
+        self._undo.callback(delattr, device, "allocated")
+        self._undo.callback(delattr, device, "freed")
+        self._wrap_call()
+        self._wrap_engine()
+        self._wrap_optimizers()
+        self._wrap_gradients()
+        self._wrap_loaders()
+        self._wrap_limits()
+        return self._undo.close
+
+    # -- gradients, and the optimizer
 
     def _has_gradients(self, parameters: list[Any]) -> bool:
         return bool(self._virtual_gradients) or any(one.grad is not None for one in parameters)
@@ -36,18 +55,15 @@ class GradientEvents(Events):
     def _materialise(self) -> None:
         """Give parameters their gradients: tensors in the blocks that a replayed backward took."""
         virtual, self._virtual_gradients = self._virtual_gradients, []
-        torch = self._torch
         for instance, call in virtual:
             for reference, slot in call.gradients:
-                parameter = reference()
-                if parameter is None:
+                if (parameter := reference()) is None:
                     continue
                 self._drain()
                 self._binding.append((instance, slot))
-                with torch.no_grad():
-                    parameter.grad = torch.empty_strided(
-                        parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
-                    )
+                parameter.grad = self._torch.empty_strided(
+                    parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+                )
                 self._drain()
                 self._binding.clear()
 
@@ -111,12 +127,12 @@ class GradientEvents(Events):
         if self._template is not None:
             return run()
         self.own_blocks[self._present_is_real].append(self._takes)
-        if not repeats:
-            self._materialise()
-            result = run()
-        else:
+        if repeats:
             key = ("step", id(optimizer), bool(optimizer.state), len(optimizer.param_groups))
             result = self._memoised(key, "optimizer", run)
+        else:
+            self._materialise()
+            result = run()
         self._stepped = True
         self._begin(ProgramPart("between", self.step))
         return result
@@ -148,39 +164,16 @@ class GradientEvents(Events):
 
         self._patch([scaler], "_unscale_grads_", unscale(scaler._unscale_grads_))
 
-
-class Memo(GradientEvents):
-    """Writes events of the virtual GPU into the program between `install` and its undo."""
-
-    def install(self) -> Callable[[], None]:
-        """Patch what is replayed; return the undo."""
-        device = self._device
-        device.allocated, device.freed = self._allocated, self._freed
-        self._undo.callback(delattr, device, "allocated")
-        self._undo.callback(delattr, device, "freed")
-        self._wrap_call()
-        self._wrap_engine()
-        self._wrap_optimizers()
-        self._wrap_gradients()
-        self._wrap_loaders()
-        self._wrap_limits()
-        return self._undo.close
-
     # -- models
 
     def _wrap_call(self) -> None:
         from tonnage.script import hooks
 
-        torch = self._torch
-        plain = torch.nn.Module._call_impl
+        compiler, plain = self._torch.compiler, self._torch.nn.Module._call_impl
 
         def call(module: Any, *arguments: Any, **keywords: Any) -> Any:
-            if (
-                self._template is not None
-                or self._device.attribution.modules
-                or torch.compiler.is_compiling()
-                or hooks._is_traced()
-            ):
+            inside = self._template is not None or self._device.attribution.modules
+            if inside or compiler.is_compiling() or hooks._is_traced():
                 return plain(module, *arguments, **keywords)
             return self._forward(plain, module, arguments, keywords)
 
@@ -269,13 +262,8 @@ class Memo(GradientEvents):
             return None, given
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         pending = tuple(one.call.template.number if one.call else -1 for one in self._pending) if grad else ()
-        state = (
-            grad,
-            torch.is_inference_mode_enabled(),
-            autocast,
-            module.training,
-            grad and self._has_gradients(parameters),
-        )
+        present = grad and self._has_gradients(parameters)
+        state = (grad, torch.is_inference_mode_enabled(), autocast, module.training, present)
         return ("forward", id(module), state, pending, signature), given
 
     def _signature(self, name: str, value: Any, given: list[Any], depth: int = 4) -> Any:
@@ -310,43 +298,27 @@ class Memo(GradientEvents):
     def _wrap_engine(self) -> None:
         from torch.autograd import graph
 
-        torch, plain = self._torch, graph._engine_run_backward
+        backward = partial(self._backward, graph._engine_run_backward)
+        self._patch((graph, self._torch.autograd), "_engine_run_backward", backward)
 
-        def run_backward(*arguments: Any, **keywords: Any) -> Any:
-            pending = [one for one in self._pending if not one.done]
-            if self._template is not None or not pending:
-                return plain(*arguments, **keywords)
-            self._pending = []
-            kinds = {one.is_real for one in pending}
-            if len(kinds) > 1:
-                raise Unfaithful("a backward goes through calls of which one is new and another was replayed")
-            if kinds == {True}:
-                return self._run_backward(plain, pending, arguments, keywords)
-            key = self._backward_key(pending)
-            self._replaying = self._calls.get(key)
+    def _backward(self, plain: Any, *arguments: Any, **keywords: Any) -> Any:
+        pending = [one for one in self._pending if not one.done]
+        if self._template is not None or not pending:
+            return plain(*arguments, **keywords)
+        self._pending = []
+        if len({one.is_real for one in pending}) > 1:
+            raise Unfaithful("a backward goes through calls of which one is new and another was replayed")
+        key = "backward", tuple(one.call.template.number if one.call else -1 for one in pending)
+        instances = [one.instance for one in pending]
+        if pending[0].is_real:
+            self._waiting = instances
+        else:
+            self._replaying, self._replaying_arguments = self._calls.get(key), instances
             if self._replaying is None:
                 raise Unfaithful("a backward of calls that were replayed has not been seen")
-            self._replaying_arguments = [one.instance for one in pending]
-            for owner in self._loose_before_backward:
-                self.program.give(owner)
+            for block in self._loose_before_backward:
+                self.program.give(block)
             self._loose_before_backward = []
-            try:
-                return plain(*arguments, **keywords)
-            finally:
-                for one in pending:
-                    one.done = True
-
-        self._patch((graph, torch.autograd), "_engine_run_backward", run_backward)
-
-    def _backward_key(self, pending: list[PendingBackward]) -> Key:
-        return "backward", tuple(one.call.template.number if one.call else -1 for one in pending)
-
-    def _run_backward(
-        self, plain: Any, pending: list[PendingBackward], arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Any:
-        key = self._backward_key(pending)
-        held = [one.instance for one in pending]
-        self._waiting = held
         call: RecordedCall | None = None
         try:
             result = plain(*arguments, **keywords)
@@ -356,8 +328,9 @@ class Memo(GradientEvents):
                 one.done = True
             if self._template is not None:
                 call = self._stop()
-        if call is None:
+        if call is None:  # it was replayed, or did not reach what was run
             return result
+        # Note which gradients it made.
         instance = self._instance
         for parameters in self._parameters.values():
             for parameter in parameters:
@@ -383,30 +356,23 @@ class Memo(GradientEvents):
             if self._materialises:
                 self._materialise()
 
-    def dropped(self, pending: PendingBackward) -> None:
-        """Drop what the graph of a replayed call held, if it is freed without a backward."""
-        if not pending.done and pending.call is not None:
-            pending.done = True
-            self.program.call(pending.call.dropping(self.program), self.program.new_instance(), [pending.instance])
-
     # -- data, and limits
 
     def _wrap_loaders(self) -> None:
         from torch.utils.data import dataloader
 
-        memo = self
         plain_next, plain_iter = dataloader._BaseDataLoaderIter.__next__, dataloader.DataLoader.__iter__
 
         def following(iterator: Any) -> Any:
-            memo._loader = getattr(iterator, "_tonnage_loader", 0)
-            if memo._template is None and memo.program.parts[-1].kind != "data":
-                memo._begin(ProgramPart("data", memo.step))
+            self._loader = getattr(iterator, "_tonnage_loader", 0)
+            if self._template is None and self.program.parts[-1].kind != "data":
+                self._begin(ProgramPart("data", self.step))
             return plain_next(iterator)
 
         def beginning(loader: Any) -> Any:
-            passes = memo._epochs[id(loader)] = memo._epochs.get(id(loader), 0) + 1
+            self._epochs[id(loader)] += 1
             # Evaluation loaders are iterated often.
-            if 0 < memo.most_epochs < passes and id(loader) in memo._training_loaders:
+            if 0 < self.most_epochs < self._epochs[id(loader)] and id(loader) in self._training_loaders:
                 raise Stopped
             iterator = plain_iter(loader)
             vars(iterator)["_tonnage_loader"] = id(loader)
@@ -417,17 +383,16 @@ class Memo(GradientEvents):
 
     def _wrap_limits(self) -> None:
         """Record `set_per_process_memory_fraction` and `empty_cache` for the replay."""
-        cuda, program = self._torch.cuda, self.program
+        cuda, operations = self._torch.cuda, self.program.operations
         plain_empty = cuda.empty_cache
 
         def limit(fraction: float, device: Any = None) -> None:
-            allowed = int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1
-            program.operations.extend((ALLOWED, allowed))
+            operations.extend((ALLOWED, int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1))
 
         def empty() -> None:
             self._drain()
             if self._template is None:
-                program.operations.append(EMPTY)
+                operations.append(EMPTY)
             else:
                 self._template.events.extend((TEMPLATE_EMPTY, 0, 0, 0))
             plain_empty()
@@ -437,13 +402,16 @@ class Memo(GradientEvents):
 
 
 class _Graph:
-    """Lives as long as the graph of a replayed call."""
+    """Lives as long as the graph of a replayed call; drops what it held if it is freed without a backward."""
 
     def __init__(self, memo: Memo, pending: PendingBackward) -> None:
         self.memo, self.pending = memo, pending
 
     def __del__(self) -> None:
-        self.memo.dropped(self.pending)
+        program, pending = self.memo.program, self.pending
+        if not pending.done and pending.call is not None:
+            pending.done = True
+            program.call(pending.call.dropping(program), program.new_instance(), [pending.instance])
 
 
 @cache

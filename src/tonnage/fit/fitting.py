@@ -70,7 +70,7 @@ def fit(
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
-    """Fit a training on one GPU. See `calling.fit`, which is `tonnage.fit`, for the arguments."""
+    """Fit a training on one GPU. See `tonnage.fit` for the arguments."""
     device = check_request(model, optimizer, sample)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
@@ -109,9 +109,8 @@ class Fitting(Stages):
             self._measure_sizes()
             solution, measured, proof = self._close_the_loop()
         torch.cuda.empty_cache()  # steps start as the rehearsed one did
-        fitted = Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
-        fitted.proof, fitted.left_out = proof, dict(self.left_out)
-        return fitted
+        plan, left_out = self._plan(solution), dict(self.left_out)
+        return Fitted(self.training, self.applied, plan, measured, proof, left_out, self.refit)
 
     def refit(self, budget: str | int | None, host: str | int | None) -> Fitted:
         self.applied.keep(self.base)
@@ -148,9 +147,8 @@ class Fitting(Stages):
         return False
 
     def _plan(self, solution: Solution) -> FitPlan:
-        measured_plain = self.stages[0][0] == "plain"
-        plain = self.stages[0][1]
-        plain_peak, plain_s = plain_cost(plain, self.resident) if measured_plain else (0, 0.0)
+        first, plain = self.stages[0]
+        plain_peak, plain_s = plain_cost(plain, self.resident) if first == "plain" else (0, 0.0)
         host_bytes = solution.choice.moved_bytes
         if solution.placement.splits_states:
             host_bytes += self.resident.states_bytes - solution.states_on_gpu_bytes
@@ -254,10 +252,9 @@ class Fitting(Stages):
         # In parts of the size that will run, which is compiled already; if two do not fit, eagerly.
         all_rows, parts = self.survey.rows, self.training.micro_batches
         part_rows = -(-all_rows // parts)
-        rows = max(1, int(min(1.0, room) * all_rows)) // part_rows * part_rows
-        compiled = rows >= min(2, parts) * part_rows
-        if not compiled:
-            rows = max(1, int(min(1.0, room) * all_rows))
+        rows = max(1, int(min(1.0, room) * all_rows))
+        compiled = rows // part_rows >= min(2, parts)
+        rows = rows // part_rows * part_rows if compiled else rows
         if rows < self.least_rows:
             return None
         try:
@@ -287,11 +284,10 @@ class Fitting(Stages):
 
     def _leave_out_operators(self, name: str, problem: BaseException) -> bool:
         """Recompute blocks whole or in part from now on, if that is another way; return whether it is."""
-        if name != "recompute" or not self.survey.has_operators:
-            return False
-        self.survey.forget_operators()
-        self._leave_out(_BY_OPERATOR, problem)
-        return True
+        found = name == "recompute" and self.survey.forget_operators()
+        if found:
+            self._leave_out(_BY_OPERATOR, problem)
+        return found
 
     def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
         """Find the technique without which a step runs and is proven, and leave it out; False if there is none."""
@@ -327,11 +323,11 @@ class Fitting(Stages):
             self.applied.add(techniques)
             self._rehearse()
             self._prove()
+            return True
         except Exception:
             return False
         finally:
             self._back_to_base()
-        return True
 
     def _back_to_base(self) -> None:
         """Return to the base techniques, dropping states that the rehearsal created unless they hold masters."""
@@ -424,20 +420,13 @@ class Fitting(Stages):
         return smallest_budget(self.survey, self.resident, **self._solve_options())
 
     def _solve_options(self) -> dict[str, Any]:
+        survey, allowed = self.survey, self.request.allowed
         sliceable = (
-            self.survey.rows > 1
-            and bool(self.survey.blocks)
-            and "recompute" in self.request.allowed
-            and _IN_SLICES not in self.left_out
-            and Recompute.all(self.training.model, slices=2).why_not(self.training) is None
+            survey.rows > 1 and bool(survey.blocks) and "recompute" in allowed and _IN_SLICES not in self.left_out
         )
-        return {
-            "batch_rows": self.survey.rows,
-            "sliceable": sliceable,
-            "divisible": self.divides,
-            "allowed": self.request.allowed,
-            "outside": self.survey.outside,
-        }
+        sliceable = sliceable and Recompute.all(self.training.model, slices=2).why_not(self.training) is None
+        found = {"batch_rows": survey.rows, "sliceable": sliceable, "divisible": self.divides}
+        return {**found, "allowed": allowed, "outside": survey.outside}
 
     def _rehearse(self) -> Rehearsed:
         try:

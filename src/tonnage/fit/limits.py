@@ -7,8 +7,9 @@ restored. It does not know how a technique works.
 """
 
 import gc
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import SupportsFloat
@@ -148,17 +149,15 @@ def _training(
     check_clip_norm(clip_norm)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
-    fresh = not optimizer.state
-    placed = None
-    try:
+    with ExitStack() as stack:
+        if not optimizer.state:
+            stack.callback(lambda: optimizer.state.clear())
+        techniques: tuple[Technique, ...] = ()
         if fitted is not None:
             placed = apply_plan(training, fitted if isinstance(fitted, FitPlan) else read_plan(fitted))
-        yield training, placed.techniques if placed else ()
-    finally:
-        if placed:
-            placed.undo()
-        if fresh:
-            optimizer.state.clear()
+            stack.callback(placed.undo)
+            techniques = placed.techniques
+        yield training, techniques
 
 
 class _LimitSearch:
@@ -167,9 +166,8 @@ class _LimitSearch:
     ) -> None:
         self.training, self.axis = training, axis
         self.meter = GpuMeter(training.device, timed=False)
-        self.budget_bytes = free_bytes = self.meter.free_bytes()
-        if budget is not None:
-            self.budget_bytes = budget_bytes(budget, free_bytes)
+        free_bytes = self.meter.free_bytes()
+        self.budget_bytes = free_bytes if budget is None else budget_bytes(budget, free_bytes)
         if self.budget_bytes > free_bytes:
             asked, had = format_bytes(self.budget_bytes), format_bytes(free_bytes)
             raise RequestError(
@@ -199,7 +197,8 @@ class _LimitSearch:
                 nearer = self.axis.down(int(answer * _SHORT_WAY))
                 if not nearer or any(nearer <= size <= answer for size in self.curve.sizes):
                     break
-                self._look(nearer)
+                with suppress(torch.OutOfMemoryError):
+                    self.curve.measure(nearer)
             # The minimum of any step must fit.
             step_bytes = self.curve.step_bytes()
             needed_bytes = max(self.curve.peak(self.axis.smallest), step_bytes)
@@ -208,10 +207,6 @@ class _LimitSearch:
             if not self.fresh:  # real steps skip an optimizer that already has states
                 self.stepping_bytes = step_bytes
             return self._confirm()
-
-    def _look(self, size: int) -> None:
-        with suppress(torch.OutOfMemoryError):
-            self.curve.measure(size)
 
     def _largest(self, peak: Callable[[int], int], limit_bytes: float) -> int:
         """Return the largest size whose peak is within the limit, by doubling and bisection; 0 if none is."""
@@ -225,11 +220,8 @@ class _LimitSearch:
                 f"The memory of a step does not grow with its {self.axis.noun}, as far as can be seen.",
                 hint=f"Give at_most: the most {self.axis.noun} that make sense.",
             )
-        top = min(step - unit, high) if high is not None else step - unit
-        while top - low >= unit:
-            middle = low + max(unit, self.axis.down((top - low) // 2))
-            low, top = (middle, top) if peak(middle) <= limit_bytes else (low, middle - unit)
-        return low
+        larger = range(low + unit, step if high is None else min(step, high + 1), unit)
+        return low + unit * bisect_right(larger, limit_bytes, key=peak)
 
     def _confirm(self) -> Found:
         first = self._step(self._largest(self.curve.peak, self.budget_bytes * _FIRST_SHARE) or self.axis.smallest)
@@ -237,7 +229,8 @@ class _LimitSearch:
         share = _LAST_SHARE if fits else _SAFE_SHARE
         size = self._largest(self._corrected(first), self.budget_bytes * share)
         if size > first.size:  # never beyond measured parts: chunks and tiles make the curve jump
-            self._look(size)
+            with suppress(torch.OutOfMemoryError):
+                self.curve.measure(size)
             size = min(size, self._largest(self._corrected(first), self.budget_bytes * share))
         if fits and size <= first.size:
             return first
@@ -304,12 +297,11 @@ class StepCurve(Survey):
             # What is allocated now includes parameters and existing states; states still to come are added.
             held = find_resident_state(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
             gc.collect()
-            states = 0
-            if not self.training.optimizer.state:
-                coarse = "eight-bit-states" in self.training.applied
-                states = (with_coarse_states(held, self.training) if coarse else held).states_bytes
-                if self._host_states is not None:
-                    states = min(self._host_states.gpu_bytes, held.states_bytes)
+            states = 0 if self.training.optimizer.state else held.states_bytes
+            if states and self._host_states is not None:
+                states = min(self._host_states.gpu_bytes, states)
+            elif states and "eight-bit-states" in self.training.applied:
+                states = with_coarse_states(held, self.training).states_bytes
             parameters_bytes = self.meter.allocated_bytes + states
             self._resident = replace(held, parameters_bytes=parameters_bytes, besides_bytes=0, states_bytes=0)
 
@@ -373,9 +365,9 @@ class StepCurve(Survey):
         waiting = window
         for index, label in enumerate(self._labels.values()):
             if ActivationOffload.name in label:
-                kept_bytes = modes[index].kept_bytes
-                under_way = min(waiting, kept_bytes)
-                modes[index] = replace(modes[index], kept_bytes=max(0, kept_bytes - window) + under_way)
+                under_way = min(waiting, modes[index].kept_bytes)
+                kept_bytes = max(0, modes[index].kept_bytes - window) + under_way
+                modes[index] = replace(modes[index], kept_bytes=kept_bytes)
                 waiting -= under_way
         return peak_of(modes, self._around(outside)) + mix(*(self._batch_bytes[one] for one in nearest))
 
@@ -391,9 +383,8 @@ class StepCurve(Survey):
         placement = STEP_IN_BACKWARD if "step-in-backward" in self.training.applied else PLAIN
         if self._host_states is not None:
             placement = HOST_GRADIENTS if self._host_states.how == "host" else HOST_STATES
-        passes = placement.gradients(held, count) is GradientPlace.PASS
-        frame = STEP_IN_BACKWARD if passes else PLAIN
-        return frame.memory_context(held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
+        frame = STEP_IN_BACKWARD if placement.gradients(held, count) is GradientPlace.PASS else PLAIN
+        return frame.memory_context(held, outside, 0, count, backward_s=0.0)
 
 
 def extrapolate(sizes: Sequence[int], values: Sequence[float], size: int) -> int:

@@ -35,7 +35,7 @@ from tonnage.fit.techniques.autocast import Autocast, ScaledStepper
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.weighting import find_weighting
-from tonnage.integrations.fit_options import FitOptions, StepParts, fit_in_loop
+from tonnage.integrations.fit_options import FitOptions, fit_in_loop, parts_of
 
 Inputs = Mapping[str, Any]
 ITEMS = "num_items_in_batch"  # what the Trainer divides a sum of losses by
@@ -209,16 +209,11 @@ class TrainerStep:
     """Collects the batches of an optimizer step until the last one arrives, then computes all of them."""
 
     def __init__(self, trainer: Any, training: Training, *, joins: bool) -> None:
-        self._trainer, self._training, self._joins = trainer, training, joins
-        self._parts_of = StepParts(training)
+        self.training, self._trainer, self._joins = training, trainer, joins
         self._waiting: list[Inputs] = []
         self._computed = False
         # The Trainer takes the norm before the step and reads it afterwards, so it is filled in between.
         self.gradient_norm = torch.zeros((), device=trainer.args.device)
-
-    @property
-    def keeps_gradients(self) -> bool:
-        return not isinstance(self._training.stepper, BackwardStepper)
 
     def take(self, inputs: Inputs, items: Tensor | int | None) -> Tensor:
         """Add a batch; return the step's loss with the last batch, zero before."""
@@ -233,15 +228,15 @@ class TrainerStep:
         told = self._trainer.model_accepts_loss_kwargs and items is not None
         share = 1.0 if told or self._trainer.compute_loss_func is not None else 1 / len(batches)
         groups = batches if joined is None else [joined]
-        parts = [part for group in groups for part in self._parts_of.of(with_items(group, items), share)]
-        if len(parts) > 1 and not self._training.stepper.accumulates:
+        parts = [part for group in groups for part in parts_of(self.training, with_items(group, items), share)]
+        if len(parts) > 1 and not self.training.stepper.accumulates:
             raise RequestError(
                 f"This step needs {len(parts)} backward passes (its batches are longer or of other shapes than the sample), "
                 "and step-in-backward can take one.",
                 hint='Pad all batches to one length, or fit_trainer(..., without=("step-in-backward",)).',
             )
-        self._training.stepper.begin(len(parts))
-        loss = accumulate(self._training, parts)
+        self.training.stepper.begin(len(parts))
+        loss = accumulate(self.training, parts)
         self._computed = True
         return loss
 
@@ -253,8 +248,8 @@ class TrainerStep:
                 hint="Call super().training_step there, or use tonnage.fit in a loop of your own.",
             )
         self._computed = False
-        self._training.stepper.finish()
-        norm = self._training.stepper.gradient_norm
+        self.training.stepper.finish()
+        norm = self.training.stepper.gradient_norm
         if norm is not None:
             self.gradient_norm.copy_(norm)
 
@@ -325,7 +320,7 @@ class FittedSteps(Trainer):
         return self.fitted_step.gradient_norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Any:
-        if grad_norm is None and not self.fitted_step.keeps_gradients:
+        if grad_norm is None and isinstance(self.fitted_step.training.stepper, BackwardStepper):
             return None  # they are freed after the step, so no norm is logged
         return super()._get_grad_norm(model, grad_norm)
 

@@ -103,17 +103,18 @@ class _ModeProgram:
     """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
 
     def __init__(self, blocks: Sequence[Sequence[BlockProfile]], around: MemoryContext) -> None:
-        self.blocks, self.around = blocks, around
-        self.starts = np.cumsum([0, *(len(modes) for modes in blocks)])
-        count = int(self.starts[-1])
-        self.states, self.late_out, self.late_in, self.late_states = range(count, count + 4)
-        self.columns = count + 4
+        self.around = around
+        ends = list(accumulate((len(modes) for modes in blocks), initial=0))
+        self.blocks = list(zip(blocks, ends[:-1], strict=True))  # the modes of each, and the column of the first
+        self.modes = [(start + place, mode) for modes, start in self.blocks for place, mode in enumerate(modes)]
+        self.states, self.late_out, self.late_in, self.late_states = range(ends[-1], ends[-1] + 4)
+        self.columns = ends[-1] + 4
 
     def solve(self, *, whole: bool) -> Any:
         """Solve for one mode per block, or the LP relaxation, whose blocks may mix modes."""
         around = self.around
         costs, upper = np.zeros(self.columns), np.ones(self.columns)
-        for column, mode in self._modes():
+        for column, mode in self.modes:
             costs[column] = mode.forward_s + mode.backward_s + mode.moved_bytes * around.s_per_moved_byte
         costs[self.late_out] = costs[self.late_in] = 1.0
         costs[self.late_states] = 1.0 / around.micro_batches
@@ -121,7 +122,7 @@ class _ModeProgram:
         upper[self.states] = around.movable_states_bytes / GIB
         upper[self.late_out :] = np.inf
         # Constraints: coefficients by column, lower and upper limit.
-        one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
+        one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self.blocks]
         rows = [*one_mode_each, *self._moments(), *self._links()]
         places = [(index, column) for index, (coefficients, _, _) in enumerate(rows) for column in coefficients]
         values = [value for coefficients, _, _ in rows for value in coefficients.values()]
@@ -131,14 +132,14 @@ class _ModeProgram:
             costs,
             constraints=LinearConstraint(matrix, *limits),
             bounds=Bounds(np.zeros(self.columns), upper),
-            integrality=np.array([1] * int(self.starts[-1]) + [0] * 4) if whole else None,
+            integrality=np.array([1] * len(self.modes) + [0] * 4) if whole else None,
             options={"mip_rel_gap": 2e-3, "time_limit": 2.0} if whole else None,
         )
 
     def read(self, values: np.ndarray[Any, Any]) -> ModeChoice:
-        taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self._ranges()]
+        taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self.blocks]
         moved_states = round(float(values[self.states]) * GIB)
-        even = spread(taken, [id(modes) for modes in self.blocks])
+        even = spread(taken, [id(modes) for modes, _ in self.blocks])
         if peak_of(even, self.around, moved_states) <= self.around.budget_bytes:
             taken = even
         seconds = sum(mode.forward_s + mode.backward_s for mode in taken)
@@ -152,29 +153,21 @@ class _ModeProgram:
             moved_bytes=sum(mode.moved_bytes for mode in taken),
         )
 
-    def _modes(self) -> list[tuple[int, BlockProfile]]:
-        return [(start + offset, mode) for modes, start in self._ranges() for offset, mode in enumerate(modes)]
-
-    def _ranges(self) -> list[tuple[Sequence[BlockProfile], int]]:
-        return list(zip(self.blocks, (int(start) for start in self.starts[:-1]), strict=True))
-
     def _moments(self) -> list[tuple[dict[int, float], float, float]]:
         """Limit each moment: what earlier blocks left, plus what this one needs, minus moved states."""
-        around, ranges, movable_bytes = self.around, self._ranges(), self.around.movable_states_bytes
+        around, count, movable_bytes = self.around, len(self.blocks), self.around.movable_states_bytes
         held_bytes = around.fixed_bytes + movable_bytes + staged_bytes(around, movable_bytes)
-        gradients, between = gradients_from(around, len(ranges), movable_bytes), _between(around, len(ranges))
+        gradients, between = gradients_from(around, count, movable_bytes), _between(around, count)
         left: dict[int, float] = {}
         moments: list[tuple[dict[int, float], int]] = []  # coefficients, and bytes besides
-        for index, (modes, start) in enumerate(ranges):
+        for index, (modes, start) in enumerate(self.blocks):
             if between[index]:
                 moments.append((left, between[index] + gradients[index]))
-            forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
-            moments.append((forward, 0))
-            backward = left | {
-                start + i: (mode.kept_bytes + mode.backward_peak_bytes) / GIB for i, mode in enumerate(modes)
-            }
+            ways = list(enumerate(modes, start))
+            moments.append((left | {column: mode.forward_peak_bytes / GIB for column, mode in ways}, 0))
+            backward = left | {column: (mode.kept_bytes + mode.backward_peak_bytes) / GIB for column, mode in ways}
             moments.append((backward, around.outside_kept_bytes + gradients[index + 1]))
-            left = left | {start + i: mode.kept_bytes / GIB for i, mode in enumerate(modes)}
+            left = left | {column: mode.kept_bytes / GIB for column, mode in ways}
         moments.append((left, around.outside_peak_bytes))
         moments += [({}, around.stem_peak_bytes + gradients[0]), ({}, around.step_peak_bytes)]
         room = around.budget_bytes - held_bytes
@@ -183,11 +176,10 @@ class _ModeProgram:
     def _links(self) -> list[tuple[dict[int, float], float, float]]:
         """Constrain exposed seconds to at least the link time beyond the blocks' compute time."""
         around, rate = self.around, self.around.link_bytes_per_s
-        moved = {column: mode.moved_bytes for column, mode in self._modes()}
-        out = {column: moved[column] / rate - mode.forward_s for column, mode in self._modes()}
-        back = {column: moved[column] / rate - mode.backward_s for column, mode in self._modes()}
+        out = {column: mode.moved_bytes / rate - mode.forward_s for column, mode in self.modes}
+        back = {column: mode.moved_bytes / rate - mode.backward_s for column, mode in self.modes}
         states = {self.states: around.states_s_per_byte * GIB, self.late_states: -1.0}
-        host = {column: count / GIB for column, count in moved.items()} | {self.states: 1.0}
+        host = {column: mode.moved_bytes / GIB for column, mode in self.modes} | {self.states: 1.0}
         return [
             (out | {self.late_out: -1.0}, -np.inf, 0.0),
             (back | {self.late_in: -1.0}, -np.inf, 0.0),

@@ -33,38 +33,36 @@ class BatchLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solution:
-    layout: BatchLayout
-    profiled_rows: int  # the size whose block profiles it uses
-    placement: Placement
-    choice: ModeChoice
-    window_bytes: int  # of copies in flight, if activations are offloaded
-    states_on_gpu_bytes: int
-    peak_bytes: int
-    step_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One layout, placement and use of the link; only each block's mode is left to choose."""
 
     layout: BatchLayout
-    profiled_rows: int
+    profiled_rows: int  # the size whose block profiles it uses
     placement: Placement
-    window_bytes: int
+    window_bytes: int  # of copies in flight, if activations are offloaded
     modes: list[list[BlockProfile]]
     around: MemoryContext
     outside: OutsideProfile
     overhead_s: float
     launches_s: float  # host time for parameter steps in the last micro-batch
 
-    def step_s(self, micro_batch_s: float, host_s: float = 0.0) -> float:
+    def seconds(self, micro_batch_s: float, host_s: float = 0.0) -> float:
         """Return the seconds of a step; the host's launch time counts if it exceeds the GPU time."""
         outside = self.outside
         gpu_s = micro_batch_s + outside.forward_s + outside.backward_s
         host_s += outside.forward_host_s + outside.backward_host_s
         last_s = max(gpu_s, host_s + self.launches_s)
         return (self.layout.micro_batches - 1) * max(gpu_s, host_s) + last_s + self.overhead_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution(Candidate):
+    """A candidate with the mode of each block."""
+
+    choice: ModeChoice
+    states_on_gpu_bytes: int
+    peak_bytes: int
+    step_s: float
 
 
 def solve(
@@ -100,7 +98,7 @@ def solve(
     waiting = []
     for index, candidate in enumerate(candidates):
         quickest_s = sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in candidate.modes)
-        waiting.append((candidate.step_s(quickest_s), index, False))
+        waiting.append((candidate.seconds(quickest_s), index, False))
     heapify(waiting)
     while waiting:
         bound_s, index, close = heappop(waiting)
@@ -108,20 +106,17 @@ def solve(
             break
         candidate = candidates[index]
         if not close:
-            bound_s = candidate.step_s(least_seconds(candidate.modes, candidate.around))
+            bound_s = candidate.seconds(least_seconds(candidate.modes, candidate.around))
             if np.isfinite(bound_s):
                 heappush(waiting, (bound_s, index, True))
         elif (choice := choose_modes(candidate.modes, candidate.around)) is not None:
-            layout, placement = candidate.layout, candidate.placement
+            micro_batches = candidate.layout.micro_batches
             solution = Solution(
-                layout=layout,
-                profiled_rows=candidate.profiled_rows,
-                placement=placement,
+                **vars(candidate),
                 choice=choice,
-                window_bytes=candidate.window_bytes,
-                states_on_gpu_bytes=placement.states_on_gpu(resident, layout.micro_batches, choice.unmoved_bytes),
+                states_on_gpu_bytes=candidate.placement.states_on_gpu(resident, micro_batches, choice.unmoved_bytes),
                 peak_bytes=choice.peak_bytes,
-                step_s=candidate.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
+                step_s=candidate.seconds(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
             )
             found.append(solution)
             found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
@@ -161,25 +156,17 @@ def _candidate(
     outside = outside_at(sizes, layout.rows, known_outside)
     backward_s = sum(ways[0].backward_s for ways in modes)
     # The window of copies: two inputs, or a whole block, whose copies then overlap with the next blocks.
-    in_flight = [(mode.name, mode.moved_bytes) for ways in modes for mode in ways] if moved else []
-    window = max(
-        (moved_bytes * {BLOCK_OFFLOAD: 2, OFFLOAD: 1}.get(name, 0) for name, moved_bytes in in_flight), default=0
-    )
-    around = placement.memory_context(
-        resident,
-        outside,
-        budget_bytes=budget_bytes,
-        micro_batches=layout.micro_batches,
-        backward_s=backward_s,
-        extra_bytes=window,
-    )
+    times = {BLOCK_OFFLOAD: 2, OFFLOAD: 1} if moved else {}
+    window = max((mode.moved_bytes * times.get(mode.name, 0) for ways in modes for mode in ways), default=0)
     return Candidate(
         layout=layout,
         profiled_rows=size.rows,
         placement=placement,
         window_bytes=window,
         modes=modes,
-        around=around,
+        around=placement.memory_context(
+            resident, outside, budget_bytes, layout.micro_batches, backward_s=backward_s, extra_bytes=window
+        ),
         outside=outside,
         overhead_s=placement.step_overhead_s(resident, layout.micro_batches, backward_s),
         launches_s=placement.launches_s(resident),

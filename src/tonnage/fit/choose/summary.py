@@ -79,9 +79,7 @@ def _step_cost(
     micro_batches: int,
 ) -> Cost:
     backward_s = sum(mode.backward_s for mode in taken)
-    around = placement.memory_context(
-        resident, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
-    )
+    around = placement.memory_context(resident, outside, 0, micro_batches, backward_s=backward_s)
     gpu_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
     host_s = sum(mode.host_s for mode in taken) + outside.forward_host_s + outside.backward_host_s
     seconds = max(gpu_s, host_s) * micro_batches

@@ -182,8 +182,7 @@ class Agreement:
     # Failures of other ranks ------------------------------------------------------------------------------------------
 
     def _check(self, cause: BaseException | None = None) -> None:
-        fatal = self._fatal()
-        if fatal is not None:
+        if fatal := self._fatal():
             raise fatal from cause
 
     def _fatal(self) -> RankFailed | None:

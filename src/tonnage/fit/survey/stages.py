@@ -135,15 +135,18 @@ class Stages:
         if self.in_one_piece:
             survey.blocks = {}
         before = self.stages[-1][1] if self.stages else None
-        if "compile" in self.training.applied and before is not None:  # each size is compiled anew
-            for rows in self._likely_rows(before):
-                if not survey.sizes:
+        candidates = [rows for rows in candidate_rows(survey.rows, divisible=True) if rows >= self.least_rows]
+        if "compile" in self.training.applied and before is not None:
+            # Each size is compiled anew: only the largest (likeliest) whose blocks fit alone in the free memory.
+            room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
+            self._suppose(before, candidates, before, room)
+            for rows in sorted(before.sizes, reverse=True):
+                if not survey.sizes and (before.sizes[rows].alone_bytes <= room or rows == self.least_rows):
                     self._measure(survey, [rows])
                     with eagerly():
                         self._measure(before, [rows] if survey.sizes else [])  # for comparison
         else:
             self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # for comparison
-            candidates = [rows for rows in candidate_rows(survey.rows, divisible=True) if rows >= self.least_rows]
             if survey.sizes:
                 # The largest size whose parts fit alone in half of the free memory: the closest to what will run.
                 smallest = survey.sizes[min(survey.sizes)]
@@ -162,17 +165,13 @@ class Stages:
             with suppress(torch.OutOfMemoryError):
                 survey.at(rows)
 
-    def _likely_rows(self, before: Survey) -> list[int]:
-        """Return the sizes whose blocks fit alone in the free memory, largest (likeliest) first."""
-        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
-        candidates = [rows for rows in candidate_rows(before.rows, divisible=True) if rows >= self.least_rows]
+    def _suppose(self, survey: Survey, candidates: list[int], like: Survey, room: int) -> None:
+        """Estimate sizes that were not measured; what is outside the blocks is measured up to the largest that fits."""
         if self.training.ranks is None:
             with suppress(torch.OutOfMemoryError):
-                before.measure_outside(candidates, before, room)
+                survey.measure_outside(candidates, like, room)
         for rows in candidates:
-            before.suppose(rows, before)
-        fitting = [rows for rows in before.sizes if before.sizes[rows].alone_bytes <= room or rows == self.least_rows]
-        return sorted(fitting, reverse=True)
+            survey.suppose(rows, like)
 
     def _new_survey(self) -> Survey:
         return Survey(self.training, self.meter)
@@ -209,12 +208,9 @@ class Stages:
         self.divides = self._may_divide()
         candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
         like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)
-        if self.training.ranks is None:
-            with suppress(torch.OutOfMemoryError):
-                survey.measure_outside(candidates, like, room)
-        for rows in candidates:
-            survey.suppose(rows, like)
-            if rows in survey.supposed and survey.sizes[rows].alone_bytes > room:
+        self._suppose(survey, candidates, like, room)
+        for rows in survey.supposed.intersection(candidates):
+            if survey.sizes[rows].alone_bytes > room:
                 survey.drop(rows)
 
     def _may_divide(self) -> bool:

@@ -234,18 +234,14 @@ class Survey:
         del self.sizes[rows]
         self.supposed.discard(rows)
 
-    @property
-    def has_operators(self) -> bool:
-        """Whether some modes save the outputs of single operators."""
-        kinds = (ways for detailed in self._ways_at.values() for ways in detailed.values())
-        return any(mode.startswith(OPERATORS) for ways in kinds for mode in ways)
-
-    def forget_operators(self) -> None:
-        """Keep only modes that recompute a block whole or in part."""
-        for detailed in self._ways_at.values():
-            for stem, ways in detailed.items():
-                detailed[stem] = {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
+    def forget_operators(self) -> bool:
+        """Forget modes that save the outputs of single operators; return whether there were any."""
+        kinds = [ways for detailed in self._ways_at.values() for ways in detailed.values()]
+        found = [(ways, mode) for ways in kinds for mode in ways if mode.startswith(OPERATORS)]
+        for ways, mode in found:
+            del ways[mode]
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+        return bool(found)
 
     def _measure_modes(self, name: str, call: measuring.BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
         """Measure a block as it is, and in each of these modes that frees enough of what it saves."""
