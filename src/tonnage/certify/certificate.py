@@ -38,7 +38,6 @@ class Certificate:
 
     @property
     def survives(self) -> bool:
-        """Whether nothing fails."""
         return self.lived.failure is None
 
     @property
@@ -83,15 +82,12 @@ class Certificate:
     @cached_property
     def heaviest(self) -> list[tuple[ProgramPart, int, int]]:
         """The parts that need most, one per shape, with allocated and reserved bytes."""
-        lived, shapes, found = self.in_all, set(), []
-        for at in sorted(range(len(lived.allocated_bytes)), key=lambda at: -lived.allocated_bytes[at]):
-            part = self.program.parts[at]
-            if (part.kind, part.shape) not in shapes and part.kind in ("step", "evaluation", "between"):
-                shapes.add((part.kind, part.shape))
-                found.append((part, lived.allocated_bytes[at], lived.reserved_bytes[at]))
-                if len(found) == _SHOWN:
-                    break
-        return found
+        rows = zip(self.program.parts, self.in_all.allocated_bytes, self.in_all.reserved_bytes, strict=False)
+        found: dict[tuple[str, tuple[int, ...]], tuple[ProgramPart, int, int]] = {}
+        for row in sorted(rows, key=lambda row: -row[1]):
+            if row[0].kind in ("step", "evaluation", "between"):
+                found.setdefault((row[0].kind, row[0].shape), row)
+        return list(found.values())[:_SHOWN]
 
     @cached_property
     def changes(self) -> list[SafeChange]:

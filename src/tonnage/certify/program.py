@@ -45,7 +45,6 @@ class Template:
 
     @property
     def slots(self) -> int:
-        """Number of blocks it takes."""
         return len(self.lines)
 
 
@@ -92,7 +91,6 @@ class RecordedProgram:
         self.operations.extend((GIVE, number) if instance < 0 else (GIVE_SLOT, instance, number))
 
     def new_template(self, name: str) -> Template:
-        """Add an empty template."""
         self.templates.append(Template(len(self.templates), name))
         return self.templates[-1]
 
@@ -102,11 +100,9 @@ class RecordedProgram:
         return self.instances - 1
 
     def call(self, template: Template, instance: int, arguments: list[int]) -> None:
-        """Record that a template runs."""
         self.operations.extend((CALL, template.number, instance, len(arguments), *arguments))
 
     def begin(self, part: ProgramPart) -> None:
-        """Start the next part of the training."""
         self.operations.append(PART)
         self.parts.append(part)
 

@@ -153,7 +153,6 @@ def native_library() -> ctypes.CDLL | None:
 
 
 def operations_of(operations: "array[int]") -> Iterator[int]:
-    """Yield the start of each operation."""
     lengths = {TAKE: 4, GIVE: 2, GIVE_SLOT: 3, PART: 1, EMPTY: 1, OUTSIDE: 2, ALLOWED: 2}
     at = 0
     while at < len(operations):

@@ -81,7 +81,6 @@ class Technique(ABC):
             return stack.pop_all().close
 
     def settings(self) -> dict[str, Any]:
-        """Return its fields for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

@@ -77,7 +77,7 @@ class FitCallback(FitOptions, Callback):
         steps = Steps(trainer, self.fitted.training, plain_step)
         with ExitStack() as stack:
             for name in ("training_step", *_HOOKS):
-                stack.callback(_replace(pl_module, name, getattr(steps, name)))
+                stack.callback(_replace(pl_module, name, getattr(steps, name, steps.nothing)))
             self.fitted.afterwards(stack.pop_all().close)
         self._active = True
 
@@ -157,14 +157,8 @@ class Steps:
             raise
         return {**(self._plain_step.output if len(parts) == 1 else {}), "loss": loss}
 
-    def backward(self, loss: Tensor, *_: Any, **__: Any) -> None:
-        """Do nothing: training_step has run backward."""
-
-    def optimizer_zero_grad(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the stepper zeroes gradients at the start of a step."""
-
-    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the stepper clips."""
+    def nothing(self, *_: Any, **__: Any) -> None:
+        """Stand for the other hooks: training_step has run backward, and the stepper zeroes and clips gradients."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         optimizer_closure()

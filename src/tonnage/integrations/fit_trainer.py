@@ -285,17 +285,12 @@ class FittedOptimizer(AcceleratedOptimizer):
         super().__init__(optimizer, device_placement=False)
         self._is_accelerate_prepared = True
         self._finish = finish
-        self._handle = optimizer.register_step_post_hook(lambda *_: setattr(self, "_is_overflow", False))
+        self.step_hook = optimizer.register_step_post_hook(lambda *_: setattr(self, "_is_overflow", False))
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         if self.gradient_state.sync_gradients:
             self._is_overflow = True  # until the step is taken: a scaler skips steps whose gradients overflow
             self._finish()
-
-    def let_go(self) -> Optimizer:
-        self._handle.remove()
-        plain: Optimizer = self.optimizer
-        return plain
 
 
 class FittedSteps(Trainer):
@@ -340,6 +335,6 @@ def _drive(trainer: Any, fitted: Fitted, step: TrainerStep, stack: ExitStack) ->
     stack.callback(trainer.__dict__.pop, "fitted_step")
     trainer.__class__ = type(plain_class.__name__, bases, {})
     stack.callback(setattr, trainer, "__class__", plain_class)
-    optimizer = FittedOptimizer(fitted.optimizer, step.finish)
-    trainer.optimizer = optimizer
-    stack.callback(lambda: setattr(trainer, "optimizer", optimizer.let_go()))
+    trainer.optimizer = FittedOptimizer(fitted.optimizer, step.finish)
+    stack.callback(setattr, trainer, "optimizer", fitted.optimizer)
+    stack.callback(trainer.optimizer.step_hook.remove)

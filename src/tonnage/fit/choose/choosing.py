@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_array
 
 from tonnage.fit.survey.profile import BlockProfile
 
+Row = tuple[dict[int, float], float, float]  # of a linear program: coefficients by column, lower and upper limit
 GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver accurate
 # Host states are copied in pieces of this size: one arrives, one is stepped, one leaves.
 PIECE_BYTES = 64 << 20
@@ -99,6 +100,14 @@ def spread(taken: Sequence[BlockProfile], kinds: Sequence[object]) -> list[Block
     return spread_out
 
 
+def linear_constraint(rows: Sequence[Row], columns: int) -> LinearConstraint:
+    """Build the constraint of a linear program from its rows."""
+    entries = [(value, row, column) for row, (cells, _, _) in enumerate(rows) for column, value in cells.items()]
+    values, at_row, at_column = zip(*entries, strict=True) if entries else ((), (), ())
+    matrix = csr_array((values, (at_row, at_column)), shape=(len(rows), columns))
+    return LinearConstraint(matrix, np.array([row[1] for row in rows]), np.array([row[2] for row in rows]))
+
+
 class _ModeProgram:
     """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
 
@@ -123,14 +132,9 @@ class _ModeProgram:
         upper[self.late_out :] = np.inf
         # Constraints: coefficients by column, lower and upper limit.
         one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self.blocks]
-        rows = [*one_mode_each, *self._moments(), *self._links()]
-        places = [(index, column) for index, (coefficients, _, _) in enumerate(rows) for column in coefficients]
-        values = [value for coefficients, _, _ in rows for value in coefficients.values()]
-        matrix = csr_matrix((values, tuple(zip(*places, strict=True))), shape=(len(rows), self.columns))
-        limits = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
         return milp(
             costs,
-            constraints=LinearConstraint(matrix, *limits),
+            constraints=linear_constraint([*one_mode_each, *self._moments(), *self._links()], self.columns),
             bounds=Bounds(np.zeros(self.columns), upper),
             integrality=np.array([1] * len(self.modes) + [0] * 4) if whole else None,
             options={"mip_rel_gap": 2e-3, "time_limit": 2.0} if whole else None,
@@ -153,7 +157,7 @@ class _ModeProgram:
             moved_bytes=sum(mode.moved_bytes for mode in taken),
         )
 
-    def _moments(self) -> list[tuple[dict[int, float], float, float]]:
+    def _moments(self) -> list[Row]:
         """Limit each moment: what earlier blocks left, plus what this one needs, minus moved states."""
         around, count, movable_bytes = self.around, len(self.blocks), self.around.movable_states_bytes
         held_bytes = around.fixed_bytes + movable_bytes + staged_bytes(around, movable_bytes)
@@ -173,7 +177,7 @@ class _ModeProgram:
         room = around.budget_bytes - held_bytes
         return [(found | {self.states: -1.0}, -np.inf, (room - extra) / GIB) for found, extra in moments]
 
-    def _links(self) -> list[tuple[dict[int, float], float, float]]:
+    def _links(self) -> list[Row]:
         """Constrain exposed seconds to at least the link time beyond the blocks' compute time."""
         around, rate = self.around, self.around.link_bytes_per_s
         out = {column: mode.moved_bytes / rate - mode.forward_s for column, mode in self.modes}

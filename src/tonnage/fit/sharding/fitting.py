@@ -344,5 +344,4 @@ class ShardedFitting(Fitting):
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes that this rank holds."""
     return parameter_bytes(tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)

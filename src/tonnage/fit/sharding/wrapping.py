@@ -134,12 +134,6 @@ def sharded_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
     return distribute_tensor(value.detach().to(device), mesh, parameter.placements).to(parameter.device)
 
 
-@torch.no_grad()
-def whole_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Return the full tensor on the parameter's device."""
-    return whole(value).to(parameter.device)
-
-
 def whole(value: Tensor) -> Tensor:
     """Return the full tensor; a shard kept on the host is gathered through the mesh's device."""
     if not isinstance(value, DTensor):
