@@ -50,8 +50,7 @@ class Certificate:
     @property
     def part(self) -> ProgramPart:
         """The part where it dies, or else where it needs most."""
-        at = self.lived.failure.part if self.lived.failure else self.lived.peak_part
-        return self.program.parts[at]
+        return self.program.parts[self.lived.failure.part if self.lived.failure else self.lived.peak_part]
 
     @cached_property
     def in_all(self) -> Lived:

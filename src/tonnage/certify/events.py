@@ -317,8 +317,7 @@ class Events:
             self.micro_batch = 1 if self._stepped else self.micro_batch + 1
             self.step += self._stepped
             self._stepped = False
-        kind = "step" if trains else "evaluation"
-        part = ProgramPart(kind, self.step, self.micro_batch, shape, replayed)
+        part = ProgramPart("step" if trains else "evaluation", self.step, self.micro_batch, shape, replayed)
         if self.program.parts[-1].kind == "data":
             self.program.parts[-1] = part
         else:

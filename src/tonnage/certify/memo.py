@@ -70,8 +70,7 @@ class Memo(Events):
     def _memoised(self, key: Key, name: str, run: Callable[[], Any]) -> Any:
         known = self._calls.get(key) if self.replays else None
         if known is not None and known.template.repeats and known.output is not None:
-            instance = self._replay(known, [])
-            return known.output.build(self._tensors(known, instance, []))
+            return known.output.build(self._tensors(known, self._replay(known, []), []))
         self._materialise()
         self._handling_gradients += 1
         self._start(name, [])
@@ -230,14 +229,12 @@ class Memo(Events):
             self.notes.add(f"{type(module).__name__} is run at every step: {reason}")
             key = None
         if call.output is not None:
-            held = {layout.slot for layout in call.output.layouts}
-            call.left = [slot for slot in call.left if slot not in held]
+            call.left = sorted(set(call.left) - {layout.slot for layout in call.output.layouts})
         if key is not None:
             self._calls[key] = call
             self._fresh.append((key, instance, call))
         if trains:
-            pending = PendingBackward(call if key is not None else None, instance, is_real=True)
-            self._pending.append(pending)
+            self._pending.append(PendingBackward(call if key is not None else None, instance, is_real=True))
             # Detect when a backward reaches what the model returned.
             found: list[Any] = []
             tensors_within(output, self._torch.Tensor, found, 4)
@@ -338,8 +335,7 @@ class Memo(Events):
                 seen = {slot for _, slot in call.gradients}
                 if owner is not None and owner[0] == instance and owner[1] in call.left and owner[1] not in seen:
                     call.gradients.append((weakref.ref(parameter), owner[1]))
-        kept = {slot for _, slot in call.gradients}
-        call.left = [slot for slot in call.left if slot in kept]
+        call.left = sorted({slot for _, slot in call.gradients}.intersection(call.left))
         if all(one.call is not None for one in pending):
             self._calls[key] = call
             self._fresh.append((key, instance, call))

@@ -187,8 +187,7 @@ class Fitted:
             rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
             lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")
         for name, reason in self.left_out.items():
-            words = f"without {name}: {reason}"
-            lines += textwrap.wrap(words, 80, subsequent_indent="      ", break_on_hyphens=False)
+            lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent=" " * 6, break_on_hyphens=False)
         return "\n".join(lines)
 
 

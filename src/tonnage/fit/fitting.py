@@ -20,19 +20,19 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_request
-from tonnage.fit.choose.assembly import COARSE_STATES, MASTERS, TILES, assemble, usable, with_coarse_states
 from tonnage.fit.choose.solver import BatchLayout, Solution, does_not_fit, smallest_budget, solve
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import draw_others, eagerly
 from tonnage.fit.moving.host import free_host_bytes
-from tonnage.fit.plan import FitPlan, read_plan
+from tonnage.fit.plan import FitPlan, assemble, read_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.stages import Request, Stages
+from tonnage.fit.survey.resident_state import with_coarse_states
+from tonnage.fit.survey.stages import COARSE_STATES, MASTERS, TILES, Request, Stages, usable
 from tonnage.fit.survey.survey import KEEP
 from tonnage.fit.technique import BY_PLAN, NAMES, Changes, NotApplicable, Technique, technique_class
 from tonnage.fit.techniques.micro_batches import MicroBatches

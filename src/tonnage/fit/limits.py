@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
-from tonnage.fit.choose.assembly import with_coarse_states
 from tonnage.fit.choose.choosing import MemoryContext, peak_of
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
@@ -41,7 +40,7 @@ from tonnage.fit.survey.growth import Axis, Rows, Tokens
 from tonnage.fit.survey.measuring import bytes_of, measure_block, measure_outside
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
-from tonnage.fit.survey.resident_state import find_resident_state
+from tonnage.fit.survey.resident_state import find_resident_state, with_coarse_states
 from tonnage.fit.survey.survey import KEEP, SizeProfile, Survey
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
@@ -255,8 +254,7 @@ class _LimitSearch:
         """Take one real step and return its peak; more than the card has if it ran out of memory."""
         self.steps_run += 1
         try:
-            batch = self.axis.grow(size)
-            seen = rehearse(self.training, self.meter, batch, fresh=self.fresh, from_the_first=False)
+            seen = rehearse(self.training, self.meter, self.axis.grow(size), fresh=self.fresh, from_the_first=False)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             full = self.meter.capacity_bytes + 1

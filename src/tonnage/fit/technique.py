@@ -97,8 +97,7 @@ def technique_class(name: str) -> type[Technique]:
         return Shard
     if name not in _CLASSES:
         raise RequestError(f"There is no technique {name!r}.", hint=f"Known are {', '.join(NAMES)}.")
-    module = import_module(f"tonnage.fit.techniques.{name.replace('-', '_')}")
-    found: type[Technique] = getattr(module, _CLASSES[name])
+    found: type[Technique] = getattr(import_module(f"tonnage.fit.techniques.{name.replace('-', '_')}"), _CLASSES[name])
     return found
 
 

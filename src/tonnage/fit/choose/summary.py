@@ -142,8 +142,7 @@ def _effect(
         why = f"the fastest choice of modes within the budget: {counts}"
         return final if last else _cost(survey, solution, PLAIN, resident, staying), why
     if technique.name == "activation-offload":
-        size = survey.sizes[solution.profiled_rows]
-        blocks = [size.kept(name) for name in settings["blocks"]]
+        blocks = [survey.sizes[solution.profiled_rows].kept(name) for name in settings["blocks"]]
         moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
         why = f"of {len(blocks)} blocks {settings['what']}: crosses the link behind the computation"
         return final if last else (before[0] - layout.slices * moved, before[1]), why

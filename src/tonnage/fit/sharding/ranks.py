@@ -51,8 +51,7 @@ class Ranks:
     ) -> tuple[float, float, dict[str, float]]:
         """Return two losses averaged over all ranks, and the largest error of any shard."""
         sums = self.agreement.sum(torch.tensor([loss, plain_loss], dtype=torch.float64)) / self.agreement.size
-        worst = self.agreement.largest(*errors.values())
-        return float(sums[0]), float(sums[1]), dict(zip(errors, worst, strict=True))
+        return float(sums[0]), float(sums[1]), dict(zip(errors, self.agreement.largest(*errors.values()), strict=True))
 
     def divide(self, training: Training, batch: Batch | None) -> list[MicroBatch]:
         """Divide into equally many parts on every rank. Gradients are averaged over ranks, and so are weights."""

@@ -7,6 +7,7 @@ training itself is untouched.
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -65,6 +66,12 @@ def find_resident_state(
         stepped_apart=sum(1 for parameter in trained if not parameter_step.is_small(parameter, largest)),
         **launch_times(optimizer, meter),
     )
+
+
+def with_coarse_states(resident: ResidentState, training: Training) -> ResidentState:
+    """Estimate 8-bit states: two bytes per element, and two FP32 scales per block of 256."""
+    elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
+    return replace(resident, states_bytes=min(resident.states_bytes, elements * 2 + elements * 8 // 256))
 
 
 def launch_times(optimizer: Optimizer, meter: GpuMeter) -> dict[str, float]:

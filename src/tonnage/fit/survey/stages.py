@@ -11,7 +11,6 @@ import torch
 
 from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.checks import check_finite, check_loss
-from tonnage.fit.choose.assembly import ALWAYS_PAYING, usable, with_coarse_states
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.summary import enough_rows, is_telling
 from tonnage.fit.fitted import Applied
@@ -19,15 +18,28 @@ from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.modules import eagerly, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
+from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.resident_state import find_resident_state
+from tonnage.fit.survey.resident_state import find_resident_state, with_coarse_states
 from tonnage.fit.survey.survey import Survey
-from tonnage.fit.technique import NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique, technique_class
 from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
 from tonnage.untrusted import clipped
+
+# Cheapest first. Each saves memory, time or both on every model that supports it.
+ALWAYS_PAYING = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
+# If nothing fits, in this order: FP32 parameters among the states, which can be on the host; 8-bit states, if allowed;
+# tiles for long sequences, which cost a second forward pass of what is tiled.
+MASTERS, COARSE_STATES, TILES = (
+    ("master-weights",),
+    ("stochastic-bf16", "eight-bit-states"),
+    ("tiled-mlp", "tiled-norm"),
+)
+# Bytes of logits at a time: small next to the rest.
+_LARGEST_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 512 << 20, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -240,3 +252,22 @@ def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
         return sorted({max(1, rows // 8), rows})
     divisors = [size for size in range(1, rows + 1) if rows % size == 0]
     return divisors if len(divisors) <= 6 else sorted({rows // 2**k for k in range(rows.bit_length())} | {1})
+
+
+def usable(
+    names: tuple[str, ...], training: Training, allowed: frozenset[str], budget_bytes: int
+) -> Iterator[Technique]:
+    """Yield those of use for this training and not yet applied; each is checked with the previous ones applied."""
+    settings = {"chunked-loss": {"chunk_bytes": min(_LARGEST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, budget_bytes // 32))}}
+    for name in names:
+        dtypes = {parameter.dtype for parameter in trained_parameters(training.optimizer)}
+        helps = {
+            "autocast": dtypes <= {torch.float32},  # a narrower dtype speeds matrix products up
+            "master-weights": dtypes <= {torch.float32} and "host-states" in allowed,
+            "stochastic-bf16": dtypes <= {torch.bfloat16},
+            "tiled-norm": "compile" not in training.applied,  # compiled blocks fuse their norms
+        }
+        if name in allowed and name not in training.applied and helps.get(name, True):
+            technique = technique_class(name)(**settings.get(name, {}))
+            if technique.why_not(training) is None:
+                yield technique

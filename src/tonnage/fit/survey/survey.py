@@ -260,8 +260,7 @@ class Survey:
         """Add the modes of the nearest detailed size: a part's share of its block is about constant."""
         if not self._ways_at:
             return size
-        nearest = min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))
-        ways = self._ways_at[nearest]
+        ways = self._ways_at[min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))]
         return replace(
             size,
             blocks={kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()},
