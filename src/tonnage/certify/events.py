@@ -44,8 +44,7 @@ class Events:
     ) -> None:
         self.program, self.replays = program, replays
         self.most_epochs, self.most_steps = most_epochs, most_steps
-        self.step = self.micro_batch = 0
-        self.replayed_parts = 0
+        self.step = self.micro_batch = self.replayed_parts = 0
         # Blocks that the script itself took in a step, before its optimizer: in run steps (True), and in replayed ones.
         self.own_blocks: dict[bool, list[int]] = {True: [], False: []}
         self.notes: set[str] = set()
@@ -53,7 +52,7 @@ class Events:
         self._session, self._device, self._torch = session, session.device, session.torch
         self._drain = getattr(session.device, "drain", lambda: None)
         self._owners: dict[int, Owner] = {}
-        self._address = 0
+        self._address = self._muted = self._takes = self._handling_gradients = 0
         self._calls: dict[Key, RecordedCall] = {}
         self._by_instance: dict[int, RecordedCall] = {}  # of calls that were run, while their blocks live
         self._template: Template | None = None
@@ -61,19 +60,15 @@ class Events:
         self._arguments: list[int] = []
         self._deferred: list[Owner] = []
         self._binding: list[Owner] = []
-        self._muted = 0
         self._pending: list[PendingBackward] = []
         self._replaying: RecordedCall | None = None
         self._last_forward: dict[int, int] = {}
-        self._stepped = True
-        self._handling_gradients = 0
+        self._stepped = self._present_is_real = True
         self._virtual_gradients: list[tuple[int, RecordedCall]] = []
         self._materialises = False  # the script handles gradients itself
         self._parameters: dict[int, list[Any]] = {}
         self._loose_later: list[Owner] = []
         self._loose_before_backward: list[Owner] = []
-        self._takes = 0
-        self._present_is_real = True
         self._fresh: list[tuple[Key, int, RecordedCall]] = []  # what was run in the current part
         self._runs: Counter[Key] = Counter()
         self._outside = -1

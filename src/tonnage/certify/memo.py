@@ -87,7 +87,7 @@ class Memo(Events):
     def _wrap_optimizers(self) -> None:
         from torch.optim import optimizer as optim
 
-        memo, plain_init = self, optim.Optimizer.__init__
+        plain_init = optim.Optimizer.__init__
 
         @wraps(plain_init)
         def make(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
@@ -96,25 +96,25 @@ class Memo(Events):
 
             @wraps(step)
             def stepping(optimizer: Any, *given: Any, **named: Any) -> Any:
-                return memo._step(optimizer, lambda: step(optimizer, *given, **named), repeats=not given and not named)
+                return self._step(optimizer, lambda: step(optimizer, *given, **named), repeats=not given and not named)
 
             optimizer.step = MethodType(stepping, optimizer)
 
         def zero(plain: Any) -> Any:
             @wraps(plain)
             def zero_grad(owner: Any, set_to_none: bool = True) -> Any:
-                if memo._template is not None:
+                if self._template is not None:
                     return plain(owner, set_to_none)
                 if set_to_none:
-                    for instance, call in memo._virtual_gradients:
-                        memo.program.call(call.dropping(memo.program), memo.program.new_instance(), [instance])
-                    memo._virtual_gradients = []
-                memo._handling_gradients += 1
+                    for instance, call in self._virtual_gradients:
+                        self.program.call(call.dropping(self.program), self.program.new_instance(), [instance])
+                    self._virtual_gradients = []
+                self._handling_gradients += 1
                 try:
                     return plain(owner, set_to_none)
                 finally:
-                    memo._drain()
-                    memo._handling_gradients -= 1
+                    self._drain()
+                    self._handling_gradients -= 1
 
             return zero_grad
 
@@ -153,15 +153,14 @@ class Memo(Events):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._patch((utils.clip_grad, utils), name, clip(getattr(utils.clip_grad, name)))
 
-        def unscale(plain: Any) -> Any:
-            @wraps(plain)
-            def unscaled(scaler: Any, optimizer: Any, *arguments: Any) -> Any:
-                key = ("unscale", id(optimizer))
-                return self._memoised(key, "unscaling", lambda: plain(scaler, optimizer, *arguments))
+        unscale = scaler._unscale_grads_
 
-            return unscaled
+        @wraps(unscale)
+        def unscaled(scaler: Any, optimizer: Any, *arguments: Any) -> Any:
+            key = ("unscale", id(optimizer))
+            return self._memoised(key, "unscaling", lambda: unscale(scaler, optimizer, *arguments))
 
-        self._patch([scaler], "_unscale_grads_", unscale(scaler._unscale_grads_))
+        self._patch([scaler], "_unscale_grads_", unscaled)
 
     # -- models
 

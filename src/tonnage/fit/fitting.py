@@ -292,7 +292,7 @@ class Fitting(Stages):
     def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
         """Find the technique without which a step runs and is proven, and leave it out; False if there is none."""
         self._back_to_base()
-        chosen = list(assemble(solution, self.survey, self.training, self.request.division))
+        chosen = list(assemble(solution, self.survey, self.request.division))
         for technique in chosen:
             if self._runs([other for other in chosen if other is not technique]):
                 if not self._leave_out_operators(technique.name, problem):
@@ -337,7 +337,7 @@ class Fitting(Stages):
 
     def _try(self, solution: Solution) -> Rehearsed | None:
         """Apply a solution, and measure it if requested."""
-        self.applied.add(assemble(solution, self.survey, self.training, self.request.division))
+        self.applied.add(assemble(solution, self.survey, self.request.division))
         if not self.measure:
             return None
         measured = self._rehearse()

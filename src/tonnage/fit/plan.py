@@ -16,7 +16,6 @@ from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
-from tonnage.fit.training import Training
 from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 _VERSION = 1
@@ -80,7 +79,7 @@ def plan_from_json(body: Any, name: str = "the plan") -> FitPlan:
         raise RequestError(f"{name} is damaged: {error}.", hint="Make it again with tonnage.fit.") from None
 
 
-def assemble(solution: Solution, survey: Survey, training: Training, division: MicroBatches) -> tuple[Technique, ...]:
+def assemble(solution: Solution, survey: Survey, division: MicroBatches) -> tuple[Technique, ...]:
     """Return the techniques beyond those already applied. `division` says how to divide a batch; its count is ignored."""
     layout, placement = solution.layout, solution.placement
     modes = dict(zip(survey.sizes[min(survey.sizes)].kinds, solution.choice.modes, strict=True))

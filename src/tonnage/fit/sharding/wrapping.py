@@ -18,14 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 _FSDP = "torch.distributed.fsdp"
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+_HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
 Change = Callable[[Tensor, nn.Parameter], Tensor]
 _MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
