@@ -342,7 +342,7 @@ class StepCurve(Survey):
         for name, label in self._labels.items():
             if label not in blocks:
                 _, call = calls.by_kind[calls.kinds[name]]
-                blocks[label] = {KEEP: measure_block(self.training, self.meter, self.blocks[name], call)}
+                blocks[label] = {KEEP: measure_block(self.meter, replace(call, block=self.blocks[name]))}
         return SizeProfile(size, self._labels, blocks, outside)
 
     def peak(self, size: int) -> int:

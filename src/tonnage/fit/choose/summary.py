@@ -18,6 +18,7 @@ from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, Survey
 from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.units import format_bytes
 
 Cost = tuple[int, float]  # peak bytes, seconds of a step
@@ -103,9 +104,27 @@ def summary_rows(
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
         rows.append(_row(titles["micro-batches"], before, after, why))
         before = after
+    final, choice = (solution.peak_bytes, solution.step_s), solution.choice
     rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
     for technique in rest:
-        after, why = _effect(technique, survey, solution, resident, before, last=technique is rest[-1])
+        if technique.name == "recompute":
+            staying = [_WITHOUT_LINK.get(name, name) for name in choice.modes]
+            after = _cost(survey, solution, PLAIN, resident, staying)
+            shown = Counter("by operator" if name.startswith(OPERATORS) else name for name in choice.modes)
+            counts = ", ".join(f"{count} {name}" for name, count in shown.items())
+            why = f"the fastest choice of modes within the budget: {counts}"
+        elif isinstance(technique, ActivationOffload):
+            blocks = [survey.sizes[solution.profiled_rows].kept(name) for name in technique.blocks]
+            moved = sum(block.kept_bytes if technique.what == "kept" else block.input_bytes for block in blocks)
+            after = before[0] - layout.slices * moved, before[1]
+            why = f"of {len(blocks)} blocks {technique.what}: crosses the link behind the computation"
+        else:  # where gradients and states are
+            after = _cost(survey, solution, solution.placement, resident, choice.modes)
+            why = "each gradient is gone as soon as it is made"
+            if technique.name == "host-states":
+                moved_words = format_bytes(resident.states_bytes - solution.states_on_gpu_bytes)
+                why = f"{moved_words} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
+        after = final if technique is rest[-1] else after
         rows.append(_row(technique, before, after, why))
         before = after
     return tuple(rows)
@@ -127,30 +146,6 @@ def _stage_row(technique: Technique, before: Survey, after: Survey, resident: Re
         worth = f"kept, though it costs {losses} here: without={[row.name]} leaves it out"
         worth = f"kept: it saves {gains} and costs {losses}" if gains else worth
     return replace(row, why=f"{worth}; measured {how}")
-
-
-def _effect(
-    technique: Technique, survey: Survey, solution: Solution, resident: ResidentState, before: Cost, *, last: bool
-) -> tuple[Cost, str]:
-    """Return the cost with this technique added, which is the solution's with the last one, and why it was chosen."""
-    final = solution.peak_bytes, solution.step_s
-    layout, choice, settings = solution.layout, solution.choice, technique.settings()
-    if technique.name == "recompute":
-        staying = [_WITHOUT_LINK.get(name, name) for name in choice.modes]
-        shown = Counter("by operator" if name.startswith(OPERATORS) else name for name in choice.modes)
-        counts = ", ".join(f"{count} {name}" for name, count in shown.items())
-        why = f"the fastest choice of modes within the budget: {counts}"
-        return final if last else _cost(survey, solution, PLAIN, resident, staying), why
-    if technique.name == "activation-offload":
-        blocks = [survey.sizes[solution.profiled_rows].kept(name) for name in settings["blocks"]]
-        moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
-        why = f"of {len(blocks)} blocks {settings['what']}: crosses the link behind the computation"
-        return final if last else (before[0] - layout.slices * moved, before[1]), why
-    why = "each gradient is gone as soon as it is made"
-    if technique.name == "host-states":
-        moved_words = format_bytes(resident.states_bytes - solution.states_on_gpu_bytes)
-        why = f"{moved_words} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
-    return final if last else _cost(survey, solution, solution.placement, resident, choice.modes), why
 
 
 def _row(technique: Technique, before: Cost, after: Cost, why: str) -> TechniqueRow:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.choose.placement import ResidentState
-from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
+from tonnage.fit.moving.host import CopyLane, pinned
 from tonnage.fit.stepping import parameter_step
 from tonnage.fit.stepping.host_step import DeviceStep
 from tonnage.fit.stepping.stepper import trained_parameters
@@ -31,7 +31,7 @@ _HOST_STEP_BYTES_PER_S = 18.6e9
 
 
 def find_resident_state(
-    training: Training, meter: GpuMeter, blocks: dict[str, nn.Module], host_bytes: int | None
+    training: Training, meter: GpuMeter, blocks: dict[str, nn.Module], host_bytes: int
 ) -> ResidentState:
     optimizer = training.optimizer
     trained = list(trained_parameters(optimizer))
@@ -59,7 +59,7 @@ def find_resident_state(
         optimizer_s=seconds,
         clips=training.stepper.clip_norm is not None,
         steps_one_by_one=parameter_step.why_not_one_by_one(optimizer) is None,
-        host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
+        host_bytes=host_bytes,
         link_bytes_per_s=link_bytes_per_s(card) if meter.virtual else _measured_link_rate(meter.device),
         bandwidth_bytes_per_s=adding_bytes_per_s(card),
         host_step_s=5 * parameter_bytes(trained) / _HOST_STEP_BYTES_PER_S,

@@ -190,29 +190,22 @@ class Stages:
 
     def _check_loss(self) -> None:
         """Check the loss on one row, or on the whole sample if it does not accept fewer."""
-        try:
-            self._check_loss_of(self.least_rows)
-        except TonnageError:
-            raise
-        except Exception:
-            rows = batch_rows(self.training.sample)
-            if rows == self.least_rows or self.training.ranks is not None:
+        training, all_rows = self.training, batch_rows(self.training.sample)
+        for rows in (self.least_rows, all_rows):
+            part = take_rows(training.sample, slice(0, rows))
+            noted = noted_autocast(training, [] if training.applied else self.own_autocast)
+            try:
+                with self._undisturbed(), eagerly(), noted, training.forward_pass(), suppress(torch.OutOfMemoryError):
+                    loss = training.loss(training.model, part)
+                    check_loss(loss)
+                    check_finite(loss, part)
+                self.least_rows = rows
+                return
+            except TonnageError:
                 raise
-            self._check_loss_of(rows)
-            self.least_rows = rows
-
-    def _check_loss_of(self, rows: int) -> None:
-        row = take_rows(self.training.sample, slice(0, rows))
-        with (
-            self._undisturbed(),
-            eagerly(),
-            noted_autocast(self.training, [] if self.training.applied else self.own_autocast),
-            self.training.forward_pass(),
-            suppress(torch.OutOfMemoryError),
-        ):
-            loss = self.training.loss(self.training.model, row)
-            check_loss(loss)
-            check_finite(loss, row)
+            except Exception:
+                if rows == all_rows or training.ranks is not None:
+                    raise
 
     def _measure_sizes(self) -> None:
         """Estimate every micro-batch size that fits alone. The chosen one is measured later."""

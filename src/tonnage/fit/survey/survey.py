@@ -93,14 +93,11 @@ class Survey:
         training, meter = self.training, self.meter
         with self._calls_at(rows) as (batch, calls):
             self.blocks = {name: self.blocks[name] for name in calls.kinds}  # only those that run
-            blocks = {
-                kind: {KEEP: measuring.measure_block(training, meter, self.blocks[name], call)}
-                for kind, (name, call) in calls.by_kind.items()
-            }
+            blocks = {kind: {KEEP: measuring.measure_block(meter, call)} for kind, (_, call) in calls.by_kind.items()}
             if calls.by_kind and not meter.virtual and training.ranks is None:
-                kind, (name, call) = next(iter(calls.by_kind.items()))
+                kind, (_, call) = next(iter(calls.by_kind.items()))
                 usual_s = blocks[kind][KEEP].forward_s + blocks[kind][KEEP].backward_s
-                self.rehearsal_pace = measuring.rehearsal_pace(training, meter, self.blocks[name], call, usual_s)
+                self.rehearsal_pace = measuring.rehearsal_pace(meter, call, usual_s)
             outside = measuring.measure_outside(training, meter, self.blocks, calls, batch)
         return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
 
@@ -242,15 +239,14 @@ class Survey:
 
     def _measure_modes(self, name: str, call: measuring.BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
         """Measure a block as it is, and in each of these modes that frees enough of what it saves."""
-        block = self.blocks[name]
-        ways = {KEEP: measuring.measure_block(self.training, self.meter, block, call)}
+        ways = {KEEP: measuring.measure_block(self.meter, call)}
         for mode in modes:
             try:
                 undo = Recompute(modes={name: recompute_mode(mode)}).apply(self.training)
             except NotApplicable:
                 continue
             try:
-                ways[mode] = measuring.measure_block(self.training, self.meter, block, call)
+                ways[mode] = measuring.measure_block(self.meter, call)
             finally:
                 undo()
         most_bytes = (1 - _WORTHWHILE) * ways[KEEP].kept_bytes
@@ -272,7 +268,7 @@ class Survey:
             return []
         clock = virtual_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
         args, kwargs = call.with_gradient()
-        with measuring.dropped_gradients(block), call.surroundings(self.training):
+        with measuring.dropped_gradients(block), call.surroundings():
             operators = profile_operators(block, args, kwargs, clock)
         choices = frontier(operators, measuring.bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
         return [OPERATORS + ",".join(choice.mode) for choice in choices[1:-1] if choice.kept]
