@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from tonnage.fit.survey.profile import BlockProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 
 Row = tuple[dict[int, float], float, float]  # of a linear program: coefficients by column, lower and upper limit
 GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver accurate
@@ -30,10 +30,7 @@ class MemoryContext:
 
     budget_bytes: int
     fixed_bytes: int  # parameters, states and gradients that stay throughout
-    outside_kept_bytes: int
-    outside_peak_bytes: int  # peak of head, loss and their backward, above what blocks left allocated
-    stem_peak_bytes: int = 0  # before the first block, and after it in backward
-    between_peak_bytes: Sequence[int] = ()  # before each block but the first; 0 if nothing runs there
+    outside: OutsideProfile
     gradient_bytes: Sequence[int] = ()  # per block, if gradients accumulate during backward; else ()
     outside_gradient_bytes: int = 0  # of the head, which come first
     waiting_bytes: int | None = None  # limit of gradients that wait for their states from the host
@@ -170,10 +167,10 @@ class _ModeProgram:
             ways = list(enumerate(modes, start))
             moments.append((left | {column: mode.forward_peak_bytes / GIB for column, mode in ways}, 0))
             backward = left | {column: (mode.kept_bytes + mode.backward_peak_bytes) / GIB for column, mode in ways}
-            moments.append((backward, around.outside_kept_bytes + gradients[index + 1]))
+            moments.append((backward, around.outside.kept_bytes + gradients[index + 1]))
             left = left | {column: mode.kept_bytes / GIB for column, mode in ways}
-        moments.append((left, around.outside_peak_bytes))
-        moments += [({}, around.stem_peak_bytes + gradients[0]), ({}, around.step_peak_bytes)]
+        moments.append((left, around.outside.peak_bytes))
+        moments += [({}, around.outside.stem_peak_bytes + gradients[0]), ({}, around.step_peak_bytes)]
         room = around.budget_bytes - held_bytes
         return [(found | {self.states: -1.0}, -np.inf, (room - extra) / GIB) for found, extra in moments]
 
@@ -196,20 +193,21 @@ def peak_of(taken: Sequence[BlockProfile], around: MemoryContext, moved_states_b
     """Return the peak over all moments of one micro-batch and the optimizer step."""
     states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
     base, gradients = around.fixed_bytes + states_bytes, gradients_from(around, len(taken), moved_states_bytes)
-    left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients[0])
+    left, highest = 0, max(around.step_peak_bytes, around.outside.stem_peak_bytes + gradients[0])
     between = _between(around, len(taken))
     for index, mode in enumerate(taken):
         if between[index]:
             highest = max(highest, left + between[index] + gradients[index])
-        backward = mode.kept_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients[index + 1]
+        backward = mode.kept_bytes + mode.backward_peak_bytes + around.outside.kept_bytes + gradients[index + 1]
         highest = max(highest, left + mode.forward_peak_bytes, left + backward)
         left += mode.kept_bytes
-    return base + max(highest, left + around.outside_peak_bytes)
+    return base + max(highest, left + around.outside.peak_bytes)
 
 
 def _between(around: MemoryContext, blocks: int) -> Sequence[int]:
     """Return the peak before each block; what runs before the first is the stem."""
-    return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
+    between = around.outside.between_peak_bytes
+    return (0, *between) if between else (0,) * blocks
 
 
 def gradients_from(around: MemoryContext, blocks: int, moved_bytes: int) -> list[int]:

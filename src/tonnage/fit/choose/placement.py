@@ -113,10 +113,7 @@ class Placement:
             + extra_bytes
             + (resident.gradients_bytes if stays else 0)
             + (0 if self.splits_states else resident.states_bytes),
-            outside_kept_bytes=outside.kept_bytes,
-            outside_peak_bytes=outside.peak_bytes,
-            stem_peak_bytes=outside.stem_peak_bytes,
-            between_peak_bytes=outside.between_peak_bytes,
+            outside=outside,
             gradient_bytes=resident.block_gradients_bytes if grows or waits else (),
             outside_gradient_bytes=resident.outside_gradients_bytes if grows or waits else 0,
             waiting_bytes=WINDOW_BYTES if waits else None,

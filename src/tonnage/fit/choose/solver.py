@@ -42,13 +42,12 @@ class Candidate:
     window_bytes: int  # of copies in flight, if activations are offloaded
     modes: list[list[BlockProfile]]
     around: MemoryContext
-    outside: OutsideProfile
     overhead_s: float
     launches_s: float  # host time for parameter steps in the last micro-batch
 
     def seconds(self, micro_batch_s: float, host_s: float = 0.0) -> float:
         """Return the seconds of a step; the host's launch time counts if it exceeds the GPU time."""
-        outside = self.outside
+        outside = self.around.outside
         gpu_s = micro_batch_s + outside.forward_s + outside.backward_s
         host_s += outside.forward_host_s + outside.backward_host_s
         last_s = max(gpu_s, host_s + self.launches_s)
@@ -167,7 +166,6 @@ def _candidate(
         around=placement.memory_context(
             resident, outside, budget_bytes, layout.micro_batches, backward_s=backward_s, extra_bytes=window
         ),
-        outside=outside,
         overhead_s=placement.step_overhead_s(resident, layout.micro_batches, backward_s),
         launches_s=placement.launches_s(resident),
     )
