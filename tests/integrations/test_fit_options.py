@@ -10,9 +10,10 @@ from fit.cases import build_training, llama
 from integrations.fit_runs import a_plan
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Applied, Fitted
+from tonnage.fit.fitting import FitOptions
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.techniques.step_in_backward import StepInBackward
-from tonnage.integrations.fit_options import FitOptions, add_waiting, parts_of, plan_for_loop
+from tonnage.integrations.fit_options import add_waiting, parts_of, plan_for_loop
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -10,7 +10,7 @@ gradients are compared with the plain model's.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,44 +52,46 @@ _MISJUDGED = 0.03  # tolerated share of slowdown against the prediction before a
 _IN_SLICES, _BY_OPERATOR = "recompute in slices", "recompute by operator"
 
 
+@dataclass(kw_only=True, eq=False)
+class FitOptions:
+    """The arguments of `tonnage.fit` that do not follow from a Trainer."""
+
+    budget: str | int | None = None
+    host: str | int | None = None
+    exact: bool = True
+    allow: Sequence[str] = ()
+    without: Sequence[str] = ()
+    weighting: Weighting = "auto"
+    dropout: str = "same"
+    plan: FitPlan | str | Path | None = None
+    measure: bool = True
+    verbose: bool = False
+
+
 def fit(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    loss: Loss,
-    sample: Batch,
-    budget: str | int | None = None,
-    host: str | int | None = None,
-    exact: bool = True,
-    allow: Sequence[str] = (),
-    without: Sequence[str] = (),
-    clip_norm: float | None = None,
-    weighting: Weighting = "auto",
-    dropout: str = "same",
-    plan: FitPlan | str | Path | None = None,
-    measure: bool = True,
-    verbose: bool = False,
+    model: nn.Module, optimizer: Optimizer, *, loss: Loss, sample: Batch, clip_norm: float | None = None, **options: Any
 ) -> Fitted:
-    """Fit a training on one GPU. See `tonnage.fit` for the arguments."""
+    """Fit a training on one GPU; `options` are those of `FitOptions`. See `tonnage.fit` for the arguments."""
+    asked = FitOptions(**options)
     device = check_request(model, optimizer, sample)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
     check_clip_norm(clip_norm)
-    division = MicroBatches(count=1, weighting=weighting, dropout=dropout)
-    wrong = division.why_not_settings()
-    if wrong:
+    division = MicroBatches(count=1, weighting=asked.weighting, dropout=asked.dropout)
+    if wrong := division.why_not_settings():
         raise RequestError(wrong, hint="See the table of tonnage.fit's arguments.")
-    if plan is not None:
-        return apply_plan(training, plan if isinstance(plan, FitPlan) else read_plan(plan), weighting=weighting)
+    if asked.plan is not None:
+        plan = asked.plan if isinstance(asked.plan, FitPlan) else read_plan(asked.plan)
+        return apply_plan(training, plan, weighting=asked.weighting)
     meter = GpuMeter(device)
     request = Request(
-        budget_bytes=budget_bytes(budget, meter.free_bytes()),
-        host_bytes=budget_bytes(host, free_host_bytes(), name="host", least_bytes=0),
-        allowed=allowed_names(exact, allow, without),
-        say=print if verbose else lambda _: None,
+        budget_bytes=budget_bytes(asked.budget, meter.free_bytes()),
+        host_bytes=budget_bytes(asked.host, free_host_bytes(), name="host", least_bytes=0),
+        allowed=allowed_names(asked.exact, asked.allow, asked.without),
+        say=print if asked.verbose else lambda _: None,
         division=division,
     )
-    return Fitting(training, meter, request, measure=measure).run()
+    return Fitting(training, meter, request, measure=asked.measure).run()
 
 
 class Fitting(Stages):

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
+from tonnage.fit.fitting import FitOptions
 from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Batch, Training, Undo, set_attributes
-from tonnage.integrations.fit_options import FitOptions, fit_in_loop, parts_of
+from tonnage.integrations.fit_options import fit_in_loop, parts_of
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch.callbacks import Callback

@@ -1,7 +1,7 @@
 """The options of `fit` where a Trainer runs the loop."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +10,15 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import fit
+from tonnage.fit.fitting import FitOptions, fit
 from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.prove.rehearsal import Rehearsed
-from tonnage.fit.stepping.batches import MicroBatch, Weighting, batch_rows, split
+from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import budget_bytes
-
-
-@dataclass(kw_only=True, eq=False)
-class FitOptions:
-    """The arguments of `tonnage.fit` that do not follow from the Trainer."""
-
-    budget: str | int | None = None
-    host: str | int | None = None
-    exact: bool = True
-    allow: Sequence[str] = ()
-    without: Sequence[str] = ()
-    weighting: Weighting = "auto"
-    dropout: str = "same"
-    plan: FitPlan | str | Path | None = None
-    measure: bool = True
-    verbose: bool = False
 
 
 def fit_in_loop(

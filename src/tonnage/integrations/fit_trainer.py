@@ -24,6 +24,7 @@ from transformers import Trainer
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
+from tonnage.fit.fitting import FitOptions
 from tonnage.fit.plan import FitPlan
 from tonnage.fit.recomputing.remembered import Generators
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
@@ -35,7 +36,7 @@ from tonnage.fit.techniques.autocast import Autocast, ScaledStepper
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.weighting import find_weighting
-from tonnage.integrations.fit_options import FitOptions, fit_in_loop, parts_of
+from tonnage.integrations.fit_options import fit_in_loop, parts_of
 
 Inputs = Mapping[str, Any]
 ITEMS = "num_items_in_batch"  # what the Trainer divides a sum of losses by
