@@ -10,7 +10,7 @@ arrives, in micro-batches as planned, and `optimizer.step()` is the stepper's.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -146,21 +146,12 @@ def _fit(
             computed: Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
         return computed
 
-    training = Training(
-        model=trainer.model,
-        optimizer=optimizer,
-        loss=loss,
-        sample=step_sample,
-        device=trainer.args.device,
-        stepper=Stepper(optimizer),
-    )
+    training = Training(trainer.model, optimizer, loss, step_sample, trainer.args.device, Stepper(optimizer))
     # Batches of a step may be computed as one if rows are independent, and losses add up.
-    joins = len(batches) > 1 and MicroBatches(count=2).why_not(training) is None
-    if joins:
-        try:
+    joins = False
+    if len(batches) > 1 and MicroBatches(count=2).why_not(training) is None:
+        with suppress(NotApplicable):
             joins = find_weighting(training) == "sum"
-        except NotApplicable:
-            joins = False
     several = len(batches) > 1 and not joins
     refused = {}
     if _mixed(trainer):
@@ -186,19 +177,16 @@ def _fit(
 def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], Tensor | int | None]:
     """Return the batches of one optimizer step, without advancing the random state or the data loader."""
     count = trainer.args.gradient_accumulation_steps
-    if sample is not None:
-        batches, items = trainer.get_batch_samples(iter([sample] * count), count, trainer.args.device)
-        return [trainer._prepare_inputs(batch) for batch in batches], items
-    if trainer.train_dataset is None:
+    if sample is None and trainer.train_dataset is None:
         raise RequestError("The Trainer has no train_dataset.", hint="Give it one, or a batch as sample=.")
     generators = Generators(trainer.args.device)
     states = generators.states()
     try:
-        loader = trainer.get_train_dataloader()
+        loader = trainer.get_train_dataloader() if sample is None else [sample] * count
         batches, items = trainer.get_batch_samples(iter(loader), count, trainer.args.device)
     finally:
         generators.set(states)
-    if loader in trainer.accelerator._dataloaders:  # not if a subclass creates its own
+    if sample is None and loader in trainer.accelerator._dataloaders:  # not if a subclass creates its own
         trainer.accelerator._dataloaders.remove(loader)
         loader.end()
     if not batches:

@@ -107,24 +107,24 @@ def summary_rows(
     final, choice = (solution.peak_bytes, solution.step_s), solution.choice
     rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
     for technique in rest:
+        last = technique is rest[-1]
         if technique.name == "recompute":
             staying = [_WITHOUT_LINK.get(name, name) for name in choice.modes]
-            after = _cost(survey, solution, PLAIN, resident, staying)
+            after = final if last else _cost(survey, solution, PLAIN, resident, staying)
             shown = Counter("by operator" if name.startswith(OPERATORS) else name for name in choice.modes)
             counts = ", ".join(f"{count} {name}" for name, count in shown.items())
             why = f"the fastest choice of modes within the budget: {counts}"
         elif isinstance(technique, ActivationOffload):
             blocks = [survey.sizes[solution.profiled_rows].kept(name) for name in technique.blocks]
             moved = sum(block.kept_bytes if technique.what == "kept" else block.input_bytes for block in blocks)
-            after = before[0] - layout.slices * moved, before[1]
+            after = final if last else (before[0] - layout.slices * moved, before[1])
             why = f"of {len(blocks)} blocks {technique.what}: crosses the link behind the computation"
         else:  # where gradients and states are
-            after = _cost(survey, solution, solution.placement, resident, choice.modes)
+            after = final if last else _cost(survey, solution, solution.placement, resident, choice.modes)
             why = "each gradient is gone as soon as it is made"
             if technique.name == "host-states":
                 moved_words = format_bytes(resident.states_bytes - solution.states_on_gpu_bytes)
                 why = f"{moved_words} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
-        after = final if technique is rest[-1] else after
         rows.append(_row(technique, before, after, why))
         before = after
     return tuple(rows)

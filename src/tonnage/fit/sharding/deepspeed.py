@@ -69,16 +69,10 @@ def fit_with_deepspeed(
             # The engine is the training's model: calling it gathers sharded parameters.
             check_sample(sample, engine.device)
             first = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
-            training = Training(
-                model=engine,
-                optimizer=engine.optimizer,
-                loss=loss,
-                sample=change_tensors(agreement.share(first), lambda tensor: tensor.to(engine.device)),
-                device=torch.device(engine.device),
-                stepper=Stepper(engine.optimizer),
-                micro_batches=engine.gradient_accumulation_steps(),
-                agreement=agreement,
-            )
+            sample = change_tensors(agreement.share(first), lambda tensor: tensor.to(engine.device))
+            device, stepper = torch.device(engine.device), Stepper(engine.optimizer)
+            training = Training(engine, engine.optimizer, loss, sample, device, stepper, agreement=agreement)
+            training.micro_batches = engine.gradient_accumulation_steps()
             return EngineFitted(engine, agreement, training, weighting)
     except BaseException:
         agreement.close()

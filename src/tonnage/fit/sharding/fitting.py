@@ -156,17 +156,7 @@ def _training(
     clip_norm: float | None,
 ) -> Training:
     check_model(model, optimizer)
-    training = Training(
-        model=model,
-        optimizer=optimizer,
-        loss=loss,
-        sample=sample,
-        device=mesh_device(mesh),
-        stepper=Stepper(optimizer, clip_norm=clip_norm),
-        mesh=mesh,
-        agreement=agreement,
-    )
-    device, found = training.device, next(model.parameters()).device
+    device, found = mesh_device(mesh), next(model.parameters()).device
     if found.type not in (device.type, "cpu"):
         raise RequestError(
             f"The model is on {found}, and the mesh is of {device.type!r}.",
@@ -178,8 +168,9 @@ def _training(
     on_host = [tensor.device.type == "cpu" for tensor in tensors(sample)]
     # Keep CPU tensors beside GPU tensors on the CPU.
     lengths = iter(on_host if not all(on_host) else [False] * len(on_host))
-    training.sample = change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
-    return training
+    sample = change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
+    stepper = Stepper(optimizer, clip_norm=clip_norm)
+    return Training(model, optimizer, loss, sample, device, stepper, mesh=mesh, agreement=agreement)
 
 
 def _sharding_plan(plan: FitPlan | None, shard: Shard | None, device: torch.device) -> FitPlan:
