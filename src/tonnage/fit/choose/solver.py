@@ -204,33 +204,19 @@ def outside_at(
 
 def _larger(mode: BlockProfile, kept: BlockProfile, layout: BatchLayout) -> BlockProfile:
     """Scale a mode to a batch `slices` times as large: recomputed blocks may run slice by slice, others whole."""
-    slices = layout.slices
-    whole = replace(
-        mode,
-        forward_s=mode.forward_s * slices,
-        backward_s=mode.backward_s * slices,
-        input_bytes=mode.input_bytes * slices,
-        kept_bytes=mode.kept_bytes * slices,
-        moved_bytes=mode.moved_bytes * slices,
-    )
-    if mode.name not in (BLOCK, BLOCK_OFFLOAD) or not layout.sliced:
-        return replace(
-            whole,
-            forward_peak_bytes=mode.forward_peak_bytes * slices,
-            backward_peak_bytes=mode.backward_peak_bytes * slices,
-        )
-    # Besides the slice: the whole output or input gradient, and the sum of the block's gradients.
-    passing_bytes = kept.input_bytes * slices
-    return replace(
-        whole,
-        forward_host_s=mode.host_s * slices,
-        backward_host_s=0.0,
-        forward_peak_bytes=kept.forward_peak_bytes - kept.kept_bytes + passing_bytes,
-        backward_peak_bytes=mode.backward_peak_bytes
-        + (slices - 1) * mode.moved_bytes
-        + passing_bytes
-        + kept.parameters_bytes,
-    )
+    slices, scaled = layout.slices, ["forward_s", "backward_s", "input_bytes", "kept_bytes", "moved_bytes"]
+    in_slices = layout.sliced and mode.name in (BLOCK, BLOCK_OFFLOAD)
+    if not in_slices:
+        scaled += ["forward_peak_bytes", "backward_peak_bytes"]
+    found: dict[str, Any] = {name: getattr(mode, name) * slices for name in scaled}
+    if in_slices:
+        # Besides the slice: the whole output or input gradient, and the sum of the block's gradients.
+        passing_bytes = kept.input_bytes * slices
+        more_bytes = (slices - 1) * mode.moved_bytes + passing_bytes + kept.parameters_bytes
+        found["forward_host_s"], found["backward_host_s"] = mode.host_s * slices, 0.0
+        found["forward_peak_bytes"] = kept.forward_peak_bytes - kept.kept_bytes + passing_bytes
+        found["backward_peak_bytes"] = mode.backward_peak_bytes + more_bytes
+    return replace(mode, **found)
 
 
 # Where nothing fits ---------------------------------------------------------------------------------------------------
