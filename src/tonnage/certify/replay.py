@@ -187,7 +187,7 @@ def in_python(program: RecordedProgram, capacity_bytes: int, settings: Allocator
         else:
             allocator.free(block)
 
-    line = ""
+    line, failure = "", None
     try:
         for at in operations_of(operations):
             operation = operations[at]
@@ -231,5 +231,4 @@ def in_python(program: RecordedProgram, capacity_bytes: int, settings: Allocator
         failure = Failure(
             len(allocated) - 1, line, rounded, short.segment_bytes, free, short.allocated_bytes, short.reserved_bytes
         )
-        return Lived(allocated, reserved, failure, unknown, outside, counters.alloc_retries, first_retry)
-    return Lived(allocated, reserved, None, unknown, outside, counters.alloc_retries, first_retry)
+    return Lived(allocated, reserved, failure, unknown, outside, counters.alloc_retries, first_retry)

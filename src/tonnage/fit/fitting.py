@@ -90,8 +90,9 @@ def fit(
         allowed=allowed_names(asked.exact, asked.allow, asked.without),
         say=print if asked.verbose else lambda _: None,
         division=division,
+        measure=asked.measure,
     )
-    return Fitting(training, meter, request, measure=asked.measure).run()
+    return Fitting(training, meter, request).run()
 
 
 class Fitting(Stages):
@@ -246,7 +247,7 @@ class Fitting(Stages):
 
     def _prove(self) -> Proof | None:
         """Prove gradients once, on as many rows as the plain model has room for; None on a virtual GPU."""
-        if not self.measure or self.meter.virtual or self.training.ranks is not None:
+        if not self.request.measure or self.meter.virtual or self.training.ranks is not None:
             return None
         peak, _ = plain_cost(self.stages[0][1], self.resident)
         fixed = self.resident.held_bytes
@@ -340,7 +341,7 @@ class Fitting(Stages):
     def _try(self, solution: Solution) -> Rehearsed | None:
         """Apply a solution, and measure it if requested."""
         self.applied.add(assemble(solution, self.survey, self.request.division))
-        if not self.measure:
+        if not self.request.measure:
             return None
         measured = self._rehearse()
         predicted = f"{format_bytes(solution.peak_bytes)}, {time_words(solution.step_s)}"
@@ -404,7 +405,7 @@ class Fitting(Stages):
         while (solution := self._smallest_solution()) and self._measure_size_of(solution):
             pass
         needed_bytes = solution.peak_bytes if solution else 0
-        if solution and self.measure and needed_bytes < self.meter.free_bytes():
+        if solution and self.request.measure and needed_bytes < self.meter.free_bytes():
             try:
                 measured = self._try(solution)
             except _BREAKS as problem:

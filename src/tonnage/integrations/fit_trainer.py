@@ -182,7 +182,7 @@ def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], T
     generators = Generators(trainer.args.device)
     states = generators.states()
     try:
-        loader = trainer.get_train_dataloader() if sample is None else [sample] * count
+        loader: Any = trainer.get_train_dataloader() if sample is None else [sample] * count
         batches, items = trainer.get_batch_samples(iter(loader), count, trainer.args.device)
     finally:
         generators.set(states)

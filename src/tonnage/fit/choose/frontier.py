@@ -21,14 +21,9 @@ class OperatorChoice:
     """One way to recompute a block: the outputs of `kept` stay, the rest runs again."""
 
     kept: tuple[int, ...]
-    names: tuple[str, ...]  # of the kept operators
+    mode: list[str]  # for `Recompute(modes=...)`: each index with the operator name expected there
     kept_bytes: int  # including the block's input
     seconds: float  # of what runs again
-
-    @property
-    def mode(self) -> list[str]:
-        """The value for `Recompute(modes=...)`: each index with the operator name expected there."""
-        return [f"{index}:{name}" for index, name in zip(self.kept, self.names, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ class _KeepProgram:
     def solve(self, limit_bytes: int, input_bytes: int) -> OperatorChoice | None:
         count = len(self._groups)
         if not count:
-            return OperatorChoice(kept=(), names=(), kept_bytes=input_bytes, seconds=0.0)
+            return OperatorChoice(kept=(), mode=[], kept_bytes=input_bytes, seconds=0.0)
         scale = max(self._seconds.sum(), 1e-12)
         unit = max(float(self._bytes.max()), 1.0)
         row = np.append(self._bytes / unit, np.zeros(count)).reshape(1, -1)
@@ -141,7 +136,7 @@ class _KeepProgram:
         kept = [self._operators[index] for index in sorted(chosen)]
         return OperatorChoice(
             kept=tuple(root.index for root in kept),
-            names=tuple(root.name for root in kept),
+            mode=[f"{root.index}:{root.name}" for root in kept],
             kept_bytes=input_bytes + sum(root.output_bytes for root in kept),
             seconds=self._again_s({root.index for root in kept}),
         )

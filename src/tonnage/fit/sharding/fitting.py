@@ -97,8 +97,9 @@ def fit_on_mesh(
                     host_bytes=host_bytes,
                     allowed=allowed - set(Shard.conflicts),
                     say=print if verbose and agreement.first else lambda _: None,
+                    measure=measure,
                 )
-                fitted = _choose(training, meter, request, (shard,) if shard else _CHOICES, measure=measure)
+                fitted = _choose(training, meter, request, (shard,) if shard else _CHOICES)
             else:
                 fitted = apply_plan(training, _sharding_plan(plan, shard, training.device))
             reshard(model)  # the last trial may have been a forward alone
@@ -194,13 +195,11 @@ def _sharding_plan(plan: FitPlan | None, shard: Shard | None, device: torch.devi
     )
 
 
-def _choose(
-    training: Training, meter: "AgreedMeter", request: Request, choices: Sequence[Shard], *, measure: bool
-) -> Fitted:
+def _choose(training: Training, meter: "AgreedMeter", request: Request, choices: Sequence[Shard]) -> Fitted:
     for shard in choices[:-1]:
         with suppress(DoesNotFit):
-            return ShardedFitting(training, meter, request, shard, measure=measure).run()
-    return ShardedFitting(training, meter, request, choices[-1], measure=measure).run()
+            return ShardedFitting(training, meter, request, shard).run()
+    return ShardedFitting(training, meter, request, choices[-1]).run()
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------
@@ -265,10 +264,8 @@ def agreed(agreement: Agreement, measure: Callable[[], Found]) -> Found:
 class ShardedFitting(Fitting):
     """A run of fit with one way to shard."""
 
-    def __init__(
-        self, training: Training, meter: AgreedMeter, request: Request, shard: Shard, *, measure: bool
-    ) -> None:
-        super().__init__(training, meter, request, measure=measure)
+    def __init__(self, training: Training, meter: AgreedMeter, request: Request, shard: Shard) -> None:
+        super().__init__(training, meter, request)
         self.shard, self.agreement = shard, meter.agreement
 
     def run(self) -> Fitted:

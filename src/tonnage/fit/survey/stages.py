@@ -51,6 +51,7 @@ class Request:
     allowed: frozenset[str]  # techniques that may be used
     say: Callable[[str], None]
     division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # its count is ignored
+    measure: bool = True  # whether to rehearse and prove
 
 
 class Stages:
@@ -59,8 +60,8 @@ class Stages:
     survey: Survey
     resident: ResidentState
 
-    def __init__(self, training: Training, meter: GpuMeter, request: Request, *, measure: bool) -> None:
-        self.training, self.meter, self.request, self.measure = training, meter, request, measure
+    def __init__(self, training: Training, meter: GpuMeter, request: Request) -> None:
+        self.training, self.meter, self.request = training, meter, request
         self.applied = Applied(training)
         self.fresh = not training.optimizer.state
         self.stages: list[tuple[str, Survey]] = []
