@@ -167,7 +167,7 @@ class Fitting(Stages):
             plain_peak_bytes=plain_peak,
             plain_step_s=plain_s if is_telling(plain) else 0.0,
             host_bytes=host_bytes,
-            rows=summary_rows(self.stages, self.survey, self.resident, solution, self.applied.techniques),
+            rows=summary_rows(self.stages, self.resident, solution, self.applied.techniques),
         )
 
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:

@@ -22,7 +22,7 @@ _VERSION = 1
 _MOST_BYTES = 16 * 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TechniqueRow:
     """One technique in the summary of a plan."""
 

@@ -88,13 +88,10 @@ def _step_cost(
 
 
 def summary_rows(
-    stages: Sequence[tuple[str, Survey]],
-    survey: Survey,
-    resident: ResidentState,
-    solution: Solution,
-    techniques: Sequence[Technique],
+    stages: Sequence[tuple[str, Survey]], resident: ResidentState, solution: Solution, techniques: Sequence[Technique]
 ) -> tuple[TechniqueRow, ...]:
     """Return one row per technique, in the order in which they were added."""
+    survey = stages[-1][1]
     titles = {technique.name: technique for technique in techniques}
     rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
     before = plain_cost(survey, resident)
@@ -149,13 +146,7 @@ def _stage_row(technique: Technique, before: Survey, after: Survey, resident: Re
 
 
 def _row(technique: Technique, before: Cost, after: Cost, why: str) -> TechniqueRow:
-    return TechniqueRow(
-        name=technique.name,
-        title=technique.title,
-        saved_bytes=before[0] - after[0],
-        seconds=after[1] - before[1],
-        why=why,
-    )
+    return TechniqueRow(technique.name, technique.title, before[0] - after[0], after[1] - before[1], why)
 
 
 # In words -------------------------------------------------------------------------------------------------------------

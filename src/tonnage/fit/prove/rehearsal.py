@@ -25,7 +25,7 @@ from tonnage.fit.training import Batch, Training, set_attributes
 from tonnage.units import format_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rehearsed:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -60,12 +60,7 @@ def rehearse(
         torch.cuda.synchronize(meter.device)
         step_s = perf_counter() - began_s
         peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
-    return Rehearsed(
-        peak_allocated_bytes=peaks[0],
-        peak_reserved_bytes=peaks[1],
-        stepped=fresh,
-        step_s=step_s if whole and not meter.virtual else None,
-    )
+    return Rehearsed(*peaks, stepped=fresh, step_s=step_s if whole and not meter.virtual else None)
 
 
 @contextmanager
