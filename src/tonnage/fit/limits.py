@@ -62,6 +62,9 @@ _BEYOND = 1 << 40
 _BEND = 2e-3
 
 
+Applicable = Fitted | FitPlan | str | Path | None  # what may be applied to a training while it is measured
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The size, and the GPU memory of one step of it."""
@@ -81,7 +84,7 @@ def largest_batch(
     sample: Batch,
     budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
-    fitted: Fitted | FitPlan | str | Path | None = None,
+    fitted: Applicable = None,
     at_most: int | None = None,
     multiple_of: int = 1,
 ) -> Found:
@@ -109,7 +112,7 @@ def longest_sequence(
     sample: Batch,
     budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
-    fitted: Fitted | FitPlan | str | Path | None = None,
+    fitted: Applicable = None,
     at_most: int | None = None,
     multiple_of: int = 64,
     dimension: int = 1,
@@ -126,12 +129,7 @@ def longest_sequence(
 
 @contextmanager
 def _training(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
-    sample: Batch,
-    clip_norm: float | None,
-    fitted: Fitted | FitPlan | str | Path | None,
+    model: nn.Module, optimizer: Optimizer, loss: Loss, sample: Batch, clip_norm: float | None, fitted: Applicable
 ) -> Iterator[tuple[Training, tuple[Technique, ...]]]:
     """Yield the training with its techniques applied; restore it afterwards."""
     if isinstance(fitted, Fitted):

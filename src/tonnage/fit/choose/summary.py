@@ -46,7 +46,7 @@ def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] =
         found: dict[str, Any] = {name: scaled(getattr(below, name), getattr(above, name)) for name in names}
         share = rows / many
         taken.append(replace(above, forward_s=above.forward_s * share, backward_s=above.backward_s * share, **found))
-    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, micro_batches=1)
+    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, 1)
 
 
 def is_telling(survey: Survey) -> bool:
@@ -68,23 +68,19 @@ def _cost(
     wanted = zip(modes, names or [KEEP] * len(modes), strict=True)
     taken = [next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in wanted]
     outside = outside_at(survey.sizes, layout.rows, survey.outside)
-    return _step_cost(taken, outside, placement, resident, micro_batches=layout.micro_batches)
+    return _step_cost(taken, outside, placement, resident, layout.micro_batches)
 
 
 def _step_cost(
-    taken: list[BlockProfile],
-    outside: OutsideProfile,
-    placement: Placement,
-    resident: ResidentState,
-    *,
-    micro_batches: int,
+    taken: list[BlockProfile], outside: OutsideProfile, placement: Placement, resident: ResidentState, count: int
 ) -> Cost:
+    """Return the cost of a step of `count` micro-batches."""
     backward_s = sum(mode.backward_s for mode in taken)
-    around = placement.memory_context(resident, outside, 0, micro_batches, backward_s=backward_s)
+    around = placement.memory_context(resident, outside, 0, count, backward_s=backward_s)
     gpu_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
     host_s = sum(mode.host_s for mode in taken) + outside.forward_host_s + outside.backward_host_s
-    seconds = max(gpu_s, host_s) * micro_batches
-    return peak_of(taken, around), seconds + placement.step_overhead_s(resident, micro_batches, backward_s)
+    seconds = max(gpu_s, host_s) * count
+    return peak_of(taken, around), seconds + placement.step_overhead_s(resident, count, backward_s)
 
 
 def summary_rows(

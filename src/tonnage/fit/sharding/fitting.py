@@ -82,7 +82,7 @@ def fit_on_mesh(
     agreement = Agreement(mesh)
     try:
         with agreement.together(settled=True):
-            training = _training(model, optimizer, loss, sample, mesh, agreement, clip_norm)
+            training = _training(model, optimizer, loss, sample, agreement, clip_norm)
             plan = read_plan(plan) if isinstance(plan, str | Path) else plan
             allowed = allowed_names(exact, allow, without)
             _check_alike([repr(shard), plan and plan.to_json(), sorted(allowed), measure], agreement)
@@ -148,16 +148,10 @@ def check_mesh(mesh: Any) -> None:
 
 
 def _training(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
-    sample: Batch,
-    mesh: DeviceMesh,
-    agreement: Agreement,
-    clip_norm: float | None,
+    model: nn.Module, optimizer: Optimizer, loss: Loss, sample: Batch, agreement: Agreement, clip_norm: float | None
 ) -> Training:
     check_model(model, optimizer)
-    device, found = mesh_device(mesh), next(model.parameters()).device
+    device, found = mesh_device(agreement.mesh), next(model.parameters()).device
     if found.type not in (device.type, "cpu"):
         raise RequestError(
             f"The model is on {found}, and the mesh is of {device.type!r}.",
@@ -171,7 +165,7 @@ def _training(
     lengths = iter(on_host if not all(on_host) else [False] * len(on_host))
     sample = change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
     stepper = Stepper(optimizer, clip_norm=clip_norm)
-    return Training(model, optimizer, loss, sample, device, stepper, mesh=mesh, agreement=agreement)
+    return Training(model, optimizer, loss, sample, device, stepper, mesh=agreement.mesh, agreement=agreement)
 
 
 def _sharding_plan(plan: FitPlan | None, shard: Shard | None, device: torch.device) -> FitPlan:

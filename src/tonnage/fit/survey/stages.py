@@ -33,11 +33,8 @@ from tonnage.untrusted import clipped
 ALWAYS_PAYING = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
 # If nothing fits, in this order: FP32 parameters among the states, which can be on the host; 8-bit states, if allowed;
 # tiles for long sequences, which cost a second forward pass of what is tiled.
-MASTERS, COARSE_STATES, TILES = (
-    ("master-weights",),
-    ("stochastic-bf16", "eight-bit-states"),
-    ("tiled-mlp", "tiled-norm"),
-)
+MASTERS, COARSE_STATES = ("master-weights",), ("stochastic-bf16", "eight-bit-states")
+TILES = ("tiled-mlp", "tiled-norm")
 # Bytes of logits at a time: small next to the rest.
 _LARGEST_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 512 << 20, 64 << 20
 

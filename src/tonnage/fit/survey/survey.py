@@ -257,10 +257,8 @@ class Survey:
         if not self._ways_at:
             return size
         ways = self._ways_at[min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))]
-        return replace(
-            size,
-            blocks={kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()},
-        )
+        blocks = {kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()}
+        return replace(size, blocks=blocks)
 
     def _operator_modes(self, block: nn.Module, call: measuring.BlockCall) -> list[str]:
         """Return the fastest choices of saved operators at a few byte levels. A compiled block has none."""
