@@ -209,15 +209,14 @@ class Memo(Events):
             return known.output.build(list(_replayed_function(torch).apply(self._anchor, self, pending, given)))
         if trains:
             self._materialise()
-        return self._run_forward(plain, module, arguments, keywords, key, given, before, trains)
+        return self._run_forward(lambda: plain(module, *arguments, **keywords), module, key, given, before, trains)
 
     def _run_forward(
-        self, plain: Any, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], key: Key | None, given: list[Any],
-        before: list[int], trains: bool,
-    ) -> Any:  # fmt: skip
+        self, run: Callable[[], Any], module: Any, key: Key | None, given: list[Any], before: list[int], trains: bool
+    ) -> Any:
         instance = self._start("forward" if trains else "evaluation", before)
         try:
-            output = plain(module, *arguments, **keywords)
+            output = run()
         finally:
             call = self._stop()
         self._last_forward[id(module)] = instance
