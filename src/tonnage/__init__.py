@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from tonnage.errors import TonnageError
-    from tonnage.fit.calling import fit
+    from tonnage.fit import fit
     from tonnage.fit.limits import largest_batch, longest_sequence
     from tonnage.hardware import Gpu, find_gpu
     from tonnage.integrations.fit_trainer import fit_trainer

@@ -10,9 +10,10 @@ from fit.cases import build_training, llama
 from integrations.fit_runs import a_plan
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Applied, Fitted
+from tonnage.fit.fitting import FitOptions
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.techniques.step_in_backward import StepInBackward
-from tonnage.integrations.fit_options import FitOptions, StepParts, add_waiting, plan_for_loop
+from tonnage.integrations.fit_options import add_waiting, parts_of, plan_for_loop
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -39,9 +40,9 @@ def test_gradients_that_wait_are_in_the_account() -> None:
 def test_a_batch_s_share_is_its_parts_share() -> None:
     training = build_training(llama)
     training.sample, training.micro_batches = {"x": torch.zeros(4, 1)}, 2
-    rows = StepParts(training).of({"x": torch.zeros(4, 1)}, share=1 / 4)
+    rows = parts_of(training, {"x": torch.zeros(4, 1)}, share=1 / 4)
     assert [float(part.weight) for part in rows] == [0.125, 0.125]
     training.weighting = "tokens"
     labels = torch.tensor([[1, 1], [1, 1], [1, -100], [-100, -100]])
-    tokens = StepParts(training).of({"labels": labels}, share=1 / 4)
+    tokens = parts_of(training, {"labels": labels}, share=1 / 4)
     assert [float(part.weight) for part in tokens] == [0.2, 0.05]

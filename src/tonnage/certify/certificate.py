@@ -38,7 +38,6 @@ class Certificate:
 
     @property
     def survives(self) -> bool:
-        """Whether nothing fails."""
         return self.lived.failure is None
 
     @property
@@ -51,8 +50,7 @@ class Certificate:
     @property
     def part(self) -> ProgramPart:
         """The part where it dies, or else where it needs most."""
-        at = self.lived.failure.part if self.lived.failure else self.lived.peak_part
-        return self.program.parts[at]
+        return self.program.parts[self.lived.failure.part if self.lived.failure else self.lived.peak_part]
 
     @cached_property
     def in_all(self) -> Lived:
@@ -67,10 +65,8 @@ class Certificate:
         program, began = _uncapped(self.program), time.monotonic()
         while high - low > high // 100:
             middle = (low + high) // 2
-            if live_through(program, middle, self.settings).failure is None:
-                high = middle
-            else:
-                low = middle
+            survives = live_through(program, middle, self.settings).failure is None
+            low, high = (low, middle) if survives else (middle, high)
             if time.monotonic() - began > _PATIENCE_S:
                 return None
         return high
@@ -85,24 +81,18 @@ class Certificate:
     @cached_property
     def heaviest(self) -> list[tuple[ProgramPart, int, int]]:
         """The parts that need most, one per shape, with allocated and reserved bytes."""
-        lived, shapes, found = self.in_all, set(), []
-        for at in sorted(range(len(lived.allocated_bytes)), key=lambda at: -lived.allocated_bytes[at]):
-            part = self.program.parts[at]
-            if (part.kind, part.shape) not in shapes and part.kind in ("step", "evaluation", "between"):
-                shapes.add((part.kind, part.shape))
-                found.append((part, lived.allocated_bytes[at], lived.reserved_bytes[at]))
-                if len(found) == _SHOWN:
-                    break
-        return found
+        rows = zip(self.program.parts, self.in_all.allocated_bytes, self.in_all.reserved_bytes, strict=False)
+        found: dict[tuple[str, tuple[int, ...]], tuple[ProgramPart, int, int]] = {}
+        for row in sorted(rows, key=lambda row: -row[1]):
+            if row[0].kind in ("step", "evaluation", "between"):
+                found.setdefault((row[0].kind, row[0].shape), row)
+        return list(found.values())[:_SHOWN]
 
     @cached_property
     def changes(self) -> list[SafeChange]:
         """Changes that make it safe, each simulated; for a tight verdict, only those that avoid retries."""
         if self.verdict == "safe":
             return []
-        return [one for one in self._tried() if one.lived.failure is None and not (self.survives and one.lived.retries)]
-
-    def _tried(self) -> list[SafeChange]:
         found: list[SafeChange] = []
         program, settings = self.program, self.settings
         if not settings.expandable_segments:
@@ -119,8 +109,9 @@ class Certificate:
             if changed:
                 words = f"pad to {', '.join(f'{one:,}' for one in buckets)}"
                 found.append(SafeChange(words, "more padding is computed", self._live(changed)))
-        limit = None if self.survives else self._limit()
-        return [*found, limit] if limit else found
+        if not self.survives and (limit := self._limit()):
+            found.append(limit)
+        return [one for one in found if one.lived.failure is None and not (self.survives and one.lived.retries)]
 
     def _live(self, program: RecordedProgram, settings: AllocatorSettings | None = None) -> Lived:
         return live_through(program, self.gpu.memory_bytes, settings or self.settings)
@@ -136,15 +127,16 @@ class Certificate:
             program = _resized(self.program, partial(_at_most, most), above=most)
             lived = self._live(program) if program else None
             if lived is not None and lived.failure is None:
-                best, low = (sizes[middle], lived), middle + 1
+                best, low = (most, lived), middle + 1
             else:
                 high = middle - 1
         if best is None:
             return None
-        longer = sum(_size(part) > best[0] for part in parts)
-        shape = next(part.shape for part in parts if _size(part) == best[0])
-        words = f"max_length={best[0]}" if len(shape) == 2 else f"images of at most {shape[2]} × {shape[3]}"
-        return SafeChange(words, f"{longer:,} of {len(parts):,} batches {'is' if longer == 1 else 'are'} cut", best[1])
+        most, lived = best
+        longer = sum(_size(part) > most for part in parts)
+        shape = next(part.shape for part in parts if _size(part) == most)
+        words = f"max_length={most}" if len(shape) == 2 else f"images of at most {shape[2]} × {shape[3]}"
+        return SafeChange(words, f"{longer:,} of {len(parts):,} batches {'is' if longer == 1 else 'are'} cut", lived)
 
 
 def certify(program: RecordedProgram, gpu: Gpu, settings: AllocatorSettings) -> Certificate:

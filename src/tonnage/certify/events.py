@@ -10,16 +10,20 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
-from tonnage.certify.calls import CannotRepeat, Key, PendingBackward, RecordedCall, TensorLayout
 from tonnage.certify.program import (
     OUTSIDE,
     TEMPLATE_GIVE,
     TEMPLATE_GIVE_ARGUMENT,
     TEMPLATE_TAKE,
+    CannotRepeat,
+    Key,
     Owner,
+    PendingBackward,
     ProgramPart,
+    RecordedCall,
     RecordedProgram,
     Template,
+    TensorLayout,
 )
 from tonnage.recording.records import Allocation
 from tonnage.script.attribution import address_of
@@ -33,16 +37,14 @@ _TRUSTED_RUN = 3  # what a call leaves behind after this many runs is its own
 
 
 class Events:
-    """The sink of a virtual GPU's events."""
+    """The sink of a virtual GPU's events. Make it before the session is opened."""
 
     def __init__(
         self, session: Any, program: RecordedProgram, *, replays: bool = True, most_epochs: int = 0, most_steps: int = 0
     ) -> None:
-        self.program = program
-        self.replays = replays
+        self.program, self.replays = program, replays
         self.most_epochs, self.most_steps = most_epochs, most_steps
-        self.step = self.micro_batch = 0
-        self.replayed_parts = 0
+        self.step = self.micro_batch = self.replayed_parts = 0
         # Blocks that the script itself took in a step, before its optimizer: in run steps (True), and in replayed ones.
         self.own_blocks: dict[bool, list[int]] = {True: [], False: []}
         self.notes: set[str] = set()
@@ -50,7 +52,7 @@ class Events:
         self._session, self._device, self._torch = session, session.device, session.torch
         self._drain = getattr(session.device, "drain", lambda: None)
         self._owners: dict[int, Owner] = {}
-        self._address = 0
+        self._address = self._muted = self._takes = self._handling_gradients = 0
         self._calls: dict[Key, RecordedCall] = {}
         self._by_instance: dict[int, RecordedCall] = {}  # of calls that were run, while their blocks live
         self._template: Template | None = None
@@ -58,31 +60,30 @@ class Events:
         self._arguments: list[int] = []
         self._deferred: list[Owner] = []
         self._binding: list[Owner] = []
-        self._muted = 0
         self._pending: list[PendingBackward] = []
         self._replaying: RecordedCall | None = None
         self._last_forward: dict[int, int] = {}
-        self._stepped = True
-        self._handling_gradients = 0
+        self._stepped = self._present_is_real = True
         self._virtual_gradients: list[tuple[int, RecordedCall]] = []
         self._materialises = False  # the script handles gradients itself
         self._parameters: dict[int, list[Any]] = {}
         self._loose_later: list[Owner] = []
         self._loose_before_backward: list[Owner] = []
-        self._takes = 0
-        self._present_is_real = True
         self._fresh: list[tuple[Key, int, RecordedCall]] = []  # what was run in the current part
-        self._runs: dict[Key, int] = {}
+        self._runs: Counter[Key] = Counter()
         self._outside = -1
         self._waiting: list[int] | None = None  # for a backward to reach what was run
         self._replaying_arguments: list[int] = []
         self._anchor: Any = None  # a tensor with a gradient, so that autograd follows replayed calls
         self._loader = 0  # of the last batch
-        self._epochs: dict[int, int] = {}  # passes over each loader so far
+        self._epochs: Counter[int] = Counter()  # passes over each loader so far
         self._training_loaders: set[int] = set()
         dtypes = [value for value in vars(self._torch).values() if isinstance(value, self._torch.dtype)]
         self._itemsize = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in dtypes}
         self._undo = ExitStack()
+        if hasattr(self._device, "allocator"):  # on a CPU build, hand out addresses instead of the card's allocator
+            self._device.malloc, self._device.free = self._malloc, self._free
+            self._device.record_stream = lambda address, stream: None
 
     def _patch(self, owners: Iterable[Any], name: str, made: Any) -> None:
         for owner in owners:
@@ -91,20 +92,13 @@ class Events:
 
     # -- events of the card
 
-    def take_over(self) -> None:
-        """On a CPU build, hand out addresses instead of the card's allocator, before the card is opened."""
-        device = self._device
-        if hasattr(device, "allocator"):
-            device.malloc, device.free, device.record_stream = self._malloc, self._free, lambda address, stream: None
-
     def _malloc(
         self, size: int, index: int, stream: int, operator: str, context: int, serial: int, shape: Any, dtype: str
     ) -> int:
         self._address += _APART
         if not self._muted:
             device = self._device
-            line = "" if self._binding else device.attribution.place().line
-            self._take(self._address, size, stream, line)
+            self._take(self._address, size, stream, "" if self._binding else device.attribution.place().line)
             device.cards.add(index)
             if device._no_kernel_yet and operator not in _WITHOUT_KERNELS:
                 device._no_kernel_yet = False
@@ -173,14 +167,14 @@ class Events:
     def _give(self, owner: Owner) -> None:
         """Record that the script dropped a block; for a call that was run, note it for replays."""
         self.program.give(owner)
-        call = self._by_instance.get(owner[0])
+        instance, slot = owner
+        call = self._by_instance.get(instance)
         if call is None:
             return
-        slot = owner[1]
         if any(one == slot for _, one in call.gradients):
             self._materialises |= not self._handling_gradients
         elif call.output is None or all(layout.slot != slot for layout in call.output.layouts):
-            is_pending = any(one.instance == owner[0] for one in self._pending)
+            is_pending = any(one.instance == instance for one in self._pending)
             later = call.loose_before_backward if is_pending else call.loose
             (later if self._takes else call.loose_at_once).append(slot)
 
@@ -205,9 +199,8 @@ class Events:
         self._by_instance[self._instance] = call
         while len(self._by_instance) > 64:
             del self._by_instance[next(iter(self._by_instance))]
-        dropped = {
-            template.events[at + 1] for at in range(0, len(template.events), 4) if template.events[at] == TEMPLATE_GIVE
-        }
+        rows = zip(template.events[::4], template.events[1::4], strict=True)
+        dropped = {slot for kind, slot in rows if kind == TEMPLATE_GIVE}
         call.left = [slot for slot in range(template.slots) if slot not in dropped]
         return call
 
@@ -256,27 +249,21 @@ class Events:
             if one.slot < 0:
                 found.append(one.kept if one.argument < 0 else arguments[one.argument])
                 continue
-            if one.is_whole and shared[one.slot] == 1:
-                self._binding.append((instance, one.slot))
-                found.append(torch.empty(one.shape, dtype=one.dtype, device="cuda"))
-                self._drain()
-                self._know(found[-1], one.values)
-                continue
+            fills_block = one.is_whole and shared[one.slot] == 1
             if one.slot not in storages:
+                shape, dtype = (one.shape, one.dtype) if fills_block else (one.block_bytes, torch.uint8)
                 self._binding.append((instance, one.slot))
-                whole = torch.empty(one.block_bytes, dtype=torch.uint8, device="cuda")
+                tensor = torch.empty(shape, dtype=dtype, device="cuda")
                 self._drain()
-                storages[one.slot] = whole.untyped_storage()
-                del whole
-            tensor = torch.empty(0, dtype=one.dtype, device="cuda")
-            found.append(tensor.set_(storages[one.slot], one.offset, one.shape, one.stride))
-            self._know(tensor, one.values)
+                storages[one.slot] = tensor.untyped_storage()
+            if not fills_block:
+                tensor = torch.empty(0, dtype=one.dtype, device="cuda")
+                tensor.set_(storages[one.slot], one.offset, one.shape, one.stride)
+            found.append(tensor)
+            if one.values is not None:
+                with self._unseen():
+                    tensor.copy_(one.values)
         return found
-
-    def _know(self, tensor: Any, values: Any) -> None:
-        if values is not None:
-            with self._unseen():
-                tensor.copy_(values)
 
     def _replay(self, call: RecordedCall, arguments: list[int]) -> int:
         instance = self.program.new_instance()
@@ -295,9 +282,12 @@ class Events:
         # Forget calls that left unreturned blocks: libraries allocate workspaces once, in whatever runs first.
         fresh, self._fresh = self._fresh, []
         held = set(self._owners.values()) if fresh else set()
-        if any((instance, slot) in held for _, instance, call in fresh for slot in call.unclaimed):
+        for _, instance, call in fresh:
+            held -= {(instance, layout.slot) for layout in (call.output.layouts if call.output else [])}
+            held -= {(instance, slot) for _, slot in call.gradients}
+        if {instance for instance, _ in held} & {instance for _, instance, _ in fresh}:
             for key, _, _ in fresh:
-                self._runs[key] = self._runs.get(key, 0) + 1
+                self._runs[key] += 1
                 if self._runs[key] < _TRUSTED_RUN:
                     self._calls.pop(key, None)
         for owner in (*self._loose_before_backward, *self._loose_later):
@@ -314,12 +304,6 @@ class Events:
             self._outside = outside
             self.program.operations.extend((OUTSIDE, outside))
 
-    @property
-    def misses_blocks(self) -> bool:
-        """Whether replayed steps always lack blocks that run steps have: the script works on gradients itself."""
-        run, replayed = self.own_blocks[True], self.own_blocks[False]
-        return len(run) > 1 and len(replayed) > 1 and min(run) > max(replayed)
-
     def _root_begins(self, trains: bool, shape: tuple[int, ...], replayed: bool) -> None:
         if trains:
             self._training_loaders.add(self._loader)
@@ -328,8 +312,7 @@ class Events:
             self.micro_batch = 1 if self._stepped else self.micro_batch + 1
             self.step += self._stepped
             self._stepped = False
-        kind = "step" if trains else "evaluation"
-        part = ProgramPart(kind, self.step, self.micro_batch, shape, replayed)
+        part = ProgramPart("step" if trains else "evaluation", self.step, self.micro_batch, shape, replayed)
         if self.program.parts[-1].kind == "data":
             self.program.parts[-1] = part
         else:

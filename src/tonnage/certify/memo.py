@@ -8,27 +8,46 @@ again: its block events are repeated in the program, and tensors of the same lay
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import MethodType
 from typing import Any
 
-from tonnage.certify.calls import (
+from tonnage.certify.events import Events
+from tonnage.certify.program import (
+    ALLOWED,
+    EMPTY,
+    TEMPLATE_EMPTY,
     CannotRepeat,
     Key,
     PendingBackward,
+    ProgramPart,
     RecordedCall,
     ResultTree,
     Unfaithful,
     tensors_within,
 )
-from tonnage.certify.events import Events
-from tonnage.certify.program import ALLOWED, EMPTY, TEMPLATE_EMPTY, ProgramPart
 from tonnage.script.attribution import address_of
 from tonnage.virtual.going_on import Stopped
 
 
-class GradientEvents(Events):
-    """Records and replays operations on gradients."""
+class Memo(Events):
+    """Writes events of the virtual GPU into the program between `install` and its undo."""
+
+    def install(self) -> Callable[[], None]:
+        """Patch what is replayed; return the undo."""
+        device = self._device
+        device.allocated, device.freed = self._allocated, self._freed
+        self._undo.callback(delattr, device, "allocated")
+        self._undo.callback(delattr, device, "freed")
+        self._wrap_call()
+        self._wrap_engine()
+        self._wrap_optimizers()
+        self._wrap_gradients()
+        self._wrap_loaders()
+        self._wrap_limits()
+        return self._undo.close
+
+    # -- gradients, and the optimizer
 
     def _has_gradients(self, parameters: list[Any]) -> bool:
         return bool(self._virtual_gradients) or any(one.grad is not None for one in parameters)
@@ -36,26 +55,22 @@ class GradientEvents(Events):
     def _materialise(self) -> None:
         """Give parameters their gradients: tensors in the blocks that a replayed backward took."""
         virtual, self._virtual_gradients = self._virtual_gradients, []
-        torch = self._torch
         for instance, call in virtual:
             for reference, slot in call.gradients:
-                parameter = reference()
-                if parameter is None:
+                if (parameter := reference()) is None:
                     continue
                 self._drain()
                 self._binding.append((instance, slot))
-                with torch.no_grad():
-                    parameter.grad = torch.empty_strided(
-                        parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
-                    )
+                parameter.grad = self._torch.empty_strided(
+                    parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+                )
                 self._drain()
                 self._binding.clear()
 
     def _memoised(self, key: Key, name: str, run: Callable[[], Any]) -> Any:
         known = self._calls.get(key) if self.replays else None
         if known is not None and known.template.repeats and known.output is not None:
-            instance = self._replay(known, [])
-            return known.output.build(self._tensors(known, instance, []))
+            return known.output.build(self._tensors(known, self._replay(known, []), []))
         self._materialise()
         self._handling_gradients += 1
         self._start(name, [])
@@ -72,7 +87,7 @@ class GradientEvents(Events):
     def _wrap_optimizers(self) -> None:
         from torch.optim import optimizer as optim
 
-        memo, plain_init = self, optim.Optimizer.__init__
+        plain_init = optim.Optimizer.__init__
 
         @wraps(plain_init)
         def make(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
@@ -81,25 +96,25 @@ class GradientEvents(Events):
 
             @wraps(step)
             def stepping(optimizer: Any, *given: Any, **named: Any) -> Any:
-                return memo._step(optimizer, lambda: step(optimizer, *given, **named), repeats=not given and not named)
+                return self._step(optimizer, lambda: step(optimizer, *given, **named), repeats=not given and not named)
 
             optimizer.step = MethodType(stepping, optimizer)
 
         def zero(plain: Any) -> Any:
             @wraps(plain)
             def zero_grad(owner: Any, set_to_none: bool = True) -> Any:
-                if memo._template is not None:
+                if self._template is not None:
                     return plain(owner, set_to_none)
                 if set_to_none:
-                    for instance, call in memo._virtual_gradients:
-                        memo.program.call(call.dropping(memo.program), memo.program.new_instance(), [instance])
-                    memo._virtual_gradients = []
-                memo._handling_gradients += 1
+                    for instance, call in self._virtual_gradients:
+                        self.program.call(call.dropping(self.program), self.program.new_instance(), [instance])
+                    self._virtual_gradients = []
+                self._handling_gradients += 1
                 try:
                     return plain(owner, set_to_none)
                 finally:
-                    memo._drain()
-                    memo._handling_gradients -= 1
+                    self._drain()
+                    self._handling_gradients -= 1
 
             return zero_grad
 
@@ -111,12 +126,12 @@ class GradientEvents(Events):
         if self._template is not None:
             return run()
         self.own_blocks[self._present_is_real].append(self._takes)
-        if not repeats:
-            self._materialise()
-            result = run()
-        else:
+        if repeats:
             key = ("step", id(optimizer), bool(optimizer.state), len(optimizer.param_groups))
             result = self._memoised(key, "optimizer", run)
+        else:
+            self._materialise()
+            result = run()
         self._stepped = True
         self._begin(ProgramPart("between", self.step))
         return result
@@ -138,49 +153,25 @@ class GradientEvents(Events):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._patch((utils.clip_grad, utils), name, clip(getattr(utils.clip_grad, name)))
 
-        def unscale(plain: Any) -> Any:
-            @wraps(plain)
-            def unscaled(scaler: Any, optimizer: Any, *arguments: Any) -> Any:
-                key = ("unscale", id(optimizer))
-                return self._memoised(key, "unscaling", lambda: plain(scaler, optimizer, *arguments))
+        unscale = scaler._unscale_grads_
 
-            return unscaled
+        @wraps(unscale)
+        def unscaled(scaler: Any, optimizer: Any, *arguments: Any) -> Any:
+            key = ("unscale", id(optimizer))
+            return self._memoised(key, "unscaling", lambda: unscale(scaler, optimizer, *arguments))
 
-        self._patch([scaler], "_unscale_grads_", unscale(scaler._unscale_grads_))
-
-
-class Memo(GradientEvents):
-    """Writes events of the virtual GPU into the program between `install` and its undo."""
-
-    def install(self) -> Callable[[], None]:
-        """Patch what is replayed; return the undo."""
-        device = self._device
-        device.allocated, device.freed = self._allocated, self._freed
-        self._undo.callback(delattr, device, "allocated")
-        self._undo.callback(delattr, device, "freed")
-        self._wrap_call()
-        self._wrap_engine()
-        self._wrap_optimizers()
-        self._wrap_gradients()
-        self._wrap_loaders()
-        self._wrap_limits()
-        return self._undo.close
+        self._patch([scaler], "_unscale_grads_", unscaled)
 
     # -- models
 
     def _wrap_call(self) -> None:
         from tonnage.script import hooks
 
-        torch = self._torch
-        plain = torch.nn.Module._call_impl
+        compiler, plain = self._torch.compiler, self._torch.nn.Module._call_impl
 
         def call(module: Any, *arguments: Any, **keywords: Any) -> Any:
-            if (
-                self._template is not None
-                or self._device.attribution.modules
-                or torch.compiler.is_compiling()
-                or hooks._is_traced()
-            ):
+            inside = self._template is not None or self._device.attribution.modules
+            if inside or compiler.is_compiling() or hooks._is_traced():
                 return plain(module, *arguments, **keywords)
             return self._forward(plain, module, arguments, keywords)
 
@@ -218,15 +209,14 @@ class Memo(GradientEvents):
             return known.output.build(list(_replayed_function(torch).apply(self._anchor, self, pending, given)))
         if trains:
             self._materialise()
-        return self._run_forward(plain, module, arguments, keywords, key, given, before, trains)
+        return self._run_forward(lambda: plain(module, *arguments, **keywords), module, key, given, before, trains)
 
     def _run_forward(
-        self, plain: Any, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], key: Key | None, given: list[Any],
-        before: list[int], trains: bool,
-    ) -> Any:  # fmt: skip
+        self, run: Callable[[], Any], module: Any, key: Key | None, given: list[Any], before: list[int], trains: bool
+    ) -> Any:
         instance = self._start("forward" if trains else "evaluation", before)
         try:
-            output = plain(module, *arguments, **keywords)
+            output = run()
         finally:
             call = self._stop()
         self._last_forward[id(module)] = instance
@@ -237,14 +227,12 @@ class Memo(GradientEvents):
             self.notes.add(f"{type(module).__name__} is run at every step: {reason}")
             key = None
         if call.output is not None:
-            held = {layout.slot for layout in call.output.layouts}
-            call.left = [slot for slot in call.left if slot not in held]
+            call.left = sorted(set(call.left) - {layout.slot for layout in call.output.layouts})
         if key is not None:
             self._calls[key] = call
             self._fresh.append((key, instance, call))
         if trains:
-            pending = PendingBackward(call if key is not None else None, instance, is_real=True)
-            self._pending.append(pending)
+            self._pending.append(PendingBackward(call if key is not None else None, instance, is_real=True))
             # Detect when a backward reaches what the model returned.
             found: list[Any] = []
             tensors_within(output, self._torch.Tensor, found, 4)
@@ -269,13 +257,8 @@ class Memo(GradientEvents):
             return None, given
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         pending = tuple(one.call.template.number if one.call else -1 for one in self._pending) if grad else ()
-        state = (
-            grad,
-            torch.is_inference_mode_enabled(),
-            autocast,
-            module.training,
-            grad and self._has_gradients(parameters),
-        )
+        present = grad and self._has_gradients(parameters)
+        state = (grad, torch.is_inference_mode_enabled(), autocast, module.training, present)
         return ("forward", id(module), state, pending, signature), given
 
     def _signature(self, name: str, value: Any, given: list[Any], depth: int = 4) -> Any:
@@ -310,43 +293,27 @@ class Memo(GradientEvents):
     def _wrap_engine(self) -> None:
         from torch.autograd import graph
 
-        torch, plain = self._torch, graph._engine_run_backward
+        backward = partial(self._backward, graph._engine_run_backward)
+        self._patch((graph, self._torch.autograd), "_engine_run_backward", backward)
 
-        def run_backward(*arguments: Any, **keywords: Any) -> Any:
-            pending = [one for one in self._pending if not one.done]
-            if self._template is not None or not pending:
-                return plain(*arguments, **keywords)
-            self._pending = []
-            kinds = {one.is_real for one in pending}
-            if len(kinds) > 1:
-                raise Unfaithful("a backward goes through calls of which one is new and another was replayed")
-            if kinds == {True}:
-                return self._run_backward(plain, pending, arguments, keywords)
-            key = self._backward_key(pending)
-            self._replaying = self._calls.get(key)
+    def _backward(self, plain: Any, *arguments: Any, **keywords: Any) -> Any:
+        pending = [one for one in self._pending if not one.done]
+        if self._template is not None or not pending:
+            return plain(*arguments, **keywords)
+        self._pending = []
+        if len({one.is_real for one in pending}) > 1:
+            raise Unfaithful("a backward goes through calls of which one is new and another was replayed")
+        key = "backward", tuple(one.call.template.number if one.call else -1 for one in pending)
+        instances = [one.instance for one in pending]
+        if pending[0].is_real:
+            self._waiting = instances
+        else:
+            self._replaying, self._replaying_arguments = self._calls.get(key), instances
             if self._replaying is None:
                 raise Unfaithful("a backward of calls that were replayed has not been seen")
-            self._replaying_arguments = [one.instance for one in pending]
-            for owner in self._loose_before_backward:
-                self.program.give(owner)
+            for block in self._loose_before_backward:
+                self.program.give(block)
             self._loose_before_backward = []
-            try:
-                return plain(*arguments, **keywords)
-            finally:
-                for one in pending:
-                    one.done = True
-
-        self._patch((graph, torch.autograd), "_engine_run_backward", run_backward)
-
-    def _backward_key(self, pending: list[PendingBackward]) -> Key:
-        return "backward", tuple(one.call.template.number if one.call else -1 for one in pending)
-
-    def _run_backward(
-        self, plain: Any, pending: list[PendingBackward], arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Any:
-        key = self._backward_key(pending)
-        held = [one.instance for one in pending]
-        self._waiting = held
         call: RecordedCall | None = None
         try:
             result = plain(*arguments, **keywords)
@@ -356,8 +323,9 @@ class Memo(GradientEvents):
                 one.done = True
             if self._template is not None:
                 call = self._stop()
-        if call is None:
+        if call is None:  # it was replayed, or did not reach what was run
             return result
+        # Note which gradients it made.
         instance = self._instance
         for parameters in self._parameters.values():
             for parameter in parameters:
@@ -365,8 +333,7 @@ class Memo(GradientEvents):
                 seen = {slot for _, slot in call.gradients}
                 if owner is not None and owner[0] == instance and owner[1] in call.left and owner[1] not in seen:
                     call.gradients.append((weakref.ref(parameter), owner[1]))
-        kept = {slot for _, slot in call.gradients}
-        call.left = [slot for slot in call.left if slot in kept]
+        call.left = sorted({slot for _, slot in call.gradients}.intersection(call.left))
         if all(one.call is not None for one in pending):
             self._calls[key] = call
             self._fresh.append((key, instance, call))
@@ -383,30 +350,23 @@ class Memo(GradientEvents):
             if self._materialises:
                 self._materialise()
 
-    def dropped(self, pending: PendingBackward) -> None:
-        """Drop what the graph of a replayed call held, if it is freed without a backward."""
-        if not pending.done and pending.call is not None:
-            pending.done = True
-            self.program.call(pending.call.dropping(self.program), self.program.new_instance(), [pending.instance])
-
     # -- data, and limits
 
     def _wrap_loaders(self) -> None:
         from torch.utils.data import dataloader
 
-        memo = self
         plain_next, plain_iter = dataloader._BaseDataLoaderIter.__next__, dataloader.DataLoader.__iter__
 
         def following(iterator: Any) -> Any:
-            memo._loader = getattr(iterator, "_tonnage_loader", 0)
-            if memo._template is None and memo.program.parts[-1].kind != "data":
-                memo._begin(ProgramPart("data", memo.step))
+            self._loader = getattr(iterator, "_tonnage_loader", 0)
+            if self._template is None and self.program.parts[-1].kind != "data":
+                self._begin(ProgramPart("data", self.step))
             return plain_next(iterator)
 
         def beginning(loader: Any) -> Any:
-            passes = memo._epochs[id(loader)] = memo._epochs.get(id(loader), 0) + 1
+            self._epochs[id(loader)] += 1
             # Evaluation loaders are iterated often.
-            if 0 < memo.most_epochs < passes and id(loader) in memo._training_loaders:
+            if 0 < self.most_epochs < self._epochs[id(loader)] and id(loader) in self._training_loaders:
                 raise Stopped
             iterator = plain_iter(loader)
             vars(iterator)["_tonnage_loader"] = id(loader)
@@ -417,17 +377,16 @@ class Memo(GradientEvents):
 
     def _wrap_limits(self) -> None:
         """Record `set_per_process_memory_fraction` and `empty_cache` for the replay."""
-        cuda, program = self._torch.cuda, self.program
+        cuda, operations = self._torch.cuda, self.program.operations
         plain_empty = cuda.empty_cache
 
         def limit(fraction: float, device: Any = None) -> None:
-            allowed = int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1
-            program.operations.extend((ALLOWED, allowed))
+            operations.extend((ALLOWED, int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1))
 
         def empty() -> None:
             self._drain()
             if self._template is None:
-                program.operations.append(EMPTY)
+                operations.append(EMPTY)
             else:
                 self._template.events.extend((TEMPLATE_EMPTY, 0, 0, 0))
             plain_empty()
@@ -437,13 +396,16 @@ class Memo(GradientEvents):
 
 
 class _Graph:
-    """Lives as long as the graph of a replayed call."""
+    """Lives as long as the graph of a replayed call; drops what it held if it is freed without a backward."""
 
     def __init__(self, memo: Memo, pending: PendingBackward) -> None:
         self.memo, self.pending = memo, pending
 
     def __del__(self) -> None:
-        self.memo.dropped(self.pending)
+        program, pending = self.memo.program, self.pending
+        if not pending.done and pending.call is not None:
+            pending.done = True
+            program.call(pending.call.dropping(program), program.new_instance(), [pending.instance])
 
 
 @cache

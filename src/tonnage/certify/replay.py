@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
@@ -81,10 +82,52 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
     library = native_library()
     if library is None:
         return in_python(program, capacity_bytes, settings)
-    return _natively(library, program, capacity_bytes, settings)
-
-
-# -- natively
+    size, pointer = ctypes.c_uint64, ctypes.c_void_p
+    machine = pointer(
+        library.tn_new(
+            size(capacity_bytes), size(settings.max_split_bytes), size(settings.max_non_split_rounding_bytes),
+            size(settings.large_segment_bytes), ctypes.c_double(settings.garbage_collection_threshold),
+            ctypes.c_int(settings.expandable_segments),
+        )
+    )  # fmt: skip
+    rounded = settings.rounded_bytes if settings.rounds_to_divisions else lambda size: (size + 511) & -512 or 512
+    kept = []
+    for template in program.templates:
+        events = array("q", template.events)
+        for at in range(0, len(events), 4):
+            if events[at] == TEMPLATE_TAKE:
+                events[at + 2] = rounded(events[at + 2])
+        kept.append(events)
+        address, count = events.buffer_info()
+        number, rows, slots = map(ctypes.c_int64, (template.number, count // 4, template.slots))
+        library.tn_template(machine, number, pointer(address), rows, slots)
+    operations = array("q", program.operations)
+    for at in operations_of(operations):
+        if operations[at] == TAKE:
+            operations[at + 2] = rounded(operations[at + 2])
+    address, count = operations.buffer_info()
+    parts = len(program.parts) + 1
+    allocated, reserved, result = (size * parts)(), (size * parts)(), (ctypes.c_int64 * 10)()
+    try:
+        end = library.tn_run(machine, pointer(address), ctypes.c_int64(count), allocated, reserved, result)
+    finally:
+        library.tn_delete(machine)
+    event, last, requested, segment, free, held, taken, unknown, retries, first_retry = result
+    # The cap and the bytes outside the allocator where it ended, and the request that failed.
+    state, failure = {ALLOWED: -1, OUTSIDE: 0}, None
+    for at in takewhile(lambda at: at < end, operations_of(operations)):
+        if operations[at] in state:
+            state[operations[at]] = operations[at + 1]
+    if end < count:
+        if operations[end] == CALL:
+            template = program.templates[operations[end + 1]]
+            line = program.lines[template.lines[template.events[4 * event + 1]]]
+        else:
+            line = program.lines[program.block_lines[operations[end + 1]]]
+        free = free if state[ALLOWED] < 0 else min(free, max(state[ALLOWED] - taken, 0))
+        failure = Failure(last, line, requested, segment, free, held, taken)
+    peaks = list(allocated[: last + 1]), list(reserved[: last + 1])
+    return Lived(*peaks, failure, unknown, state[OUTSIDE], retries, first_retry)
 
 
 @cache
@@ -109,82 +152,12 @@ def native_library() -> ctypes.CDLL | None:
     return library
 
 
-def _natively(
-    library: ctypes.CDLL, program: RecordedProgram, capacity_bytes: int, settings: AllocatorSettings
-) -> Lived:
-    size, pointer = ctypes.c_uint64, ctypes.c_void_p
-    machine = pointer(
-        library.tn_new(
-            size(capacity_bytes), size(settings.max_split_bytes), size(settings.max_non_split_rounding_bytes),
-            size(settings.large_segment_bytes), ctypes.c_double(settings.garbage_collection_threshold),
-            ctypes.c_int(settings.expandable_segments),
-        )
-    )  # fmt: skip
-    rounded = settings.rounded_bytes if settings.rounds_to_divisions else lambda size: (size + 511) & -512 or 512
-    kept = []
-    for template in program.templates:
-        events = array("q", template.events)
-        for at in range(0, len(events), 4):
-            if events[at] == TEMPLATE_TAKE:
-                events[at + 2] = rounded(events[at + 2])
-        kept.append(events)
-        address, count = events.buffer_info()
-        library.tn_template(
-            machine,
-            ctypes.c_int64(template.number),
-            pointer(address),
-            ctypes.c_int64(count // 4),
-            ctypes.c_int64(template.slots),
-        )
-    operations = array("q", program.operations)
-    for at in operations_of(operations):
-        if operations[at] == TAKE:
-            operations[at + 2] = rounded(operations[at + 2])
-    address, count = operations.buffer_info()
-    parts = len(program.parts) + 1
-    allocated, reserved, result = (size * parts)(), (size * parts)(), (ctypes.c_int64 * 10)()
-    try:
-        end = library.tn_run(machine, pointer(address), ctypes.c_int64(count), allocated, reserved, result)
-    finally:
-        library.tn_delete(machine)
-    event, last, requested, segment, free, held, taken, unknown, retries, first_retry = result
-    failure = None
-    allowed, outside = _limits(operations, end)
-    if end < count:
-        if operations[end] == CALL:
-            template = program.templates[operations[end + 1]]
-            line = program.lines[template.lines[template.events[4 * event + 1]]]
-        else:
-            line = program.lines[program.block_lines[operations[end + 1]]]
-        free = free if allowed < 0 else min(free, max(allowed - taken, 0))
-        failure = Failure(last, line, requested, segment, free, held, taken)
-    peaks = list(allocated[: last + 1]), list(reserved[: last + 1])
-    return Lived(*peaks, failure, unknown, outside, retries, first_retry)
-
-
 def operations_of(operations: "array[int]") -> Iterator[int]:
-    """Yield the start of each operation."""
     lengths = {TAKE: 4, GIVE: 2, GIVE_SLOT: 3, PART: 1, EMPTY: 1, OUTSIDE: 2, ALLOWED: 2}
     at = 0
     while at < len(operations):
         yield at
         at += lengths[operations[at]] if operations[at] != CALL else 4 + operations[at + 3]
-
-
-def _limits(operations: "array[int]", end: int) -> tuple[int, int]:
-    """Return the cap and the bytes outside the allocator at an operation."""
-    allowed, outside = -1, 0
-    for at in operations_of(operations):
-        if at >= end:
-            break
-        if operations[at] == ALLOWED:
-            allowed = operations[at + 1]
-        elif operations[at] == OUTSIDE:
-            outside = operations[at + 1]
-    return allowed, outside
-
-
-# -- in Python
 
 
 def in_python(program: RecordedProgram, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
@@ -214,7 +187,7 @@ def in_python(program: RecordedProgram, capacity_bytes: int, settings: Allocator
         else:
             allocator.free(block)
 
-    line = ""
+    line, failure = "", None
     try:
         for at in operations_of(operations):
             operation = operations[at]
@@ -258,5 +231,4 @@ def in_python(program: RecordedProgram, capacity_bytes: int, settings: Allocator
         failure = Failure(
             len(allocated) - 1, line, rounded, short.segment_bytes, free, short.allocated_bytes, short.reserved_bytes
         )
-        return Lived(allocated, reserved, failure, unknown, outside, counters.alloc_retries, first_retry)
-    return Lived(allocated, reserved, None, unknown, outside, counters.alloc_retries, first_retry)
+    return Lived(allocated, reserved, failure, unknown, outside, counters.alloc_retries, first_retry)

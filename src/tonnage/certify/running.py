@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tonnage.certify.calls import Unfaithful
 from tonnage.certify.memo import Memo
-from tonnage.certify.program import RecordedProgram
+from tonnage.certify.program import RecordedProgram, Unfaithful
 from tonnage.hardware import Gpu
 from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
@@ -35,7 +34,6 @@ def run_training(
     """Run the script to its end, or for some epochs or steps."""
     session, program = new_session(gpu, torch_version), RecordedProgram()
     memo = Memo(session, program, replays=replays, most_epochs=epochs, most_steps=steps)
-    memo.take_over()
     session.open()
     session.device.lift_limit()
     from tonnage.virtual.cluster.rank import install_alone
@@ -53,7 +51,10 @@ def run_training(
         session.close()
     if ending.error.startswith(Stopped.__name__):
         ending = Ending("ok")
+    # Where replayed steps always lack blocks that run steps have, the script works on gradients itself.
+    run, replayed = memo.own_blocks[True], memo.own_blocks[False]
+    is_faithful = len(run) < 2 or len(replayed) < 2 or min(run) <= max(replayed)
     return TrainingResult(
-        program, ending, memo.step, memo.replayed_parts, not memo.misses_blocks, sorted(memo.notes), session.modelled,
+        program, ending, memo.step, memo.replayed_parts, is_faithful, sorted(memo.notes), session.modelled,
         session.device.torch_version,
     )  # fmt: skip

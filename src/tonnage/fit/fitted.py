@@ -3,8 +3,8 @@
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -75,7 +75,7 @@ class Applied:
     @contextmanager
     def plain_model(self) -> Iterator[None]:
         """Remove what was done to the model inside this context; how a step is taken stays."""
-        on_model = [index for index, (technique, _) in enumerate(self._placed) if technique.order in _MODEL_SIDE]
+        on_model = [index for index, technique in enumerate(self.techniques) if technique.order in _MODEL_SIDE]
         stepper = self.training.stepper
         for index in reversed(on_model):
             self._placed[index][1]()
@@ -90,28 +90,22 @@ class Applied:
             self.training.stepper = stepper
 
 
+@dataclass(eq=False, repr=False)
 class Fitted:
     """What `fit` returns. The model and the optimizer are the caller's own objects, changed in place."""
 
-    def __init__(
-        self,
-        training: Training,
-        applied: Applied,
-        plan: FitPlan,
-        measured: Rehearsed | None,
-        *,
-        refit: "Callable[[str | int | None, str | int | None], Fitted] | None" = None,
-    ) -> None:
-        self._refit = refit
-        self.proof: Proof | None = None  # made once the techniques were applied
-        self.left_out: dict[str, str] = {}  # techniques that were considered, and why they are not applied
-        self.training = training
-        self.plan = plan
-        self.measured = measured
-        self._applied = applied
-        self._undone = False
-        self._afterwards: list[Undo] = []
-        FITTED.add(training.model)
+    training: Training
+    _applied: Applied
+    plan: FitPlan
+    measured: Rehearsed | None = None
+    proof: Proof | None = None  # made once the techniques were applied
+    left_out: dict[str, str] = field(default_factory=dict)  # techniques that were considered, and why not applied
+    _refit: "Callable[[str | int | None, str | int | None], Fitted] | None" = None
+    _undone: bool = field(init=False, default=False)
+    _afterwards: ExitStack = field(init=False, default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        FITTED.add(self.training.model)
 
     @property
     def model(self) -> nn.Module:
@@ -177,12 +171,11 @@ class Fitted:
         self._applied.take_away()
         self._undone = True
         FITTED.discard(self.training.model)
-        while self._afterwards:
-            self._afterwards.pop()()
+        self._afterwards.close()
 
     def afterwards(self, undo: Undo) -> None:
         """Register a function to call on undo: this is how a Trainer gets its own loop back."""
-        self._afterwards.append(undo)
+        self._afterwards.callback(undo)
 
     def _check(self) -> None:
         if self._undone:
@@ -194,8 +187,7 @@ class Fitted:
             rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
             lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")
         for name, reason in self.left_out.items():
-            words = f"without {name}: {reason}"
-            lines += textwrap.wrap(words, 80, subsequent_indent="      ", break_on_hyphens=False)
+            lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent=" " * 6, break_on_hyphens=False)
         return "\n".join(lines)
 
 
@@ -228,4 +220,4 @@ def apply_plan(training: Training, plan: FitPlan, *, weighting: Weighting = "aut
     except BaseException:
         applied.take_away()
         raise
-    return Fitted(training, applied, plan, None)
+    return Fitted(training, applied, plan)

@@ -10,7 +10,7 @@ gradients are compared with the plain model's.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,19 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_request
-from tonnage.fit.choose.assembly import COARSE_STATES, MASTERS, TILES, assemble, usable, with_coarse_states
 from tonnage.fit.choose.solver import BatchLayout, Solution, does_not_fit, smallest_budget, solve
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import draw_others, eagerly
 from tonnage.fit.moving.host import free_host_bytes
-from tonnage.fit.plan import FitPlan, read_plan
+from tonnage.fit.plan import FitPlan, assemble, read_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.stages import Request, Stages
+from tonnage.fit.survey.resident_state import with_coarse_states
+from tonnage.fit.survey.stages import COARSE_STATES, MASTERS, TILES, Request, Stages, usable
 from tonnage.fit.survey.survey import KEEP
 from tonnage.fit.technique import BY_PLAN, NAMES, Changes, NotApplicable, Technique, technique_class
 from tonnage.fit.techniques.micro_batches import MicroBatches
@@ -52,44 +52,47 @@ _MISJUDGED = 0.03  # tolerated share of slowdown against the prediction before a
 _IN_SLICES, _BY_OPERATOR = "recompute in slices", "recompute by operator"
 
 
+@dataclass(kw_only=True, eq=False)
+class FitOptions:
+    """The arguments of `tonnage.fit` that do not follow from a Trainer."""
+
+    budget: str | int | None = None
+    host: str | int | None = None
+    exact: bool = True
+    allow: Sequence[str] = ()
+    without: Sequence[str] = ()
+    weighting: Weighting = "auto"
+    dropout: str = "same"
+    plan: FitPlan | str | Path | None = None
+    measure: bool = True
+    verbose: bool = False
+
+
 def fit(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    loss: Loss,
-    sample: Batch,
-    budget: str | int | None = None,
-    host: str | int | None = None,
-    exact: bool = True,
-    allow: Sequence[str] = (),
-    without: Sequence[str] = (),
-    clip_norm: float | None = None,
-    weighting: Weighting = "auto",
-    dropout: str = "same",
-    plan: FitPlan | str | Path | None = None,
-    measure: bool = True,
-    verbose: bool = False,
+    model: nn.Module, optimizer: Optimizer, *, loss: Loss, sample: Batch, clip_norm: float | None = None, **options: Any
 ) -> Fitted:
-    """Fit a training on one GPU. See `calling.fit`, which is `tonnage.fit`, for the arguments."""
+    """Fit a training on one GPU; `options` are those of `FitOptions`. See `tonnage.fit` for the arguments."""
+    asked = FitOptions(**options)
     device = check_request(model, optimizer, sample)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
     check_clip_norm(clip_norm)
-    division = MicroBatches(count=1, weighting=weighting, dropout=dropout)
-    wrong = division.why_not_settings()
-    if wrong:
+    division = MicroBatches(count=1, weighting=asked.weighting, dropout=asked.dropout)
+    if wrong := division.why_not_settings():
         raise RequestError(wrong, hint="See the table of tonnage.fit's arguments.")
-    if plan is not None:
-        return apply_plan(training, plan if isinstance(plan, FitPlan) else read_plan(plan), weighting=weighting)
+    if asked.plan is not None:
+        plan = asked.plan if isinstance(asked.plan, FitPlan) else read_plan(asked.plan)
+        return apply_plan(training, plan, weighting=asked.weighting)
     meter = GpuMeter(device)
     request = Request(
-        budget_bytes=budget_bytes(budget, meter.free_bytes()),
-        host_bytes=budget_bytes(host, free_host_bytes(), name="host", least_bytes=0),
-        allowed=allowed_names(exact, allow, without),
-        say=print if verbose else lambda _: None,
+        budget_bytes=budget_bytes(asked.budget, meter.free_bytes()),
+        host_bytes=budget_bytes(asked.host, free_host_bytes(), name="host", least_bytes=0),
+        allowed=allowed_names(asked.exact, asked.allow, asked.without),
+        say=print if asked.verbose else lambda _: None,
         division=division,
+        measure=asked.measure,
     )
-    return Fitting(training, meter, request, measure=measure).run()
+    return Fitting(training, meter, request).run()
 
 
 class Fitting(Stages):
@@ -109,9 +112,8 @@ class Fitting(Stages):
             self._measure_sizes()
             solution, measured, proof = self._close_the_loop()
         torch.cuda.empty_cache()  # steps start as the rehearsed one did
-        fitted = Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
-        fitted.proof, fitted.left_out = proof, dict(self.left_out)
-        return fitted
+        plan, left_out = self._plan(solution), dict(self.left_out)
+        return Fitted(self.training, self.applied, plan, measured, proof, left_out, self.refit)
 
     def refit(self, budget: str | int | None, host: str | int | None) -> Fitted:
         self.applied.keep(self.base)
@@ -148,9 +150,8 @@ class Fitting(Stages):
         return False
 
     def _plan(self, solution: Solution) -> FitPlan:
-        measured_plain = self.stages[0][0] == "plain"
-        plain = self.stages[0][1]
-        plain_peak, plain_s = plain_cost(plain, self.resident) if measured_plain else (0, 0.0)
+        first, plain = self.stages[0]
+        plain_peak, plain_s = plain_cost(plain, self.resident) if first == "plain" else (0, 0.0)
         host_bytes = solution.choice.moved_bytes
         if solution.placement.splits_states:
             host_bytes += self.resident.states_bytes - solution.states_on_gpu_bytes
@@ -166,7 +167,7 @@ class Fitting(Stages):
             plain_peak_bytes=plain_peak,
             plain_step_s=plain_s if is_telling(plain) else 0.0,
             host_bytes=host_bytes,
-            rows=summary_rows(self.stages, self.survey, self.resident, solution, self.applied.techniques),
+            rows=summary_rows(self.stages, self.resident, solution, self.applied.techniques),
         )
 
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:
@@ -246,7 +247,7 @@ class Fitting(Stages):
 
     def _prove(self) -> Proof | None:
         """Prove gradients once, on as many rows as the plain model has room for; None on a virtual GPU."""
-        if not self.measure or self.meter.virtual or self.training.ranks is not None:
+        if not self.request.measure or self.meter.virtual or self.training.ranks is not None:
             return None
         peak, _ = plain_cost(self.stages[0][1], self.resident)
         fixed = self.resident.held_bytes
@@ -254,10 +255,9 @@ class Fitting(Stages):
         # In parts of the size that will run, which is compiled already; if two do not fit, eagerly.
         all_rows, parts = self.survey.rows, self.training.micro_batches
         part_rows = -(-all_rows // parts)
-        rows = max(1, int(min(1.0, room) * all_rows)) // part_rows * part_rows
-        compiled = rows >= min(2, parts) * part_rows
-        if not compiled:
-            rows = max(1, int(min(1.0, room) * all_rows))
+        rows = max(1, int(min(1.0, room) * all_rows))
+        compiled = rows // part_rows >= min(2, parts)
+        rows = rows // part_rows * part_rows if compiled else rows
         if rows < self.least_rows:
             return None
         try:
@@ -287,16 +287,15 @@ class Fitting(Stages):
 
     def _leave_out_operators(self, name: str, problem: BaseException) -> bool:
         """Recompute blocks whole or in part from now on, if that is another way; return whether it is."""
-        if name != "recompute" or not self.survey.has_operators:
-            return False
-        self.survey.forget_operators()
-        self._leave_out(_BY_OPERATOR, problem)
-        return True
+        found = name == "recompute" and self.survey.forget_operators()
+        if found:
+            self._leave_out(_BY_OPERATOR, problem)
+        return found
 
     def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
         """Find the technique without which a step runs and is proven, and leave it out; False if there is none."""
         self._back_to_base()
-        chosen = list(assemble(solution, self.survey, self.training, self.request.division))
+        chosen = list(assemble(solution, self.survey, self.request.division))
         for technique in chosen:
             if self._runs([other for other in chosen if other is not technique]):
                 if not self._leave_out_operators(technique.name, problem):
@@ -327,11 +326,11 @@ class Fitting(Stages):
             self.applied.add(techniques)
             self._rehearse()
             self._prove()
+            return True
         except Exception:
             return False
         finally:
             self._back_to_base()
-        return True
 
     def _back_to_base(self) -> None:
         """Return to the base techniques, dropping states that the rehearsal created unless they hold masters."""
@@ -341,8 +340,8 @@ class Fitting(Stages):
 
     def _try(self, solution: Solution) -> Rehearsed | None:
         """Apply a solution, and measure it if requested."""
-        self.applied.add(assemble(solution, self.survey, self.training, self.request.division))
-        if not self.measure:
+        self.applied.add(assemble(solution, self.survey, self.request.division))
+        if not self.request.measure:
             return None
         measured = self._rehearse()
         predicted = f"{format_bytes(solution.peak_bytes)}, {time_words(solution.step_s)}"
@@ -406,7 +405,7 @@ class Fitting(Stages):
         while (solution := self._smallest_solution()) and self._measure_size_of(solution):
             pass
         needed_bytes = solution.peak_bytes if solution else 0
-        if solution and self.measure and needed_bytes < self.meter.free_bytes():
+        if solution and self.request.measure and needed_bytes < self.meter.free_bytes():
             try:
                 measured = self._try(solution)
             except _BREAKS as problem:
@@ -424,20 +423,13 @@ class Fitting(Stages):
         return smallest_budget(self.survey, self.resident, **self._solve_options())
 
     def _solve_options(self) -> dict[str, Any]:
+        survey, allowed = self.survey, self.request.allowed
         sliceable = (
-            self.survey.rows > 1
-            and bool(self.survey.blocks)
-            and "recompute" in self.request.allowed
-            and _IN_SLICES not in self.left_out
-            and Recompute.all(self.training.model, slices=2).why_not(self.training) is None
+            survey.rows > 1 and bool(survey.blocks) and "recompute" in allowed and _IN_SLICES not in self.left_out
         )
-        return {
-            "batch_rows": self.survey.rows,
-            "sliceable": sliceable,
-            "divisible": self.divides,
-            "allowed": self.request.allowed,
-            "outside": self.survey.outside,
-        }
+        sliceable = sliceable and Recompute.all(self.training.model, slices=2).why_not(self.training) is None
+        found = {"batch_rows": survey.rows, "sliceable": sliceable, "divisible": self.divides}
+        return {**found, "allowed": allowed, "outside": survey.outside}
 
     def _rehearse(self) -> Rehearsed:
         try:

@@ -69,15 +69,12 @@ def differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     """Return each gradient's distance from the expected one relative to its norm."""
     norm_of_all = global_norm(expected)
     errors = {}
-    for name in {**expected, **found}:
-        wanted, got = expected.get(name), found.get(name)
-        some = wanted if wanted is not None else got
-        assert some is not None
-        wanted, got = (torch.zeros_like(some) if given is None else given for given in (wanted, got))
+    for name, some in {**expected, **found}.items():
+        wanted, got = (given[name] if name in given else torch.zeros_like(some) for given in (expected, found))
         scale = float(wanted.norm()) + NOISE_SHARE * norm_of_all
         apart = float((got - wanted).norm())
-        errors[name] = apart / scale if scale else apart
-        errors[name] = math.inf if math.isnan(errors[name]) else errors[name]
+        error = apart / scale if scale else apart
+        errors[name] = math.inf if math.isnan(error) else error
     return errors
 
 
@@ -88,10 +85,7 @@ def global_norm(samples: Mapping[str, Tensor]) -> float:
 def rounding(training: Training, narrow: torch.dtype | None = None) -> float:
     """Return the tolerance for sums in another order; `narrow` is the dtype of the loss's own autocast."""
     types = {parameter.dtype for parameter in training.model.parameters() if parameter.requires_grad}
-    if "autocast" in training.applied:
-        types.add(torch.bfloat16)
-    if narrow is not None:
-        types.add(narrow)
+    types |= ({torch.bfloat16} if "autocast" in training.applied else set()) | ({narrow} if narrow else set())
     coarsest = max((ROUNDING.get(dtype, ROUNDING[torch.bfloat16]) for dtype in types), default=ROUNDING[torch.float32])
     tf32 = training.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
     return max(coarsest, 1e-2) if tf32 and torch.float32 in types else coarsest

@@ -7,8 +7,9 @@ restored. It does not know how a technique works.
 """
 
 import gc
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import SupportsFloat
@@ -19,7 +20,6 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
-from tonnage.fit.choose.assembly import with_coarse_states
 from tonnage.fit.choose.choosing import MemoryContext, peak_of
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
@@ -40,7 +40,7 @@ from tonnage.fit.survey.growth import Axis, Rows, Tokens
 from tonnage.fit.survey.measuring import bytes_of, measure_block, measure_outside
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile, mixed
-from tonnage.fit.survey.resident_state import find_resident_state
+from tonnage.fit.survey.resident_state import find_resident_state, with_coarse_states
 from tonnage.fit.survey.survey import KEEP, SizeProfile, Survey
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
@@ -62,6 +62,9 @@ _BEYOND = 1 << 40
 _BEND = 2e-3
 
 
+Applicable = Fitted | FitPlan | str | Path | None  # what may be applied to a training while it is measured
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The size, and the GPU memory of one step of it."""
@@ -81,7 +84,7 @@ def largest_batch(
     sample: Batch,
     budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
-    fitted: Fitted | FitPlan | str | Path | None = None,
+    fitted: Applicable = None,
     at_most: int | None = None,
     multiple_of: int = 1,
 ) -> Found:
@@ -109,7 +112,7 @@ def longest_sequence(
     sample: Batch,
     budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
-    fitted: Fitted | FitPlan | str | Path | None = None,
+    fitted: Applicable = None,
     at_most: int | None = None,
     multiple_of: int = 64,
     dimension: int = 1,
@@ -126,12 +129,7 @@ def longest_sequence(
 
 @contextmanager
 def _training(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
-    sample: Batch,
-    clip_norm: float | None,
-    fitted: Fitted | FitPlan | str | Path | None,
+    model: nn.Module, optimizer: Optimizer, loss: Loss, sample: Batch, clip_norm: float | None, fitted: Applicable
 ) -> Iterator[tuple[Training, tuple[Technique, ...]]]:
     """Yield the training with its techniques applied; restore it afterwards."""
     if isinstance(fitted, Fitted):
@@ -148,17 +146,15 @@ def _training(
     check_clip_norm(clip_norm)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
-    fresh = not optimizer.state
-    placed = None
-    try:
+    with ExitStack() as stack:
+        if not optimizer.state:
+            stack.callback(lambda: optimizer.state.clear())
+        techniques: tuple[Technique, ...] = ()
         if fitted is not None:
             placed = apply_plan(training, fitted if isinstance(fitted, FitPlan) else read_plan(fitted))
-        yield training, placed.techniques if placed else ()
-    finally:
-        if placed:
-            placed.undo()
-        if fresh:
-            optimizer.state.clear()
+            stack.callback(placed.undo)
+            techniques = placed.techniques
+        yield training, techniques
 
 
 class _LimitSearch:
@@ -167,9 +163,8 @@ class _LimitSearch:
     ) -> None:
         self.training, self.axis = training, axis
         self.meter = GpuMeter(training.device, timed=False)
-        self.budget_bytes = free_bytes = self.meter.free_bytes()
-        if budget is not None:
-            self.budget_bytes = budget_bytes(budget, free_bytes)
+        free_bytes = self.meter.free_bytes()
+        self.budget_bytes = free_bytes if budget is None else budget_bytes(budget, free_bytes)
         if self.budget_bytes > free_bytes:
             asked, had = format_bytes(self.budget_bytes), format_bytes(free_bytes)
             raise RequestError(
@@ -199,7 +194,8 @@ class _LimitSearch:
                 nearer = self.axis.down(int(answer * _SHORT_WAY))
                 if not nearer or any(nearer <= size <= answer for size in self.curve.sizes):
                     break
-                self._look(nearer)
+                with suppress(torch.OutOfMemoryError):
+                    self.curve.measure(nearer)
             # The minimum of any step must fit.
             step_bytes = self.curve.step_bytes()
             needed_bytes = max(self.curve.peak(self.axis.smallest), step_bytes)
@@ -208,10 +204,6 @@ class _LimitSearch:
             if not self.fresh:  # real steps skip an optimizer that already has states
                 self.stepping_bytes = step_bytes
             return self._confirm()
-
-    def _look(self, size: int) -> None:
-        with suppress(torch.OutOfMemoryError):
-            self.curve.measure(size)
 
     def _largest(self, peak: Callable[[int], int], limit_bytes: float) -> int:
         """Return the largest size whose peak is within the limit, by doubling and bisection; 0 if none is."""
@@ -225,11 +217,8 @@ class _LimitSearch:
                 f"The memory of a step does not grow with its {self.axis.noun}, as far as can be seen.",
                 hint=f"Give at_most: the most {self.axis.noun} that make sense.",
             )
-        top = min(step - unit, high) if high is not None else step - unit
-        while top - low >= unit:
-            middle = low + max(unit, self.axis.down((top - low) // 2))
-            low, top = (middle, top) if peak(middle) <= limit_bytes else (low, middle - unit)
-        return low
+        larger = range(low + unit, step if high is None else min(step, high + 1), unit)
+        return low + unit * bisect_right(larger, limit_bytes, key=peak)
 
     def _confirm(self) -> Found:
         first = self._step(self._largest(self.curve.peak, self.budget_bytes * _FIRST_SHARE) or self.axis.smallest)
@@ -237,7 +226,8 @@ class _LimitSearch:
         share = _LAST_SHARE if fits else _SAFE_SHARE
         size = self._largest(self._corrected(first), self.budget_bytes * share)
         if size > first.size:  # never beyond measured parts: chunks and tiles make the curve jump
-            self._look(size)
+            with suppress(torch.OutOfMemoryError):
+                self.curve.measure(size)
             size = min(size, self._largest(self._corrected(first), self.budget_bytes * share))
         if fits and size <= first.size:
             return first
@@ -262,8 +252,7 @@ class _LimitSearch:
         """Take one real step and return its peak; more than the card has if it ran out of memory."""
         self.steps_run += 1
         try:
-            batch = self.axis.grow(size)
-            seen = rehearse(self.training, self.meter, batch, fresh=self.fresh, from_the_first=False)
+            seen = rehearse(self.training, self.meter, self.axis.grow(size), fresh=self.fresh, from_the_first=False)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             full = self.meter.capacity_bytes + 1
@@ -304,12 +293,11 @@ class StepCurve(Survey):
             # What is allocated now includes parameters and existing states; states still to come are added.
             held = find_resident_state(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
             gc.collect()
-            states = 0
-            if not self.training.optimizer.state:
-                coarse = "eight-bit-states" in self.training.applied
-                states = (with_coarse_states(held, self.training) if coarse else held).states_bytes
-                if self._host_states is not None:
-                    states = min(self._host_states.gpu_bytes, held.states_bytes)
+            states = 0 if self.training.optimizer.state else held.states_bytes
+            if states and self._host_states is not None:
+                states = min(self._host_states.gpu_bytes, states)
+            elif states and "eight-bit-states" in self.training.applied:
+                states = with_coarse_states(held, self.training).states_bytes
             parameters_bytes = self.meter.allocated_bytes + states
             self._resident = replace(held, parameters_bytes=parameters_bytes, besides_bytes=0, states_bytes=0)
 
@@ -352,7 +340,7 @@ class StepCurve(Survey):
         for name, label in self._labels.items():
             if label not in blocks:
                 _, call = calls.by_kind[calls.kinds[name]]
-                blocks[label] = {KEEP: measure_block(self.training, self.meter, self.blocks[name], call)}
+                blocks[label] = {KEEP: measure_block(self.meter, replace(call, block=self.blocks[name]))}
         return SizeProfile(size, self._labels, blocks, outside)
 
     def peak(self, size: int) -> int:
@@ -373,9 +361,9 @@ class StepCurve(Survey):
         waiting = window
         for index, label in enumerate(self._labels.values()):
             if ActivationOffload.name in label:
-                kept_bytes = modes[index].kept_bytes
-                under_way = min(waiting, kept_bytes)
-                modes[index] = replace(modes[index], kept_bytes=max(0, kept_bytes - window) + under_way)
+                under_way = min(waiting, modes[index].kept_bytes)
+                kept_bytes = max(0, modes[index].kept_bytes - window) + under_way
+                modes[index] = replace(modes[index], kept_bytes=kept_bytes)
                 waiting -= under_way
         return peak_of(modes, self._around(outside)) + mix(*(self._batch_bytes[one] for one in nearest))
 
@@ -391,9 +379,8 @@ class StepCurve(Survey):
         placement = STEP_IN_BACKWARD if "step-in-backward" in self.training.applied else PLAIN
         if self._host_states is not None:
             placement = HOST_GRADIENTS if self._host_states.how == "host" else HOST_STATES
-        passes = placement.gradients(held, count) is GradientPlace.PASS
-        frame = STEP_IN_BACKWARD if passes else PLAIN
-        return frame.memory_context(held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
+        frame = STEP_IN_BACKWARD if placement.gradients(held, count) is GradientPlace.PASS else PLAIN
+        return frame.memory_context(held, outside, 0, count, backward_s=0.0)
 
 
 def extrapolate(sizes: Sequence[int], values: Sequence[float], size: int) -> int:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
@@ -95,13 +96,12 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """
     blocks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        inside = any(name.startswith(block + ".") for block in blocks)
-        if inside or not isinstance(module, nn.ModuleList | nn.Sequential):
+        if name.startswith(tuple(f"{block}." for block in blocks)) or not _is_list(module):
             continue
         children, prefix = dict(module.named_children()), f"{name}." if name else ""
-        classes = [type(child) for child in children.values()]
-        if len(children) > 1 and all(_is_block(c) and classes.count(type(c)) > 1 for c in children.values()):
-            blocks.update({prefix + child_name: child for child_name, child in children.items()})
+        classes = Counter(type(child) for child in children.values())
+        if len(children) > 1 and all(_is_block(child) and classes[type(child)] > 1 for child in children.values()):
+            blocks |= {prefix + child_name: child for child_name, child in children.items()}
     return blocks
 
 
@@ -172,10 +172,8 @@ def without_cache(model: nn.Module) -> Undo:
 
 def active_dropout(module: nn.Module) -> str | None:
     """Return the name of a module with active dropout, or None. Dropout inside a plain function is not detected."""
-    for name, child in module.named_modules():
-        if child.training and _drops(child):
-            return name or type(child).__name__
-    return None
+    active = ((name, child) for name, child in module.named_modules() if child.training and _drops(child))
+    return next((name or type(child).__name__ for name, child in active), None)
 
 
 def dropouts(module: nn.Module) -> list[nn.Module]:
@@ -202,11 +200,11 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     That is RNG states (PyTorch, Python, NumPy and generators that modules hold), buffers, and numbers and tensors
     that modules keep as plain attributes.
     """
-    modules = list(model.modules())
-    buffers = [(module, dict(module._buffers)) for module in modules]
-    values = {id(b): b.detach().clone() for _, held in buffers for b in held.values() if b is not None}
-    attributes = [(module, {k: v for k, v in vars(module).items() if _changes_in_forward(k, v)}) for module in modules]
-    kept = {id(v): v.detach().clone() for _, held in attributes for v in held.values() if isinstance(v, Tensor)}
+    # Each dict of buffers or attributes, with what a forward pass may change there.
+    dicts = [held for module in model.modules() for held in (module._buffers, vars(module))]
+    before = [(held, {k: v for k, v in held.items() if _changes_in_forward(k, v)}) for held in dicts]
+    tensors = {id(v): v for _, values in before for v in values.values() if isinstance(v, Tensor)}
+    copies = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     generators = Generators(device, held_generators(model))
     states = generators.states()
     try:
@@ -214,13 +212,14 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         generators.set(states)
         with torch.no_grad():
-            for module, held in buffers:
-                for name, buffer in held.items():
-                    module._buffers[name] = _as_before(buffer, values)
-            for module, held in attributes:
-                for name in [k for k, v in vars(module).items() if k not in held and _changes_in_forward(k, v)]:
-                    delattr(module, name)
-                vars(module).update({name: _as_before(value, kept) for name, value in held.items()})
+            for tensor, copy in copies:
+                tensor.detach().copy_(copy)
+        for held, values in before:
+            if "_buffers" in held:  # attributes, of which new ones are removed
+                for name in [k for k, v in held.items() if k not in values and _changes_in_forward(k, v)]:
+                    del held[name]
+            for name, value in values.items():
+                held[name] = value
 
 
 def draw_others(device: torch.device) -> None:
@@ -236,13 +235,6 @@ def _changes_in_forward(name: str, value: Any) -> bool:
     return name not in OF_EVERY_MODULE and isinstance(value, int | float | Tensor | None)
 
 
-def _as_before(value: Any, copies: dict[int, Tensor]) -> Any:
-    """Restore a tensor's elements in place and return the same object."""
-    if isinstance(value, Tensor) and id(value) in copies:
-        value.detach().copy_(copies[id(value)])
-    return value
-
-
 def is_cache_idle(training: Training) -> bool:
     """Return whether the loss is the same without a KV cache.
 
@@ -253,16 +245,14 @@ def is_cache_idle(training: Training) -> bool:
     if not caching_configs(training.model):
         return True
     losses = []
-    with undisturbed(training.model, training.device), torch.no_grad(), eagerly():
-        undo = without_cache(training.model)
+    with undisturbed(training.model, training.device), torch.no_grad(), eagerly(), ExitStack() as stack:
+        stack.callback(without_cache(training.model))
         try:
-            for again in (lambda: None, undo):  # without a cache, then with it
-                again()
+            for _ in range(2):  # without a cache, then with it
                 torch.manual_seed(0)
                 with training.forward_pass():
                     losses.append(float(training.loss(training.model, take_rows(training.sample, slice(0, 2)))))
+                stack.close()
         except Exception:
             return True  # the error will show again where it matters
-        finally:
-            undo()
     return abs(losses[0] - losses[1]) <= 1e-5 * abs(losses[1])

@@ -1,19 +1,28 @@
-"""A plan: techniques with their settings, and their predicted needs, stored as JSON."""
+"""A plan: techniques with their settings, and their predicted needs, stored as JSON; and the techniques of a solution."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tonnage.errors import OutputExists, RequestError
+from tonnage.fit.choose.choosing import PIECE_BYTES
+from tonnage.fit.choose.placement import HOST_GRADIENTS, STEP_IN_BACKWARD, WINDOW_BYTES
+from tonnage.fit.choose.solver import Solution
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
 from tonnage.fit.technique import Technique, make
+from tonnage.fit.techniques.activation_offload import ActivationOffload
+from tonnage.fit.techniques.host_states import HostStates
+from tonnage.fit.techniques.micro_batches import MicroBatches
+from tonnage.fit.techniques.recompute import Recompute
+from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 _VERSION = 1
 _MOST_BYTES = 16 * 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TechniqueRow:
     """One technique in the summary of a plan."""
 
@@ -68,3 +77,37 @@ def plan_from_json(body: Any, name: str = "the plan") -> FitPlan:
         return FitPlan(techniques=techniques, rows=tuple(TechniqueRow(**row) for row in body.get("rows", ())), **fields)
     except (KeyError, TypeError) as error:
         raise RequestError(f"{name} is damaged: {error}.", hint="Make it again with tonnage.fit.") from None
+
+
+def assemble(solution: Solution, survey: Survey, division: MicroBatches) -> tuple[Technique, ...]:
+    """Return the techniques beyond those already applied. `division` says how to divide a batch; its count is ignored."""
+    layout, placement = solution.layout, solution.placement
+    modes = dict(zip(survey.sizes[min(survey.sizes)].kinds, solution.choice.modes, strict=True))
+    techniques: list[Technique] = []
+    # Each block's mode: what runs again, and what is offloaded.
+    on_gpu = {block: {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}.get(mode, mode) for block, mode in modes.items()}
+    recomputed = {block: recompute_mode(mode) for block, mode in on_gpu.items() if mode != KEEP}
+    if recomputed:
+        techniques.append(Recompute(modes=recomputed, slices=layout.slices if layout.sliced else 1))
+    offloads: tuple[tuple[str, Literal["kept", "inputs"]], ...] = ((OFFLOAD, "kept"), (BLOCK_OFFLOAD, "inputs"))
+    for mode, what in offloads:
+        blocks = tuple(block for block, taken in modes.items() if taken == mode)
+        if blocks:
+            techniques.append(ActivationOffload(blocks=blocks, what=what, window_bytes=solution.window_bytes))
+    # Placement of gradients and states.
+    if placement == STEP_IN_BACKWARD:
+        techniques.append(StepInBackward())
+    elif placement.splits_states:
+        on_host = placement == HOST_GRADIENTS
+        techniques.append(
+            HostStates(
+                gpu_bytes=solution.states_on_gpu_bytes,
+                how="host" if on_host else "device",
+                gradients="host" if on_host and layout.micro_batches > 1 else "device",
+                piece_bytes=PIECE_BYTES,
+                window_bytes=WINDOW_BYTES,
+            )
+        )
+    if layout.micro_batches > 1:
+        techniques.append(replace(division, count=layout.micro_batches))
+    return tuple(techniques)

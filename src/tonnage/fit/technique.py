@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from enum import Enum
 from importlib import import_module
+from itertools import permutations
 from typing import Any, ClassVar, dataclass_transform
 
 from tonnage.errors import RequestError, TonnageError
@@ -81,7 +82,6 @@ class Technique(ABC):
             return stack.pop_all().close
 
     def settings(self) -> dict[str, Any]:
-        """Return its fields for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -98,8 +98,7 @@ def technique_class(name: str) -> type[Technique]:
         return Shard
     if name not in _CLASSES:
         raise RequestError(f"There is no technique {name!r}.", hint=f"Known are {', '.join(NAMES)}.")
-    module = import_module(f"tonnage.fit.techniques.{name.replace('-', '_')}")
-    found: type[Technique] = getattr(module, _CLASSES[name])
+    found: type[Technique] = getattr(import_module(f"tonnage.fit.techniques.{name.replace('-', '_')}"), _CLASSES[name])
     return found
 
 
@@ -116,8 +115,7 @@ def make(name: str, settings: dict[str, Any]) -> Technique:
 
 def find_conflict(chosen: list[Technique]) -> str | None:
     """Return why these techniques cannot be combined, or None."""
-    for one in chosen:
-        for other in chosen:
-            if other.name in one.conflicts and other is not one:
-                return f"{one.title} and {other.title} cannot stand together: {one.conflicts[other.name]}"
+    for one, other in permutations(chosen, 2):
+        if other.name in one.conflicts:
+            return f"{one.title} and {other.title} cannot stand together: {one.conflicts[other.name]}"
     return None

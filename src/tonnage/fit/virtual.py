@@ -9,21 +9,22 @@ import torch
 from tonnage.hardware.cluster import Cluster
 
 
-def on_virtual_gpu(device: torch.device) -> bool:
-    """Return whether this device is a Tonnage virtual GPU. Imports nothing."""
+def _session() -> Any:
+    """Return the session of the virtual GPU, or None. Imports nothing."""
     sessions = sys.modules.get("tonnage.virtual.session")
-    return device.type == "cuda" and sessions is not None and sessions._current is not None
+    return sessions and sessions._current
+
+
+def on_virtual_gpu(device: torch.device) -> bool:
+    return device.type == "cuda" and _session() is not None
 
 
 def virtual_cluster() -> Cluster | None:
     """Return the virtual cluster that this process is a rank of, or None."""
-    sessions = sys.modules.get("tonnage.virtual.session")
-    session = sessions and sessions._current
-    return session.cluster if session else None
+    return getattr(_session(), "cluster", None)
 
 
 def uncaptured() -> AbstractContextManager[Any]:
     """Exclude what runs inside from the steps of a script on a virtual GPU."""
-    sessions = sys.modules.get("tonnage.virtual.session")
-    session = sessions and sessions._current
+    session = _session()
     return session.uncaptured() if session else nullcontext()

@@ -6,7 +6,6 @@ full. If none does, the batch must not be divided. It does not know how gradient
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -100,13 +99,13 @@ def _established(training: Training, likely: str, *, by_losses: bool, narrow: to
     return _fitting(training, likely, _ROWS, losses, tolerance)
 
 
-@dataclass(frozen=True)
 class _WeightingTrial:
     """A few rows, and their gradients together and alone."""
 
-    rows: Batch
-    together: Samples
-    alone: list[Samples]
+    def __init__(self, rows: Batch, measure: Callable[[Sequence[MicroBatch]], Samples]) -> None:
+        self.rows = rows
+        self.alone = [measure([MicroBatch(take_rows(rows, [row]), 1.0)]) for row in range(batch_rows(rows))]
+        self.together = measure([MicroBatch(rows, 1.0)])
 
     def error(self, weighting: Weighting) -> float:
         parts = split(self.rows, len(self.alone), weighting)
@@ -123,35 +122,29 @@ def _fitting(
     training: Training, likely: str, rows: int, measure: Callable[[Sequence[MicroBatch]], Samples], tolerance: float
 ) -> Weighting:
     chosen = take_rows(training.sample, unlike_rows(training.sample, rows))
-    trials = [_trial(chosen, measure)]
+    trials = [_WeightingTrial(chosen, measure)]
     # Copies with uneven padding: zeros in integers and masks, and more ignored labels if there are any.
     thinned = [_thinned(chosen, _is_padded_with_zeros, 0), _thinned(chosen, _holds_ignored, IGNORED_LABEL)]
     for batch in (batch for batch in thinned if batch is not None):
         try:
-            trial = _trial(batch, measure)
+            trial = _WeightingTrial(batch, measure)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the loss rejects such a batch, so none will come
             continue
         if all(torch.isfinite(sample).all() for sample in trial.together.values()):
             trials.append(trial)
-    candidates = list(dict.fromkeys([likely, "rows", "sum", *_measurable(chosen)]))
-    errors = {name: max(trial.error(name) for trial in trials) for name in candidates}
-    fitting = [name for name, error in errors.items() if error <= tolerance]
-    if fitting:
-        return fitting[0]
+    candidates = [likely, "rows", "sum", *_measurable(chosen)]
+    errors = {name: max(trial.error(name) for trial in trials) for name in dict.fromkeys(candidates)}
+    for name, error in errors.items():
+        if error <= tolerance:
+            return name
     best = min(errors, key=errors.__getitem__)
     raise NotApplicable(
         f"No known weighting makes the gradients of {batch_rows(chosen)} rows out of those of each alone; the nearest "
         f"({best}) is off by {percent(errors[best])} in a parameter. The loss is no mean or sum over rows or tokens.",
         hint=_HINT,
     )
-
-
-def _trial(rows: Batch, measure: Callable[[Sequence[MicroBatch]], Samples]) -> _WeightingTrial:
-    count = batch_rows(rows)
-    alone = [measure([MicroBatch(take_rows(rows, [row]), 1.0)]) for row in range(count)]
-    return _WeightingTrial(rows, measure([MicroBatch(rows, 1.0)]), alone)
 
 
 def _thinned(rows: Batch, wanted: Callable[[Tensor], bool], value: int) -> Batch | None:
@@ -240,15 +233,12 @@ def _check_repeats(training: Training) -> None:
         torch.manual_seed(seed)
         with training.forward_pass():  # with gradients, which a loss may request itself
             losses.append(float(training.loss(training.model, rows).detach()))
-    changed = [
-        name for name, buffer in training.model.named_buffers()
-        if name not in before or buffer.shape != before[name].shape or not torch.equal(buffer, before[name])
-    ]  # fmt: skip
-    if changed:
-        raise NotApplicable(
-            f"{changed[0]} changes in each forward pass, which micro-batches have several of.",
-            hint="Leave micro-batches out.",
-        )
+    for name, buffer in training.model.named_buffers():
+        if name not in before or not torch.equal(buffer, before[name]):
+            raise NotApplicable(
+                f"{name} changes in each forward pass, which micro-batches have several of.",
+                hint="Leave micro-batches out.",
+            )
     if losses[0] != losses[1]:
         raise NotApplicable(
             f"The loss of the same rows is {losses[0]:.6g} and then {losses[1]:.6g}: it draws random numbers, and "

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
+from tonnage.fit.fitting import FitOptions
 from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Batch, Training, Undo, set_attributes
-from tonnage.integrations.fit_options import FitOptions, StepParts, fit_in_loop
+from tonnage.integrations.fit_options import fit_in_loop, parts_of
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch.callbacks import Callback
@@ -52,9 +53,34 @@ class FitCallback(FitOptions, Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Fit with the first batch as the sample."""
-        if not self._active:
-            self.fitted = _fit(trainer, pl_module, self, batch, batch_idx)
-            self._active = True
+        if self._active:
+            return
+        plain_step = LightningStep(trainer, pl_module, batch_idx)
+        refused = {}
+        if "mixed" in str(trainer.precision):
+            refused["autocast"] = f"precision={trainer.precision!r} does the same"
+        if trainer.accumulate_grad_batches > 1:
+            why = "a step has several backward passes (accumulate_grad_batches), whose gradients add up"
+            refused["step-in-backward"] = why
+        with ExitStack() as silent:
+            for name in ("log", "log_dict"):  # of steps that only measure
+                silent.callback(_replace(pl_module, name, lambda *_, **__: None))
+            self.fitted = fit_in_loop(
+                self,
+                pl_module,
+                trainer.optimizers[0],
+                loss=plain_step,
+                sample=batch,
+                clip_norm=trainer.gradient_clip_val or None,
+                refused=refused,
+                gradients_wait=trainer.accumulate_grad_batches > 1,
+            )
+        steps = Steps(trainer, self.fitted.training, plain_step)
+        with ExitStack() as stack:
+            for name in ("training_step", *_HOOKS):
+                stack.callback(_replace(pl_module, name, getattr(steps, name, steps.nothing)))
+            self.fitted.afterwards(stack.pop_all().close)
+        self._active = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Restore the module and its optimizer, with what they have learned."""
@@ -86,35 +112,6 @@ def _problems(trainer: Any, module: Any) -> Iterator[tuple[str, str]]:
             yield f"the module has a {name} of its own, which fit would pass over", f"Leave {name} out."
 
 
-def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx: int) -> Fitted:
-    plain_step = LightningStep(trainer, module, batch_idx)
-    refused = {}
-    if "mixed" in str(trainer.precision):
-        refused["autocast"] = f"precision={trainer.precision!r} does the same"
-    if trainer.accumulate_grad_batches > 1:
-        why = "a step has several backward passes (accumulate_grad_batches), whose gradients add up"
-        refused["step-in-backward"] = why
-    with ExitStack() as silent:
-        for name in ("log", "log_dict"):  # of steps that only measure
-            silent.callback(_replace(module, name, lambda *_, **__: None))
-        fitted = fit_in_loop(
-            options,
-            module,
-            trainer.optimizers[0],
-            loss=plain_step,
-            sample=batch,
-            clip_norm=trainer.gradient_clip_val or None,
-            refused=refused,
-            gradients_wait=trainer.accumulate_grad_batches > 1,
-        )
-    steps = Steps(trainer, fitted.training, plain_step)
-    with ExitStack() as stack:
-        for name in ("training_step", *_HOOKS):
-            stack.callback(_replace(module, name, getattr(steps, name)))
-        fitted.afterwards(stack.pop_all().close)
-    return fitted
-
-
 class LightningStep:
     """The module's own training_step, under Lightning's precision."""
 
@@ -141,14 +138,13 @@ class Steps:
 
     def __init__(self, trainer: Any, training: Training, plain_step: LightningStep) -> None:
         self._trainer, self._training, self._plain_step = trainer, training, plain_step
-        self._parts = StepParts(training)
         self._begun = False
 
     def training_step(self, batch: Batch, *rest: Any) -> Any:
         """Run forward and backward of a batch in micro-batches. Extra outputs are passed on if there is only one."""
         batches, training = self._trainer.accumulate_grad_batches, self._training
         self._plain_step.rest = rest
-        parts = self._parts.of(batch, share=1 / batches)
+        parts = parts_of(training, batch, share=1 / batches)
         if not self._begun:
             training.stepper.begin(len(parts) * batches)
             self._begun = True
@@ -162,14 +158,8 @@ class Steps:
             raise
         return {**(self._plain_step.output if len(parts) == 1 else {}), "loss": loss}
 
-    def backward(self, loss: Tensor, *_: Any, **__: Any) -> None:
-        """Do nothing: training_step has run backward."""
-
-    def optimizer_zero_grad(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the stepper zeroes gradients at the start of a step."""
-
-    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the stepper clips."""
+    def nothing(self, *_: Any, **__: Any) -> None:
+        """Stand for the other hooks: training_step has run backward, and the stepper zeroes and clips gradients."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         optimizer_closure()

@@ -1,38 +1,24 @@
 """The options of `fit` where a Trainer runs the loop."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import fit
+from tonnage.fit.fitting import FitOptions, fit
 from tonnage.fit.plan import FitPlan, read_plan
-from tonnage.fit.stepping.batches import MicroBatch, Weighting, batch_rows, split
+from tonnage.fit.prove.rehearsal import Rehearsed
+from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
 from tonnage.fit.survey.meter import GpuMeter
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import budget_bytes
-
-
-@dataclass(kw_only=True, eq=False)
-class FitOptions:
-    """The arguments of `tonnage.fit` that do not follow from the Trainer."""
-
-    budget: str | int | None = None
-    host: str | int | None = None
-    exact: bool = True
-    allow: Sequence[str] = ()
-    without: Sequence[str] = ()
-    weighting: Weighting = "auto"
-    dropout: str = "same"
-    plan: FitPlan | str | Path | None = None
-    measure: bool = True
-    verbose: bool = False
 
 
 def fit_in_loop(
@@ -79,25 +65,17 @@ def plan_for_loop(options: FitOptions, refused: Mapping[str, str]) -> FitPlan | 
 
 def add_waiting(fitted: Fitted, waiting_bytes: int) -> None:
     """Add the set-aside bytes, so that the summary shows the requested budget and the whole peak."""
-    plan, measured = fitted.plan, fitted.measured
-    of_plan, of_measured = (
-        ("budget_bytes", "peak_bytes", "plain_peak_bytes"),
-        ("peak_allocated_bytes", "peak_reserved_bytes"),
-    )
-    fitted.plan = replace(plan, **{name: getattr(plan, name) + waiting_bytes for name in of_plan})
-    if measured is not None:
-        added = {name: getattr(measured, name) + waiting_bytes for name in of_measured}
-        fitted.measured = replace(measured, **added)
+
+    def added(record: FitPlan | Rehearsed, *names: str) -> Any:
+        return replace(record, **{name: getattr(record, name) + waiting_bytes for name in names})
+
+    fitted.plan = added(fitted.plan, "budget_bytes", "peak_bytes", "plain_peak_bytes")
+    if fitted.measured is not None:
+        fitted.measured = added(fitted.measured, "peak_allocated_bytes", "peak_reserved_bytes")
 
 
-class StepParts:
-    """Divides the batches of a Trainer's loop into micro-batches as large as those planned."""
-
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self._rows = -(-batch_rows(training.sample) // training.micro_batches)
-
-    def of(self, batch: Batch, share: float) -> list[MicroBatch]:
-        """Divide a batch that is this share of a step."""
-        parts = split(batch, -(-batch_rows(batch) // self._rows), self._training.weighting)
-        return [MicroBatch(part.batch, part.weight * share) for part in parts]
+def parts_of(training: Training, batch: Batch, share: float) -> list[MicroBatch]:
+    """Divide a batch that is this share of a step into micro-batches as large as those planned."""
+    rows = -(-batch_rows(training.sample) // training.micro_batches)
+    parts = split(batch, -(-batch_rows(batch) // rows), training.weighting)
+    return [MicroBatch(part.batch, part.weight * share) for part in parts]

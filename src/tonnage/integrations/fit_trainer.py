@@ -10,7 +10,7 @@ arrives, in micro-batches as planned, and `optimizer.step()` is the stepper's.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers import Trainer
 
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
+from tonnage.fit.fitting import FitOptions
 from tonnage.fit.plan import FitPlan
 from tonnage.fit.recomputing.remembered import Generators
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
@@ -35,7 +36,7 @@ from tonnage.fit.techniques.autocast import Autocast, ScaledStepper
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training, set_attributes
 from tonnage.fit.weighting import find_weighting
-from tonnage.integrations.fit_options import FitOptions, StepParts, fit_in_loop
+from tonnage.integrations.fit_options import fit_in_loop, parts_of
 
 Inputs = Mapping[str, Any]
 ITEMS = "num_items_in_batch"  # what the Trainer divides a sum of losses by
@@ -145,21 +146,12 @@ def _fit(
             computed: Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
         return computed
 
-    training = Training(
-        model=trainer.model,
-        optimizer=optimizer,
-        loss=loss,
-        sample=step_sample,
-        device=trainer.args.device,
-        stepper=Stepper(optimizer),
-    )
+    training = Training(trainer.model, optimizer, loss, step_sample, trainer.args.device, Stepper(optimizer))
     # Batches of a step may be computed as one if rows are independent, and losses add up.
-    joins = len(batches) > 1 and MicroBatches(count=2).why_not(training) is None
-    if joins:
-        try:
+    joins = False
+    if len(batches) > 1 and MicroBatches(count=2).why_not(training) is None:
+        with suppress(NotApplicable):
             joins = find_weighting(training) == "sum"
-        except NotApplicable:
-            joins = False
     several = len(batches) > 1 and not joins
     refused = {}
     if _mixed(trainer):
@@ -185,19 +177,16 @@ def _fit(
 def _first_batches(trainer: Any, sample: Inputs | None) -> tuple[list[Inputs], Tensor | int | None]:
     """Return the batches of one optimizer step, without advancing the random state or the data loader."""
     count = trainer.args.gradient_accumulation_steps
-    if sample is not None:
-        batches, items = trainer.get_batch_samples(iter([sample] * count), count, trainer.args.device)
-        return [trainer._prepare_inputs(batch) for batch in batches], items
-    if trainer.train_dataset is None:
+    if sample is None and trainer.train_dataset is None:
         raise RequestError("The Trainer has no train_dataset.", hint="Give it one, or a batch as sample=.")
     generators = Generators(trainer.args.device)
     states = generators.states()
     try:
-        loader = trainer.get_train_dataloader()
+        loader: Any = trainer.get_train_dataloader() if sample is None else [sample] * count
         batches, items = trainer.get_batch_samples(iter(loader), count, trainer.args.device)
     finally:
         generators.set(states)
-    if loader in trainer.accelerator._dataloaders:  # not if a subclass creates its own
+    if sample is None and loader in trainer.accelerator._dataloaders:  # not if a subclass creates its own
         trainer.accelerator._dataloaders.remove(loader)
         loader.end()
     if not batches:
@@ -209,16 +198,11 @@ class TrainerStep:
     """Collects the batches of an optimizer step until the last one arrives, then computes all of them."""
 
     def __init__(self, trainer: Any, training: Training, *, joins: bool) -> None:
-        self._trainer, self._training, self._joins = trainer, training, joins
-        self._parts_of = StepParts(training)
+        self.training, self._trainer, self._joins = training, trainer, joins
         self._waiting: list[Inputs] = []
         self._computed = False
         # The Trainer takes the norm before the step and reads it afterwards, so it is filled in between.
         self.gradient_norm = torch.zeros((), device=trainer.args.device)
-
-    @property
-    def keeps_gradients(self) -> bool:
-        return not isinstance(self._training.stepper, BackwardStepper)
 
     def take(self, inputs: Inputs, items: Tensor | int | None) -> Tensor:
         """Add a batch; return the step's loss with the last batch, zero before."""
@@ -233,15 +217,15 @@ class TrainerStep:
         told = self._trainer.model_accepts_loss_kwargs and items is not None
         share = 1.0 if told or self._trainer.compute_loss_func is not None else 1 / len(batches)
         groups = batches if joined is None else [joined]
-        parts = [part for group in groups for part in self._parts_of.of(with_items(group, items), share)]
-        if len(parts) > 1 and not self._training.stepper.accumulates:
+        parts = [part for group in groups for part in parts_of(self.training, with_items(group, items), share)]
+        if len(parts) > 1 and not self.training.stepper.accumulates:
             raise RequestError(
                 f"This step needs {len(parts)} backward passes (its batches are longer or of other shapes than the sample), "
                 "and step-in-backward can take one.",
                 hint='Pad all batches to one length, or fit_trainer(..., without=("step-in-backward",)).',
             )
-        self._training.stepper.begin(len(parts))
-        loss = accumulate(self._training, parts)
+        self.training.stepper.begin(len(parts))
+        loss = accumulate(self.training, parts)
         self._computed = True
         return loss
 
@@ -253,8 +237,8 @@ class TrainerStep:
                 hint="Call super().training_step there, or use tonnage.fit in a loop of your own.",
             )
         self._computed = False
-        self._training.stepper.finish()
-        norm = self._training.stepper.gradient_norm
+        self.training.stepper.finish()
+        norm = self.training.stepper.gradient_norm
         if norm is not None:
             self.gradient_norm.copy_(norm)
 
@@ -290,17 +274,12 @@ class FittedOptimizer(AcceleratedOptimizer):
         super().__init__(optimizer, device_placement=False)
         self._is_accelerate_prepared = True
         self._finish = finish
-        self._handle = optimizer.register_step_post_hook(lambda *_: setattr(self, "_is_overflow", False))
+        self.step_hook = optimizer.register_step_post_hook(lambda *_: setattr(self, "_is_overflow", False))
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         if self.gradient_state.sync_gradients:
             self._is_overflow = True  # until the step is taken: a scaler skips steps whose gradients overflow
             self._finish()
-
-    def let_go(self) -> Optimizer:
-        self._handle.remove()
-        plain: Optimizer = self.optimizer
-        return plain
 
 
 class FittedSteps(Trainer):
@@ -325,7 +304,7 @@ class FittedSteps(Trainer):
         return self.fitted_step.gradient_norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Any:
-        if grad_norm is None and not self.fitted_step.keeps_gradients:
+        if grad_norm is None and isinstance(self.fitted_step.training.stepper, BackwardStepper):
             return None  # they are freed after the step, so no norm is logged
         return super()._get_grad_norm(model, grad_norm)
 
@@ -345,6 +324,6 @@ def _drive(trainer: Any, fitted: Fitted, step: TrainerStep, stack: ExitStack) ->
     stack.callback(trainer.__dict__.pop, "fitted_step")
     trainer.__class__ = type(plain_class.__name__, bases, {})
     stack.callback(setattr, trainer, "__class__", plain_class)
-    optimizer = FittedOptimizer(fitted.optimizer, step.finish)
-    trainer.optimizer = optimizer
-    stack.callback(lambda: setattr(trainer, "optimizer", optimizer.let_go()))
+    trainer.optimizer = FittedOptimizer(fitted.optimizer, step.finish)
+    stack.callback(setattr, trainer, "optimizer", fitted.optimizer)
+    stack.callback(trainer.optimizer.step_hook.remove)

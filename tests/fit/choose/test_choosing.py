@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tonnage.fit.choose.choosing import MemoryContext, ModeChoice, choose_modes, peak_of
-from tonnage.fit.survey.profile import BlockProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.units import GIB, MIB
 
 GAP = 2e-3  # what the solver may leave on the table, and rounding
@@ -17,6 +17,12 @@ Instance = tuple[list[list[BlockProfile]], MemoryContext]
 
 sizes = st.integers(0, 4096).map(lambda count: count * MIB)
 times = st.integers(1, 100).map(lambda count: count / 100)
+
+
+def outside(kept_bytes: int, peak_bytes: int, between: tuple[int, ...] = ()) -> OutsideProfile:
+    return OutsideProfile(
+        kept_bytes=kept_bytes, peak_bytes=peak_bytes, between_peak_bytes=between, forward_s=0.0, backward_s=0.0
+    )
 
 
 @st.composite
@@ -43,9 +49,11 @@ def instances(draw: st.DrawFn) -> Instance:
     around = MemoryContext(
         budget_bytes=0,
         fixed_bytes=draw(sizes) // 4,
-        outside_kept_bytes=draw(sizes) // 4,
-        outside_peak_bytes=draw(sizes) // 2,
-        between_peak_bytes=tuple(draw(sizes) // 2 for _ in blocks[1:]) if draw(st.booleans()) else (),
+        outside=outside(
+            draw(sizes) // 4,
+            draw(sizes) // 2,
+            tuple(draw(sizes) // 2 for _ in blocks[1:]) if draw(st.booleans()) else (),
+        ),
         gradient_bytes=tuple(draw(sizes) // 8 for _ in blocks) if grows else (),
         outside_gradient_bytes=draw(sizes) // 8 if grows else 0,
         step_peak_bytes=draw(sizes) // 2,
@@ -148,17 +156,19 @@ def test_the_peak_is_that_of_the_highest_moment() -> None:
     around = MemoryContext(
         budget_bytes=0,
         fixed_bytes=10 * GIB,
-        outside_kept_bytes=GIB,
-        outside_peak_bytes=3 * GIB,
+        outside=outside(GIB, 3 * GIB),
         gradient_bytes=(GIB, GIB, GIB),
         outside_gradient_bytes=2 * GIB,
     )
     # The first backward pass: two blocks' leavings, its own, what it needs, the rest's, and the head's gradient.
     assert peak_of([KEEP] * 3, around) == (10 + 4 + 2 + 1 + 1 + 2) * GIB
     # With a loss that needs more than a block's backward pass does.
-    assert peak_of([KEEP] * 3, replace(around, outside_peak_bytes=8 * GIB)) == (10 + 6 + 8) * GIB
+    assert peak_of([KEEP] * 3, replace(around, outside=outside(GIB, 8 * GIB))) == (10 + 6 + 8) * GIB
     # With much between the last two blocks: two blocks' leavings, and the gradients of the third and of the head.
-    assert peak_of([KEEP] * 3, replace(around, between_peak_bytes=(0, 18 * GIB))) == (10 + 4 + 18 + 1 + 2) * GIB
+    assert (
+        peak_of([KEEP] * 3, replace(around, outside=outside(GIB, 3 * GIB, (0, 18 * GIB))))
+        == (10 + 4 + 18 + 1 + 2) * GIB
+    )
     # With an optimizer that needs more than any of them.
     assert peak_of([KEEP] * 3, replace(around, step_peak_bytes=20 * GIB)) == (10 + 20) * GIB
     # With a block that passes through more than all the rest.
@@ -168,9 +178,7 @@ def test_the_peak_is_that_of_the_highest_moment() -> None:
 
 @pytest.mark.parametrize(("budget_gib", "kept"), [(19.1, 8), (13.1, 4), (7.1, 0), (7, None)])
 def test_as_many_blocks_are_kept_as_there_is_room_for(budget_gib: float, kept: int | None) -> None:
-    around = MemoryContext(
-        budget_bytes=int(budget_gib * GIB), fixed_bytes=GIB, outside_kept_bytes=0, outside_peak_bytes=2 * GIB + MIB
-    )
+    around = MemoryContext(budget_bytes=int(budget_gib * GIB), fixed_bytes=GIB, outside=outside(0, 2 * GIB + MIB))
     choice = choose_modes([[KEEP, AGAIN]] * 8, around)
     assert (choice.modes.count("keep") if choice else None) == kept
 
@@ -180,8 +188,7 @@ def test_what_the_link_hides_is_moved_rather_than_computed_again() -> None:
     around = MemoryContext(
         budget_bytes=4 * GIB,
         fixed_bytes=0,
-        outside_kept_bytes=0,
-        outside_peak_bytes=0,
+        outside=outside(0, 0),
         host_bytes=64 * GIB,
         link_bytes_per_s=10.0 * GIB,
     )
@@ -194,8 +201,7 @@ def test_states_go_to_the_host_to_the_byte() -> None:
     around = MemoryContext(
         budget_bytes=10 * GIB,
         fixed_bytes=GIB,
-        outside_kept_bytes=0,
-        outside_peak_bytes=0,
+        outside=outside(0, 0),
         movable_states_bytes=8 * GIB,
         host_bytes=64 * GIB,
     )
@@ -207,7 +213,7 @@ def test_states_go_to_the_host_to_the_byte() -> None:
 
 
 def test_a_model_without_blocks_has_one_choice() -> None:
-    around = MemoryContext(budget_bytes=3 * GIB, fixed_bytes=GIB, outside_kept_bytes=0, outside_peak_bytes=2 * GIB)
+    around = MemoryContext(budget_bytes=3 * GIB, fixed_bytes=GIB, outside=outside(0, 2 * GIB))
     choice = choose_modes([], around)
     assert choice is not None and choice.modes == () and choice.peak_bytes == 3 * GIB
     assert choose_modes([], replace(around, budget_bytes=2 * GIB)) is None

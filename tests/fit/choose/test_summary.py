@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fit.choose.test_solver import BLOCKS, SIZES, SMALL, size, solutions
+from fit.choose.test_solver import BLOCKS, SMALL, size, solutions
 from fit.test_plan import make_plan
 from tonnage.fit.choose.solver import BatchLayout
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary, summary_rows
@@ -43,8 +43,7 @@ def changed(plain: SizeProfile, *, time: float = 1.0, memory: float = 1.0) -> Si
 def rows_of(*stages: Survey, techniques: tuple[Technique, ...] = (ChunkedLoss(),)) -> tuple[TechniqueRow, ...]:
     names = ["plain", *(technique.name for technique in techniques)]
     solution = solutions(100, allowed=frozenset())[0]
-    last = survey(*SIZES.values())
-    return summary_rows(list(zip(names, stages, strict=True)), last, SMALL, solution, techniques)
+    return summary_rows(list(zip(names, stages, strict=True)), SMALL, solution, techniques)
 
 
 # One row takes four times its share of the time, as where a card is idle between launches.
@@ -127,7 +126,7 @@ def test_slices_of_a_batch_need_not_be_even() -> None:
     found = solutions(100, allowed=frozenset())[0]
     found = replace(found, layout=BatchLayout(rows=90, micro_batches=1, slices=5))
     technique = Recompute(modes={f"blocks.{index}": "block" for index in range(BLOCKS)}, slices=5)
-    rows = summary_rows([("plain", measured)], measured, SMALL, found, (technique,))
+    rows = summary_rows([("plain", measured)], SMALL, found, (technique,))
     assert [row.name for row in rows] == ["recompute"]
 
 

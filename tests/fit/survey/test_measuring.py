@@ -13,7 +13,6 @@ from fit.zoo.trainings import KINDS
 from tonnage.fit.modules import find_blocks, without_cache
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.survey.measuring import (
-    _forward_block,
     _PeaksAround,
     _without_frame,
     capture_calls,
@@ -40,7 +39,7 @@ def type_inside_a_block(training: Training) -> torch.dtype:
     seen: list[torch.dtype] = []
     linear = next(module for module in blocks[name].modules() if isinstance(module, nn.Linear))
     handle = linear.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
-    _forward_block(training, blocks[name], call)
+    call.forward()
     handle.remove()
     return seen[0]
 
@@ -112,9 +111,7 @@ def test_the_hosts_time_for_running_a_block_alone_is_not_the_blocks(kind: str) -
         ran.append(least_s)
         return Duration(0.0, 0.1 * len(ran))
 
-    forward, whole = _without_frame(
-        training, Mock(time=time), blocks[name], call, Duration(1.0, 0.3), Duration(2.0, 0.1)
-    )
+    forward, whole = _without_frame(Mock(time=time), call, Duration(1.0, 0.3), Duration(2.0, 0.1))
     assert len(ran) == 2
     assert (forward.gpu_s, whole.gpu_s) == (1.0, 2.0)
     assert (forward.host_s, whole.host_s) == (pytest.approx(0.2), 0.0)
@@ -136,7 +133,7 @@ def test_the_pace_of_rehearsals_is_taken_on_zero_gradients_and_is_never_above_on
             return Duration(0.9)
 
     handle = next(blocks[name].parameters()).register_hook(lambda gradient: gradients.append(float(gradient.norm())))
-    paces = [rehearsal_pace(training, Timing(), blocks[name], call, usual_s) for usual_s in (1.0, 0.5, 0.0)]
+    paces = [rehearsal_pace(Timing(), call, usual_s) for usual_s in (1.0, 0.5, 0.0)]
     handle.remove()
     assert paces == [0.9, 1.0, 1.0] and gradients == [0.0] * 3
     assert all(parameter.grad is None for parameter in blocks[name].parameters())

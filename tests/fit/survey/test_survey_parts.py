@@ -28,12 +28,9 @@ class Counted(Survey):
         self.compiled: list[str] = []
 
     @contextmanager
-    def _as_at_first(self) -> Iterator[None]:
-        yield
-
-    def _capture(self, batch: Any) -> Any:
+    def _calls_at(self, rows: int) -> Iterator[Any]:
         kind = self.sizes[8].kinds["0"]
-        return SimpleNamespace(by_kind={kind: ("0", None)})
+        yield None, SimpleNamespace(by_kind={kind: ("0", None)})
 
     def _operator_modes(self, block: nn.Module, call: Any) -> list[str]:
         return []

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_array
 
-from tonnage.fit.survey.profile import BlockProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 
+Row = tuple[dict[int, float], float, float]  # of a linear program: coefficients by column, lower and upper limit
 GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver accurate
 # Host states are copied in pieces of this size: one arrives, one is stepped, one leaves.
 PIECE_BYTES = 64 << 20
@@ -29,10 +30,7 @@ class MemoryContext:
 
     budget_bytes: int
     fixed_bytes: int  # parameters, states and gradients that stay throughout
-    outside_kept_bytes: int
-    outside_peak_bytes: int  # peak of head, loss and their backward, above what blocks left allocated
-    stem_peak_bytes: int = 0  # before the first block, and after it in backward
-    between_peak_bytes: Sequence[int] = ()  # before each block but the first; 0 if nothing runs there
+    outside: OutsideProfile
     gradient_bytes: Sequence[int] = ()  # per block, if gradients accumulate during backward; else ()
     outside_gradient_bytes: int = 0  # of the head, which come first
     waiting_bytes: int | None = None  # limit of gradients that wait for their states from the host
@@ -99,21 +97,30 @@ def spread(taken: Sequence[BlockProfile], kinds: Sequence[object]) -> list[Block
     return spread_out
 
 
+def linear_constraint(rows: Sequence[Row], columns: int) -> LinearConstraint:
+    """Build the constraint of a linear program from its rows."""
+    entries = [(value, row, column) for row, (cells, _, _) in enumerate(rows) for column, value in cells.items()]
+    values, at_row, at_column = zip(*entries, strict=True) if entries else ((), (), ())
+    matrix = csr_array((values, (at_row, at_column)), shape=(len(rows), columns))
+    return LinearConstraint(matrix, np.array([row[1] for row in rows]), np.array([row[2] for row in rows]))
+
+
 class _ModeProgram:
     """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
 
     def __init__(self, blocks: Sequence[Sequence[BlockProfile]], around: MemoryContext) -> None:
-        self.blocks, self.around = blocks, around
-        self.starts = np.cumsum([0, *(len(modes) for modes in blocks)])
-        count = int(self.starts[-1])
-        self.states, self.late_out, self.late_in, self.late_states = range(count, count + 4)
-        self.columns = count + 4
+        self.around = around
+        ends = list(accumulate((len(modes) for modes in blocks), initial=0))
+        self.blocks = list(zip(blocks, ends[:-1], strict=True))  # the modes of each, and the column of the first
+        self.modes = [(start + place, mode) for modes, start in self.blocks for place, mode in enumerate(modes)]
+        self.states, self.late_out, self.late_in, self.late_states = range(ends[-1], ends[-1] + 4)
+        self.columns = ends[-1] + 4
 
     def solve(self, *, whole: bool) -> Any:
         """Solve for one mode per block, or the LP relaxation, whose blocks may mix modes."""
         around = self.around
         costs, upper = np.zeros(self.columns), np.ones(self.columns)
-        for column, mode in self._modes():
+        for column, mode in self.modes:
             costs[column] = mode.forward_s + mode.backward_s + mode.moved_bytes * around.s_per_moved_byte
         costs[self.late_out] = costs[self.late_in] = 1.0
         costs[self.late_states] = 1.0 / around.micro_batches
@@ -121,24 +128,19 @@ class _ModeProgram:
         upper[self.states] = around.movable_states_bytes / GIB
         upper[self.late_out :] = np.inf
         # Constraints: coefficients by column, lower and upper limit.
-        one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
-        rows = [*one_mode_each, *self._moments(), *self._links()]
-        places = [(index, column) for index, (coefficients, _, _) in enumerate(rows) for column in coefficients]
-        values = [value for coefficients, _, _ in rows for value in coefficients.values()]
-        matrix = csr_matrix((values, tuple(zip(*places, strict=True))), shape=(len(rows), self.columns))
-        limits = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+        one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self.blocks]
         return milp(
             costs,
-            constraints=LinearConstraint(matrix, *limits),
+            constraints=linear_constraint([*one_mode_each, *self._moments(), *self._links()], self.columns),
             bounds=Bounds(np.zeros(self.columns), upper),
-            integrality=np.array([1] * int(self.starts[-1]) + [0] * 4) if whole else None,
+            integrality=np.array([1] * len(self.modes) + [0] * 4) if whole else None,
             options={"mip_rel_gap": 2e-3, "time_limit": 2.0} if whole else None,
         )
 
     def read(self, values: np.ndarray[Any, Any]) -> ModeChoice:
-        taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self._ranges()]
+        taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self.blocks]
         moved_states = round(float(values[self.states]) * GIB)
-        even = spread(taken, [id(modes) for modes in self.blocks])
+        even = spread(taken, [id(modes) for modes, _ in self.blocks])
         if peak_of(even, self.around, moved_states) <= self.around.budget_bytes:
             taken = even
         seconds = sum(mode.forward_s + mode.backward_s for mode in taken)
@@ -152,42 +154,33 @@ class _ModeProgram:
             moved_bytes=sum(mode.moved_bytes for mode in taken),
         )
 
-    def _modes(self) -> list[tuple[int, BlockProfile]]:
-        return [(start + offset, mode) for modes, start in self._ranges() for offset, mode in enumerate(modes)]
-
-    def _ranges(self) -> list[tuple[Sequence[BlockProfile], int]]:
-        return list(zip(self.blocks, (int(start) for start in self.starts[:-1]), strict=True))
-
-    def _moments(self) -> list[tuple[dict[int, float], float, float]]:
+    def _moments(self) -> list[Row]:
         """Limit each moment: what earlier blocks left, plus what this one needs, minus moved states."""
-        around, ranges, movable_bytes = self.around, self._ranges(), self.around.movable_states_bytes
+        around, count, movable_bytes = self.around, len(self.blocks), self.around.movable_states_bytes
         held_bytes = around.fixed_bytes + movable_bytes + staged_bytes(around, movable_bytes)
-        gradients, between = gradients_from(around, len(ranges), movable_bytes), _between(around, len(ranges))
+        gradients, between = gradients_from(around, count, movable_bytes), _between(around, count)
         left: dict[int, float] = {}
         moments: list[tuple[dict[int, float], int]] = []  # coefficients, and bytes besides
-        for index, (modes, start) in enumerate(ranges):
+        for index, (modes, start) in enumerate(self.blocks):
             if between[index]:
                 moments.append((left, between[index] + gradients[index]))
-            forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
-            moments.append((forward, 0))
-            backward = left | {
-                start + i: (mode.kept_bytes + mode.backward_peak_bytes) / GIB for i, mode in enumerate(modes)
-            }
-            moments.append((backward, around.outside_kept_bytes + gradients[index + 1]))
-            left = left | {start + i: mode.kept_bytes / GIB for i, mode in enumerate(modes)}
-        moments.append((left, around.outside_peak_bytes))
-        moments += [({}, around.stem_peak_bytes + gradients[0]), ({}, around.step_peak_bytes)]
+            ways = list(enumerate(modes, start))
+            moments.append((left | {column: mode.forward_peak_bytes / GIB for column, mode in ways}, 0))
+            backward = left | {column: (mode.kept_bytes + mode.backward_peak_bytes) / GIB for column, mode in ways}
+            moments.append((backward, around.outside.kept_bytes + gradients[index + 1]))
+            left = left | {column: mode.kept_bytes / GIB for column, mode in ways}
+        moments.append((left, around.outside.peak_bytes))
+        moments += [({}, around.outside.stem_peak_bytes + gradients[0]), ({}, around.step_peak_bytes)]
         room = around.budget_bytes - held_bytes
         return [(found | {self.states: -1.0}, -np.inf, (room - extra) / GIB) for found, extra in moments]
 
-    def _links(self) -> list[tuple[dict[int, float], float, float]]:
+    def _links(self) -> list[Row]:
         """Constrain exposed seconds to at least the link time beyond the blocks' compute time."""
         around, rate = self.around, self.around.link_bytes_per_s
-        moved = {column: mode.moved_bytes for column, mode in self._modes()}
-        out = {column: moved[column] / rate - mode.forward_s for column, mode in self._modes()}
-        back = {column: moved[column] / rate - mode.backward_s for column, mode in self._modes()}
+        out = {column: mode.moved_bytes / rate - mode.forward_s for column, mode in self.modes}
+        back = {column: mode.moved_bytes / rate - mode.backward_s for column, mode in self.modes}
         states = {self.states: around.states_s_per_byte * GIB, self.late_states: -1.0}
-        host = {column: count / GIB for column, count in moved.items()} | {self.states: 1.0}
+        host = {column: mode.moved_bytes / GIB for column, mode in self.modes} | {self.states: 1.0}
         return [
             (out | {self.late_out: -1.0}, -np.inf, 0.0),
             (back | {self.late_in: -1.0}, -np.inf, 0.0),
@@ -200,20 +193,21 @@ def peak_of(taken: Sequence[BlockProfile], around: MemoryContext, moved_states_b
     """Return the peak over all moments of one micro-batch and the optimizer step."""
     states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
     base, gradients = around.fixed_bytes + states_bytes, gradients_from(around, len(taken), moved_states_bytes)
-    left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients[0])
+    left, highest = 0, max(around.step_peak_bytes, around.outside.stem_peak_bytes + gradients[0])
     between = _between(around, len(taken))
     for index, mode in enumerate(taken):
         if between[index]:
             highest = max(highest, left + between[index] + gradients[index])
-        backward = mode.kept_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients[index + 1]
+        backward = mode.kept_bytes + mode.backward_peak_bytes + around.outside.kept_bytes + gradients[index + 1]
         highest = max(highest, left + mode.forward_peak_bytes, left + backward)
         left += mode.kept_bytes
-    return base + max(highest, left + around.outside_peak_bytes)
+    return base + max(highest, left + around.outside.peak_bytes)
 
 
 def _between(around: MemoryContext, blocks: int) -> Sequence[int]:
     """Return the peak before each block; what runs before the first is the stem."""
-    return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
+    between = around.outside.between_peak_bytes
+    return (0, *between) if between else (0,) * blocks
 
 
 def gradients_from(around: MemoryContext, blocks: int, moved_bytes: int) -> list[int]:

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
+from tonnage.fit.choose.choosing import Row, linear_constraint
 from tonnage.fit.survey.profile import OperatorProfile
 
 _LEVELS = 24  # byte levels between saving nothing and saving everything
@@ -21,14 +21,9 @@ class OperatorChoice:
     """One way to recompute a block: the outputs of `kept` stay, the rest runs again."""
 
     kept: tuple[int, ...]
-    names: tuple[str, ...]  # of the kept operators
+    mode: list[str]  # for `Recompute(modes=...)`: each index with the operator name expected there
     kept_bytes: int  # including the block's input
     seconds: float  # of what runs again
-
-    @property
-    def mode(self) -> list[str]:
-        """The value for `Recompute(modes=...)`: each index with the operator name expected there."""
-        return [f"{index}:{name}" for index, name in zip(self.kept, self.names, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -105,22 +100,18 @@ class _KeepProgram:
         self.least_bytes = int(self._bytes @ self._must_keep)
         self.most_bytes = max(self.least_bytes, sum(group.root.output_bytes for group in read))
         count, places = len(groups), {group.root.index: place for place, group in enumerate(groups)}
-        rows: list[tuple[dict[int, float], float]] = []  # coefficients by column, and the lower limit
+        rows: list[Row] = []
         for place, group in enumerate(groups):
             if group.root.kept_bytes:
-                rows.append(({place: 1.0, count + place: 1.0}, 1.0))
-            rows += [
-                ({(at := places[source]): 1.0, count + at: 1.0, count + place: -1.0}, 0.0) for source in group.inputs
-            ]
-        entries = [(row, column, value) for row, (cells, _) in enumerate(rows) for column, value in cells.items()]
-        at_row, at_column, values = zip(*entries, strict=True) if entries else ((), (), ())
-        matrix = csr_array((values, (at_row, at_column)), shape=(len(rows), 2 * count))
-        self._dependencies = LinearConstraint(matrix, lb=np.array([lower for _, lower in rows]))
+                rows.append(({place: 1.0, count + place: 1.0}, 1.0, np.inf))
+            for at in (places[source] for source in group.inputs):
+                rows.append(({at: 1.0, count + at: 1.0, count + place: -1.0}, 0.0, np.inf))
+        self._dependencies = linear_constraint(rows, 2 * count)
 
     def solve(self, limit_bytes: int, input_bytes: int) -> OperatorChoice | None:
         count = len(self._groups)
         if not count:
-            return OperatorChoice(kept=(), names=(), kept_bytes=input_bytes, seconds=0.0)
+            return OperatorChoice(kept=(), mode=[], kept_bytes=input_bytes, seconds=0.0)
         scale = max(self._seconds.sum(), 1e-12)
         unit = max(float(self._bytes.max()), 1.0)
         row = np.append(self._bytes / unit, np.zeros(count)).reshape(1, -1)
@@ -145,7 +136,7 @@ class _KeepProgram:
         kept = [self._operators[index] for index in sorted(chosen)]
         return OperatorChoice(
             kept=tuple(root.index for root in kept),
-            names=tuple(root.name for root in kept),
+            mode=[f"{root.index}:{root.name}" for root in kept],
             kept_bytes=input_bytes + sum(root.output_bytes for root in kept),
             seconds=self._again_s({root.index for root in kept}),
         )

@@ -81,16 +81,15 @@ class Placement:
         self,
         resident: ResidentState,
         outside: OutsideProfile,
-        *,
         budget_bytes: int,
         micro_batches: int,
+        *,
         backward_s: float,
         extra_bytes: int = 0,
     ) -> MemoryContext:
         """Return the memory context for the choice of modes. Transfers overlap with `backward_s`."""
         gradients = self.gradients(resident, micro_batches)
-        grows, splits = gradients is GradientPlace.GROW, self.splits_states
-        fixed = resident.held_bytes + extra_bytes
+        grows, stays = gradients is GradientPlace.GROW, gradients is GradientPlace.STAY
         waits = self == HOST_STATES and gradients is GradientPlace.PASS
         movable = self.movable_bytes(resident, micro_batches)
         # If all states are on the host: both link directions at once, or the host's own step, whichever is longer.
@@ -110,13 +109,11 @@ class Placement:
             passing = [n + left for n, left in zip([largest, *(min(largest, b) for b in blocks)], leaving, strict=True)]
         return MemoryContext(
             budget_bytes=budget_bytes,
-            fixed_bytes=fixed
-            + (resident.gradients_bytes if gradients is GradientPlace.STAY else 0)
-            + (0 if splits else resident.states_bytes),
-            outside_kept_bytes=outside.kept_bytes,
-            outside_peak_bytes=outside.peak_bytes,
-            stem_peak_bytes=outside.stem_peak_bytes,
-            between_peak_bytes=outside.between_peak_bytes,
+            fixed_bytes=resident.held_bytes
+            + extra_bytes
+            + (resident.gradients_bytes if stays else 0)
+            + (0 if self.splits_states else resident.states_bytes),
+            outside=outside,
             gradient_bytes=resident.block_gradients_bytes if grows or waits else (),
             outside_gradient_bytes=resident.outside_gradients_bytes if grows or waits else 0,
             waiting_bytes=WINDOW_BYTES if waits else None,
@@ -147,10 +144,8 @@ class Placement:
 
     def launches_s(self, resident: ResidentState) -> float:
         """Return the host time to launch separate steps in backward, in pieces if some states are in host memory."""
-        if self == PLAIN:
-            return 0.0
         each_s = resident.moved_launch_s if self.splits_states else resident.launch_s
-        return resident.stepped_apart * each_s
+        return 0.0 if self == PLAIN else resident.stepped_apart * each_s
 
     def step_overhead_s(self, resident: ResidentState, micro_batches: int, backward_s: float) -> float:
         """Return the time beyond forward, backward and exposed transfers: accumulation and the step itself."""

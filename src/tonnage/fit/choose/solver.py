@@ -33,38 +33,35 @@ class BatchLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solution:
-    layout: BatchLayout
-    profiled_rows: int  # the size whose block profiles it uses
-    placement: Placement
-    choice: ModeChoice
-    window_bytes: int  # of copies in flight, if activations are offloaded
-    states_on_gpu_bytes: int
-    peak_bytes: int
-    step_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One layout, placement and use of the link; only each block's mode is left to choose."""
 
     layout: BatchLayout
-    profiled_rows: int
+    profiled_rows: int  # the size whose block profiles it uses
     placement: Placement
-    window_bytes: int
+    window_bytes: int  # of copies in flight, if activations are offloaded
     modes: list[list[BlockProfile]]
     around: MemoryContext
-    outside: OutsideProfile
     overhead_s: float
     launches_s: float  # host time for parameter steps in the last micro-batch
 
-    def step_s(self, micro_batch_s: float, host_s: float = 0.0) -> float:
+    def seconds(self, micro_batch_s: float, host_s: float = 0.0) -> float:
         """Return the seconds of a step; the host's launch time counts if it exceeds the GPU time."""
-        outside = self.outside
+        outside = self.around.outside
         gpu_s = micro_batch_s + outside.forward_s + outside.backward_s
         host_s += outside.forward_host_s + outside.backward_host_s
         last_s = max(gpu_s, host_s + self.launches_s)
         return (self.layout.micro_batches - 1) * max(gpu_s, host_s) + last_s + self.overhead_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution(Candidate):
+    """A candidate with the mode of each block."""
+
+    choice: ModeChoice
+    states_on_gpu_bytes: int
+    peak_bytes: int
+    step_s: float
 
 
 def solve(
@@ -100,7 +97,7 @@ def solve(
     waiting = []
     for index, candidate in enumerate(candidates):
         quickest_s = sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in candidate.modes)
-        waiting.append((candidate.step_s(quickest_s), index, False))
+        waiting.append((candidate.seconds(quickest_s), index, False))
     heapify(waiting)
     while waiting:
         bound_s, index, close = heappop(waiting)
@@ -108,20 +105,17 @@ def solve(
             break
         candidate = candidates[index]
         if not close:
-            bound_s = candidate.step_s(least_seconds(candidate.modes, candidate.around))
+            bound_s = candidate.seconds(least_seconds(candidate.modes, candidate.around))
             if np.isfinite(bound_s):
                 heappush(waiting, (bound_s, index, True))
         elif (choice := choose_modes(candidate.modes, candidate.around)) is not None:
-            layout, placement = candidate.layout, candidate.placement
+            micro_batches = candidate.layout.micro_batches
             solution = Solution(
-                layout=layout,
-                profiled_rows=candidate.profiled_rows,
-                placement=placement,
+                **vars(candidate),
                 choice=choice,
-                window_bytes=candidate.window_bytes,
-                states_on_gpu_bytes=placement.states_on_gpu(resident, layout.micro_batches, choice.unmoved_bytes),
+                states_on_gpu_bytes=candidate.placement.states_on_gpu(resident, micro_batches, choice.unmoved_bytes),
                 peak_bytes=choice.peak_bytes,
-                step_s=candidate.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
+                step_s=candidate.seconds(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
             )
             found.append(solution)
             found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
@@ -161,26 +155,17 @@ def _candidate(
     outside = outside_at(sizes, layout.rows, known_outside)
     backward_s = sum(ways[0].backward_s for ways in modes)
     # The window of copies: two inputs, or a whole block, whose copies then overlap with the next blocks.
-    in_flight = [(mode.name, mode.moved_bytes) for ways in modes for mode in ways] if moved else []
-    window = max(
-        (moved_bytes * {BLOCK_OFFLOAD: 2, OFFLOAD: 1}.get(name, 0) for name, moved_bytes in in_flight), default=0
-    )
-    around = placement.memory_context(
-        resident,
-        outside,
-        budget_bytes=budget_bytes,
-        micro_batches=layout.micro_batches,
-        backward_s=backward_s,
-        extra_bytes=window,
-    )
+    times = {BLOCK_OFFLOAD: 2, OFFLOAD: 1} if moved else {}
+    window = max((mode.moved_bytes * times.get(mode.name, 0) for ways in modes for mode in ways), default=0)
     return Candidate(
         layout=layout,
         profiled_rows=size.rows,
         placement=placement,
         window_bytes=window,
         modes=modes,
-        around=around,
-        outside=outside,
+        around=placement.memory_context(
+            resident, outside, budget_bytes, layout.micro_batches, backward_s=backward_s, extra_bytes=window
+        ),
         overhead_s=placement.step_overhead_s(resident, layout.micro_batches, backward_s),
         launches_s=placement.launches_s(resident),
     )
@@ -219,33 +204,19 @@ def outside_at(
 
 def _larger(mode: BlockProfile, kept: BlockProfile, layout: BatchLayout) -> BlockProfile:
     """Scale a mode to a batch `slices` times as large: recomputed blocks may run slice by slice, others whole."""
-    slices = layout.slices
-    whole = replace(
-        mode,
-        forward_s=mode.forward_s * slices,
-        backward_s=mode.backward_s * slices,
-        input_bytes=mode.input_bytes * slices,
-        kept_bytes=mode.kept_bytes * slices,
-        moved_bytes=mode.moved_bytes * slices,
-    )
-    if mode.name not in (BLOCK, BLOCK_OFFLOAD) or not layout.sliced:
-        return replace(
-            whole,
-            forward_peak_bytes=mode.forward_peak_bytes * slices,
-            backward_peak_bytes=mode.backward_peak_bytes * slices,
-        )
-    # Besides the slice: the whole output or input gradient, and the sum of the block's gradients.
-    passing_bytes = kept.input_bytes * slices
-    return replace(
-        whole,
-        forward_host_s=mode.host_s * slices,
-        backward_host_s=0.0,
-        forward_peak_bytes=kept.forward_peak_bytes - kept.kept_bytes + passing_bytes,
-        backward_peak_bytes=mode.backward_peak_bytes
-        + (slices - 1) * mode.moved_bytes
-        + passing_bytes
-        + kept.parameters_bytes,
-    )
+    slices, scaled = layout.slices, ["forward_s", "backward_s", "input_bytes", "kept_bytes", "moved_bytes"]
+    in_slices = layout.sliced and mode.name in (BLOCK, BLOCK_OFFLOAD)
+    if not in_slices:
+        scaled += ["forward_peak_bytes", "backward_peak_bytes"]
+    found: dict[str, Any] = {name: getattr(mode, name) * slices for name in scaled}
+    if in_slices:
+        # Besides the slice: the whole output or input gradient, and the sum of the block's gradients.
+        passing_bytes = kept.input_bytes * slices
+        more_bytes = (slices - 1) * mode.moved_bytes + passing_bytes + kept.parameters_bytes
+        found["forward_host_s"], found["backward_host_s"] = mode.host_s * slices, 0.0
+        found["forward_peak_bytes"] = kept.forward_peak_bytes - kept.kept_bytes + passing_bytes
+        found["backward_peak_bytes"] = mode.backward_peak_bytes + more_bytes
+    return replace(mode, **found)
 
 
 # Where nothing fits ---------------------------------------------------------------------------------------------------

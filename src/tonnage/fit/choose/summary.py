@@ -18,6 +18,7 @@ from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, Survey
 from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.units import format_bytes
 
 Cost = tuple[int, float]  # peak bytes, seconds of a step
@@ -45,7 +46,7 @@ def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] =
         found: dict[str, Any] = {name: scaled(getattr(below, name), getattr(above, name)) for name in names}
         share = rows / many
         taken.append(replace(above, forward_s=above.forward_s * share, backward_s=above.backward_s * share, **found))
-    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, micro_batches=1)
+    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, 1)
 
 
 def is_telling(survey: Survey) -> bool:
@@ -67,35 +68,26 @@ def _cost(
     wanted = zip(modes, names or [KEEP] * len(modes), strict=True)
     taken = [next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in wanted]
     outside = outside_at(survey.sizes, layout.rows, survey.outside)
-    return _step_cost(taken, outside, placement, resident, micro_batches=layout.micro_batches)
+    return _step_cost(taken, outside, placement, resident, layout.micro_batches)
 
 
 def _step_cost(
-    taken: list[BlockProfile],
-    outside: OutsideProfile,
-    placement: Placement,
-    resident: ResidentState,
-    *,
-    micro_batches: int,
+    taken: list[BlockProfile], outside: OutsideProfile, placement: Placement, resident: ResidentState, count: int
 ) -> Cost:
+    """Return the cost of a step of `count` micro-batches."""
     backward_s = sum(mode.backward_s for mode in taken)
-    around = placement.memory_context(
-        resident, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
-    )
+    around = placement.memory_context(resident, outside, 0, count, backward_s=backward_s)
     gpu_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
     host_s = sum(mode.host_s for mode in taken) + outside.forward_host_s + outside.backward_host_s
-    seconds = max(gpu_s, host_s) * micro_batches
-    return peak_of(taken, around), seconds + placement.step_overhead_s(resident, micro_batches, backward_s)
+    seconds = max(gpu_s, host_s) * count
+    return peak_of(taken, around), seconds + placement.step_overhead_s(resident, count, backward_s)
 
 
 def summary_rows(
-    stages: Sequence[tuple[str, Survey]],
-    survey: Survey,
-    resident: ResidentState,
-    solution: Solution,
-    techniques: Sequence[Technique],
+    stages: Sequence[tuple[str, Survey]], resident: ResidentState, solution: Solution, techniques: Sequence[Technique]
 ) -> tuple[TechniqueRow, ...]:
     """Return one row per technique, in the order in which they were added."""
+    survey = stages[-1][1]
     titles = {technique.name: technique for technique in techniques}
     rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
     before = plain_cost(survey, resident)
@@ -105,9 +97,27 @@ def summary_rows(
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
         rows.append(_row(titles["micro-batches"], before, after, why))
         before = after
+    final, choice = (solution.peak_bytes, solution.step_s), solution.choice
     rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
     for technique in rest:
-        after, why = _effect(technique, survey, solution, resident, before, last=technique is rest[-1])
+        last = technique is rest[-1]
+        if technique.name == "recompute":
+            staying = [_WITHOUT_LINK.get(name, name) for name in choice.modes]
+            after = final if last else _cost(survey, solution, PLAIN, resident, staying)
+            shown = Counter("by operator" if name.startswith(OPERATORS) else name for name in choice.modes)
+            counts = ", ".join(f"{count} {name}" for name, count in shown.items())
+            why = f"the fastest choice of modes within the budget: {counts}"
+        elif isinstance(technique, ActivationOffload):
+            blocks = [survey.sizes[solution.profiled_rows].kept(name) for name in technique.blocks]
+            moved = sum(block.kept_bytes if technique.what == "kept" else block.input_bytes for block in blocks)
+            after = final if last else (before[0] - layout.slices * moved, before[1])
+            why = f"of {len(blocks)} blocks {technique.what}: crosses the link behind the computation"
+        else:  # where gradients and states are
+            after = final if last else _cost(survey, solution, solution.placement, resident, choice.modes)
+            why = "each gradient is gone as soon as it is made"
+            if technique.name == "host-states":
+                moved_words = format_bytes(resident.states_bytes - solution.states_on_gpu_bytes)
+                why = f"{moved_words} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
         rows.append(_row(technique, before, after, why))
         before = after
     return tuple(rows)
@@ -131,39 +141,8 @@ def _stage_row(technique: Technique, before: Survey, after: Survey, resident: Re
     return replace(row, why=f"{worth}; measured {how}")
 
 
-def _effect(
-    technique: Technique, survey: Survey, solution: Solution, resident: ResidentState, before: Cost, *, last: bool
-) -> tuple[Cost, str]:
-    """Return the cost with this technique added, which is the solution's with the last one, and why it was chosen."""
-    final = solution.peak_bytes, solution.step_s
-    layout, choice, settings = solution.layout, solution.choice, technique.settings()
-    if technique.name == "recompute":
-        staying = [_WITHOUT_LINK.get(name, name) for name in choice.modes]
-        shown = Counter("by operator" if name.startswith(OPERATORS) else name for name in choice.modes)
-        counts = ", ".join(f"{count} {name}" for name, count in shown.items())
-        why = f"the fastest choice of modes within the budget: {counts}"
-        return final if last else _cost(survey, solution, PLAIN, resident, staying), why
-    if technique.name == "activation-offload":
-        size = survey.sizes[solution.profiled_rows]
-        blocks = [size.kept(name) for name in settings["blocks"]]
-        moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
-        why = f"of {len(blocks)} blocks {settings['what']}: crosses the link behind the computation"
-        return final if last else (before[0] - layout.slices * moved, before[1]), why
-    why = "each gradient is gone as soon as it is made"
-    if technique.name == "host-states":
-        moved_words = format_bytes(resident.states_bytes - solution.states_on_gpu_bytes)
-        why = f"{moved_words} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
-    return final if last else _cost(survey, solution, solution.placement, resident, choice.modes), why
-
-
 def _row(technique: Technique, before: Cost, after: Cost, why: str) -> TechniqueRow:
-    return TechniqueRow(
-        name=technique.name,
-        title=technique.title,
-        saved_bytes=before[0] - after[0],
-        seconds=after[1] - before[1],
-        why=why,
-    )
+    return TechniqueRow(technique.name, technique.title, before[0] - after[0], after[1] - before[1], why)
 
 
 # In words -------------------------------------------------------------------------------------------------------------

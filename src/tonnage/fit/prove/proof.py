@@ -49,11 +49,7 @@ class Proof:
 
 
 def prove(
-    training: Training,
-    plain: Callable[[], AbstractContextManager[None]],
-    batch: Batch,
-    *,
-    most_rows: int | None = None,
+    training: Training, plain: Callable[[], AbstractContextManager[None]], batch: Batch, *, most_rows: int | None = None
 ) -> Proof:
     """Compare gradients and raise NotTheSame if one differs by more than rounding.
 

@@ -25,7 +25,7 @@ from tonnage.fit.training import Batch, Training, set_attributes
 from tonnage.units import format_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rehearsed:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -60,12 +60,7 @@ def rehearse(
         torch.cuda.synchronize(meter.device)
         step_s = perf_counter() - began_s
         peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
-    return Rehearsed(
-        peak_allocated_bytes=peaks[0],
-        peak_reserved_bytes=peaks[1],
-        stepped=fresh,
-        step_s=step_s if whole and not meter.virtual else None,
-    )
+    return Rehearsed(*peaks, stepped=fresh, step_s=step_s if whole and not meter.virtual else None)
 
 
 @contextmanager
@@ -101,56 +96,48 @@ def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
 @contextmanager
 def unstepped(optimizer: Optimizer) -> Iterator[None]:
     """Restore the optimizer's states, groups and attributes on exit."""
-    groups = [_noted({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
-    attributes = {name: _noted(value) for name, value in vars(optimizer).items() if name not in _OWN}
-    states = {parameter: _noted(state) for parameter, state in optimizer.state.items()}
-    try:
-        yield
-    finally:
-        for group, note in zip(optimizer.param_groups, groups, strict=True):
-            group.update(_put_back(note))
-        for name in [name for name in vars(optimizer) if name not in attributes and name not in _OWN]:
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in _OWN}
+    states = dict(optimizer.state)
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+    def put_back() -> None:
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+        for name in vars(optimizer).keys() - attributes.keys() - _OWN:
             del vars(optimizer)[name]
-        for name, note in attributes.items():
-            vars(optimizer)[name] = _put_back(note)
-        for parameter in [parameter for parameter in optimizer.state if parameter not in states]:
+        vars(optimizer).update(attributes)
+        for parameter in optimizer.state.keys() - states.keys():
             del optimizer.state[parameter]
-        for note in states.values():
-            _put_back(note)
+
+    with ExitStack() as stack:
+        stack.callback(put_back)
+        for held in (*groups, *attributes.values(), *states.values()):
+            _note(held, stack)
+        yield
 
 
 _MOVING = ("lr", "weight_decay")
 # Handled separately above, or unaffected by steps.
-_OWN = ("state", "param_groups", "defaults", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_OWN = {"state", "param_groups", "defaults", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}
 _SMALL = 1024  # elements; larger tensors hold sums of gradients, which are zero here
 
 
-def _noted(value: Any, depth: int = 4) -> tuple[Any, Any]:
-    """Return an object with what is needed to restore it."""
+def _note(value: Any, stack: ExitStack, depth: int = 4) -> None:
+    """Push what restores an object in place, and the objects that it holds."""
+    held: list[Any] = []
     if isinstance(value, Tensor):
-        return value, value.detach().clone() if value.numel() <= _SMALL else None
-    if isinstance(value, dict) and depth:
-        return value, {key: _noted(held, depth - 1) for key, held in value.items()}
-    if isinstance(value, list) and depth:
-        return value, [_noted(held, depth - 1) for held in value]
-    if isinstance(value, StatePiece):
-        return value, {name: _noted(getattr(value, name)) for name in ("state", "started", "has_gradient")}
-    return value, None
-
-
-@torch.no_grad()
-def _put_back(note: tuple[Any, Any]) -> Any:
-    value, before = note
-    if before is None:
-        return value
-    if isinstance(value, Tensor):
-        value.copy_(before)
-    elif isinstance(value, dict):
-        for key in [key for key in value if key not in before]:
-            del value[key]
-        value.update({key: _put_back(held) for key, held in before.items()})
-    elif isinstance(value, list):
-        value[:] = [_put_back(held) for held in before]
-    else:
-        vars(value).update({name: _put_back(held) for name, held in before.items()})
-    return value
+        if value.numel() <= _SMALL:
+            stack.callback(value.detach().copy_, value.detach().clone())
+    elif isinstance(value, StatePiece):
+        before = {name: getattr(value, name) for name in ("state", "started", "has_gradient")}
+        stack.callback(vars(value).update, before)
+        held, depth = list(before.values()), 5
+    elif isinstance(value, dict) and depth:
+        held = list(value.values())
+        stack.callback(value.update, dict(value))
+        stack.callback(value.clear)
+    elif isinstance(value, list) and depth:
+        held = list(value)
+        stack.callback(value.__setitem__, slice(None), held)
+    for each in held:
+        _note(each, stack, depth - 1)

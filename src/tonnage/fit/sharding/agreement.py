@@ -154,12 +154,7 @@ class Agreement:
         if not self._reports:
             return True
         assert _TOLD in error.__dict__
-
-        def all_failed() -> bool:
-            phases = [phase for _, phase, _ in self._heard if phase in self._own]
-            return phases.count(max(self._own)) == self.size - 1
-
-        return self._within_time(all_failed)
+        return self._within_time(lambda: [phase for _, phase, _ in self._heard].count(max(self._own)) == self.size - 1)
 
     def meet(self) -> bool:
         """Return whether all ranks arrive here within a few seconds."""
@@ -182,8 +177,7 @@ class Agreement:
     # Failures of other ranks ------------------------------------------------------------------------------------------
 
     def _check(self, cause: BaseException | None = None) -> None:
-        fatal = self._fatal()
-        if fatal is not None:
+        if fatal := self._fatal():
             raise fatal from cause
 
     def _fatal(self) -> RankFailed | None:
@@ -214,11 +208,9 @@ class Agreement:
 
     def _within_time(self, ready: Callable[[], bool]) -> bool:
         until = time.monotonic() + _HEARD_WITHIN_S
-        while not ready():
-            if time.monotonic() > until:
-                return False
+        while not (arrived := ready()) and time.monotonic() <= until:
             time.sleep(_POLL_S / 4)
-        return True
+        return arrived
 
     def _listen(self) -> None:
         heard = 0

@@ -32,15 +32,6 @@ _OFFLOAD = ("cpu", "nvme")
 _MOST_BYTES = 16 * 2**20
 
 
-def fit_with_engine(engine: str, *args: Any, mesh: Any = None, **kwargs: Any) -> "EngineFitted":
-    """Handle `tonnage.fit` with `engine=`."""
-    if engine != "deepspeed":
-        raise RequestError(f"There is no engine {engine!r}.", hint='Known are "torch" (unless told) and "deepspeed".')
-    if mesh is not None:
-        raise RequestError("DeepSpeed shards over all ranks, and makes no use of a mesh.", hint="Leave mesh= out.")
-    return fit_with_deepspeed(*args, **kwargs)
-
-
 def fit_with_deepspeed(
     model: nn.Module,
     optimizer: Optimizer | None,
@@ -75,7 +66,14 @@ def fit_with_deepspeed(
             engine = deepspeed.initialize(
                 model=model, optimizer=optimizer, model_parameters=parameters, config=dict(settings)
             )[0]
-            return EngineFitted(engine, agreement, _training(engine, loss, sample, agreement), weighting)
+            # The engine is the training's model: calling it gathers sharded parameters.
+            check_sample(sample, engine.device)
+            first = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
+            sample = change_tensors(agreement.share(first), lambda tensor: tensor.to(engine.device))
+            device, stepper = torch.device(engine.device), Stepper(engine.optimizer)
+            training = Training(engine, engine.optimizer, loss, sample, device, stepper, agreement=agreement)
+            training.micro_batches = engine.gradient_accumulation_steps()
+            return EngineFitted(engine, agreement, training, weighting)
     except BaseException:
         agreement.close()
         raise
@@ -114,23 +112,6 @@ def _check_optimizer(optimizer: Optimizer | None, settings: Mapping[str, Any]) -
             f"States on the host are stepped by DeepSpeed's own optimizer, not by {type(optimizer).__name__}.",
             hint='Give None and describe it in the config, or set "zero_force_ds_cpu_optimizer": false there.',
         )
-
-
-def _training(engine: Any, loss: Loss, sample: Batch, agreement: Agreement) -> Training:
-    """Build the training with the engine as its model: calling it gathers sharded parameters."""
-    check_sample(sample, engine.device)
-    first = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
-    shared = agreement.share(first)
-    return Training(
-        model=engine,
-        optimizer=engine.optimizer,
-        loss=loss,
-        sample=change_tensors(shared, lambda tensor: tensor.to(engine.device)),
-        device=torch.device(engine.device),
-        stepper=Stepper(engine.optimizer),
-        micro_batches=engine.gradient_accumulation_steps(),
-        agreement=agreement,
-    )
 
 
 class EngineRanks(Ranks):

@@ -82,7 +82,7 @@ def fit_on_mesh(
     agreement = Agreement(mesh)
     try:
         with agreement.together(settled=True):
-            training = _training(model, optimizer, loss, sample, mesh, agreement, clip_norm)
+            training = _training(model, optimizer, loss, sample, agreement, clip_norm)
             plan = read_plan(plan) if isinstance(plan, str | Path) else plan
             allowed = allowed_names(exact, allow, without)
             _check_alike([repr(shard), plan and plan.to_json(), sorted(allowed), measure], agreement)
@@ -97,8 +97,9 @@ def fit_on_mesh(
                     host_bytes=host_bytes,
                     allowed=allowed - set(Shard.conflicts),
                     say=print if verbose and agreement.first else lambda _: None,
+                    measure=measure,
                 )
-                fitted = _choose(training, meter, request, (shard,) if shard else _CHOICES, measure=measure)
+                fitted = _choose(training, meter, request, (shard,) if shard else _CHOICES)
             else:
                 fitted = apply_plan(training, _sharding_plan(plan, shard, training.device))
             reshard(model)  # the last trial may have been a forward alone
@@ -147,26 +148,10 @@ def check_mesh(mesh: Any) -> None:
 
 
 def _training(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
-    sample: Batch,
-    mesh: DeviceMesh,
-    agreement: Agreement,
-    clip_norm: float | None,
+    model: nn.Module, optimizer: Optimizer, loss: Loss, sample: Batch, agreement: Agreement, clip_norm: float | None
 ) -> Training:
     check_model(model, optimizer)
-    training = Training(
-        model=model,
-        optimizer=optimizer,
-        loss=loss,
-        sample=sample,
-        device=mesh_device(mesh),
-        stepper=Stepper(optimizer, clip_norm=clip_norm),
-        mesh=mesh,
-        agreement=agreement,
-    )
-    device, found = training.device, next(model.parameters()).device
+    device, found = mesh_device(agreement.mesh), next(model.parameters()).device
     if found.type not in (device.type, "cpu"):
         raise RequestError(
             f"The model is on {found}, and the mesh is of {device.type!r}.",
@@ -178,8 +163,9 @@ def _training(
     on_host = [tensor.device.type == "cpu" for tensor in tensors(sample)]
     # Keep CPU tensors beside GPU tensors on the CPU.
     lengths = iter(on_host if not all(on_host) else [False] * len(on_host))
-    training.sample = change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
-    return training
+    sample = change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
+    stepper = Stepper(optimizer, clip_norm=clip_norm)
+    return Training(model, optimizer, loss, sample, device, stepper, mesh=agreement.mesh, agreement=agreement)
 
 
 def _sharding_plan(plan: FitPlan | None, shard: Shard | None, device: torch.device) -> FitPlan:
@@ -203,13 +189,11 @@ def _sharding_plan(plan: FitPlan | None, shard: Shard | None, device: torch.devi
     )
 
 
-def _choose(
-    training: Training, meter: "AgreedMeter", request: Request, choices: Sequence[Shard], *, measure: bool
-) -> Fitted:
+def _choose(training: Training, meter: "AgreedMeter", request: Request, choices: Sequence[Shard]) -> Fitted:
     for shard in choices[:-1]:
         with suppress(DoesNotFit):
-            return ShardedFitting(training, meter, request, shard, measure=measure).run()
-    return ShardedFitting(training, meter, request, choices[-1], measure=measure).run()
+            return ShardedFitting(training, meter, request, shard).run()
+    return ShardedFitting(training, meter, request, choices[-1]).run()
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------
@@ -274,10 +258,8 @@ def agreed(agreement: Agreement, measure: Callable[[], Found]) -> Found:
 class ShardedFitting(Fitting):
     """A run of fit with one way to shard."""
 
-    def __init__(
-        self, training: Training, meter: AgreedMeter, request: Request, shard: Shard, *, measure: bool
-    ) -> None:
-        super().__init__(training, meter, request, measure=measure)
+    def __init__(self, training: Training, meter: AgreedMeter, request: Request, shard: Shard) -> None:
+        super().__init__(training, meter, request)
         self.shard, self.agreement = shard, meter.agreement
 
     def run(self) -> Fitted:
@@ -344,5 +326,4 @@ class ShardedFitting(Fitting):
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes that this rank holds."""
     return parameter_bytes(tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)

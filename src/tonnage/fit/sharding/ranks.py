@@ -51,8 +51,7 @@ class Ranks:
     ) -> tuple[float, float, dict[str, float]]:
         """Return two losses averaged over all ranks, and the largest error of any shard."""
         sums = self.agreement.sum(torch.tensor([loss, plain_loss], dtype=torch.float64)) / self.agreement.size
-        worst = self.agreement.largest(*errors.values())
-        return float(sums[0]), float(sums[1]), dict(zip(errors, worst, strict=True))
+        return float(sums[0]), float(sums[1]), dict(zip(errors, self.agreement.largest(*errors.values()), strict=True))
 
     def divide(self, training: Training, batch: Batch | None) -> list[MicroBatch]:
         """Divide into equally many parts on every rank. Gradients are averaged over ranks, and so are weights."""
@@ -68,18 +67,16 @@ class Ranks:
         if not count:
             raise BadBatch("No rank's batch has any rows.", hint="Leave such a step out, on every rank.")
         # This rank's share of all batches, times the number of ranks.
-        amount = torch.zeros((), dtype=torch.float64)
-        if batch is not None:
-            alike = self.weighting in ("sum", RANKS)
-            amount = torch.as_tensor(1.0 if alike else measure_of(self.weighting)(batch), dtype=torch.float64)
-        amount = amount.to(training.device, torch.float64)
+        alike = self.weighting in ("sum", RANKS)
+        measured = 0.0 if batch is None else 1.0 if alike else measure_of(self.weighting)(batch)
+        amount = torch.as_tensor(measured, dtype=torch.float64).to(training.device)
         share = amount * self.agreement.size
         if self.weighting != "sum":
             share = share / self.agreement.sum(amount)
-        count, parts = max(count, self.least_parts), []
+        parts = []
         for part in own:
             # The parts of a batch without labels have NaN weights; all of it counts as zero.
             weight = torch.as_tensor(part.weight, dtype=torch.float64, device=training.device).nan_to_num(0.0)
             parts.append(MicroBatch(part.batch, weight * share))
         spare = own[0].batch if own else take_rows(training.sample, slice(0, 1))
-        return [*(MicroBatch(spare, 0.0) for _ in range(count - len(parts))), *parts]
+        return [MicroBatch(spare, 0.0)] * (max(count, self.least_parts) - len(parts)) + parts

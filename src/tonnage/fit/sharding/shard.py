@@ -16,7 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from tonnage.fit.modules import find_blocks, why_not_blocks
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.ranks import RANKS, Ranks
-from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard, retarget, sharded_like, whole, whole_like
+from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard, retarget, sharded_like, whole
 from tonnage.fit.stepping.batches import WEIGHTINGS, Weighting, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
@@ -65,8 +65,7 @@ class Shard(Technique, name="shard"):
         known_weightings = ("auto", RANKS, *WEIGHTINGS)
         if self.weighting not in known_weightings and not is_weighting(self.weighting):
             return f"{self.weighting!r} is no weighting; known are {', '.join(known_weightings)}, or a function."
-        wrong = why_not_blocks(training.model, self.blocks) if self.blocks else None
-        if wrong is not None:
+        if self.blocks and (wrong := why_not_blocks(training.model, self.blocks)):
             return wrong
         # No parameter may be shared by two groups, or have no dimensions.
         owners: dict[int, str] = {}
@@ -75,16 +74,14 @@ class Shard(Technique, name="shard"):
             owner = next((block for block in blocks if name.startswith(f"{block}.")), "")
             if owners.setdefault(id(parameter), owner) != owner:
                 return f"{name} is shared by blocks that are gathered apart"
-        for name, parameter in training.model.named_parameters():
             if not parameter.dim():
                 return (
                     f"{name} is a parameter without dimensions, which FSDP2 cannot divide: "
                     "make it one of one element, torch.ones(1)"
                 )
-        classes = (kind.__name__ for kind in type(training.optimizer).__mro__)
-        known = next((name for name in classes if name in _WHOLE_STEPS), None)
-        if known is not None:
-            return f"{known} cannot step shards: {_WHOLE_STEPS[known]}. AdamW, SGD and the like can"
+        for name in (kind.__name__ for kind in type(training.optimizer).__mro__):
+            if name in _WHOLE_STEPS:
+                return f"{name} cannot step shards: {_WHOLE_STEPS[name]}. AdamW, SGD and the like can"
         kinds = training.mesh.get_group(0)._device_types
         if self.offload and training.stepper.clip_norm is not None and torch.device("cpu") not in kinds:
             return (
@@ -139,11 +136,12 @@ def _take_off(training: Training, agreement: Agreement, plain: Plain) -> None:
     sharded = dict(training.model.named_parameters(remove_duplicate=False))
     gradients = {name: whole(new.grad) for name, new in sharded.items() if new.grad is not None}
     plain.unwrap(training.model)
-    retarget(training.optimizer, {sharded[name]: old for name, old in plain.parameters.items()}, whole_like)
+    plain_of = {sharded[name]: old for name, old in plain.parameters.items()}
+    retarget(training.optimizer, plain_of, lambda value, old: whole(value).to(old.device))
     for name, gradient in gradients.items():
         plain.parameters[name].grad = gradient.to(plain.devices[name])
     training.ranks = None
-    del sharded, gradients
+    del sharded, gradients, plain_of
     gc.collect()  # FSDP2's states form reference cycles that hold the shards
 
 

@@ -18,14 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 _FSDP = "torch.distributed.fsdp"
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+_HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
 Change = Callable[[Tensor, nn.Parameter], Tensor]
 _MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
@@ -132,12 +125,6 @@ def sharded_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
     mesh = parameter.device_mesh
     device = torch.device(mesh.device_type, torch.cuda.current_device()) if mesh.device_type == "cuda" else "cpu"
     return distribute_tensor(value.detach().to(device), mesh, parameter.placements).to(parameter.device)
-
-
-@torch.no_grad()
-def whole_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Return the full tensor on the parameter's device."""
-    return whole(value).to(parameter.device)
 
 
 def whole(value: Tensor) -> Tensor:

@@ -104,12 +104,12 @@ def sequence_length(sample: Batch, dimension: int) -> int:
     if dimension < 1:
         raise RequestError(f"dimension is {dimension}.", hint="Dimension 0 is the batch; the sequence is after it.")
     lengths = Counter(tensor.shape[dimension] for tensor in tensors(sample) if dimension < tensor.ndim <= 3)
-    if not lengths or not lengths.most_common(1)[0][0]:
+    length = max(lengths, key=lengths.__getitem__, default=0)
+    if not length:
         raise BadBatch(
             f"The sample holds no tensor with a sequence in dimension {dimension}.",
             hint="Give tensors of [rows, tokens] or [rows, tokens, features], or name the dimension.",
         )
-    length = lengths.most_common(1)[0][0]
     for tensor in tensors(sample):
         if tensor.ndim > 3 and length in tensor.shape[2:]:
             raise BadBatch(

@@ -33,6 +33,8 @@ class BlockCall:
     Tensor arguments are leaves that require a gradient where the model's own did.
     """
 
+    training: Training
+    block: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any  # tensors are replaced by their shape and dtype
@@ -55,13 +57,25 @@ class BlockCall:
         return args, kwargs
 
     @contextmanager
-    def surroundings(self, training: Training) -> Iterator[None]:
+    def surroundings(self) -> Iterator[None]:
         """Enter the contexts of a forward pass, and the autocast that the user's loss may enter."""
-        narrow = torch.autocast(
-            training.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
-        )
-        with training.forward_pass(), narrow:
+        kind, narrow = self.training.device.type, self.autocast
+        with (
+            self.training.forward_pass(),
+            torch.autocast(kind, narrow, enabled=narrow is not None, cache_enabled=False),
+        ):
             yield
+
+    def forward(self) -> Any:
+        args, kwargs = self.with_gradient()
+        with self.surroundings():
+            return self.block(*args, **kwargs)
+
+    def run(self, gradient: Callable[[Tensor], Tensor] = torch.ones_like) -> None:
+        """Run forward and backward."""
+        output = self.forward()
+        ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        torch.autograd.backward(ends, [gradient(end) for end in ends])
 
 
 def bytes_of(tree: Any) -> int:
@@ -108,7 +122,7 @@ def capture_calls(
         if kind not in calls.by_kind:
             shapes = tree_map_only(Tensor, lambda leaf: _Described(tuple(leaf.shape), leaf.dtype), output)
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            calls.by_kind[kind] = name, BlockCall(args, kwargs, shapes, autocast)
+            calls.by_kind[kind] = name, BlockCall(training, module, args, kwargs, shapes, autocast)
 
     for _ in range(_PASSES if training.mesh is None else 1):
         try:
@@ -168,18 +182,17 @@ def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
     return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
 
 
-def measure_block(training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall) -> BlockProfile:
+def measure_block(meter: GpuMeter, call: BlockCall) -> BlockProfile:
     """Measure forward and backward of one block as it is: compiled, tiled or recomputed if a technique made it so."""
     hidden = call.hidden
-    with dropped_gradients(block), undisturbed(block, meter.device):
-        _run_block(training, block, call)  # compile and warm up
-        forward, backward = _watch_block(training, meter, block, call)
-        forward_time = meter.time(lambda: _forward_block(training, block, call))
-        whole_time = meter.time(lambda: _run_block(training, block, call))
-        if _floats(call.hidden):
-            forward_time, whole_time = _without_frame(training, meter, block, call, forward_time, whole_time)
+    with dropped_gradients(call.block), undisturbed(call.block, meter.device):
+        call.run()  # compile and warm up
+        forward, backward = _watch_block(meter, call)
+        forward_time, whole_time = meter.time(call.forward), meter.time(call.run)
+        if _floats(hidden):
+            forward_time, whole_time = _without_frame(meter, call, forward_time, whole_time)
     return BlockProfile(
-        parameters_bytes=parameter_bytes(block.parameters()),
+        parameters_bytes=parameter_bytes(call.block.parameters()),
         input_bytes=hidden.numel() * hidden.element_size(),
         kept_bytes=forward.kept_bytes,
         forward_peak_bytes=forward.peak_bytes,
@@ -188,26 +201,21 @@ def measure_block(training: Training, meter: GpuMeter, block: nn.Module, call: B
     )
 
 
-def rehearsal_pace(training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall, usual_s: float) -> float:
+def rehearsal_pace(meter: GpuMeter, call: BlockCall, usual_s: float) -> float:
     """Return what share of its usual time a block takes in a rehearsal, whose gradients are zero.
 
     Products of zeros take less power, and a card at its power limit then runs at a higher clock: 0.91 on an H200.
     """
-    with dropped_gradients(block), undisturbed(block, meter.device):
-        zeros = meter.time(lambda: _run_block(training, block, call, torch.zeros_like))
+    with dropped_gradients(call.block), undisturbed(call.block, meter.device):
+        zeros = meter.time(lambda: call.run(torch.zeros_like))
     return min(1.0, zeros.gpu_s / usual_s) if usual_s else 1.0
 
 
-def _without_frame(
-    training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall, forward: Duration, whole: Duration
-) -> tuple[Duration, Duration]:
+def _without_frame(meter: GpuMeter, call: BlockCall, forward: Duration, whole: Duration) -> tuple[Duration, Duration]:
     """Subtract the host time that only arises because a block runs alone: starting and ending autograd."""
-    undo = replace_forward(block, lambda *args, **kwargs: _hidden(args, kwargs).float() * 1.0)
+    undo = replace_forward(call.block, lambda *args, **kwargs: _hidden(args, kwargs).float() * 1.0)
     try:
-        frames = [
-            meter.time(lambda: _forward_block(training, block, call), least_s=0.01),
-            meter.time(lambda: _run_block(training, block, call), least_s=0.01),
-        ]
+        frames = [meter.time(run, least_s=0.01) for run in (call.forward, call.run)]
     finally:
         undo()
     own = [max(0.0, found.host_s - frame.host_s) for found, frame in zip((forward, whole), frames, strict=True)]
@@ -282,7 +290,7 @@ class _PeaksAround:
         }
 
 
-def _watch_block(training: Training, meter: GpuMeter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:
+def _watch_block(meter: GpuMeter, call: BlockCall) -> tuple[Watch, Watch]:
     hidden, saved = call.hidden.untyped_storage().data_ptr(), set[int]()
 
     # Otherwise torch.compile would compile these hooks again and again, until it falls back to eager.
@@ -296,7 +304,7 @@ def _watch_block(training: Training, meter: GpuMeter, block: nn.Module, call: Bl
         return tensor
 
     with meter.watch() as forward, saved_tensors_hooks(note, give):
-        output = _forward_block(training, block, call)
+        output = call.forward()
     # The first output is the next block's input and counted there. Others (a shared bias, router logits) stay.
     made = next((leaf for leaf in tree_leaves(output) if _floats(leaf)), None)
     if made is not None and made.untyped_storage().data_ptr() != hidden:
@@ -309,20 +317,6 @@ def _watch_block(training: Training, meter: GpuMeter, block: nn.Module, call: Bl
     with meter.watch() as backward:
         torch.autograd.backward(ends, gradients)
     return forward, backward
-
-
-def _run_block(
-    training: Training, block: nn.Module, call: BlockCall, gradient: Callable[[Tensor], Tensor] = torch.ones_like
-) -> None:
-    output = _forward_block(training, block, call)
-    ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    torch.autograd.backward(ends, [gradient(end) for end in ends])
-
-
-def _forward_block(training: Training, block: nn.Module, call: BlockCall) -> Any:
-    args, kwargs = call.with_gradient()
-    with call.surroundings(training):
-        return block(*args, **kwargs)
 
 
 def _hand_through(output: Any, stretches: _PeaksAround) -> Any:

@@ -69,11 +69,8 @@ def adding_bytes_per_s(gpu: Gpu) -> float:
 @cache
 def link_bytes_per_s(gpu: Gpu) -> float:
     """Return the mean rate to pinned memory and back."""
-    there, back = (
-        kernels.seconds(copies.transfer(_PROBE_BYTES, direction, pinned=True), gpu)
-        for direction in ("to_device", "to_host")
-    )
-    return float(2 * _PROBE_BYTES / (there + back))
+    ways = (copies.transfer(_PROBE_BYTES, direction, pinned=True) for direction in ("to_device", "to_host"))
+    return float(2 * _PROBE_BYTES / sum(kernels.seconds(way, gpu) for way in ways))
 
 
 _BUSY = 0.9  # if the host is busy for more than this share of the GPU time, the call is host-bound
@@ -110,9 +107,7 @@ class GpuMeter:
                 f"fit measures GPU memory, and this model is on {device.type!r}.",
                 hint='Move the model to "cuda", or plan on a GPU that you do not have: with tonnage.virtual_gpu("h200"): ...',
             )
-        self.device = device
-        self.timed = timed
-        self.virtual = on_virtual_gpu(device)
+        self.device, self.timed, self.virtual = device, timed, on_virtual_gpu(device)
 
     @property
     def allocated_bytes(self) -> int:

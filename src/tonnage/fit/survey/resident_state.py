@@ -7,6 +7,7 @@ training itself is untouched.
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.choose.placement import ResidentState
-from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
+from tonnage.fit.moving.host import CopyLane, pinned
 from tonnage.fit.stepping import parameter_step
 from tonnage.fit.stepping.host_step import DeviceStep
 from tonnage.fit.stepping.stepper import trained_parameters
@@ -30,7 +31,7 @@ _HOST_STEP_BYTES_PER_S = 18.6e9
 
 
 def find_resident_state(
-    training: Training, meter: GpuMeter, blocks: dict[str, nn.Module], host_bytes: int | None
+    training: Training, meter: GpuMeter, blocks: dict[str, nn.Module], host_bytes: int
 ) -> ResidentState:
     optimizer = training.optimizer
     trained = list(trained_parameters(optimizer))
@@ -58,13 +59,19 @@ def find_resident_state(
         optimizer_s=seconds,
         clips=training.stepper.clip_norm is not None,
         steps_one_by_one=parameter_step.why_not_one_by_one(optimizer) is None,
-        host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
+        host_bytes=host_bytes,
         link_bytes_per_s=link_bytes_per_s(card) if meter.virtual else _measured_link_rate(meter.device),
         bandwidth_bytes_per_s=adding_bytes_per_s(card),
         host_step_s=5 * parameter_bytes(trained) / _HOST_STEP_BYTES_PER_S,
         stepped_apart=sum(1 for parameter in trained if not parameter_step.is_small(parameter, largest)),
         **launch_times(optimizer, meter),
     )
+
+
+def with_coarse_states(resident: ResidentState, training: Training) -> ResidentState:
+    """Estimate 8-bit states: two bytes per element, and two FP32 scales per block of 256."""
+    elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
+    return replace(resident, states_bytes=min(resident.states_bytes, elements * 2 + elements * 8 // 256))
 
 
 def launch_times(optimizer: Optimizer, meter: GpuMeter) -> dict[str, float]:

@@ -11,7 +11,6 @@ import torch
 
 from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.checks import check_finite, check_loss
-from tonnage.fit.choose.assembly import ALWAYS_PAYING, usable, with_coarse_states
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.summary import enough_rows, is_telling
 from tonnage.fit.fitted import Applied
@@ -19,15 +18,25 @@ from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.modules import eagerly, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
+from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.meter import GpuMeter
-from tonnage.fit.survey.resident_state import find_resident_state
+from tonnage.fit.survey.resident_state import find_resident_state, with_coarse_states
 from tonnage.fit.survey.survey import Survey
-from tonnage.fit.technique import NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique, technique_class
 from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
 from tonnage.untrusted import clipped
+
+# Cheapest first. Each saves memory, time or both on every model that supports it.
+ALWAYS_PAYING = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
+# If nothing fits, in this order: FP32 parameters among the states, which can be on the host; 8-bit states, if allowed;
+# tiles for long sequences, which cost a second forward pass of what is tiled.
+MASTERS, COARSE_STATES = ("master-weights",), ("stochastic-bf16", "eight-bit-states")
+TILES = ("tiled-mlp", "tiled-norm")
+# Bytes of logits at a time: small next to the rest.
+_LARGEST_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 512 << 20, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Request:
     allowed: frozenset[str]  # techniques that may be used
     say: Callable[[str], None]
     division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # its count is ignored
+    measure: bool = True  # whether to rehearse and prove
 
 
 class Stages:
@@ -47,8 +57,8 @@ class Stages:
     survey: Survey
     resident: ResidentState
 
-    def __init__(self, training: Training, meter: GpuMeter, request: Request, *, measure: bool) -> None:
-        self.training, self.meter, self.request, self.measure = training, meter, request, measure
+    def __init__(self, training: Training, meter: GpuMeter, request: Request) -> None:
+        self.training, self.meter, self.request = training, meter, request
         self.applied = Applied(training)
         self.fresh = not training.optimizer.state
         self.stages: list[tuple[str, Survey]] = []
@@ -135,15 +145,18 @@ class Stages:
         if self.in_one_piece:
             survey.blocks = {}
         before = self.stages[-1][1] if self.stages else None
-        if "compile" in self.training.applied and before is not None:  # each size is compiled anew
-            for rows in self._likely_rows(before):
-                if not survey.sizes:
+        candidates = [rows for rows in candidate_rows(survey.rows, divisible=True) if rows >= self.least_rows]
+        if "compile" in self.training.applied and before is not None:
+            # Each size is compiled anew: only the largest (likeliest) whose blocks fit alone in the free memory.
+            room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
+            self._suppose(before, candidates, before, room)
+            for rows in sorted(before.sizes, reverse=True):
+                if not survey.sizes and (before.sizes[rows].alone_bytes <= room or rows == self.least_rows):
                     self._measure(survey, [rows])
                     with eagerly():
                         self._measure(before, [rows] if survey.sizes else [])  # for comparison
         else:
             self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # for comparison
-            candidates = [rows for rows in candidate_rows(survey.rows, divisible=True) if rows >= self.least_rows]
             if survey.sizes:
                 # The largest size whose parts fit alone in half of the free memory: the closest to what will run.
                 smallest = survey.sizes[min(survey.sizes)]
@@ -162,46 +175,35 @@ class Stages:
             with suppress(torch.OutOfMemoryError):
                 survey.at(rows)
 
-    def _likely_rows(self, before: Survey) -> list[int]:
-        """Return the sizes whose blocks fit alone in the free memory, largest (likeliest) first."""
-        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
-        candidates = [rows for rows in candidate_rows(before.rows, divisible=True) if rows >= self.least_rows]
+    def _suppose(self, survey: Survey, candidates: list[int], like: Survey, room: int) -> None:
+        """Estimate sizes that were not measured; what is outside the blocks is measured up to the largest that fits."""
         if self.training.ranks is None:
             with suppress(torch.OutOfMemoryError):
-                before.measure_outside(candidates, before, room)
+                survey.measure_outside(candidates, like, room)
         for rows in candidates:
-            before.suppose(rows, before)
-        fitting = [rows for rows in before.sizes if before.sizes[rows].alone_bytes <= room or rows == self.least_rows]
-        return sorted(fitting, reverse=True)
+            survey.suppose(rows, like)
 
     def _new_survey(self) -> Survey:
         return Survey(self.training, self.meter)
 
     def _check_loss(self) -> None:
         """Check the loss on one row, or on the whole sample if it does not accept fewer."""
-        try:
-            self._check_loss_of(self.least_rows)
-        except TonnageError:
-            raise
-        except Exception:
-            rows = batch_rows(self.training.sample)
-            if rows == self.least_rows or self.training.ranks is not None:
+        training, all_rows = self.training, batch_rows(self.training.sample)
+        for rows in (self.least_rows, all_rows):
+            part = take_rows(training.sample, slice(0, rows))
+            noted = noted_autocast(training, [] if training.applied else self.own_autocast)
+            try:
+                with self._undisturbed(), eagerly(), noted, training.forward_pass(), suppress(torch.OutOfMemoryError):
+                    loss = training.loss(training.model, part)
+                    check_loss(loss)
+                    check_finite(loss, part)
+                self.least_rows = rows
+                return
+            except TonnageError:
                 raise
-            self._check_loss_of(rows)
-            self.least_rows = rows
-
-    def _check_loss_of(self, rows: int) -> None:
-        row = take_rows(self.training.sample, slice(0, rows))
-        with (
-            self._undisturbed(),
-            eagerly(),
-            noted_autocast(self.training, [] if self.training.applied else self.own_autocast),
-            self.training.forward_pass(),
-            suppress(torch.OutOfMemoryError),
-        ):
-            loss = self.training.loss(self.training.model, row)
-            check_loss(loss)
-            check_finite(loss, row)
+            except Exception:
+                if rows == all_rows or training.ranks is not None:
+                    raise
 
     def _measure_sizes(self) -> None:
         """Estimate every micro-batch size that fits alone. The chosen one is measured later."""
@@ -209,12 +211,9 @@ class Stages:
         self.divides = self._may_divide()
         candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
         like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)
-        if self.training.ranks is None:
-            with suppress(torch.OutOfMemoryError):
-                survey.measure_outside(candidates, like, room)
-        for rows in candidates:
-            survey.suppose(rows, like)
-            if rows in survey.supposed and survey.sizes[rows].alone_bytes > room:
+        self._suppose(survey, candidates, like, room)
+        for rows in survey.supposed.intersection(candidates):
+            if survey.sizes[rows].alone_bytes > room:
                 survey.drop(rows)
 
     def _may_divide(self) -> bool:
@@ -244,3 +243,22 @@ def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
         return sorted({max(1, rows // 8), rows})
     divisors = [size for size in range(1, rows + 1) if rows % size == 0]
     return divisors if len(divisors) <= 6 else sorted({rows // 2**k for k in range(rows.bit_length())} | {1})
+
+
+def usable(
+    names: tuple[str, ...], training: Training, allowed: frozenset[str], budget_bytes: int
+) -> Iterator[Technique]:
+    """Yield those of use for this training and not yet applied; each is checked with the previous ones applied."""
+    settings = {"chunked-loss": {"chunk_bytes": min(_LARGEST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, budget_bytes // 32))}}
+    for name in names:
+        dtypes = {parameter.dtype for parameter in trained_parameters(training.optimizer)}
+        helps = {
+            "autocast": dtypes <= {torch.float32},  # a narrower dtype speeds matrix products up
+            "master-weights": dtypes <= {torch.float32} and "host-states" in allowed,
+            "stochastic-bf16": dtypes <= {torch.bfloat16},
+            "tiled-norm": "compile" not in training.applied,  # compiled blocks fuse their norms
+        }
+        if name in allowed and name not in training.applied and helps.get(name, True):
+            technique = technique_class(name)(**settings.get(name, {}))
+            if technique.why_not(training) is None:
+                yield technique

@@ -85,32 +85,32 @@ class Survey:
 
     def at(self, rows: int) -> SizeProfile:
         if rows not in self.sizes or rows in self.supposed:
-            with self._as_at_first():
-                self.sizes[rows] = self._measure(rows)
+            self.sizes[rows] = self._measure(rows)
             self.supposed.discard(rows)
         return self.sizes[rows]
 
+    def _measure(self, rows: int) -> SizeProfile:
+        training, meter = self.training, self.meter
+        with self._calls_at(rows) as (batch, calls):
+            self.blocks = {name: self.blocks[name] for name in calls.kinds}  # only those that run
+            blocks = {kind: {KEEP: measuring.measure_block(meter, call)} for kind, (_, call) in calls.by_kind.items()}
+            if calls.by_kind and not meter.virtual and training.ranks is None:
+                kind, (_, call) = next(iter(calls.by_kind.items()))
+                usual_s = blocks[kind][KEEP].forward_s + blocks[kind][KEEP].backward_s
+                self.rehearsal_pace = measuring.rehearsal_pace(meter, call, usual_s)
+            outside = measuring.measure_outside(training, meter, self.blocks, calls, batch)
+        return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
+
     @contextmanager
-    def _as_at_first(self) -> Iterator[None]:
-        """Restore state that a model carries between batches: it may not suit another size. Random numbers advance."""
+    def _calls_at(self, rows: int) -> Iterator[tuple[Batch, measuring.BlockCalls]]:
+        """Yield a batch of this size and the calls of blocks with it. Random numbers advance.
+
+        State that a model carries between batches is restored: it may not suit another size.
+        """
         draw_others(self.training.device)
         with undisturbed(self.training.model, self.training.device):
-            yield
-
-    def _measure(self, rows: int) -> SizeProfile:
-        batch = take_rows(self.training.sample, slice(0, rows))
-        calls = self._capture(batch)
-        self.blocks = {name: self.blocks[name] for name in calls.kinds}  # only those that run
-        blocks = {
-            kind: {KEEP: measuring.measure_block(self.training, self.meter, self.blocks[name], call)}
-            for kind, (name, call) in calls.by_kind.items()
-        }
-        if calls.by_kind and not self.meter.virtual and self.training.ranks is None:
-            kind, (name, call) = next(iter(calls.by_kind.items()))
-            usual_s = blocks[kind][KEEP].forward_s + blocks[kind][KEEP].backward_s
-            self.rehearsal_pace = measuring.rehearsal_pace(self.training, self.meter, self.blocks[name], call, usual_s)
-        outside = measuring.measure_outside(self.training, self.meter, self.blocks, calls, batch)
-        return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
+            batch = take_rows(self.training.sample, slice(0, rows))
+            yield batch, self._capture(batch)
 
     def _capture(self, batch: Batch) -> measuring.BlockCalls:
         if self._required is None:
@@ -121,8 +121,7 @@ class Survey:
 
     def find_unrepeatable(self) -> None:
         """Find the blocks that must not run twice."""
-        with self._as_at_first():
-            calls = self._capture(take_rows(self.training.sample, slice(0, min(self.measured))))
+        with self._calls_at(min(self.measured)) as (_, calls):
             reasons = recomputable(self.training, list(calls.kinds))
         self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
         kinds = frozenset(self.unrepeatable)
@@ -144,16 +143,15 @@ class Survey:
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
 
     def _all_ways_at(self, rows: int) -> Ways:
-        with self._as_at_first():
-            calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
-            found = {}
+        found = {}
+        with self._calls_at(rows) as (_, calls):
             for kind, (name, call) in calls.by_kind.items():
                 block = self.blocks[name]
                 children = [n for n, child in block.named_children() if any(True for _ in child.parameters())]
                 parts = [n for n in children if any(part in n.lower() for part in _PARTS) and "norm" not in n]
                 modes = [*(f"part:{n}" for n in parts), *self._operator_modes(block, call)]
                 found[_stem(kind)] = self._measure_modes(name, call, modes)
-            return found
+        return found
 
     def eager_modes(self, rows: int, modes: Collection[str]) -> set[str]:
         """Return those modes that were measured eagerly at this size although blocks are compiled."""
@@ -163,8 +161,7 @@ class Survey:
         """Measure these modes compiled, as they will run; other modes keep their share of the block."""
         self._eager_ways -= {(rows, mode) for mode in modes}
         before, self._ways_at[rows] = self._ways_at[rows], {}  # stays empty if memory does not suffice
-        with self._as_at_first():
-            calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
+        with self._calls_at(rows) as (_, calls):
             for kind, (name, call) in calls.by_kind.items():
                 compiled = self._measure_modes(name, call, modes)
                 rest = {mode: way for mode, way in before[_stem(kind)].items() if mode not in modes}
@@ -185,9 +182,7 @@ class Survey:
             if rows > max(self._known_outside(like)) and self._outside_at(rows, like).peak_bytes <= room_bytes
         ]:
             rows = max(larger)
-            with self._as_at_first():
-                batch = take_rows(self.training.sample, slice(0, rows))
-                calls = self._capture(batch)
+            with self._calls_at(rows) as (batch, calls):
                 self.outside[rows] = measuring.measure_outside(self.training, self.meter, self.blocks, calls, batch)
         self.outside = self._known_outside(like)
 
@@ -230,34 +225,28 @@ class Survey:
         self.supposed.add(rows)
 
     def drop(self, rows: int) -> None:
-        """Drop a size that does not fit."""
         del self.sizes[rows]
         self.supposed.discard(rows)
 
-    @property
-    def has_operators(self) -> bool:
-        """Whether some modes save the outputs of single operators."""
-        kinds = (ways for detailed in self._ways_at.values() for ways in detailed.values())
-        return any(mode.startswith(OPERATORS) for ways in kinds for mode in ways)
-
-    def forget_operators(self) -> None:
-        """Keep only modes that recompute a block whole or in part."""
-        for detailed in self._ways_at.values():
-            for stem, ways in detailed.items():
-                detailed[stem] = {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
+    def forget_operators(self) -> bool:
+        """Forget modes that save the outputs of single operators; return whether there were any."""
+        kinds = [ways for detailed in self._ways_at.values() for ways in detailed.values()]
+        found = [(ways, mode) for ways in kinds for mode in ways if mode.startswith(OPERATORS)]
+        for ways, mode in found:
+            del ways[mode]
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+        return bool(found)
 
     def _measure_modes(self, name: str, call: measuring.BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
         """Measure a block as it is, and in each of these modes that frees enough of what it saves."""
-        block = self.blocks[name]
-        ways = {KEEP: measuring.measure_block(self.training, self.meter, block, call)}
+        ways = {KEEP: measuring.measure_block(self.meter, call)}
         for mode in modes:
             try:
                 undo = Recompute(modes={name: recompute_mode(mode)}).apply(self.training)
             except NotApplicable:
                 continue
             try:
-                ways[mode] = measuring.measure_block(self.training, self.meter, block, call)
+                ways[mode] = measuring.measure_block(self.meter, call)
             finally:
                 undo()
         most_bytes = (1 - _WORTHWHILE) * ways[KEEP].kept_bytes
@@ -267,12 +256,9 @@ class Survey:
         """Add the modes of the nearest detailed size: a part's share of its block is about constant."""
         if not self._ways_at:
             return size
-        nearest = min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))
-        ways = self._ways_at[nearest]
-        return replace(
-            size,
-            blocks={kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()},
-        )
+        ways = self._ways_at[min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))]
+        blocks = {kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()}
+        return replace(size, blocks=blocks)
 
     def _operator_modes(self, block: nn.Module, call: measuring.BlockCall) -> list[str]:
         """Return the fastest choices of saved operators at a few byte levels. A compiled block has none."""
@@ -280,7 +266,7 @@ class Survey:
             return []
         clock = virtual_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
         args, kwargs = call.with_gradient()
-        with measuring.dropped_gradients(block), call.surroundings(self.training):
+        with measuring.dropped_gradients(block), call.surroundings():
             operators = profile_operators(block, args, kwargs, clock)
         choices = frontier(operators, measuring.bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
         return [OPERATORS + ",".join(choice.mode) for choice in choices[1:-1] if choice.kept]
@@ -300,7 +286,6 @@ def _mixed(mix: Callable[..., float], rows: int, *sizes: SizeProfile) -> SizePro
 
 
 def _stem(kind: str) -> str:
-    """Return a kind without the part that describes its inputs."""
     return kind.rpartition("|")[0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tonnage.certify.calls import CannotRepeat, ResultTree, TensorLayout, tensors_within
+from tonnage.certify.program import CannotRepeat, ResultTree, TensorLayout, tensors_within
 
 
 class Cache:

@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("torch")
 
 import tonnage
-from tonnage.fit.fitting import fit
+from tonnage.fit.fitting import FitOptions
 from tonnage.fit.sharding.deepspeed import fit_with_deepspeed
 from tonnage.fit.sharding.fitting import fit_on_mesh
 
 
-@pytest.mark.parametrize("function", [fit, fit_on_mesh, fit_with_deepspeed])
+@pytest.mark.parametrize("function", [FitOptions, fit_on_mesh, fit_with_deepspeed])
 def test_every_argument_is_there_with_its_default(function: Callable[..., Any]) -> None:
     taken = signature(tonnage.fit).parameters
     for name, parameter in signature(function).parameters.items():
