@@ -6,8 +6,10 @@ after another: vLLM wants its whole share free when it starts, SGLang and Tensor
 then.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tonnage.budget.serving import vllm
 from tonnage.budget.serving.forward import ForwardPass, forward_bytes
@@ -74,16 +76,14 @@ def of_model(
 
 def _least(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, plan: ServingPlan) -> ServingPlan:
     """Return the plan with the smallest share, in hundredths, that still holds all users."""
-    low, high = 1, round(plan.best.configuration.utilization * 100)
-    found = plan
-    while low < high:
-        middle = (low + high) // 2
-        trial = plan_serving(shape, cluster, replace(asked, utilization=middle / 100), model=plan.model)
-        if trial.fits:
-            high, found = middle, trial
-        else:
-            low = middle + 1
-    return found
+
+    @cache
+    def with_share(hundredths: int) -> ServingPlan:
+        return plan_serving(shape, cluster, replace(asked, utilization=hundredths / 100), model=plan.model)
+
+    most = round(plan.best.configuration.utilization * 100)
+    least = bisect_left(range(most), True, lo=1, key=lambda hundredths: with_share(hundredths).fits)
+    return with_share(least) if least < most else plan
 
 
 def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Neighbour:

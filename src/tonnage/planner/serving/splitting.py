@@ -21,6 +21,7 @@ from tonnage.budget.serving.weights import VOCAB_PADDING, stage_at
 from tonnage.errors import BadLayout
 from tonnage.hardware import Cluster, Gpu
 from tonnage.models.shape import ModelShape
+from tonnage.planner import divisors
 
 # Architectures that vLLM serves without pipeline stages.
 _NO_STAGES = ("mamba2", "whisper")
@@ -84,11 +85,6 @@ def _fills(cluster: Cluster, gpus: int) -> bool:
     """Say whether replicas of `gpus` GPUs fit within hosts, or on whole ones."""
     inside = cluster.gpus_per_host % gpus == 0 or gpus % cluster.gpus_per_host == 0
     return cluster.gpus % gpus == 0 and inside
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def cut(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:

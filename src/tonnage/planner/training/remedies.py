@@ -75,16 +75,16 @@ def remedies(findings: PlanSearch) -> list[Remedy]:
 
 def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tuple[Configuration, str, int] | None:
     """Return the first fitting configuration among the leanest, its offload and its bytes; None if none fits."""
+    micro_batch, global_batch = request.micro_batch, request.global_batch
+    if not request.objective.sees_whole_batch:
+        global_batch = request.step_sequences(cluster.gpus) if micro_batch is None else global_batch
+        micro_batch = micro_batch or 1
+    elif global_batch is None:
+        micro_batch = micro_batch or 1
     lean = replace(
-        request,
-        checkpoint=request.checkpoint or "full",
-        loss=request.loss or "chunked",
-        micro_batch=request.micro_batch or 1,
-        global_batch=request.step_sequences(cluster.gpus) if request.micro_batch is None else request.global_batch,
-    )
-    if request.objective.sees_whole_batch:
-        alone = request.micro_batch is None and request.global_batch is None
-        lean = replace(lean, micro_batch=1 if alone else request.micro_batch, global_batch=request.global_batch)
+        request, checkpoint=request.checkpoint or "full", loss=request.loss or "chunked", micro_batch=micro_batch,
+        global_batch=global_batch,
+    )  # fmt: skip
     try:
         check(lean, shape, cluster)
     except BadLayout:

@@ -24,6 +24,7 @@ from tonnage.budget.training.objectives import NEXT_TOKEN, Objective, Reference,
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
+from tonnage.planner import divisors
 from tonnage.planner.training.lengths import Lengths
 
 # Tokens per step if no batch was asked for: what models of a few billion parameters are tuned with.
@@ -389,9 +390,3 @@ def expert_count(shape: ModelShape) -> int:
     """Return the experts per layer, 0 for dense models."""
     mlps = (layer.feed_forward for stack in shape.stacks for layer in stack.layers)
     return max((mlp.experts for mlp in mlps if mlp is not None), default=0)
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
-    small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
-    return sorted({*small, *(number // k for k in small)})
