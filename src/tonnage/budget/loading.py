@@ -61,40 +61,40 @@ class Loading:
         return "card" if self.card_bytes + shared > cluster.gpu.memory_bytes else ""
 
 
-def training_loading(shape: ModelShape, configuration: "Configuration", cluster: "Cluster") -> Loading:
+def training_loading(shape: ModelShape, config: "Configuration", cluster: "Cluster") -> Loading:
     """Return the loading of one configuration with plain numbers, as its framework loads a checkpoint."""
     from tonnage.budget.terms import total
     from tonnage.budget.training.overheads import context, nccl
     from tonnage.budget.training.states import stages
 
-    way = _way(configuration)
-    parts = [total(end.kept_parameters) for end in stages(shape, configuration)]
+    way = _way(config)
+    parts = [total(end.kept_parameters) for end in stages(shape, config)]
     part = round(float(max(parts)))
-    on_card = part if configuration.parameter_place == "gpu" else 0
-    if configuration.quantized_base and configuration.framework == "fsdp2":
+    on_card = part if config.parameter_place == "gpu" else 0
+    if config.quantized_base and config.framework == "fsdp2":
         # bitsandbytes weights cannot be moved back to the meta device, so they are whole before they are sharded.
-        on_card = round(shape.parameters * configuration.base_bytes)
-    outside = float(context(cluster.gpu).size_bytes) + float(nccl(configuration).size_bytes)
+        on_card = round(shape.parameters * config.base_bytes)
+    outside = float(context(cluster.gpu).size_bytes) + float(nccl(config).size_bytes)
     # Bytes per weight as loaded: FP32 for mixed-precision training, 16 bits if frozen.
-    width = configuration.compute_bytes if configuration.lora_rank else configuration.parameter_bytes
+    width = config.compute_bytes if config.lora_rank else config.parameter_bytes
     # On the host, a rank holds the whole model if it builds it, or its part if parameters stay there.
     whole, ranks = shape.parameters * width if width != stored_bytes(shape) else 0, cluster.gpus_per_host
-    stays = part if configuration.parameter_place == "host" else 0
+    stays = part if config.parameter_place == "host" else 0
     by_rank = (stays,) * ranks
     if way == "every rank":
         # DeepSpeed casts the parameters to 16 bits while they are on the host.
-        narrowed = configuration.framework == "deepspeed" and width > configuration.compute_bytes
-        cast = largest_tensor(shape) * configuration.compute_bytes if narrowed else 0
+        narrowed = config.framework == "deepspeed" and width > config.compute_bytes
+        cast = largest_tensor(shape) * config.compute_bytes if narrowed else 0
         by_rank = (max(whole, stays) + cast,) * ranks
     elif way == "own part":
-        by_rank = (largest_tensor(shape) * width // int(configuration.tp) + stays,) * ranks
+        by_rank = (largest_tensor(shape) * width // int(config.tp) + stays,) * ranks
     elif way == "split":
-        by_rank = (stays or shape.parameters * configuration.compute_bytes // int(configuration.shard),) * ranks
+        by_rank = (stays or shape.parameters * config.compute_bytes // int(config.shard),) * ranks
     elif way == "first rank":
         by_rank = (whole + stays, *(whole + shape.parameters * width + stays,) * (ranks - 1))
     # What is briefly on the GPU: a tensor before it is sharded or quantized.
     passing = width * largest_tensor(shape) if way in ("first rank", "split") else 0
-    if configuration.quantized_base:
+    if config.quantized_base:
         passing = _HALF_BYTES * largest_matrix(shape)
     return Loading(
         way=way if any(by_rank) else "mapped",
@@ -104,17 +104,17 @@ def training_loading(shape: ModelShape, configuration: "Configuration", cluster:
     )
 
 
-def _way(configuration: "Configuration") -> Way:
-    if configuration.quantized_base:
+def _way(config: "Configuration") -> Way:
+    if config.quantized_base:
         return "mapped"
-    if configuration.framework in ("megatron", "nanotron"):
+    if config.framework in ("megatron", "nanotron"):
         return "own part"
-    if configuration.framework == "fsdp2":
+    if config.framework == "fsdp2":
         # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
-        return "own part" if max(configuration.pp, configuration.ep) > 1 else "first rank"
-    if configuration.framework == "deepspeed" and configuration.zero == 3:
+        return "own part" if max(config.pp, config.ep) > 1 else "first rank"
+    if config.framework == "deepspeed" and config.zero == 3:
         return "split"
-    return "every rank" if max(configuration.tp, configuration.pp, configuration.ep) == 1 else "own part"
+    return "every rank" if max(config.tp, config.pp, config.ep) == 1 else "own part"
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:

@@ -87,9 +87,6 @@ def work_of(call: OperatorCall) -> Work | None:
         return None
 
 
-# ── products ──
-
-
 def _product(call: OperatorCall) -> Work | None:
     at = facts("operators")["products"][call.name]
     left, right = call.shapes[at], call.shapes[at + 1]
@@ -157,9 +154,6 @@ def _convolution(call: OperatorCall) -> Work | None:
 def _numbers(text: str, count: int) -> Sequence[int]:
     numbers = [int(number) for number in re.findall(r"-?\d+", text)]
     return numbers * count if len(numbers) == 1 else numbers
-
-
-# ── what moves bytes ──
 
 
 def _elementwise(call: OperatorCall, each: int, out_bytes: int = 0) -> Work | None:
@@ -256,9 +250,6 @@ def _families() -> dict[str, Callable[[OperatorCall], Work | None]]:
     for family, work in _BY_TABLE.items():
         found.update(dict.fromkeys(tables[family], work))
     return found
-
-
-# ── operators that launch no kernel of their own: views, and those that only call others ──
 
 
 @cache

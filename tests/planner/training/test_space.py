@@ -122,7 +122,10 @@ def test_drives_are_deepspeed_s() -> None:
 
 
 def tried(request: TrainingRequest) -> list[set[Offload]]:
-    return [{one.offload for one in found} for found in searches(find_model("llama-3.1-8b"), find_cluster("8xh100"), request)]
+    return [
+        {one.offload for one in found}
+        for found in searches(find_model("llama-3.1-8b"), find_cluster("8xh100"), request)
+    ]
 
 
 def test_offload_is_the_last_resort_unless_it_was_asked_for() -> None:

@@ -251,12 +251,12 @@ def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfigura
 
 
 def llama_budget(
-    shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu, *, gpus: int, host_bytes: int
+    shape: ModelShape, config: ServingConfiguration, gpu: Gpu, *, gpus: int, host_bytes: int
 ) -> LlamaBudget:
     """Return what the fullest GPU and the host hold. `host_bytes` 0: memory is unified and counts as the GPU's."""
-    check(shape, configuration)
-    _check(shape, configuration)
-    asked = resolved(shape, configuration)
+    check(shape, config)
+    _check(shape, config)
+    asked = resolved(shape, config)
     case = LlamaCppRun(shape, asked, gpu, gpus)
     room = max(gpu.memory_bytes - asked.reserved_bytes, 0)
     on_gpu = case.fitting(room) if asked.gpu_layers < 0 else min(asked.gpu_layers, case.count + 1)

@@ -186,12 +186,12 @@ class ServingBudget:
         return not self.overflows and self.kv.holds(asked.users, asked.context, asked.shared_prefix)
 
 
-def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
+def serving_budget(shape: ModelShape, config: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """Return the budget of the stage with the fewest blocks, or of the fullest stage if none has any."""
-    check(shape, configuration)
-    if "bf16" in (configuration.weights, configuration.kv) and not gpu.has_bf16:
+    check(shape, config)
+    if "bf16" in (config.weights, config.kv) and not gpu.has_bf16:
         raise RequestError(f"{gpu.name} has no BF16.", hint="Use fp16, or leave the flag out.")
-    asked = resolved(shape, configuration, gpu)
+    asked = resolved(shape, config, gpu)
     if asked.engine == "tonnage":
         own_engine.check_formats(asked.weights, asked.kv)
     each = [stage_budget(shape, stage, asked, gpu) for stage in stages(shape, asked.pp, asked.stage_layers)]
@@ -422,12 +422,7 @@ def _own_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguratio
     return Parts(list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), [], limit)
 
 
-_PARTS = {
-    "vllm": _vllm_parts,
-    "sglang": _sglang_parts,
-    "tensorrt-llm": _tensorrt_parts,
-    "tonnage": _own_parts,
-}
+_PARTS = {"vllm": _vllm_parts, "sglang": _sglang_parts, "tensorrt-llm": _tensorrt_parts, "tonnage": _own_parts}
 
 
 def _notes(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Iterator[str]:

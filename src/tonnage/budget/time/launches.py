@@ -275,8 +275,8 @@ class LayerLaunches:
         Tensor parallelism splits the weight by "columns" or "rows". `names` are the names of a block's matrix, which
         may have an adapter or be quantized.
         """
-        configuration = self.configuration
-        name = "fp8" if configuration.precision == "fp8" and not wide else RATES[configuration.precision]
+        config = self.configuration
+        name = "fp8" if config.precision == "fp8" and not wide else RATES[config.precision]
         precision = "bf16" if wide and name == "fp8" else name
         layouts = _TURNED_LAYOUTS if turned else _LAYOUTS
         forward = LaunchCost(
@@ -288,14 +288,14 @@ class LayerLaunches:
         weight = LaunchCost(
             _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
         )
-        cuts = configuration.traits.cuts_products
+        cuts = config.traits.cuts_products
         calls.products += self._cut(forward) if cuts and spread == "columns" else [forward]
         calls.backward += self._cut(into) if cuts and spread == "rows" else [into]
-        if not configuration.lora_rank:
+        if not config.lora_rank:
             calls.backward += [weight, _SET_GRADIENT]
-        if biased and not configuration.lora_rank:
+        if biased and not config.lora_rank:
             calls.backward += [self._call("sum_first c", rows, n), _SET_GRADIENT]
-            if configuration.autocast:
+            if config.autocast:
                 self._cast(calls, n, 1, rows, inputs=False)
         if precision == "fp8":
             # FP8 finds the absolute maximum of each factor, then rewrites the factor.
@@ -303,12 +303,12 @@ class LayerLaunches:
                 for size in sizes:
                     way.append(self._call("fused_rows c", groups * size, 1))
                     way.append(self._call("fused c > 1", groups * size, 1))
-        if configuration.autocast:
-            self._cast(calls, groups * n, k, rows, inputs=casts and not configuration.compile)
-        made = self._made_wide(groups * n * k) if configuration.quantized_base and names else []
+        if config.autocast:
+            self._cast(calls, groups * n, k, rows, inputs=casts and not config.compile)
+        made = self._made_wide(groups * n * k) if config.quantized_base and names else []
         calls.others += made
         calls.backward += made
-        if configuration.lora_rank and any(name in configuration.lora_targets for name in names):
+        if config.lora_rank and any(name in config.lora_targets for name in names):
             self._adapter(calls, rows, n, k, groups)
         return [forward, *made]
 
@@ -350,10 +350,10 @@ class LayerLaunches:
 
     def _made_wide(self, weights: Quantity) -> list[LaunchCost]:
         """Dequantize a base matrix to 16 bits, as every product does; bitsandbytes dequantizes its scales first."""
-        configuration = self.configuration
-        kept, made = configuration.base_bytes, configuration.compute_bytes
+        config = self.configuration
+        kept, made = config.base_bytes, config.compute_bytes
         sizes = [(weights, kept + made)]
-        if configuration.base == "nf4" and not configuration.compile:
+        if config.base == "nf4" and not config.compile:
             scales = weights / NF4_BLOCK
             sizes = [(scales, 1 + _FP32_BYTES), (scales, 2 * _FP32_BYTES), *sizes]
         return [
@@ -534,7 +534,7 @@ class LayerLaunches:
         style = style_of(shape, last, self.configuration)
         self._part(calls, "norm", _norm_form(style, last), rows, shape.hidden)
         width = self._logits_width(self.configuration.tp)
-        at_once = fused_tokens(shape, rows) if self.configuration.fused_loss else rows
+        at_once = fused_tokens(shape, rows) if self.configuration.loss == "fused" else rows
         one = PartLaunches()
         self._product(
             one, at_once, width, shape.hidden, aligned=self._aligned(width, self.configuration.compute_bytes), wide=True,
@@ -544,7 +544,7 @@ class LayerLaunches:
         written = self.configuration.traits.written
         compiled = self.configuration.compile and self.configuration.compile_loss
         loss = "causal" if shape.decoder.causal else "plain"
-        if written == "fused" or compiled or self.configuration.fused_loss:
+        if written == "fused" or compiled or self.configuration.loss == "fused":
             loss = "fused"
         elif written == "native":
             loss = "split"

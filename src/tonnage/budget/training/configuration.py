@@ -166,11 +166,6 @@ class Configuration:
         return BASE_BITS[self.base] / 8 if self.quantized_base else self.compute_bytes
 
     @property
-    def fused_loss(self) -> bool:
-        """Whether the loss is fused: logits never exist as a whole and are not recomputed."""
-        return self.loss == "fused"
-
-    @property
     def mixed(self) -> bool:
         """Whether FP32 parameters are computed with in 16 bits or less."""
         return self.precision in ("fp16-mixed", "bf16-mixed", "fp8")

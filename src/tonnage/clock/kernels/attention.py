@@ -23,9 +23,6 @@ _SUM_BYTES = 4  # per element while gradients of the query are summed
 _PRODUCTS = {"forward": 2, "backward": 5}
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     table = figures()["attention_operators"][call.name]
     at: int = table["query"]
@@ -67,8 +64,6 @@ def _sizes(call: OperatorCall, table: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 OPERATORS = careful(dict.fromkeys(figures()["attention_operators"], _read))
-
-# To seconds -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 16)

@@ -26,9 +26,6 @@ _NO_SPLIT = {"join_s": 0.0, "join": 1.0}
 _OPTIONS = ("padding", "stride", "dilation", "output_padding")
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     table = figures()["convolution_operators"][call.name]
     at: int = table["input"]
@@ -90,8 +87,6 @@ def _macs(shape: tuple[int, ...]) -> float:
 
 
 OPERATORS = careful(dict.fromkeys(figures()["convolution_operators"], _read))
-
-# To seconds -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 16)

@@ -47,9 +47,6 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     return floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
 
 
-# ── from calls ──
-
-
 def _elementwise(call: OperatorCall, settings: Settings) -> Launch | None:
     tensors = [at for at in call.tensors() if prod(call.shapes[at]) != 1 or at == 0]
     if call.name in _WITH_RESULT:
@@ -130,9 +127,6 @@ def _launch(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...], 
     )
 
 
-# ── which of the kernels ──
-
-
 def _variant(call: OperatorCall, tensors: Sequence[int]) -> str:
     strided = "strided_narrow" if call.element_bytes(tensors[0]) < 4 else "strided_wide"
     for kernel in call.kernels:
@@ -191,9 +185,6 @@ def _strides(call: OperatorCall, at: int, shape: tuple[int, ...]) -> list[int]:
             known[axis] = known[axis + 1] * own[axis + 1]
     padding = len(shape) - len(own)
     return [0] * padding + [0 if extent == 1 else stride for extent, stride in zip(own, known, strict=True)]
-
-
-# ── which operators ──
 
 
 def _names(family: str) -> list[str]:

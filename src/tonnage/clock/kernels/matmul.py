@@ -36,9 +36,6 @@ _ALIGNED_BYTES = 16
 _LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from this many on, split-K is not used
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _factors(call: OperatorCall, settings: Settings, *, at: int) -> Launch | None:
     precision = arithmetic(call, at, settings.tf32_matmul)
     left, right = call.shapes[at], call.shapes[at + 1]
@@ -99,8 +96,6 @@ OPERATORS = careful(
         "_grouped_mm": _grouped,
     }
 )
-
-# To seconds -----------------------------------------------------------------------------------------------------------
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:

@@ -20,9 +20,6 @@ _PASSES = {"forward": 1, "backward": 2}
 _KERNELS = {"forward": 2, "backward": 3}  # per layer and time step
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _read(call: OperatorCall, settings: Settings, *, direction: str, mode_at: int) -> Launch | None:
     precision = arithmetic(call, 0, settings.tf32_convolution)
     given, (layers, batch, hidden), cells = call.shapes[0], call.shapes[4], call.shapes[5]
@@ -46,8 +43,6 @@ OPERATORS = careful(
         "_cudnn_rnn_backward": partial(_read, direction="backward", mode_at=10),
     }
 )
-
-# To seconds -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 16)

@@ -179,13 +179,13 @@ def _read_me(
 def _headline(launch: TrainingRun | ServingLaunch) -> str:
     if isinstance(launch, ServingLaunch):
         return vllm_readme.headline(launch)
-    configuration, sizes = launch.configuration, launch.sizes
+    config, sizes = launch.configuration, launch.sizes
     layout = f"tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, ep {sizes.ep}, data {sizes.data} in shards of {sizes.shard}"
     batch = f"{sizes.micro_batch} × {sizes.accumulate} × {sizes.data} sequences of {sizes.seq} tokens a step"
     return (
-        f"{launch.model} on {sizes.gpus} × {launch.cluster.gpu.name}: {layout}; {configuration.precision}, "
-        f"{configuration.optimizer}, ZeRO {configuration.zero} ({configuration.framework}), "
-        f"recomputation {configuration.checkpoint}; {batch}."
+        f"{launch.model} on {sizes.gpus} × {launch.cluster.gpu.name}: {layout}; {config.precision}, "
+        f"{config.optimizer}, ZeRO {config.zero} ({config.framework}), "
+        f"recomputation {config.checkpoint}; {batch}."
     )
 
 

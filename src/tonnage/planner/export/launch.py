@@ -69,13 +69,13 @@ class TrainingRun:
     @property
     def engine(self) -> Engine:
         """The library that implements data parallelism."""
-        configuration = self.configuration
-        if configuration.framework == "deepspeed":
+        config = self.configuration
+        if config.framework == "deepspeed":
             return "deepspeed"
-        if configuration.zero == 0 or self.sizes.data * self.sizes.cp == 1:
+        if config.zero == 0 or self.sizes.data * self.sizes.cp == 1:
             return "ddp"
         # Plain PyTorch can shard optimizer states alone only in code.
-        return "fsdp2" if configuration.framework == "fsdp2" or configuration.zero > 1 else "deepspeed"
+        return "fsdp2" if config.framework == "fsdp2" or config.zero > 1 else "deepspeed"
 
     @property
     def recomputed_every(self) -> int:

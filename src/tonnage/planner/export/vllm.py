@@ -34,10 +34,7 @@ def notes(launch: ServingLaunch) -> list[str]:
     quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
     across = launch.hosts > 1 and launch.gpus_per_host % launch.tp != 0
     return reasons(
-        (
-            quantized,
-            f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so",
-        ),
+        (quantized, f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so"),
         (
             WEIGHT_FORMATS[launch.weights].container == "gguf",
             "vLLM reads GGUF files by a plugin: pip install vllm-gguf-plugin",

@@ -339,9 +339,7 @@ class _Bench:
         most = min(cards, self.cluster.gpus_per_host, 8)
         tried = [tp for tp in divisors(cards) if tp <= most and divides(self.shape, tp)]
         engines = [(tp, self._engine(tp, apart, self._share_wanted(tp, apart, 1.0))) for tp in tried]
-        rollouts = [
-            (tp, engine and rollout(self.shape, self.cluster, engine, request, apart)) for tp, engine in engines
-        ]
+        rollouts = [(tp, rollout(self.shape, self.cluster, engine, request, apart)) for tp, engine in engines if engine]
         seconds = {tp: made.seconds for tp, made in rollouts if made is not None}
         # The smallest degree of about the best speed, and the largest, which needs the least memory per GPU.
         quick = [tp for tp in seconds if seconds[tp] <= (1 + _AS_QUICK) * min(seconds.values())]
@@ -398,8 +396,6 @@ class _Bench:
             left -= max(round(needed - (1 - HEADROOM) * card), _GIB)
         return found
 
-    # The engine.
-
     def _engine(self, tp: int, apart: int, share: float) -> ServingBudget | None:
         request = self.request
         copies = (apart or self.cluster.gpus) // tp
@@ -428,8 +424,6 @@ class _Bench:
         layout = engine.kv.layout.bytes_per_block
         wanted = engine.limit_bytes - engine.kv.blocks * layout + blocks * layout
         return min(-(-wanted * 100 // engine.capacity_bytes) / 100, _LARGEST_SHARE)
-
-    # The trainer.
 
     def _trainer(self, cluster: Cluster, left_bytes: int) -> TrainingPlan | None:
         """Return the fastest trainer that fits, or the one closest to fitting."""

@@ -113,7 +113,7 @@ class Lengths:
         mean = float(lengths @ shares)
         return MeanBatch(micro_batch * mean, float(lengths**2.0 @ shares) / mean)
 
-    @lru_cache(maxsize=64)
+    @lru_cache(maxsize=64)  # noqa: B019
     def padded(self, micro_batch: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the lengths that micro-batches are padded to, and how often each occurs."""
         if self.batching == "bucket":
@@ -132,7 +132,8 @@ class Lengths:
     @cached_property
     def _filled(self) -> float:
         """Share of packed sequences that is samples, with best-fit decreasing packing."""
-        samples, rooms, packs = self.spread(_DRAWN), [], 0
+        samples, packs = self.spread(_DRAWN), 0
+        rooms: list[int] = []
         for length in samples[::-1].tolist():
             place = bisect_left(rooms, length)
             packs += place == len(rooms)
@@ -162,23 +163,23 @@ class LengthClock(StepClock):
         self.sample_tokens = lengths.mean
         self._lengths = lengths
 
-    def step(self, configuration: Configuration) -> StepTime:
+    def step(self, config: Configuration) -> StepTime:
         """Predict one configuration, or each of many."""
-        pieces = _each(configuration.micro_batch, lambda size: self._pieces(size)[0])
-        seq = _each(configuration.micro_batch, lambda size: self._pieces(size)[1])
-        time = super().step(replace(configuration, micro_batch=pieces, seq=seq))
-        useful = _each(configuration.micro_batch, self._lengths.useful)
-        tokens: Quantity = useful * configuration.accumulate * configuration.data
+        pieces = _each(config.micro_batch, lambda size: self._pieces(size)[0])
+        seq = _each(config.micro_batch, lambda size: self._pieces(size)[1])
+        time = super().step(replace(config, micro_batch=pieces, seq=seq))
+        useful = _each(config.micro_batch, self._lengths.useful)
+        tokens: Quantity = useful * config.accumulate * config.data
         passes = sum((time.parts[name] for name in ("forward", "backward", "recompute")), start=0.0)
         # The slowest rank's tokens over the mean: per pass if ranks gather parameters, else per step. Pipeline stages wait
         # for the largest micro-batch in flight; data-parallel ranks wait for each other once a step.
-        staged = np.asarray(configuration.pp) > 1
-        rounds = np.where(staged | (configuration.zero > 1), 1, configuration.accumulate)
-        ranks = np.where(staged, configuration.pp, configuration.data)
-        columns = np.broadcast_arrays(*np.atleast_1d(configuration.micro_batch, ranks, rounds))
+        staged = np.asarray(config.pp) > 1
+        rounds = np.where(staged | (config.zero > 1), 1, config.accumulate)
+        ranks = np.where(staged, config.pp, config.data)
+        columns = np.broadcast_arrays(*np.atleast_1d(config.micro_batch, ranks, rounds))
         rows, places = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
         found = np.array([_slowest(self._lengths, *row) for row in rows.tolist()])[places.ravel()]
-        waiting = passes * ((found if np.ndim(configuration.micro_batch) else float(found[0])) - 1)
+        waiting = passes * ((found if np.ndim(config.micro_batch) else float(found[0])) - 1)
         return replace(time, tokens=tokens, parts=time.parts | {"uneven ranks": waiting})
 
     def _pieces(self, micro_batch: int) -> tuple[int, int]:

@@ -94,8 +94,8 @@ def _reason(findings: PlanSearch, best: TrainingPlan, choice: str, value: str, m
 
 def _too_large(findings: PlanSearch, choice: str, value: str, members: list[_Member]) -> Reason:
     one, chosen = min(members, key=lambda item: item[0].total_bytes[item[1]].min())
-    configuration = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
-    budget, cluster = training_budget(findings.shape, configuration, findings.cluster.gpu), findings.cluster
+    config = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
+    budget, cluster = training_budget(findings.shape, config, findings.cluster.gpu), findings.cluster
     ledger, host_bytes = budget.ledger_at(0), round(float(budget.host_bytes))
     category, size = next(ledger.ranked())
     needed, there = ledger.total_bytes, cluster.host_memory_per_gpu_bytes

@@ -52,9 +52,9 @@ def remedies(findings: PlanSearch) -> list[Remedy]:
         """Yield the changes that help. In a flag, `{}` stands for the value found."""
         for where, asked, change, flag in candidates:
             if found := leanest(shape, where, asked):
-                configuration, offload, total_bytes = found
+                config, offload, total_bytes = found
                 name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
-                value = offload if name == "offload" else getattr(configuration, _MEANT.get(name, name), "")
+                value = offload if name == "offload" else getattr(config, _MEANT.get(name, name), "")
                 yield Remedy(change, flag.format(value), total_bytes, where.gpu.memory_bytes)
 
     doubled = (f"{cluster.gpus * 2**times}x{cluster.gpu.key}" for times in range(1, _MOST_DOUBLINGS))

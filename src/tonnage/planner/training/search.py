@@ -334,13 +334,13 @@ def _ranked(judged: list[Judged], cluster: Cluster) -> list[tuple[Judged, int]]:
 
 def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, index: int) -> TrainingPlan:
     """Return one configuration of a family with plain numbers."""
-    configuration = one.family.configuration.at(index)
-    budget = training_budget(shape, configuration, cluster.gpu)
-    time = clock.step(configuration)
-    ends: tuple[Literal["first", "last"], ...] = ("first", "last") if configuration.pp > 1 else ()
-    sizes = (_sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for end in ends)
+    config = one.family.configuration.at(index)
+    budget = training_budget(shape, config, cluster.gpu)
+    time = clock.step(config)
+    ends: tuple[Literal["first", "last"], ...] = ("first", "last") if config.pp > 1 else ()
+    sizes = (_sizes(training_budget(shape, config, cluster.gpu, stage=end)) for end in ends)
     return TrainingPlan(
-        configuration=configuration,
+        configuration=config,
         offload=one.family.offload,
         terms=budget.terms_at(0),
         ledger=budget.ledger_at(0),
@@ -348,7 +348,7 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         parts_s={name: float(value) for name, value in time.parts.items()},
         hidden_s=float(time.hidden_s),
         tokens_per_s=float(time.tokens_per_s),
-        sample_tokens=clock.sample_tokens or float(configuration.seq),
+        sample_tokens=clock.sample_tokens or float(config.seq),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
         stages={f"{end} stage": size for end, size in zip(ends, sizes, strict=True)},
