@@ -153,7 +153,5 @@ def checkpoint_bytes(shape: ModelShape) -> int:
 def largest_tensor(shape: ModelShape) -> int:
     """Return the weights of the largest parameter: the embedding, or all experts of a block with fused gate and up."""
     mlps = [(layer.feed_forward, stack.hidden) for stack in shape.stacks for layer, _ in stack.groups()]
-    experts = [
-        mlp.experts * (2 if mlp.gated else 1) * hidden * mlp.intermediate for mlp, hidden in mlps if mlp and mlp.experts
-    ]
+    experts = [(1 + mlp.gated) * mlp.experts * hidden * mlp.intermediate for mlp, hidden in mlps if mlp]
     return max([shape.vocab * shape.hidden, largest_matrix(shape), *experts])

@@ -242,6 +242,5 @@ def _gathered(cast: Cast) -> Iterator[Held]:
         largest = max(head_weights(shape), largest_matrix(shape))
         size = float(largest * (config.parameter_bytes + config.compute_bytes))
     if size:
-        yield Held(
-            "actor", Term(Category.WORKSPACE, "weights on their way", size, "the largest parameter", {}, "model")
-        )
+        words = "the largest parameter"
+        yield Held("actor", Term(Category.WORKSPACE, "weights on their way", size, words, source="model"))

@@ -70,9 +70,8 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
 
 def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> tuple[float, float]:
     """Return the GPU's seconds for all kernels, and the host's for launching them, if neither waits for the other."""
-    tasks = within_power(
-        list(_tasks(launches_of(step, settings_of(step)), gpu, step.optimizer_parameters, collective_s))
-    )
+    launched = launches_of(step, settings_of(step))
+    tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters, collective_s)))
     ahead = [replace(task, host_s=0.0, synchronizes=False) for task in tasks]
     return timeline(ahead, warm_steps=0).step_s, sum(task.host_s for task in tasks)
 

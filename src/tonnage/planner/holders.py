@@ -55,10 +55,9 @@ def training_holders(shape: ModelShape, request: TrainingRequest) -> list[Holder
             return None
         if findings is None or (best := findings.best) is None:
             return None
-        most, offloaded = largest_micro_batch(findings), best.offload.words if best.offload != NO_OFFLOAD else ""
-        return Holder(
-            cluster=cluster, needed_bytes=best.total_bytes, most=most, tokens_per_s=best.tokens_per_s, offload=offloaded
-        )
+        most, words = largest_micro_batch(findings), best.offload.words if best.offload != NO_OFFLOAD else ""
+        needed, speed = best.total_bytes, best.tokens_per_s
+        return Holder(cluster=cluster, needed_bytes=needed, most=most, tokens_per_s=speed, offload=words)
 
     places = [NO_OFFLOAD, None] if asked.offload is None else [asked.offload]
     return _holders([partial(trained, offload=place) for place in places])

@@ -17,7 +17,14 @@ from itertools import pairwise
 
 from tonnage.budget.serving import gguf
 from tonnage.budget.serving.kv_cache import KvLayout, LayerGroup
-from tonnage.budget.serving.memory import LONGEST_CONTEXT, KvPool, ServingBudget, ServingConfiguration, check
+from tonnage.budget.serving.memory import (
+    GGML_CACHES,
+    LONGEST_CONTEXT,
+    KvPool,
+    ServingBudget,
+    ServingConfiguration,
+    check,
+)
 from tonnage.budget.serving.own_engine import context_term
 from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.budget.terms import Term
@@ -39,9 +46,7 @@ LATEST_BUILD = 10586
 _WINDOWED = tuple("gemma2 gemma3 gemma4 gpt_oss llama4 cohere2 exaone4 olmo3 mimo_v2 step3p5 afmoe".split())
 # For unified memory, where the GPU's budget counts what the host holds.
 _UNBOUND = 1 << 62
-CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {
-    name: name for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-}
+CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {name: name for name in GGML_CACHES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,8 @@ class LlamaCppRun:
         self.count, self.ubatch = len(shape.decoder.layers), asked.batched_tokens
         digits = asked.engine_version.strip().removeprefix("b")
         if digits and not digits.isdecimal():
-            raise RequestError(
-                f"{asked.engine_version!r} is no build of llama.cpp.", hint="Write it like --engine-version b6106."
-            )
+            hint = "Write it like --engine-version b6106."
+            raise RequestError(f"{asked.engine_version!r} is no build of llama.cpp.", hint=hint)
         build = int(digits or LATEST_BUILD)
         self._lean, self._head_first = build >= _LEAN_BUILD, build >= _HEAD_FIRST_BUILD
 
@@ -90,8 +94,7 @@ class LlamaCppRun:
     def card(self, numbers: range, on_gpu: int, users: int, context: int) -> DeviceBytes:
         """Return the bytes of one GPU with these layers."""
         inner = [number for number in numbers if number < self.count]
-        experts_left = self.asked.cpu_experts
-        weights = sum(self.layers[n].rest if n < experts_left else self.layers[n].total for n in inner)
+        weights = sum(self.layers[n].rest if n < self.asked.cpu_experts else self.layers[n].total for n in inner)
         weights += self.recipe.output_bytes if self.count in numbers else 0
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
         compute = self._compute(numbers, on_gpu, users, context) if len(numbers) else 0
@@ -101,12 +104,10 @@ class LlamaCppRun:
     def host(self, numbers: tuple[int, ...], users: int, context: int) -> DeviceBytes:
         """Return the host's bytes: its layers, offloaded experts, the embedding, and a batch's intermediate tensors."""
         inner = [number for number in numbers if number < self.count]
+        offloaded = self.layers[len(inner) : self.asked.cpu_experts]
         weights = self.recipe.embedding_bytes + sum(self.layers[number].total for number in inner)
-        weights += sum(
-            self.layers[number].experts for number in range(len(inner), min(self.asked.cpu_experts, self.count))
-        )
-        if self.count in numbers and not self.shape.tied:
-            weights += self.recipe.output_bytes
+        weights += sum(layer.experts for layer in offloaded)
+        weights += self.recipe.output_bytes if self.count in numbers and not self.shape.tied else 0
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
         passed = self.ubatch * (4 * self.shape.hidden + (2 if self._lean else 4) * self._cells(context))
         return DeviceBytes(len(numbers), weights, cache, passed + 4 * users * self.shape.vocab, 0)
@@ -160,18 +161,13 @@ class LlamaCppRun:
         moved = max(((layer.experts or layer.rest) // 3 for layer in away), default=0) if first else 0
         return max(logits, mask + 4 * self.ubatch * (2 * hidden + widest) + moved)
 
-    def fullest(self, on_gpu: int, users: int, context: int) -> DeviceBytes:
-        """Return the GPU with the most bytes."""
-        return max(
-            (self.card(part, on_gpu, users, context) for part in self.parts(on_gpu)[1]), key=lambda each: each.total
-        )
-
     def fitting(self, room_bytes: int) -> int:
         """Return the most layers that leave the margin free on every GPU."""
         asked, low, high = self.asked, 0, self.count + 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.fullest(middle, asked.users, asked.context).total <= room_bytes - MARGIN_BYTES
+            cards = (self.card(part, middle, asked.users, asked.context) for part in self.parts(middle)[1])
+            fits = max(card.total for card in cards) <= room_bytes - MARGIN_BYTES
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -260,8 +256,8 @@ def llama_budget(
     case = LlamaCppRun(shape, asked, gpu, gpus)
     room = max(gpu.memory_bytes - asked.reserved_bytes, 0)
     on_gpu = case.fitting(room) if asked.gpu_layers < 0 else min(asked.gpu_layers, case.count + 1)
-    unified = not host_bytes
-    on_gpu = case.count + 1 if unified and asked.gpu_layers < 0 else on_gpu
+    if (unified := not host_bytes) and asked.gpu_layers < 0:
+        on_gpu = case.count + 1
     kept, parts = case.parts(on_gpu)
     cards = tuple(case.card(part, on_gpu, asked.users, asked.context) for part in parts)
     fullest, host = max(cards, key=lambda each: each.total), case.host(kept, asked.users, asked.context)
@@ -277,8 +273,7 @@ def llama_budget(
         configuration=asked, capacity_bytes=gpu.memory_bytes, limit_bytes=room, outside_bytes=0, terms=terms, kv=pool,
         notes=tuple(_notes(case, on_gpu)), case=case, gpu_layers=on_gpu, layers=case.count + 1, host=host, cards=cards,
         host_capacity_bytes=host_bytes or _UNBOUND,
-        host_expert_bytes=sum(case.layers[number].experts for number in range(min(asked.cpu_experts, case.count)))
-        + sum(case.layers[number].experts for number in kept if asked.cpu_experts <= number < case.count),
+        host_expert_bytes=sum(case.layers[n].experts for n in {*range(asked.cpu_experts), *kept} if n < case.count),
     )  # fmt: skip
 
 
@@ -289,22 +284,18 @@ def _check(shape: ModelShape, asked: ServingConfiguration) -> None:
         raise RequestError("llama.cpp's slots share no prefix.", hint="Leave --prompt-shared out.")
     mixture = any(layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
     if asked.cpu_experts and not mixture:
-        raise RequestError(
-            f"{shape.name} has no experts to keep on the host.", hint="Use --gpu-layers instead of --cpu-moe."
-        )
+        hint = "Use --gpu-layers instead of --cpu-moe."
+        raise RequestError(f"{shape.name} has no experts to keep on the host.", hint=hint)
     if asked.kv.startswith("q") and not asked.flash_attention:
-        raise RequestError(
-            f"A {asked.kv} cache needs flash attention in llama.cpp.",
-            hint="Leave --no-flash-attention out, or use --kv fp16.",
-        )
+        hint = "Leave --no-flash-attention out, or use --kv fp16."
+        raise RequestError(f"A {asked.kv} cache needs flash attention in llama.cpp.", hint=hint)
 
 
 def _terms(case: LlamaCppRun, card: DeviceBytes, unified: DeviceBytes | None) -> Iterator[Term]:
     """Yield the buffers of one GPU, by llama.cpp's names."""
     numbers: dict[str, object] = {"layers": card.layers, "file_bytes": case.recipe.file_bytes}
-    yield Term(
-        Category.PARAMETERS, "model buffer", card.weights, "tensors of the card's layers, by type of block", numbers
-    )
+    formula = "tensors of the card's layers, by type of block"
+    yield Term(Category.PARAMETERS, "model buffer", card.weights, formula, numbers)
     if unified is not None:
         yield Term(Category.PARAMETERS, "embedding", unified.weights, "the host's part, in the same memory", {})
     asked = case.asked
@@ -314,9 +305,8 @@ def _terms(case: LlamaCppRun, card: DeviceBytes, unified: DeviceBytes | None) ->
     formula = "max(logits of what is sampled, a batch in a layer with its mask)"
     yield Term(Category.ACTIVATIONS, "compute buffer", card.compute, formula, batch, "model")
     if unified is not None:
-        yield Term(
-            Category.ACTIVATIONS, "host compute buffer", unified.compute, "inputs and outputs of a batch", {}, "model"
-        )
+        formula = "inputs and outputs of a batch"
+        yield Term(Category.ACTIVATIONS, "host compute buffer", unified.compute, formula, {}, "model")
     if card.context:
         yield context_term(case.gpu)
 

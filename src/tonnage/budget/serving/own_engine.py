@@ -22,9 +22,8 @@ from tonnage.units import KIB, MIB
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
 # FP8 keeps a bfloat16 scale per head and token, for keys and for values.
-OWN_KV_FORMATS = {name: KV_FORMATS[name] for name in ("fp32", "fp16", "bf16")} | {
-    "fp8": KvFormat("fp8", 8, scale_bytes=2)
-}
+_WHOLE_FORMATS = {name: KV_FORMATS[name] for name in ("fp32", "fp16", "bf16")}
+OWN_KV_FORMATS = _WHOLE_FORMATS | {"fp8": KvFormat("fp8", 8, scale_bytes=2)}
 OWN_WEIGHTS = ("fp32", "fp16", "bf16", "fp8", "int8")
 UTILIZATION, MAX_SEQS, BATCHED_TOKENS = 0.9, 256, 8192
 GRAPHS, ROUNDING = "CUDA graphs", "the allocator's rounding"
@@ -182,12 +181,11 @@ def own_reserve(widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None) -> 
 
 def check_formats(weights: str, kv: str) -> None:
     """Raise RequestError for formats the engine cannot store."""
-    for flag, name, known in (("--weights", weights, OWN_WEIGHTS), ("--kv", kv, tuple(OWN_KV_FORMATS))):
+    for what, name, known in (("weights", weights, OWN_WEIGHTS), ("cache", kv, tuple(OWN_KV_FORMATS))):
         if name not in known:
-            raise RequestError(
-                f"Tonnage's own engine keeps no {name} {'weights' if flag == '--weights' else 'cache'}.",
-                hint=f"Use {flag} with one of: {', '.join(known)}; or --engine vllm.",
-            )
+            flag = "--weights" if what == "weights" else "--kv"
+            hint = f"Use {flag} with one of: {', '.join(known)}; or --engine vllm."
+            raise RequestError(f"Tonnage's own engine keeps no {name} {what}.", hint=hint)
 
 
 def widths_of(shape: ModelShape) -> ModelWidths:
@@ -201,10 +199,8 @@ def widths_of(shape: ModelShape) -> ModelWidths:
     plain = plain and all(mlp and mlp.gated and not mlp.shared_intermediate for mlp in mlps)
     alone = len(shape.stacks) == 1 or shape.architecture == "gemma3"
     if shape.architecture not in FAMILIES or not shape.logits or not alone or not plain or len(heads) != 1:
-        raise RequestError(
-            f"Tonnage's own engine does not serve {shape.name} ({shape.architecture}).",
-            hint=f"Use --engine vllm, or a model of one of: {', '.join(FAMILIES)}.",
-        )
+        hint = f"Use --engine vllm, or a model of one of: {', '.join(FAMILIES)}."
+        raise RequestError(f"Tonnage's own engine does not serve {shape.name} ({shape.architecture}).", hint=hint)
     # All layers match except for windows, or for experts that only some have.
     layer = max(layers, key=lambda layer: layer.feed_forward.experts if layer.feed_forward else 0)
     mixer, mlp = layer.attention, layer.feed_forward
@@ -232,14 +228,10 @@ def own_weight_terms(shape: ModelShape, weights: str) -> Iterator[Term]:
     parameters = shape.decoder.parameters + shape.hidden * (1 + shape.vocab * (1 if shape.tied else 2))
     rest = parameters - matrices
     if matrices:
-        yield _weights("matrices", matrices, "parameters × 1 byte", {"parameters": matrices})
-        yield _weights("scales", 4 * outputs, "outputs × 4 bytes", {"outputs": outputs})
+        yield Term(Category.PARAMETERS, "matrices", matrices, "parameters × 1 byte", {"parameters": matrices})
+        yield Term(Category.PARAMETERS, "scales", 4 * outputs, "outputs × 4 bytes", {"outputs": outputs})
     name = "embedding, norms and head" if matrices else "parameters"
-    yield _weights(name, rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
-
-
-def _weights(name: str, size_bytes: int, formula: str, numbers: dict[str, object]) -> Term:
-    return Term(Category.PARAMETERS, name, size_bytes, formula, numbers)
+    yield Term(Category.PARAMETERS, name, rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
 
 
 def share_bytes(capacity_bytes: int, share: float) -> int:

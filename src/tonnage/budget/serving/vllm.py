@@ -156,9 +156,8 @@ def non_torch_term(tp: int, gpu: Gpu) -> Term:
     """Return the memory outside torch that vLLM finds after profiling."""
     linked = tp > 1 and gpu.nvlink_bytes_per_s > 0
     size = table("vllm")["non_torch"]["linked" if linked else "one"]
-    return Term(
-        Category.WORKSPACE, "outside of torch", size, "as vLLM 0.19 logged on H100", {"tp": tp}, "published logs"
-    )
+    formula = "as vLLM 0.19 logged on H100"
+    return Term(Category.WORKSPACE, "outside of torch", size, formula, {"tp": tp}, "published logs")
 
 
 def graphs_term(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration") -> Term:

@@ -169,9 +169,7 @@ def _laid_out(shape: ModelShape, stage: StageLayers, tp: int, kernel: ExpertKern
             biases += each * (wide * between + hidden)
     numbers: dict[str, object] = {"values": values, "hidden": hidden, "kernel": kernel.name}
     yield _term("experts", values // 2, "values padded for their kernel / 2", numbers)
-    words = (
-        "a byte for 32 values, as in the checkpoint and as laid out" if kernel.keeps_scales else "a byte for 32 values"
-    )
+    words = "a byte for 32 values" + ", as in the checkpoint and as laid out" * kernel.keeps_scales
     yield _term("scales", scales, words, {"scales": scales})
     if biases:
         numbers = {"biases": biases, "bytes": kernel.bias_bytes}

@@ -223,9 +223,8 @@ def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, config: Con
     if style.scores:
         return kept + _scores(style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
-        return kept + SavedPerToken(
-            split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads
-        )
+        split = 3 * FP32 * widths.queries + size * widths.attended
+        return kept + SavedPerToken(split=split, scores=FP32 * widths.heads)
     kept += _flash(style, widths)
     if config.traits.parallel == "torch":
         # Ring attention assembles its output by head; reading it by token makes a copy.

@@ -62,10 +62,8 @@ class Framework:
 
 @cache
 def _frameworks() -> dict[str, Framework]:
-    lists = ("split_operators", "architectures")
-    return {
-        name: Framework(**row | {key: tuple(row[key]) for key in lists}) for name, row in table("frameworks").items()
-    }
+    rows, lists = table("frameworks"), ("split_operators", "architectures")
+    return {name: Framework(**rows[name] | {key: tuple(rows[name][key]) for key in lists}) for name in rows}
 
 
 def architectures(name: FrameworkName) -> tuple[str, ...]:

@@ -81,9 +81,7 @@ def training_budget(
     seen = _seen(ends)
     host = _host(seen, ends[0])
     if config.offloads:
-        here = (
-            (term if stays(term, config) else replace(term, size_bytes=0.0) for term in each.terms) for each in seen
-        )
+        here = ([t if stays(t, config) else replace(t, size_bytes=0.0) for t in moment.terms] for moment in seen)
         seen = [replace(moment, terms=tuple(terms)) for moment, terms in zip(seen, here, strict=True)]
     # Of each configuration, the terms of its worst moment.
     sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
@@ -97,12 +95,10 @@ def training_budget(
                 merged[term.category, term.name] = replace(term, size_bytes=size)
     terms = (*merged.values(), workspace(gpu, config.framework), context(gpu), nccl(config))
     # Sizes of a single configuration are plain numbers.
-    sizes = (np.asarray(term.size_bytes, dtype=float) for term in terms)
-    plain = (
-        replace(term, size_bytes=size if size.ndim else float(size)) for term, size in zip(terms, sizes, strict=True)
-    )
+    sizes = ((term, np.asarray(term.size_bytes, dtype=float)) for term in terms)
+    plain = tuple(replace(term, size_bytes=size if size.ndim else float(size)) for term, size in sizes)
     names = tuple(moment.name for moment in seen)
-    return TrainingBudget(tuple(plain), names, peak, host.host_bytes, host.pinned_bytes)
+    return TrainingBudget(plain, names, peak, host.host_bytes, host.pinned_bytes)
 
 
 def needed_bytes(shape: ModelShape, config: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:

@@ -352,10 +352,8 @@ def _reduced(stage: StageShare) -> list[Term]:
     if (config := stage.configuration).lora_rank:
         return []
     count = np.maximum(stage.trained.outside, stage.largest_trained_block)
-    size, numbers = (
-        config.reduces_once * config.gradient_bytes * count,
-        {"bytes": config.gradient_bytes, "parameters": count},
-    )
+    size = config.reduces_once * config.gradient_bytes * count
+    numbers = {"bytes": config.gradient_bytes, "parameters": count}
     return [model_term(Category.GRADIENTS, "gradients on their way", size, "bytes × parameters", **numbers)]
 
 

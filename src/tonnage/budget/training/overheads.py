@@ -41,9 +41,8 @@ def context(gpu: Gpu) -> Term:
     known = {name: overhead.size_bytes for name, overhead in gpu.overheads.items()}
     numbers = {name: known.get(name, 0) for name in ("context", "kernels", "cublas", "cudnn")}
     total = sum(numbers.values()) + numbers["cublas"]
-    return Term(
-        Category.CONTEXT, "CUDA context", float(total), "context + kernels + 2 × cuBLAS + cuDNN", numbers, "measured"
-    )
+    formula = "context + kernels + 2 × cuBLAS + cuDNN"
+    return Term(Category.CONTEXT, "CUDA context", float(total), formula, numbers, "measured")
 
 
 def nccl(config: Configuration) -> Term:

@@ -101,9 +101,8 @@ def _busy_s(launch: Launch, gpu: Gpu, family: dict[str, Any]) -> float:
     slower = family["wide"] if max(width, value_width) > _MOST_WIDTH else 1.0
     products_s = _PRODUCTS[direction] * (_padded(width) + _padded(value_width)) * slower / rate
     shares = sum(1 / family[word] for word in ("exp", *options) if word != "causal")
-    block_s = (
-        family["rows"] * family["columns"] * (products_s + shares / (_EXPONENTIALS_PER_CLOCK * gpu.clock_mhz * 1e6))
-    )
+    exponentials_s = shares / (_EXPONENTIALS_PER_CLOCK * gpu.clock_mhz * 1e6)
+    block_s = family["rows"] * family["columns"] * (products_s + exponentials_s)
     # All of them; the SM with the longest row of blocks ends last.
     blocks, most = _blocks(rows, columns, family["rows"], family["columns"], "causal" in options)
     longest_s = most * block_s + family["block_s"]

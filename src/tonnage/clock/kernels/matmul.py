@@ -69,11 +69,9 @@ def _grouped(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
     (rows, inner), right = call.shapes[:2]
     precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
-    shape = (
-        (groups, ceil(rows / groups), right[2], inner)
-        if len(right) == 3
-        else (groups, rows, right[1], ceil(inner / groups))
-    )
+    shape = groups, rows, right[1], ceil(inner / groups)
+    if len(right) == 3:
+        shape = groups, ceil(rows / groups), right[2], inner
     if precision is None or not prod(shape):
         return None
     out_bytes = float(prod(shape[:3]) * call.element_bytes(0))

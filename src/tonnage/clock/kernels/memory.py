@@ -65,15 +65,9 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
         if "serial_miss" in form:
             serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
         alone = serial * elements / blocks if serial and np.any(blocks) else 0.0
-        spent_s = (
-            spent_s
-            + form["floor_s"]
-            + slowest(
-                memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu),
-                cycle_seconds(issued / gpu.sm_count, gpu),
-                cycle_seconds(alone, gpu),
-            )
-        )
+        moved_s = memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu)
+        busy_s, alone_s = cycle_seconds(issued / gpu.sm_count, gpu), cycle_seconds(alone, gpu)
+        spent_s = spent_s + form["floor_s"] + slowest(moved_s, busy_s, alone_s)
     return spent_s + more_s
 
 

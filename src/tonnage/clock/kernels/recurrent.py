@@ -60,13 +60,9 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     # For all time steps at once: the inputs, and backward the gradients of inputs and weights.
     rows = batch * length
     for inner in [width] + [hidden] * (layers - 1):
-        products = [(1, rows, gates * hidden, inner)]
-        if backward:
-            products = [
-                (1, rows, inner, gates * hidden),
-                (1, gates * hidden, inner, rows),
-                (1, gates * hidden, hidden, rows),
-            ]
+        wide = gates * hidden
+        products = [(1, rows, inner, wide), (1, wide, inner, rows), (1, wide, hidden, rows)]
+        products = products if backward else [(1, rows, wide, inner)]
         whole_s += family["large"] * sum(_product_s(launch, gpu, product) for product in products)
     return float(whole_s)
 

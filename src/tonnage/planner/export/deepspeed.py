@@ -4,18 +4,15 @@ Activation recomputation is up to the model: `train.py` sets it.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
 
 FILE = "deepspeed.json"
 NVME_PATH = "/local_nvme"
-_DEVICES = MappingProxyType({"gpu": "none", "host": "cpu", "nvme": "nvme"})
+_DEVICES = {"gpu": "none", "host": "cpu", "nvme": "nvme"}
 # Optimizers as DeepSpeed names them; unknown names are looked up in torch.optim.
-_NAMES = MappingProxyType(
-    {"sgd": "SGD", "momentum": "SGD", "adam": "Adam", "adamw": "AdamW", "lion": "Lion", "muon": "Muon"}
-)
+_NAMES = {"sgd": "SGD", "momentum": "SGD", "adam": "Adam", "adamw": "AdamW", "lion": "Lion", "muon": "Muon"}
 _OWN = ("adam", "adamw", "lion", "muon")
 
 

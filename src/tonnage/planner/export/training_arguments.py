@@ -4,31 +4,30 @@ It includes sharding (`fsdp_config`, or the name of DeepSpeed's file), so that t
 recomputation of all blocks or none; `train.py` does the rest.
 """
 
-from types import MappingProxyType
 from typing import Any
 
 from tonnage.planner.export import accelerate, deepspeed
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
 
 FILE = "training_arguments.json"
-_OPTIMIZERS = MappingProxyType(
-    {
-        "sgd": "sgd",
-        # They are equal without weight decay, which is what is written.
-        "adam": "adamw_torch",
-        "adamw": "adamw_torch",
-        "adamw-8bit": "adamw_bnb_8bit",
-        "adafactor": "adafactor",
-        "lion": "lion_32bit",
-    }
-)
+_OPTIMIZERS = {
+    "sgd": "sgd",
+    # They are equal without weight decay, which is what is written.
+    "adam": "adamw_torch",
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "adafactor": "adafactor",
+    "lion": "lion_32bit",
+}
 _PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion": "paged_lion_32bit"}
-_RECOMPUTE = MappingProxyType(
-    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-)
-_CHUNKED_LOSS = MappingProxyType(
-    {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
-)
+_RECOMPUTE = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+_CHUNKED_LOSS = {
+    "fused_linear_cross_entropy": True,
+    "cross_entropy": False,
+    "rope": False,
+    "rms_norm": False,
+    "swiglu": False,
+}
 
 
 def obstacles(launch: TrainingRun) -> list[str]:

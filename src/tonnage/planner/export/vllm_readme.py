@@ -96,10 +96,8 @@ def _many_hosts(launch: ServingLaunch) -> Iterator[list[str]]:
         "It waits for the others, then serves. HOSTS, the addresses of all hosts with",
         "spaces between, lets it name those that are missing.",
     ]
-    yield [
-        f"On {'the other host' if others == 1 else f'each of the {others} others'}:",
-        f"{_HEAD} bash {vllm_ray.WORKER}",
-    ]
+    where = "the other host" if others == 1 else f"each of the {others} others"
+    yield [f"On {where}:", f"{_HEAD} bash {vllm_ray.WORKER}"]
     yield ["Wait, on the head, until vLLM answers:", f"{_HEAD} python3 check.py server"]
     yield ["Ask:", f"curl http://10.0.0.1:{PORT}/v1/models"]
     yield ["To end: Ctrl-C on the head, then on every host:", "ray stop"]

@@ -260,15 +260,11 @@ def _misfits(request: RlRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
     if apart is not None and not 0 <= apart < cluster.gpus:
         yield f"--rollout-gpus {apart}: there are {cluster.gpus} GPUs, and one must train.", "Give fewer, or 0."
     if apart and _without(cluster, apart) is None:
-        yield (
-            f"--rollout-gpus {apart} leaves hosts of different sizes.",
-            f"Give whole hosts of {cluster.gpus_per_host}.",
-        )
+        hint = f"Give whole hosts of {cluster.gpus_per_host}."
+        yield f"--rollout-gpus {apart} leaves hosts of different sizes.", hint
     if request.overlap and (apart == 0 or cluster.gpus == 1):
-        yield (
-            "--overlap makes rollouts beside the training, on GPUs of their own.",
-            "Give --rollout-gpus, or leave it out.",
-        )
+        hint = "Give --rollout-gpus, or leave it out."
+        yield "--overlap makes rollouts beside the training, on GPUs of their own.", hint
     if apart and request.sleep:
         yield "--sleep: an engine on GPUs of its own has nobody to make room for.", "Leave one of the two out."
 
@@ -339,7 +335,8 @@ class _Bench:
         most = min(cards, self.cluster.gpus_per_host, 8)
         tried = [tp for tp in divisors(cards) if tp <= most and divides(self.shape, tp)]
         engines = [(tp, self._engine(tp, apart, self._share_wanted(tp, apart, 1.0))) for tp in tried]
-        rollouts = [(tp, rollout(self.shape, self.cluster, engine, request, apart)) for tp, engine in engines if engine]
+        shape, cluster = self.shape, self.cluster
+        rollouts = [(tp, rollout(shape, cluster, engine, request, apart)) for tp, engine in engines if engine]
         seconds = {tp: made.seconds for tp, made in rollouts if made is not None}
         # The smallest degree of about the best speed, and the largest, which needs the least memory per GPU.
         quick = [tp for tp in seconds if seconds[tp] <= (1 + _AS_QUICK) * min(seconds.values())]

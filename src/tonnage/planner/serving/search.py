@@ -267,12 +267,8 @@ def _llama_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> f
     """
     users, case = budget.configuration.users, budget.case
     experts = sum(layer.experts for layer in case.layers)
-    mixtures = [
-        layer.feed_forward for layer in shape.decoder.layers if layer.feed_forward and layer.feed_forward.experts
-    ]
-    idle = (
-        sum((1 - mlp.experts_per_token / mlp.experts) ** users for mlp in mixtures) / len(mixtures) if experts else 0.0
-    )
+    mlps = [mlp for layer in shape.decoder.layers if (mlp := layer.feed_forward) and mlp.experts]
+    idle = sum((1 - mlp.experts_per_token / mlp.experts) ** users for mlp in mlps) / len(mlps) if experts else 0.0
     cards = sum(card.weights + card.cache for card in budget.cards)
     on_cards = cards - idle * (experts - budget.host_expert_bytes)
     # Only one row of the embedding is read per token.

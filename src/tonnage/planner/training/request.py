@@ -375,10 +375,8 @@ def _misfits_of_gpus(request: TrainingRequest, gpus: int) -> Iterator[tuple[str,
 
 def head_counts(shape: ModelShape) -> set[int]:
     """Return the attention head counts of every kind of layer."""
-    mixers = (
-        mixer for stack in shape.stacks for layer in stack.layers for mixer in (layer.attention, layer.cross_attention)
-    )
-    return {mixer.heads for mixer in mixers if mixer is not None}
+    layers = (layer for stack in shape.stacks for layer in stack.layers)
+    return {mixer.heads for layer in layers for mixer in (layer.attention, layer.cross_attention) if mixer}
 
 
 def layer_count(shape: ModelShape) -> int:

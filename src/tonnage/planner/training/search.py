@@ -280,9 +280,8 @@ def judge(
     shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, *, timed: Timed = "what fits"
 ) -> Judged:
     """Evaluate memory and speed of a family; speed only for the kind of configurations that `timed` names."""
-    total_bytes, host_bytes = (
-        _full(size, asked.size) for size in needed_bytes(shape, asked.configuration, cluster.gpu)
-    )
+    needed = needed_bytes(shape, asked.configuration, cluster.gpu)
+    total_bytes, host_bytes = (_full(size, asked.size) for size in needed)
     fits = (total_bytes <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)
     roomy = fits & (total_bytes <= (1 - HEADROOM) * cluster.gpu.memory_bytes)
     worth = {"all": True, "what fits": fits.any(), "what leaves headroom": roomy.any()}[timed]
@@ -300,11 +299,8 @@ def _ranked(judged: list[Judged], cluster: Cluster) -> list[tuple[Judged, int]]:
     found: list[tuple[float, float, Judged, int]] = []
     for one in judged:
         # In every layout the fastest that fits, or if as fast to a hundredth of the top speed, the smallest.
-        steps, fitting, numbers = (
-            np.round(one.tokens_per_s / top, 2),
-            np.flatnonzero(one.fits),
-            one.family.configuration,
-        )
+        steps, fitting = np.round(one.tokens_per_s / top, 2), np.flatnonzero(one.fits)
+        numbers = one.family.configuration
         degrees = np.stack([numbers.tp, numbers.pp, numbers.cp, numbers.ep])[:, fitting]
         order = np.lexsort((one.total_bytes[fitting], -steps[fitting], *degrees))
         new = np.ones(order.size, dtype=bool)
