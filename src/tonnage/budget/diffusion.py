@@ -60,8 +60,7 @@ class DiffusionPass:
 
     def held_bytes(self, batch: int, size: Size, rank: int = 0) -> float:
         """Return the bytes at the peak."""
-        inner = batch * (size.area if self.frames else 1)
-        basis = [1.0, inner, batch * size.positions]
+        basis = [1.0, batch * (size.area if self.frames else 1), batch * size.positions]
         basis += [rank * number for number in (1.0, batch, batch * size.positions)]
         return max(sum(number * each for number, each in zip(row, basis, strict=False)) for row in self.moments)
 

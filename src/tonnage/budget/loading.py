@@ -68,8 +68,7 @@ def training_loading(shape: ModelShape, config: "Configuration", cluster: "Clust
     from tonnage.budget.training.states import stages
 
     way = _way(config)
-    parts = [total(end.kept_parameters) for end in stages(shape, config)]
-    part = round(float(max(parts)))
+    part = round(float(max([total(end.kept_parameters) for end in stages(shape, config)])))
     on_card = part if config.parameter_place == "gpu" else 0
     if config.quantized_base and config.framework == "fsdp2":
         # bitsandbytes weights cannot be moved back to the meta device, so they are whole before they are sharded.

@@ -94,11 +94,8 @@ class CapturedStep:
     def wrappers(self) -> frozenset[int]:
         """Indices of operators that only redispatch to one of the same name, as autocast does."""
         moments = list(self.moments())
-        return frozenset(
-            moment.parent
-            for moment in moments
-            if moment.parent is not None and moment.call.name == moments[moment.parent].call.name
-        )
+        inner = ((moment.parent, moment.call.name) for moment in moments if moment.parent is not None)
+        return frozenset(parent for parent, name in inner if name == moments[parent].call.name)
 
     @property
     def autograd_nodes(self) -> int:

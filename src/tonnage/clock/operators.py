@@ -197,8 +197,7 @@ def _rows(call: OperatorCall) -> Work:
 
 def _embedding_backward(call: OperatorCall) -> Work:
     """Read gradients and indices; a gradient of the whole table is written."""
-    width = call.shapes[0][-1]
-    table = int(call.value(2)) * width * call.element_bytes(0)
+    table = int(call.value(2)) * call.shapes[0][-1] * call.element_bytes(0)
     return Work(float(prod(call.shapes[0])), call.tensor_bytes(0) + call.tensor_bytes(1) + table)
 
 

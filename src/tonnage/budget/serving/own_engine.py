@@ -164,19 +164,44 @@ def own_block_bytes(widths: ModelWidths, kv: str, block: int = 16) -> int:
 
 def own_reserve(widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None) -> tuple[Term, ...]:
     """Return everything except weights and KV cache. `gpu` None: on the CPU, without graphs or CUDA context."""
-    terms = [_step(widths, limits), _buffers(widths, limits)]
-    if gpu is not None:
-        # Four matrices per layer with their scales; embedding, head and the cache itself.
-        tensors = 4 * widths.layers + 8
-        numbers: dict[str, object] = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
-        size = tensors * _SEGMENT_BYTES
-        terms.append(Term(Category.WORKSPACE, ROUNDING, size, "tensors × segment", numbers, "model"))
-        # cuBLAS workspaces as torch allocates them, for the step's stream and the capture stream.
-        streams = 1 if limits.eager else 2
-        size = streams * cublas_workspace_bytes(gpu)
-        terms.append(Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams}))
-        terms += [_graphs(widths, limits), context_term(gpu)]
-    return tuple(terms)
+    # The largest of layers, head and sampler, plus fragmentation. The sampler has logits, a copy of the rows that need
+    # filtering, and temporaries for the rows filtered at once.
+    tables = 4 * (limits.max_seqs + 1) * limits.columns
+    staged = 3 * limits.batched_tokens + limits.max_seqs * (2 * limits.columns + 20) + 16  # elements of the inputs
+    drawn = 8 * limits.rows + min(limits.rows, FILTERED_ROWS) * FILTERED_BYTES
+    parts = {
+        "forward_bytes": 8 * staged + tables + _forward_bytes(widths, limits, limits.batched_tokens),
+        "head_bytes": 8 * staged + tables + _head_bytes(widths, limits, limits.batched_tokens),
+        "sampler_bytes": drawn * widths.vocab,
+    }
+    numbers: dict[str, object] = {**parts, "tokens": limits.batched_tokens, "rows": limits.rows}
+    numbers |= {"vocabulary": widths.vocab, "gaps": _GAPS}
+    size, formula = int(max(parts.values()) * (1 + _GAPS)), "max(forward, head, sampler) × (1 + gaps)"
+    step = Term(Category.ACTIVATIONS, "peak of a step", size, formula, numbers, "model")
+    # Persistent buffers: rotary tables (cosines and sines of half the dimensions, in FP32), per-slot state, inputs.
+    rotary = widths.ropes * limits.context * widths.head_dim * 4
+    numbers = {"rotary_bytes": rotary, "tables_bytes": tables, "inputs_bytes": 4 * staged}
+    size = rotary + tables + 4 * staged + 32 * (limits.max_seqs + 1)
+    buffers = Term(Category.WORKSPACE, "buffers", size, "rotary + block tables + inputs + slots", numbers, "model")
+    if gpu is None:
+        return step, buffers
+    # Segments of four matrices per layer with their scales; of embedding, head and the cache itself.
+    tensors = 4 * widths.layers + 8
+    numbers = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
+    segments = tensors * _SEGMENT_BYTES
+    rounding = Term(Category.WORKSPACE, ROUNDING, segments, "tensors × segment", numbers, "model")
+    # cuBLAS workspaces as torch allocates them, for the step's stream and the capture stream.
+    streams = 1 if limits.eager else 2
+    size = streams * cublas_workspace_bytes(gpu)
+    cublas = Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams})
+    # One graph pool, sized by the largest graph's step and logits, plus driver memory per graph.
+    graphs = 0 if limits.eager else len(capture_sizes(limits.rows))
+    largest = max(of(widths, limits, limits.rows) for of in (_forward_bytes, _head_bytes)) + tables
+    numbers = {"graphs": graphs, "layers": widths.layers, "largest_step_bytes": largest}
+    size = largest + graphs * (_GRAPH_BYTES + widths.layers * _GRAPH_LAYER_BYTES) if graphs else 0
+    formula = "the largest step + graphs × (bytes per graph + layers × bytes per layer)"
+    pool = Term(Category.WORKSPACE, GRAPHS, size, formula, numbers, "rough model")
+    return step, buffers, rounding, cublas, pool, context_term(gpu)
 
 
 def check_formats(weights: str, kv: str) -> None:
@@ -245,23 +270,6 @@ def capture_sizes(largest: int) -> list[int]:
     return sorted(size for size in sizes if size <= largest)
 
 
-def _step(widths: ModelWidths, limits: EngineOptions) -> Term:
-    """Return the largest of layers, head and sampler, plus fragmentation."""
-    inputs = 8 * _staged(limits) + _tables_bytes(limits)
-    # Logits, a copy of the rows that need filtering, and temporaries for the rows filtered at once.
-    drawn = 8 * limits.rows + min(limits.rows, FILTERED_ROWS) * FILTERED_BYTES
-    parts = {
-        "forward": inputs + _forward_bytes(widths, limits, limits.batched_tokens),
-        "head": inputs + _head_bytes(widths, limits, limits.batched_tokens),
-        "sampler": drawn * widths.vocab,
-    }
-    numbers: dict[str, object] = {f"{name}_bytes": size for name, size in parts.items()}
-    numbers |= {"tokens": limits.batched_tokens, "rows": limits.rows, "vocabulary": widths.vocab, "gaps": _GAPS}
-    size = int(max(parts.values()) * (1 + _GAPS))
-    formula = "max(forward, head, sampler) × (1 + gaps)"
-    return Term(Category.ACTIVATIONS, "peak of a step", size, formula, numbers, "model")
-
-
 def _forward_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
     """Return hidden states, residual and norms, beside attention or the MLP, whichever holds more."""
     query, keys, hidden = widths.heads * widths.head_dim, widths.kv_heads * widths.head_dim, widths.hidden
@@ -288,36 +296,6 @@ def _head_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
     """Return the last hidden states, those of sampled rows, and their logits in compute dtype and in FP32."""
     states = (2 * tokens + 3 * limits.rows) * widths.hidden * limits.compute_bytes
     return states + limits.rows * widths.vocab * (limits.compute_bytes + 4)
-
-
-def _staged(limits: EngineOptions) -> int:
-    """Return the most elements that a step's inputs have."""
-    return 3 * limits.batched_tokens + limits.max_seqs * (2 * limits.columns + 20) + 16
-
-
-def _tables_bytes(limits: EngineOptions) -> int:
-    return 4 * (limits.max_seqs + 1) * limits.columns
-
-
-def _buffers(widths: ModelWidths, limits: EngineOptions) -> Term:
-    """Return the persistent buffers: rotary tables, per-slot state and a step's inputs."""
-    rotary = widths.ropes * limits.context * widths.head_dim * 4  # cosines and sines of half the dimensions, in FP32
-    numbers: dict[str, object] = {
-        "rotary_bytes": rotary, "tables_bytes": _tables_bytes(limits), "inputs_bytes": 4 * _staged(limits),
-    }  # fmt: skip
-    size = rotary + _tables_bytes(limits) + 4 * _staged(limits) + 32 * (limits.max_seqs + 1)
-    return Term(Category.WORKSPACE, "buffers", size, "rotary + block tables + inputs + slots", numbers, "model")
-
-
-def _graphs(widths: ModelWidths, limits: EngineOptions) -> Term:
-    """Return one graph pool, sized by the largest graph's step and logits, plus driver memory per graph."""
-    graphs = 0 if limits.eager else len(capture_sizes(limits.rows))
-    step = max(_forward_bytes(widths, limits, limits.rows), _head_bytes(widths, limits, limits.rows))
-    step += _tables_bytes(limits)
-    size = step + graphs * (_GRAPH_BYTES + widths.layers * _GRAPH_LAYER_BYTES) if graphs else 0
-    numbers: dict[str, object] = {"graphs": graphs, "layers": widths.layers, "largest_step_bytes": step}
-    formula = "the largest step + graphs × (bytes per graph + layers × bytes per layer)"
-    return Term(Category.WORKSPACE, GRAPHS, size, formula, numbers, "rough model")
 
 
 def context_term(gpu: Gpu) -> Term:

@@ -124,8 +124,7 @@ def traffic(stage: StageShare, network: ClusterLinks) -> Traffic:
     plain_s = plain_s + _expert_s(stage, network) + pipeline_s
     # The first and last stages also reduce the gradients of an embedding tied to the head.
     tied_bytes = shape.embedding_parameters * config.gradient_bytes / config.tp
-    tied = shape.tied and not config.lora_rank
-    tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * tied
+    tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * (shape.tied and not config.lora_rank)
     gather_s, scatter_s, reduce_s = _data_s(stage, network)
     zero, none = config.zero, 0.0 * gather_s
     ends = stage.embeds * shape.embedding_parameters / config.tp / stage.parameters
@@ -181,8 +180,7 @@ def _ring_s(stage: StageShare, network: ClusterLinks) -> Quantity:
         if layer.attention is not None and layer.attention.kind is not AttentionKind.RECURRENT
     ]
     per_rank = config.tokens * sum(widths) * stage.share * config.compute_bytes / config.tp
-    messages = len(widths) * stage.share
-    once_s = network.gather_s(per_rank * config.cp, config.cp, config.tp, messages)
+    once_s = network.gather_s(per_rank * config.cp, config.cp, config.tp, len(widths) * stage.share)
     return once_s * (_passes(config) + 1)
 
 

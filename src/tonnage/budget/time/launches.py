@@ -133,8 +133,7 @@ class LayerLaunches:
         """Return all calls of a layer. Cross-attention reads `memory_tokens` tokens, or the micro-batch's own if 0."""
         calls, style = PartLaunches(), style_of(self.shape, layer, self.configuration)
         tp = self.configuration.tp
-        spread = tp if self.configuration.sequence_parallel else 1
-        rows: Quantity = self.tokens / spread
+        rows: Quantity = self.tokens / (tp if self.configuration.sequence_parallel else 1)
         # Norms and residual additions.
         branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
         norms, sums = PartLaunches(), PartLaunches()

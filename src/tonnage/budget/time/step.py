@@ -134,8 +134,7 @@ class StepClock:
             for name, more_s in (("collectives", frozen.sent_s), ("offload", frozen.moved_s)):
                 exposed[name] = exposed[name] + count * np.maximum(more_s - once_s, 0.0)
             update_s = seconds.pop("update")
-            total_s = sum(seconds.values(), start=0.0)
-            bubble_s = (config.pp - 1) / config.chunks * (total_s + sent.plain_s)
+            bubble_s = (config.pp - 1) / config.chunks * (sum(seconds.values(), start=0.0) + sent.plain_s)
             found = {name: count * part_s for name, part_s in seconds.items()} | {"optimizer": update_s}
             return {**found, **exposed, "bubble": bubble_s, NO_GRAD: count * once_s}, hidden_s
 
@@ -197,8 +196,7 @@ class StepClock:
         for work, places in zip(kinds, self._places, strict=True):
             one, count = layer_pass(work, config), len(places)
             # Layers without a backward pass are not recomputed.
-            back = np.asarray(one.backward.card_s) > 0
-            again = recomputed_blocks(config.checkpoint, places) * back
+            again = recomputed_blocks(config.checkpoint, places) * (np.asarray(one.backward.card_s) > 0)
             layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
             attention = attention + count * (work.attention + work.attention_backward)
         first = PassTime(embedding.forward, embedding.backward, embedding.forward * 0.0)
@@ -232,8 +230,7 @@ class StepClock:
             beside = sharding_copies(stage.parameters, config, gpu)
             if operators := config.traits.pipeline_operators:
                 # The host receives and sends on a pipeline stage.
-                staged = np.asarray(config.pp) > 1
-                once = Busy(host_s=operators * host_costs().forward.operator / 3 * staged)
+                once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(config.pp) > 1))
                 beside = beside + PassTime(once * 2, once)
             self._kept[key] = config, _Around(stage, sent, _update(stage, gpu), beside)
         return self._kept[key][1]

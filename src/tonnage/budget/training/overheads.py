@@ -75,8 +75,7 @@ def fragmentation(stage: StageShare) -> Term:
     config, trained = stage.configuration, stage.trained
     loss = loss_term(stage.shape, config, "loss").size_bytes * stage.heads
     made = np.where(config.reduces_once, trained.parameters, trained.gradients_kept)[()]
-    stay = config.lora_rank == 0 and not config.step_in_backward
-    gradients = config.made_bytes * made * stay
+    gradients = config.made_bytes * made * (config.lora_rank == 0 and not config.step_in_backward)
     holes = _WIDE_LOSS_LOST if config.wide_logits else _LOSS_LOST
     size = holes * loss + _GRADIENTS_LOST * gradients
     numbers = {"loss": loss, "holes": holes, "gradients": gradients, "share": _GRADIENTS_LOST}

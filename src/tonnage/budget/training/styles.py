@@ -86,6 +86,5 @@ def _scores(layer: LayerShape, written: Style, config: Configuration) -> Literal
 @cache
 def _written(architecture: str, part: str, rms_norm: bool) -> Style:
     rows = table("styles")
-    known = rows["style"].get(part or architecture)
-    row = known or rows["default"]["rms" if rms_norm else "native"]
+    row = rows["style"].get(part or architecture) or rows["default"]["rms" if rms_norm else "native"]
     return Style(**row)

@@ -64,8 +64,7 @@ def _elementwise(call: OperatorCall, settings: Settings) -> Launch | None:
 def copy_on_card(call: OperatorCall, settings: Settings) -> Launch | None:
     """Return the launch of copy_(to, from); `copies` handles those between host and GPU."""
     shape = call.shapes[0]
-    moved = prod(shape) * call.element_bytes(0) + call.tensor_bytes(1)
-    return _launch(call, [0, 1], shape, moved, accesses=2)
+    return _launch(call, [0, 1], shape, prod(shape) * call.element_bytes(0) + call.tensor_bytes(1), accesses=2)
 
 
 def _write(call: OperatorCall, settings: Settings) -> Launch | None:
@@ -142,37 +141,23 @@ def _variant(call: OperatorCall, tensors: Sequence[int]) -> str:
     mixed = len(set(types)) > 1 and not narrows
     # Of one shape and layout, without gaps?
     first = call.shapes[tensors[0]]
-    strides = [call.strides[at] for at in tensors if at < len(call.strides) and call.strides[at]]
-    if (
-        call.name != "flip"
-        and all(call.shapes[at] == first for at in tensors)
-        and all(one == strides[0] for one in strides)
-        and (not strides or _is_dense(first, strides[0]))
-    ):
-        return "mixed" if mixed else "vector"
-    if not mixed and _crosses(call, tensors):
-        return "transposed"
-    return "strided_mixed" if mixed else strided
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
-    for stride, extent in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] != 1):
-        if stride != expected:
-            return False
+    known = [at for at in tensors if at < len(call.strides) and call.strides[at]]
+    strides = [call.strides[at] for at in known]
+    dense = call.name != "flip" and all(call.shapes[at] == first for at in tensors)
+    dense, expected = dense and all(one == strides[0] for one in strides), 1
+    for stride, extent in sorted(zip(strides[0], first, strict=True)) if strides and dense else ():
+        dense = dense and (extent == 1 or stride == expected)
         expected *= extent
-    return True
-
-
-def _crosses(call: OperatorCall, tensors: Sequence[int]) -> bool:
-    """Say whether neighbours in one tensor are far apart in another, so that every element costs a sector."""
+    if dense:
+        return "mixed" if mixed else "vector"
+    # Are neighbours in one tensor far apart in another, so that every element costs a sector?
     shape = broadcast([call.shapes[at] for at in tensors])
-    whole = [at for at in tensors if tuple(call.shapes[at]) == shape and at < len(call.strides) and call.strides[at]]
-    if len(whole) < 2:
-        return False
-    first, *others = (_strides(call, at, shape) for at in whole)
-    inner = min(range(len(shape)), key=lambda axis: (shape[axis] == 1, first[axis]), default=0)
-    return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in others)
+    whole = [_strides(call, at, shape) for at in known if tuple(call.shapes[at]) == shape]
+    if not mixed and len(whole) > 1:
+        inner = min(range(len(shape)), key=lambda axis: (shape[axis] == 1, whole[0][axis]), default=0)
+        if any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in whole[1:]):
+            return "transposed"
+    return "strided_mixed" if mixed else strided
 
 
 def _strides(call: OperatorCall, at: int, shape: tuple[int, ...]) -> list[int]:

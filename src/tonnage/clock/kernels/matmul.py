@@ -157,8 +157,7 @@ def tiled(
     tile_m, tile_n, parts = _candidates(family["tiles"], bool(np.all(_has_many_tiles(shape, gpu))))
     l2_rate = l2_bytes_per_s(gpu)
     # One tile on one SM.
-    panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
-    inner_bytes = panels * _PANEL_BYTES
+    inner_bytes = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES) * _PANEL_BYTES
     rate = peak(gpu, precision) / gpu.sm_count * share_of_peak(gpu, precision, family["mac"] / slower)
     arithmetic_s = 2 * tile_m * tile_n * (inner_bytes / element_bytes) / rate
     loads_s = (tile_m + tile_n) * inner_bytes / (l2_rate * family["load"])

@@ -63,6 +63,20 @@ def settings(launch: TrainingRun) -> dict[str, Any]:
     if config.precision == "bf16":
         whole = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
         precision = {"bf16": {"enabled": True, **whole}}
+    # DeepSpeed's and torch's optimizers; one built by the script is only allowed.
+    untested = {"zero_allow_untested_optimizer": True}
+    parameters: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.0}
+    if config.optimizer == "momentum":
+        parameters["momentum"] = 0.9
+    if config.optimizer in ("adam", "adamw"):
+        parameters |= {"betas": [0.9, 0.999], "eps": 1e-8, "adam_w_mode": config.optimizer == "adamw"}
+        # Its own kernel is the fused one; torch's are asked for by name.
+        if config.optimizer_place == "gpu" and config.optimizer_kernel != "fused":
+            parameters |= {"torch_adam": True, "foreach": config.optimizer_kernel == "foreach"}
+    optimizer: dict[str, Any] = {}
+    if config.optimizer in _NAMES:
+        optimizer = {"optimizer": {"type": _NAMES[config.optimizer], "params": parameters}}
+    optimizer |= {} if config.optimizer in _OWN else untested
     zero: dict[str, Any] = {"stage": config.zero}
     if config.zero:
         zero |= {"overlap_comm": True, "contiguous_gradients": True}
@@ -77,27 +91,9 @@ def settings(launch: TrainingRun) -> dict[str, Any]:
         "gradient_accumulation_steps": sizes.accumulate,
         "gradient_clipping": CLIP_NORM,
         **precision,
-        **_optimizer(launch),
+        **optimizer,
         "zero_optimization": zero,
     }
-
-
-def _optimizer(launch: TrainingRun) -> dict[str, Any]:
-    """Return the section for DeepSpeed's and torch's optimizers; one built by the script is only allowed."""
-    config = launch.configuration
-    if config.optimizer not in _NAMES:
-        return {"zero_allow_untested_optimizer": True}
-    parameters: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.0}
-    if config.optimizer == "momentum":
-        parameters["momentum"] = 0.9
-    if config.optimizer in ("adam", "adamw"):
-        parameters |= {"betas": [0.9, 0.999], "eps": 1e-8, "adam_w_mode": config.optimizer == "adamw"}
-        # Its own kernel is the fused one; torch's are asked for by name.
-        if config.optimizer_place == "gpu" and config.optimizer_kernel != "fused":
-            parameters |= {"torch_adam": True, "foreach": config.optimizer_kernel == "foreach"}
-    section = {"type": _NAMES[config.optimizer], "params": parameters}
-    tested = {} if config.optimizer in _OWN else {"zero_allow_untested_optimizer": True}
-    return {"optimizer": section, **tested}
 
 
 def _offload(place: str) -> Mapping[str, Any]:

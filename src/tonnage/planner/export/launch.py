@@ -78,14 +78,6 @@ class TrainingRun:
         return "fsdp2" if config.framework == "fsdp2" or config.zero > 1 else "deepspeed"
 
     @property
-    def recomputed_every(self) -> int:
-        """One block in this many is recomputed whole; 0 if none is."""
-        checkpoint = self.configuration.checkpoint
-        if checkpoint.startswith("every-"):
-            return int(checkpoint.removeprefix("every-"))
-        return int(checkpoint == "full")
-
-    @property
     def offloaded(self) -> bool:
         """Whether parameters or optimizer states are offloaded."""
         return {self.configuration.parameter_place, self.configuration.optimizer_place} != {"gpu"}

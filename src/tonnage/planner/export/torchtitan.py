@@ -77,8 +77,31 @@ def settings(launch: TrainingRun) -> dict[str, Any]:
     if config.checkpoint == "selective":
         recompute["selective_ac_option"] = "op"
     elif config.checkpoint.startswith("every-"):
-        every = config.checkpoint.removeprefix("every-")
-        recompute = {"mode": "selective", "selective_ac_option": every}
+        recompute = {"mode": "selective", "selective_ac_option": config.checkpoint.removeprefix("every-")}
+    # A pipeline splits its local batch; otherwise accumulation repeats it.
+    sizes, plain = launch.sizes, config.precision in ("fp32", "tf32")
+    training = {
+        "local_batch_size": sizes.micro_batch * (sizes.accumulate if sizes.pp > 1 else 1),
+        "global_batch_size": sizes.global_batch,
+        "seq_len": sizes.seq,
+        "max_norm": CLIP_NORM,
+        "dtype": "bfloat16" if config.precision == "bf16" else "float32",
+        "mixed_precision_param": "float32" if plain else "bfloat16",
+        "enable_cpu_offload": launch.offloaded,
+    }
+    shard = sizes.shard if config.zero else 1
+    parallelism = {
+        "data_parallel_replicate_degree": sizes.data // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": "always" if config.zero == 3 else "never",
+        "tensor_parallel_degree": sizes.tp,
+        "context_parallel_degree": sizes.cp,
+        "expert_parallel_degree": sizes.ep,
+        "pipeline_parallel_degree": sizes.pp,
+    }
+    if sizes.pp > 1:
+        parallelism["pipeline_parallel_schedule"] = "1F1B" if config.pp_chunks == 1 else "Interleaved1F1B"
+        parallelism["pipeline_parallel_microbatch_size"] = sizes.micro_batch
     return {
         "job": {"description": f"{launch.model} as planned", "dump_folder": "output"},
         "model": {"name": name, "flavor": flavor, "hf_assets_path": "assets", **fp8},
@@ -87,8 +110,8 @@ def settings(launch: TrainingRun) -> dict[str, Any]:
             "lr": LEARNING_RATE,
             "implementation": _KERNELS[config.optimizer_kernel],
         },
-        "training": _training(launch),
-        "parallelism": _parallelism(launch),
+        "training": training,
+        "parallelism": parallelism,
         "activation_checkpoint": recompute,
         "compile": {"enable": config.compile} | ({} if config.compile_loss else {"components": ["model"]}),
     }
@@ -100,37 +123,3 @@ def flavor_of(launch: TrainingRun) -> tuple[str, str] | None:
         if row["architecture"] == launch.shape.architecture and str(launch.shape.parameters) in row["flavors"]:
             return row["name"], row["flavors"][str(launch.shape.parameters)]
     return None
-
-
-def _training(launch: TrainingRun) -> dict[str, Any]:
-    """Return the batch settings. A pipeline splits its local batch; otherwise accumulation repeats it."""
-    config, sizes = launch.configuration, launch.sizes
-    plain = config.precision in ("fp32", "tf32")
-    return {
-        "local_batch_size": sizes.micro_batch * (sizes.accumulate if sizes.pp > 1 else 1),
-        "global_batch_size": sizes.global_batch,
-        "seq_len": sizes.seq,
-        "max_norm": CLIP_NORM,
-        "dtype": "bfloat16" if config.precision == "bf16" else "float32",
-        "mixed_precision_param": "float32" if plain else "bfloat16",
-        "enable_cpu_offload": launch.offloaded,
-    }
-
-
-def _parallelism(launch: TrainingRun) -> dict[str, Any]:
-    config, sizes = launch.configuration, launch.sizes
-    shard = sizes.shard if config.zero else 1
-    pipeline = {
-        "pipeline_parallel_schedule": "1F1B" if config.pp_chunks == 1 else "Interleaved1F1B",
-        "pipeline_parallel_microbatch_size": sizes.micro_batch,
-    }
-    return {
-        "data_parallel_replicate_degree": sizes.data // shard,
-        "data_parallel_shard_degree": shard,
-        "fsdp_reshard_after_forward": "always" if config.zero == 3 else "never",
-        "tensor_parallel_degree": sizes.tp,
-        "context_parallel_degree": sizes.cp,
-        "expert_parallel_degree": sizes.ep,
-        "pipeline_parallel_degree": sizes.pp,
-        **(pipeline if sizes.pp > 1 else {}),
-    }

@@ -67,7 +67,10 @@ def notes(launch: TrainingRun) -> list[str]:
 
 def render(launch: TrainingRun) -> str:
     """Return the script. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
-    config, every = launch.configuration, launch.recomputed_every
+    config = launch.configuration
+    # One block in this many is recomputed whole; 0 if none is.
+    every = int(config.checkpoint.removeprefix("every-")) if config.checkpoint.startswith("every-") else 0
+    every = 1 if config.checkpoint == "full" else every
     selective = config.checkpoint == "selective"
     quantized = "BitsAndBytesConfig, " if config.quantized_base else ""
     lines = ["from peft import LoraConfig, get_peft_model"] if config.lora_rank else []

@@ -105,15 +105,12 @@ def lines_of(launch: ServingLaunch) -> list[str]:
         "--gpu-memory-utilization": launch.utilization,
         **({"--block-size": launch.block} if launch.block else {}),
         "--kv-cache-dtype": _CACHES[launch.kv],
-        **_weights(launch),
     }
-    return [f"{name} {value}" for name, value in chosen.items()] + ["--enforce-eager"] * launch.eager
-
-
-def _weights(launch: ServingLaunch) -> dict[str, object]:
-    """Return the quantization flags. FP8 may be quantized while loading; other formats are the checkpoint's."""
+    # FP8 may be quantized while loading; other formats are the checkpoint's.
     if WEIGHT_FORMATS[launch.weights].container == "gguf":
-        return {"--tokenizer": hub_id(launch.tokenizer)}
-    if launch.weights == "fp8" and launch.stored != "fp8":
-        return {"--quantization": "fp8"}
-    return {"--dtype": _DTYPES[launch.weights]} if launch.weights in _DTYPES else {}
+        chosen["--tokenizer"] = hub_id(launch.tokenizer)
+    elif launch.weights == "fp8" and launch.stored != "fp8":
+        chosen["--quantization"] = "fp8"
+    elif launch.weights in _DTYPES:
+        chosen["--dtype"] = _DTYPES[launch.weights]
+    return [f"{name} {value}" for name, value in chosen.items()] + ["--enforce-eager"] * launch.eager

@@ -28,35 +28,25 @@ _ADDRESS = """    if words == ["address"]:
 
 def render(launch: ServingLaunch) -> dict[str, str]:
     """Return each script that this launch needs, by name."""
-    if launch.hosts > 1:
+    scripts, many = {}, launch.hosts > 1
+    if many:
         known = {"port": RAY_PORT, "gpus": launch.host_gpus}
         scripts = {HEAD: template("start-head").format(**known), WORKER: template("start-worker").format(**known)}
     elif launch.copies_on_a_host > 1:
         last = launch.copies_on_a_host - 1
         scripts = {COPIES: template("start-copies").format(port=PORT, last=last, end=PORT + last)}
-    else:
-        scripts = {}
-    return scripts | {CHECK: _check(launch)}
-
-
-def _check(launch: ServingLaunch) -> str:
-    many = launch.hosts > 1
-    hosts = f"{launch.hosts} hosts with {launch.host_gpus} GPUs each" if many else "one host"
-    known = tuple(_USAGE) if many else ("server",)
-    settings = (
-        "HEAD is the address of the head; HOSTS, where set, names all hosts; SERVER is vLLM's address where it is another.\n"
-        if many
-        else "SERVER is vLLM's address where it is not on this host; COPY is which copy of several.\n"
-    )
+    # The check, with what it knows of several hosts.
+    hosts, planned = "one host", ""
+    settings = "SERVER is vLLM's address where it is not on this host; COPY is which copy of several."
+    if many:
+        hosts = f"{launch.hosts} hosts with {launch.host_gpus} GPUs each"
+        planned = f"PLANNED_HOSTS, GPUS_PER_HOST = {launch.hosts}, {launch.host_gpus}\nRAY_PORT = {RAY_PORT}\n"
+        where = "SERVER is vLLM's address where it is another."
+        settings = f"HEAD is the address of the head; HOSTS, where set, names all hosts; {where}"
     start = template("check_start").format(
         words=f"Whether all is there: {hosts}, as planned.",
-        usage="\n".join(f"    {_USAGE[name]}" for name in known),
-        settings=settings.rstrip(),
-        sockets="import socket\n" if many else "",
-        planned=f"PLANNED_HOSTS, GPUS_PER_HOST = {launch.hosts}, {launch.host_gpus}\nRAY_PORT = {RAY_PORT}\n"
-        if many
-        else "",
-        port=PORT,
-    )
+        usage="\n".join(f"    {_USAGE[name]}" for name in (_USAGE if many else ("server",))),
+        settings=settings, sockets="import socket\n" if many else "", planned=planned, port=PORT,
+    )  # fmt: skip
     middle = template("check_many" if many else "check_one")
-    return start + middle + template("check_end").replace("{address}", _ADDRESS if many else "")
+    return scripts | {CHECK: start + middle + template("check_end").replace("{address}", _ADDRESS if many else "")}

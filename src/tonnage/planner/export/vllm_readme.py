@@ -28,11 +28,8 @@ def headline(launch: ServingLaunch) -> str:
 
 def parts(launch: ServingLaunch) -> list[str]:
     """Return the chapters, each with its heading."""
-    return [_chapter("The plan", _numbers(launch)), _chapter("What to run", _steps(launch))]
-
-
-def _chapter(heading: str, lines: Iterator[str]) -> str:
-    return "\n".join([heading, "-" * len(heading), *lines])
+    chapters = (("The plan", _numbers(launch)), ("What to run", _steps(launch)))
+    return ["\n".join([heading, "-" * len(heading), *lines]) for heading, lines in chapters]
 
 
 def _numbers(launch: ServingLaunch) -> Iterator[str]:
@@ -43,11 +40,10 @@ def _numbers(launch: ServingLaunch) -> Iterator[str]:
     if launch.users:
         users = f"{_count(launch.users, 'user')} of {launch.context:,} tokens at once"
         yield f"Planned for {users}; a copy caches {launch.cache_tokens:,} tokens."
-    if launch.card_bytes:
-        share = format_bytes(int(launch.card_bytes * launch.utilization), "GiB")
-        whole = format_bytes(launch.card_bytes, "GiB")
-        if launch.engine == "vllm":
-            yield f"vLLM's share of a GPU: {launch.utilization:g} × {whole} = {share}."
+    if launch.card_bytes and launch.engine == "vllm":
+        sizes = (launch.card_bytes, int(launch.card_bytes * launch.utilization))
+        whole, share = (format_bytes(size, "GiB") for size in sizes)
+        yield f"vLLM's share of a GPU: {launch.utilization:g} × {whole} = {share}."
     if launch.ledger:
         yield "On the fullest GPU:"
         yield from (f"  {word:<16}{format_bytes(size, 'GiB'):>12}" for word, size in launch.ledger)
@@ -59,8 +55,7 @@ def _steps(launch: ServingLaunch) -> Iterator[str]:
         many = f"On each of {hosts} hosts, with RANK from 0 on: {_HEAD} RANK=0 bash {name}"
         yield many if hosts > 1 else f"On the host: bash {name}"
         return
-    steps = _many_hosts(launch) if launch.hosts > 1 else _one_host(launch)
-    for number, lines in enumerate(steps, start=1):
+    for number, lines in enumerate(_many_hosts(launch) if launch.hosts > 1 else _one_host(launch), start=1):
         yield f"{number}. {lines[0]}"
         yield from (f"   {line}" for line in lines[1:])
 

@@ -196,8 +196,7 @@ class _Search(NamedTuple):
         if asked.engine != "vllm":
             return layouts
         # The layers of the closest are split anew if that leaves more room.
-        close = layouts[: 1 if layouts[0].fits else _MOST_CUT]
-        for number, each in enumerate(close):
+        for number, each in enumerate(layouts[: 1 if layouts[0].fits else _MOST_CUT]):
             if each.missing_bytes < step:
                 found = cut(shape, each.configuration, cluster.gpu)
                 layouts[number] = replace(each, budget=found, decode_step_s=decode_step_s(shape, found, cluster))

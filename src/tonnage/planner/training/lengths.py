@@ -168,8 +168,7 @@ class LengthClock(StepClock):
         pieces = _each(config.micro_batch, lambda size: self._pieces(size)[0])
         seq = _each(config.micro_batch, lambda size: self._pieces(size)[1])
         time = super().step(replace(config, micro_batch=pieces, seq=seq))
-        useful = _each(config.micro_batch, self._lengths.useful)
-        tokens: Quantity = useful * config.accumulate * config.data
+        tokens: Quantity = _each(config.micro_batch, self._lengths.useful) * config.accumulate * config.data
         passes = sum((time.parts[name] for name in ("forward", "backward", "recompute")), start=0.0)
         # The slowest rank's tokens over the mean: per pass if ranks gather parameters, else per step. Pipeline stages wait
         # for the largest micro-batch in flight; data-parallel ranks wait for each other once a step.

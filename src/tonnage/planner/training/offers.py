@@ -124,8 +124,7 @@ def _looked_at_again(
     """Return the fitting layouts among the fastest, in the first of `places` where any fits."""
     findings = rated.findings
     shape, cluster = findings.shape, findings.cluster
-    order = np.argsort(-rated.speeds, kind="stable")[:_CONSIDERED]
-    rows = rated.rows.where(order)
+    rows = rated.rows.where(np.argsort(-rated.speeds, kind="stable")[:_CONSIDERED])
     for offload in places:
         left = []
         for family in shardings(asked, rows, offload):

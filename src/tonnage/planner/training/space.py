@@ -234,8 +234,7 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
             if chosen.tp.size:
                 seq = request.lengths.worst(chosen.micro_batch) if request.lengths else request.seq
                 numbers = {name: getattr(chosen, name) for name in Layouts.__slots__}
-                known = replace(plain, zero=zero, framework=framework, seq=seq, **numbers)
-                yield Family(known, offload, ways)
+                yield Family(replace(plain, zero=zero, framework=framework, seq=seq, **numbers), offload, ways)
 
 
 def _runs(
