@@ -50,12 +50,20 @@ class ClusterLinks:
         step_s = np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece / rate)), large_s)
         return messages * steps * step_s + messages * self.shares.link_start_s * (steps > 0)
 
+    def _ring_bytes_per_s(self, ranks: Number, stride: Number) -> Quantity:
+        """Return a ring's bandwidth: the host's own link, or beyond it one network card per group member in the host."""
+        cluster, span = self.cluster, np.asarray(ranks) * stride
+        outside = np.minimum(cluster.peer_bytes_per_s, cluster.network_bytes_per_s * self._members(stride))
+        near = cluster.link_bytes_per_s(np.minimum(span, cluster.gpus_per_host))
+        return np.where(span > cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
+
     def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
         """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts."""
         ring_s = 2 * self.gather_s(size_bytes, ranks, stride, messages)
         members = np.minimum(self._members(stride), ranks)
         hosts = np.maximum(np.ceil(np.asarray(ranks) / members), 1)
-        deep_s = 2 * (np.ceil(np.log2(hosts)) * self._network_hop_s + (members - 1) * self.shares.link_hop_s)
+        network_hop_s = self.cluster.host.network_hop_s or self.shares.network_hop_s
+        deep_s = 2 * (np.ceil(np.log2(hosts)) * network_hop_s + (members - 1) * self.shares.link_hop_s)
         rate = self._ring_bytes_per_s(ranks, stride) * self.cluster.host.network_tree_share
         sent_s = 2 * size_bytes * (np.asarray(ranks) - 1) / ranks / rate
         tree_s = sent_s + messages * (deep_s + self.shares.link_start_s)
@@ -67,34 +75,22 @@ class ClusterLinks:
         starts_s = messages * (self.shares.link_start_s + self._hop_s(ranks, 1)) * (steps > 0)
         return steps / ranks * size_bytes / self.pair_bytes_per_s(ranks) + starts_s
 
-    def send_s(self, size_bytes: Quantity, span: Quantity, messages: Quantity = 1) -> Quantity:
-        """Return the seconds of point-to-point sends within `span` neighbouring GPUs."""
-        return size_bytes / self.pair_bytes_per_s(span) + messages * (self.shares.link_start_s + self._hop_s(span, 1))
-
     def pair_bytes_per_s(self, span: Quantity) -> Quantity:
         """Return the point-to-point bandwidth within `span` neighbouring GPUs."""
         return self.cluster.link_bytes_per_s(np.asarray(span, dtype=np.int64)) * self.shares.link_ceiling
 
-    @property
-    def _network_hop_s(self) -> float:
-        return self.cluster.host.network_hop_s or self.shares.network_hop_s
+    def send_s(self, size_bytes: Quantity, span: Quantity, messages: Quantity = 1) -> Quantity:
+        """Return the seconds of point-to-point sends within `span` neighbouring GPUs."""
+        return size_bytes / self.pair_bytes_per_s(span) + messages * (self.shares.link_start_s + self._hop_s(span, 1))
 
     def _members(self, stride: Number) -> Any:
         """Return how many ranks of a group with this stride share a host."""
         return np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
 
-    def _ring_bytes_per_s(self, ranks: Number, stride: Number) -> Quantity:
-        """Return a ring's bandwidth: the host's own link, or beyond it one network card per group member in the host."""
-        span = np.asarray(ranks) * stride
-        inside = self.cluster.peer_bytes_per_s
-        outside = np.minimum(inside, self.cluster.network_bytes_per_s * self._members(stride))
-        near = self.cluster.link_bytes_per_s(np.minimum(span, self.cluster.gpus_per_host))
-        return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
-
     def _hop_s(self, ranks: Quantity, stride: Number) -> Quantity:
         """Return the latency of one hop. A ring advances in lockstep, so one hop that leaves the host slows all."""
         beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
-        return np.where(beyond, self._network_hop_s, self.shares.link_hop_s)
+        return np.where(beyond, self.cluster.host.network_hop_s or self.shares.network_hop_s, self.shares.link_hop_s)
 
 
 class Traffic(NamedTuple):
@@ -121,7 +117,12 @@ def traffic(stage: StageShare, network: ClusterLinks) -> Traffic:
     sent_bytes = 2 * (_activation_bytes(stage) / config.tp)
     next_s = network.send_s(sent_bytes, stages_apart + 1, config.traits.pipeline_messages)
     pipeline_s = next_s * config.chunks * in_pipeline
-    plain_s = plain_s + _expert_s(stage, network) + pipeline_s
+    # Tokens go to their experts and back, in every pass.
+    mlps = [layer.feed_forward for stack in shape.stacks for layer in stack.layers]
+    chosen = [mlp.experts_per_token for mlp in mlps if mlp is not None and mlp.experts]
+    size = _activation_bytes(stage) / config.tp * sum(chosen) * stage.share
+    exchanged_s = network.exchange_s(size, config.ep, len(chosen) * stage.share)
+    plain_s = plain_s + 2 * _passes(config) * exchanged_s + pipeline_s
     # The first and last stages also reduce the gradients of an embedding tied to the head.
     tied_bytes = shape.embedding_parameters * config.gradient_bytes / config.tp
     tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * (shape.tied and not config.lora_rank)
@@ -182,15 +183,6 @@ def _ring_s(stage: StageShare, network: ClusterLinks) -> Quantity:
     per_rank = config.tokens * sum(widths) * stage.share * config.compute_bytes / config.tp
     once_s = network.gather_s(per_rank * config.cp, config.cp, config.tp, len(widths) * stage.share)
     return once_s * (_passes(config) + 1)
-
-
-def _expert_s(stage: StageShare, network: ClusterLinks) -> Quantity:
-    """Return the seconds of sending tokens to their experts and back, in every pass."""
-    mlps = [layer.feed_forward for stack in stage.shape.stacks for layer in stack.layers]
-    chosen = [mlp.experts_per_token for mlp in mlps if mlp is not None and mlp.experts]
-    size = _activation_bytes(stage) / stage.configuration.tp * sum(chosen) * stage.share
-    exchanged_s = network.exchange_s(size, stage.configuration.ep, len(chosen) * stage.share)
-    return 2 * _passes(stage.configuration) * exchanged_s
 
 
 def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity, Quantity]:

@@ -69,10 +69,8 @@ class Busy(FieldByField):
 
     # Written out: a search does little else.
     def __add__(self, other: "Busy") -> "Busy":
-        return Busy(
-            self.arithmetic_s + other.arithmetic_s, self.other_s + other.other_s, self.at_peak_s + other.at_peak_s,
-            self.host_s + other.host_s,
-        )  # fmt: skip
+        arithmetic_s, other_s = self.arithmetic_s + other.arithmetic_s, self.other_s + other.other_s
+        return Busy(arithmetic_s, other_s, self.at_peak_s + other.at_peak_s, self.host_s + other.host_s)
 
     def __mul__(self, times: Quantity) -> "Busy":
         return Busy(times * self.arithmetic_s, times * self.other_s, times * self.at_peak_s, times * self.host_s)
@@ -216,21 +214,19 @@ def _sum(calls: Iterable[LaunchCost], known: dict[int, Any], config: Configurati
             at_peak_s = at_peak_s + call.times * launch.operations / peak(gpu, launch.precision)
         else:
             other_s = other_s + seconds
-        if config.compile:
-            called_s = its.inner_operator + its.launch_s(launch) if is_arithmetic else costs.triton_kernel
+        if config.compile and not is_arithmetic:
+            called_s = costs.triton_kernel
         else:
-            called_s = called_s + its.launch_s(launch)
+            called_s = (its.inner_operator if config.compile else called_s) + its.launch_s(launch)
         host_s = host_s + call.times * called_s + (seconds if call.waits else 0.0)
     return Busy(arithmetic_s, other_s, at_peak_s, host_s)
 
 
 def layer_pass(work: LayerWork, config: Configuration) -> PassTime:
     """Return the layer's pass, with what checkpointing recomputes."""
+    # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.
+    again = work.forward + work.closing * -1.0 + work.packing
     if config.checkpoint == "selective":
         # Either the scores, or every other product and cheap operators.
-        scores = config.traits.selective == "scores"
-        again = work.attention if scores else work.second + work.others
-    else:
-        # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.
-        again = work.forward + work.closing * -1.0 + work.packing
+        again = work.attention if config.traits.selective == "scores" else work.second + work.others
     return PassTime(work.forward, work.backward + work.attention_backward, again)

@@ -73,7 +73,6 @@ def kept_bytes(stage: StageShare) -> Quantity:
 def bytes_per_s(place: Place, cluster: Cluster, shares: Calibration) -> float:
     """Return a GPU's share of the bandwidth. Hosts with unknown drives are assumed to have one common drive per GPU."""
     if place == "nvme":
-        return min(cluster.nvme_bytes_per_s or shares.nvme_default_bytes_per_s, cluster.host_link_bytes_per_s) * (
-            shares.nvme_ceiling
-        )
+        rate = cluster.nvme_bytes_per_s or shares.nvme_default_bytes_per_s
+        return min(rate, cluster.host_link_bytes_per_s) * shares.nvme_ceiling
     return cluster.host_link_bytes_per_s * shares.host_link_ceiling

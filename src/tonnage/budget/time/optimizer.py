@@ -39,24 +39,19 @@ def update(shape: ModelShape, config: Configuration, parameters: Quantity, gpu: 
     operations = table("optimizers")[config.optimizer]["passes"]
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / config.pp
     narrow = "narrow" if config.state_bytes < 4 else "wide"
-    if config.step_in_backward and (kernel == "fused" or len(operations) == 1):
-        calls = [LaunchCost(_lists(parameters / tensors, step_bytes(config), f"fused_{narrow}"), times=tensors)]
-    elif kernel == "fused" or len(operations) == 1:
-        calls = [LaunchCost(_lists(parameters, step_bytes(config), f"fused_{narrow}"))]
+    steps = tensors if config.step_in_backward else 1
+    if kernel == "fused" or len(operations) == 1:
+        calls = [LaunchCost(_lists(parameters / steps, step_bytes(config), f"fused_{narrow}"), times=steps)]
     elif kernel == "foreach":
-        calls = [
-            LaunchCost(_lists(parameters, numbers * config.state_bytes, f"{form}_{narrow}"))
-            for numbers, form in operations
-        ]
+        moved = [(count * config.state_bytes, f"{form}_{narrow}") for count, form in operations]
+        calls = [LaunchCost(_lists(parameters, size, form)) for size, form in moved]
     else:
         # One kernel per tensor and operation, timed by the tensor's share of the bytes.
-        calls = [
-            LaunchCost(_each(parameters / tensors, numbers * config.state_bytes), times=tensors)
-            for numbers, _ in operations
-        ]
+        launches = [_each(parameters / tensors, count * config.state_bytes) for count, _ in operations]
+        calls = [LaunchCost(launch, times=tensors) for launch in launches]
     if config.traits.clips and not config.step_in_backward:
         # The norm reads gradients once, scaling them reads and writes.
-        calls += [LaunchCost(_lists(parameters, passes * config.gradient_bytes, "foreach_wide")) for passes in (1, 2)]
+        calls += [LaunchCost(_lists(parameters, times * config.gradient_bytes, "foreach_wide")) for times in (1, 2)]
     if config.precision == "fp16-mixed":
         # The gradient scaler's inf check.
         calls.append(LaunchCost(_lists(parameters, 2 * config.gradient_bytes, "foreach_wide")))
@@ -68,7 +63,6 @@ def update(shape: ModelShape, config: Configuration, parameters: Quantity, gpu: 
         )  # fmt: skip
         calls.append(LaunchCost(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
     found = busy(calls, replace(config, compile=False), gpu, "optimizer")
-    steps = tensors if config.step_in_backward else 1
     return found + Busy(host_s=steps * host_costs().optimizer_s(tensors / steps))
 
 

@@ -86,7 +86,9 @@ class StepClock:
         self._shape, self._cluster = shape, cluster
         self.shares = shares or calibration()
         self._network = ClusterLinks(cluster, self.shares)
-        self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
+        # How much slower than the median the slowest of these cards is: the expected maximum of normal deviates.
+        deviates = NormalDist().inv_cdf((cluster.gpus - 0.375) / (cluster.gpus + 0.25))
+        self._slowest = 1 + self.shares.card_spread * deviates
         self._census = [(stack, stack.kinds()) for stack in shape.stacks]
         # Layer indices of each kind; a stack without sequences does not run.
         self._places = [places if stack.sequences else [] for stack, census in self._census for _, places in census]
@@ -324,11 +326,6 @@ def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
     slower_last = layers_s * last + ends_s > layers_s * full
     share = np.where(slower_last, np.maximum(last, 0.0), full)
     return _Passes(embedding * (1.0 * slower_last), layers * share, head * (1.0 * slower_last))
-
-
-def _slowest(gpus: int, spread: float) -> float:
-    """Return how much slower than the median the slowest of `gpus` cards is: the expected maximum of normal deviates."""
-    return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
 def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> dict[str, Quantity]:
