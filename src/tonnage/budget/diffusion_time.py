@@ -132,12 +132,10 @@ def _gradients(forward: Launch, backward: Backward) -> list[Launch]:
         share = _ATTENTION_PRODUCTS["backward"] / _ATTENTION_PRODUCTS["forward"]
         variant = forward.variant.replace("forward", "backward")
         return [replace(forward, variant=variant, kernels=4, operations=forward.operations * share)]
-    both = backward == "all"
+    many, passes = (2, "input weight") if backward == "all" else (1, "input")
     if forward.kind == "matmul":
-        return [forward] * (2 if both else 1)
+        return [forward] * many
     layout = forward.variant.split()[0]
-    passes = "input weight" if both else "input"
-    many = 2 if both else 1
     return [replace(forward, variant=f"{layout} {passes}", kernels=many, operations=many * forward.operations)]
 
 

@@ -67,7 +67,15 @@ def training_loading(shape: ModelShape, config: "Configuration", cluster: "Clust
     from tonnage.budget.training.overheads import context, nccl
     from tonnage.budget.training.states import stages
 
-    way = _way(config)
+    way: Way = "every rank" if max(config.tp, config.pp, config.ep) == 1 else "own part"
+    if config.framework in ("megatron", "nanotron"):
+        way = "own part"
+    elif config.framework == "fsdp2":
+        # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
+        way = "own part" if max(config.pp, config.ep) > 1 else "first rank"
+    elif config.framework == "deepspeed" and config.zero == 3:
+        way = "split"
+    way = "mapped" if config.quantized_base else way
     part = round(float(max([total(end.kept_parameters) for end in stages(shape, config)])))
     on_card = part if config.parameter_place == "gpu" else 0
     if config.quantized_base and config.framework == "fsdp2":
@@ -95,25 +103,8 @@ def training_loading(shape: ModelShape, config: "Configuration", cluster: "Clust
     passing = width * largest_tensor(shape) if way in ("first rank", "split") else 0
     if config.quantized_base:
         passing = _HALF_BYTES * largest_matrix(shape)
-    return Loading(
-        way=way if any(by_rank) else "mapped",
-        host_bytes_by_rank=by_rank,
-        checkpoint_bytes=checkpoint_bytes(shape),
-        card_bytes=on_card + passing + round(outside),
-    )
-
-
-def _way(config: "Configuration") -> Way:
-    if config.quantized_base:
-        return "mapped"
-    if config.framework in ("megatron", "nanotron"):
-        return "own part"
-    if config.framework == "fsdp2":
-        # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
-        return "own part" if max(config.pp, config.ep) > 1 else "first rank"
-    if config.framework == "deepspeed" and config.zero == 3:
-        return "split"
-    return "every rank" if max(config.tp, config.pp, config.ep) == 1 else "own part"
+    way, card = way if any(by_rank) else "mapped", on_card + passing + round(outside)
+    return Loading(way=way, host_bytes_by_rank=by_rank, checkpoint_bytes=checkpoint_bytes(shape), card_bytes=card)
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:
@@ -129,14 +120,9 @@ def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: i
         passing = _HALF_BYTES * largest_matrix(shape) // asked.tp
         if asked.engine == "vllm" and asked.weights == "fp8" and find_release(asked.engine_version).quantizes_whole:
             passing = max(_HALF_BYTES * shape.parameters // asked.gpus - kept, 0)
-    return Loading(
-        way="mapped",
-        host_bytes_by_rank=(0,) * min(gpus_per_host, asked.gpus),
-        checkpoint_bytes=round(shape.parameters * form.bits / 8)
-        if narrower and not quantizes
-        else checkpoint_bytes(shape),
-        card_bytes=kept + passing + ledger[Category.CONTEXT],
-    )
+    stored = round(shape.parameters * form.bits / 8) if narrower and not quantizes else checkpoint_bytes(shape)
+    card, ranks = kept + passing + ledger[Category.CONTEXT], min(gpus_per_host, asked.gpus)
+    return Loading(way="mapped", host_bytes_by_rank=(0,) * ranks, checkpoint_bytes=stored, card_bytes=card)
 
 
 def stored_bytes(shape: ModelShape) -> float:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from tonnage.budget.serving.forward import layer_elements
 from tonnage.budget.serving.memory import ServingBudget
-from tonnage.budget.serving.own_engine import GRAPHS, ROUNDING
+from tonnage.budget.serving.own_engine import ROUNDING
 from tonnage.budget.terms import Term
 from tonnage.budget.training.adapters import largest_matrix
 from tonnage.budget.training.configuration import Configuration
@@ -132,7 +132,15 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
         terms = training_budget(cast.critic_shape, cast.training, cast.gpu).terms_at(0)
         shared = ("cuBLAS", "NCCL buffers", "CUDA context")
         crew["critic"] = [Held("critic", term) for term in terms if term.name not in shared]
-    frozen, keeps = list(_frozen(cast)), cast.training.traits.keeps_gradients
+    # 16-bit copies of frozen weights, sharded if the actor's parameters are.
+    config, frozen = cast.training, []
+    over = config.shard if config.zero == 3 else 1
+    copies = [("reference", cast.shape)] if cast.reference == "copy" else []
+    copies += [("reward model", valued(cast.reward))] if cast.reward else []
+    for owner, shape in copies:
+        numbers = {"parameters": shape.parameters, "bytes": config.compute_bytes, "shards": over}
+        size, formula = float(shape.parameters * config.compute_bytes / over), "parameters × bytes ÷ shards"
+        frozen.append(Held(owner, Term(Category.PARAMETERS, "weights", size, formula, numbers)))
 
     def waiting(busy: str = "") -> Iterator[Held]:
         """Yield what all models keep on the GPU between steps, including the weights of the `busy` one."""
@@ -143,7 +151,7 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
                 yield one
             if category is Category.OPTIMIZER_STATES and "optimizer" not in cast.offload:
                 yield one
-            if name in _STAY or (keeps and name == "gradients"):
+            if name in _STAY or (config.traits.keeps_gradients and name == "gradients"):
                 yield one
         yield from (one for one in frozen if "frozen" not in cast.offload or one.owner == busy)
 
@@ -169,18 +177,6 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
     if engine and not cast.share_weights:
         state = "weights" if cast.sleep else "idle"
         yield Phase("sync", on, (*waiting("actor"), *_gathered(cast), *asleep(state)))
-
-
-def _frozen(cast: Cast) -> Iterator[Held]:
-    """Yield 16-bit copies of weights, sharded if the actor's parameters are."""
-    config = cast.training
-    over = config.shard if config.zero == 3 else 1
-    copies = [("reference", cast.shape)] if cast.reference == "copy" else []
-    copies += [("reward model", valued(cast.reward))] if cast.reward else []
-    for owner, shape in copies:
-        numbers = {"parameters": shape.parameters, "bytes": config.compute_bytes, "shards": over}
-        size = float(shape.parameters * config.compute_bytes / over)
-        yield Held(owner, Term(Category.PARAMETERS, "weights", size, "parameters × bytes ÷ shards", numbers))
 
 
 def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
@@ -209,6 +205,7 @@ def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
     alone = cast.apart or cast.own_process
     for term in budget.terms:
         category = term.category
+        here = not tonnage or state in ("rollout", "idle") or term.name == _BUFFERS
         if category is Category.PARAMETERS:
             # vLLM's sleep discards or offloads the weights, Tonnage's engine keeps them.
             here = not cast.share_weights and (tonnage or state != "asleep")
@@ -219,10 +216,6 @@ def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
         elif category is Category.ACTIVATIONS:
             # In the same process, the trainer can reuse freed blocks.
             here = state == "rollout" or (alone and state == "idle")
-        elif term.name == GRAPHS:
-            here = not tonnage or state in ("rollout", "idle")
-        else:
-            here = not tonnage or state in ("rollout", "idle") or term.name == _BUFFERS
         if here and term.size_bytes:
             yield Held("engine", term)
 

@@ -49,6 +49,7 @@ class GgufRecipe:
     def __init__(self, shape: ModelShape, name: str) -> None:
         self._shape, self._rules = shape, table("gguf")["files"][name]
         self._layers = len(shape.decoder.layers)
+        self._alone = len(shape.stacks) == 1  # towers have a file of their own
         mixers = [layer.attention for layer in shape.decoder.layers if layer.attention]
         mlps = [layer.feed_forward for layer in shape.decoder.layers if layer.feed_forward]
         self._grouped = max((mixer.heads // max(mixer.kv_heads, 1) for mixer in mixers), default=1)
@@ -91,18 +92,15 @@ class GgufRecipe:
     @property
     def output_bytes(self) -> int:
         """The head: a copy of the embedding if they are tied."""
-        parameters = self._shape.embedding_parameters if self._shape.tied else self._shape.head_parameters
-        return self._table(parameters, self.output_kind()) + 4 * self._alone(self._shape.other_parameters)
+        shape = self._shape
+        parameters = shape.embedding_parameters if shape.tied else shape.head_parameters
+        return self._table(parameters, self.output_kind()) + 4 * self._alone * shape.other_parameters
 
     def _table(self, parameters: int, kind: str) -> int:
         if not self._shape.vocab or not parameters:
             return 0
         width = min(parameters // self._shape.vocab, self._shape.hidden)
-        return _matrix(kind, width, self._shape.vocab) + 4 * self._alone(parameters - width * self._shape.vocab)
-
-    def _alone(self, parameters: int) -> int:
-        """Return 0 for models with towers, which have a file of their own."""
-        return parameters if len(self._shape.stacks) == 1 else 0
+        return _matrix(kind, width, self._shape.vocab) + 4 * self._alone * (parameters - width * self._shape.vocab)
 
     @property
     def file_bytes(self) -> int:
@@ -132,9 +130,9 @@ class GgufRecipe:
             return 0
         base, parameters = self.kind("attention", number), layer.attention_parameters
         if mixer.kind in (AttentionKind.RECURRENT, AttentionKind.LATENT):
-            output = mixer.heads * mixer.value_head_dim * hidden if mixer.kind is AttentionKind.LATENT else 0
-            rest = parameters - output
-            size = _matrix(self.kind("o", number), hidden, output // hidden) if output else 0
+            rows = mixer.heads * mixer.value_head_dim if mixer.kind is AttentionKind.LATENT else 0
+            rest = parameters - rows * hidden
+            size = _matrix(self.kind("o", number), hidden, rows)
             return size + _matrix(base, hidden, rest // hidden) + 4 * (rest % hidden)
         query, key = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
         value = mixer.kv_heads * mixer.value_head_dim

@@ -28,14 +28,12 @@ class SavedPerToken:
     scores: Quantity = 0.0
 
     def __add__(self, other: "SavedPerToken") -> "SavedPerToken":
-        return SavedPerToken(*(here + there for here, there in zip(self._parts, other._parts, strict=True)))
+        split, whole, gathered = self.split + other.split, self.whole + other.whole, self.gathered + other.gathered
+        return SavedPerToken(split, whole, gathered, self.scores + other.scores)
 
     def __mul__(self, factor: float) -> "SavedPerToken":
-        return SavedPerToken(*(part * factor for part in self._parts))
-
-    @property
-    def _parts(self) -> tuple[Quantity, ...]:
-        return self.split, self.whole, self.gathered, self.scores
+        split, whole, gathered = self.split * factor, self.whole * factor, self.gathered * factor
+        return SavedPerToken(split, whole, gathered, self.scores * factor)
 
     def per_token(self, config: Configuration, keys: Number) -> Quantity:
         """Return the bytes per token on one GPU, if a token attends to `keys` keys."""
@@ -141,12 +139,13 @@ def widths_of(layer: LayerShape, hidden: int, config: Configuration) -> BlockWid
     heads = mixer.heads if mixer else 0
     # Adapters read the compute dtype, or in TRL what accelerate's autocast passes on.
     read_bytes = config.made_bytes if config.objective.plain else config.compute_bytes
+    key_heads, key, value = (mixer.kv_heads, mixer.head_dim, mixer.value_head_dim) if mixer else (0, 0, 0)
     return BlockWidths(
         hidden=hidden,
-        queries=heads * mixer.head_dim if mixer else 0,
-        keys=mixer.kv_heads * mixer.head_dim if mixer else 0,
-        values=mixer.kv_heads * mixer.value_head_dim if mixer else 0,
-        attended=heads * mixer.value_head_dim if mixer else 0,
+        queries=heads * key,
+        keys=key_heads * key,
+        values=key_heads * value,
+        attended=heads * value,
         heads=heads,
         residual_bytes=FP32 if config.autocast and not layer.narrow else config.compute_bytes,
         compute_bytes=config.compute_bytes,
@@ -225,7 +224,14 @@ def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, config: Con
     if style.unfused_mqa and mixer.kv_heads == 1:
         split = 3 * FP32 * widths.queries + size * widths.attended
         return kept + SavedPerToken(split=split, scores=FP32 * widths.heads)
-    kept += _flash(style, widths)
+    heads = widths.queries + widths.keys + widths.values
+    if style.repeated:
+        heads = 2 * widths.queries + widths.attended
+    elif style.fused_qkv and style.rotary != "none" and not style.fused:
+        # Values are a view of the matrix's output. Transformer Engine copies them beside the rotated queries and keys.
+        heads += widths.queries + widths.keys
+    out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
+    kept += SavedPerToken(split=size * (heads + out) + FP32 * widths.heads)
     if config.traits.parallel == "torch":
         # Ring attention assembles its output by head; reading it by token makes a copy.
         kept += SavedPerToken(split=size * widths.attended * (np.asarray(config.cp) > 1))
@@ -234,18 +240,6 @@ def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, config: Con
         # back.
         kept += SavedPerToken(split=size * widths.attended)
     return kept
-
-
-def _flash(style: Style, widths: BlockWidths) -> SavedPerToken:
-    size = widths.compute_bytes
-    heads = widths.queries + widths.keys + widths.values
-    if style.repeated:
-        heads = 2 * widths.queries + widths.attended
-    elif style.fused_qkv and style.rotary != "none" and not style.fused:
-        # Values are a view of the matrix's output. Transformer Engine copies them beside the rotated queries and keys.
-        heads += widths.queries + widths.keys
-    out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
-    return SavedPerToken(split=size * (heads + out) + FP32 * widths.heads)
 
 
 def _scores(style: Style, widths: BlockWidths) -> SavedPerToken:

@@ -53,7 +53,7 @@ def caps_logits(shape: ModelShape) -> bool:
 
 def style_of(shape: ModelShape, layer: LayerShape, config: Configuration) -> Style:
     """Return the style in which the framework runs this block: transformers' eager code, or fused elsewhere."""
-    written = _written(shape.architecture, layer.written, layer.rms_norm)
+    written = _written(layer.written or shape.architecture, layer.rms_norm)
     written = replace(written, dropout=True) if config.dropout else written
     form = config.traits.written
     scores = _scores(layer, written, config)
@@ -70,6 +70,12 @@ def style_of(shape: ModelShape, layer: LayerShape, config: Configuration) -> Sty
     return replace(style, dropout=written.dropout, attention_dropout=written.attention_dropout)
 
 
+@cache
+def _written(name: str, rms_norm: bool) -> Style:
+    rows = table("styles")
+    return Style(**(rows["style"].get(name) or rows["default"]["rms" if rms_norm else "native"]))
+
+
 def _scores(layer: LayerShape, written: Style, config: Configuration) -> Literal["", "eager", "math", "apart"]:
     attention = layer.attention
     if attention is None or config.attention == "eager":
@@ -81,10 +87,3 @@ def _scores(layer: LayerShape, written: Style, config: Configuration) -> Literal
     # Nor is there one for FP32 with fewer KV heads than query heads, nor for a trained bias.
     wide = config.compute_bytes == _FP32_BYTES and attention.kv_heads < attention.heads
     return "math" if wide or (plain and written.biased) else ""
-
-
-@cache
-def _written(architecture: str, part: str, rms_norm: bool) -> Style:
-    rows = table("styles")
-    row = rows["style"].get(part or architecture) or rows["default"]["rms" if rms_norm else "native"]
-    return Style(**row)

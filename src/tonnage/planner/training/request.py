@@ -147,15 +147,9 @@ class TrainingRequest:
 
 
 def asked_objective(
-    name: str,
-    *,
-    adapters: bool,
-    reference: Reference | None = None,
-    teacher: ModelShape | None = None,
-    teacher_base: Base | None = None,
-    negatives: int | None = None,
-    grad_cache: bool = False,
-) -> Objective:
+    name: str, *, adapters: bool, reference: Reference | None = None, teacher: ModelShape | None = None,
+    teacher_base: Base | None = None, negatives: int | None = None, grad_cache: bool = False,
+) -> Objective:  # fmt: skip
     """Return the objective with its options; raises RequestError for those that do not apply."""
     row = objective_of(name)
     if reference and not row.reference:
@@ -177,14 +171,10 @@ def asked_objective(
         problem = f"--negatives {negatives}: a pair has between 0 and {_MOST_NEGATIVES:,} of its own."
         raise BadLayout(problem, hint="Write --negatives 7, say.")
     how: Reference | None = reference or ("adapters-off" if adapters else "copy") if row.reference else None
-    return objective_of(
-        name,
-        sequences=row.sequences + (negatives or 0),
-        how=how,
-        teacher=teacher,
-        teacher_base=teacher_base or "16-bit",
+    return replace(
+        row, sequences=row.sequences + (negatives or 0), how=how, teacher=teacher, teacher_base=teacher_base or "16-bit",
         grad_cache=grad_cache,
-    )
+    )  # fmt: skip
 
 
 def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingRequest:
@@ -206,12 +196,11 @@ def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingReque
 
 def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
     """Adapt the request to the GPUs: FP16 mixed precision without BF16 support, no offload search with unified memory."""
-    changed = request
     if request.precision == "bf16-mixed" and not cluster.gpu.has_bf16:
-        changed = replace(changed, precision="fp16-mixed" if "fp16" in cluster.gpu.rates else "fp32")
+        request = replace(request, precision="fp16-mixed" if "fp16" in cluster.gpu.rates else "fp32")
     if request.offload is None and not cluster.host_memory_bytes:
-        changed = replace(changed, offload=NO_OFFLOAD)
-    return changed
+        request = replace(request, offload=NO_OFFLOAD)
+    return request
 
 
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:
