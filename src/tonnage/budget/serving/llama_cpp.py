@@ -262,6 +262,12 @@ def llama_budget(
     cards = tuple(case.card(part, on_gpu, asked.users, asked.context) for part in parts)
     fullest, host = max(cards, key=lambda each: each.total), case.host(kept, asked.users, asked.context)
     terms = tuple(_terms(case, fullest, host if unified else None))
+    notes = []
+    if shape.max_positions and asked.context > shape.max_positions:
+        stated, context = f"{shape.max_positions:,}", f"{asked.context:,}"
+        notes.append(f"the model states {stated} positions: a context of {context} needs its rope scaled")
+    if gpus > 1 and 0 < on_gpu < gpus:
+        notes.append(f"only {on_gpu} of {gpus} cards have a layer")
     share = sum(case.layer_cache(layer, 1, PADDING) for layer in shape.decoder.layers) // PADDING
     cells = -(-asked.context // PADDING) * PADDING * asked.users
     layout = KvLayout(1, share, (LayerGroup(AttentionKind.FULL),))
@@ -271,7 +277,7 @@ def llama_budget(
     )  # fmt: skip
     return LlamaBudget(
         configuration=asked, capacity_bytes=gpu.memory_bytes, limit_bytes=room, outside_bytes=0, terms=terms, kv=pool,
-        notes=tuple(_notes(case, on_gpu)), case=case, gpu_layers=on_gpu, layers=case.count + 1, host=host, cards=cards,
+        notes=(*notes, *shape.notes), case=case, gpu_layers=on_gpu, layers=case.count + 1, host=host, cards=cards,
         host_capacity_bytes=host_bytes or _UNBOUND,
         host_expert_bytes=sum(case.layers[n].experts for n in {*range(asked.cpu_experts), *kept} if n < case.count),
     )  # fmt: skip
@@ -309,12 +315,3 @@ def _terms(case: LlamaCppRun, card: DeviceBytes, unified: DeviceBytes | None) ->
         yield Term(Category.ACTIVATIONS, "host compute buffer", unified.compute, formula, {}, "model")
     if card.context:
         yield context_term(case.gpu)
-
-
-def _notes(case: LlamaCppRun, on_gpu: int) -> Iterator[str]:
-    shape, asked = case.shape, case.asked
-    if shape.max_positions and asked.context > shape.max_positions:
-        yield f"the model states {shape.max_positions:,} positions: a context of {asked.context:,} needs its rope scaled"
-    if case.gpus > 1 and 0 < on_gpu < case.gpus:
-        yield f"only {on_gpu} of {case.gpus} cards have a layer"
-    yield from shape.notes

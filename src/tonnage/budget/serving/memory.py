@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from tonnage.budget import table
 from tonnage.budget.serving import own_engine, sglang, tensorrt_llm, vllm
 from tonnage.budget.serving.kv_cache import KV_FORMATS, KvFormat, KvLayout, kv_heads_of, kv_layout, state_bytes
 from tonnage.budget.serving.weights import WEIGHT_FORMATS, StageLayers, stages, weight_terms
@@ -355,8 +356,8 @@ def _pool(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, av
         # Sliding-window layers have a pool of their own, with `ratio` times the tokens of the other.
         layers = sum(count for layer, count in stage.kinds if layer.attention is not None)
         windows = sum(count for layer, count in stage.kinds if layer.attention and layer.attention.window)
-        ratio = sglang.window_ratio(shape)
-        if ratio != 1 and 0 < windows < layers:
+        if shape.architecture in table("sglang")["swa_architectures"] and 0 < windows < layers:
+            ratio = float(table("sglang")["swa_ratio"])
             kept = int(layout.bytes_per_block * (layers - (1 - ratio) * windows) / layers)
             layout = replace(layout, bytes_per_block=kept)
     blocks = max(available, 0) // layout.bytes_per_block if layout.bytes_per_block else 0

@@ -87,11 +87,6 @@ def decode_sizes(largest: int) -> int:
     return sum(size <= largest for size in sizes)
 
 
-def window_ratio(shape: ModelShape) -> float:
-    """Return tokens of sliding-window layers per token of the others; 1 if one pool holds every layer's tokens."""
-    return float(table("sglang")["swa_ratio"]) if shape.architecture in table("sglang")["swa_architectures"] else 1.0
-
-
 def reserve_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
     """Return what must fit beside the static share; SGLang measures none of it before allocating the KV cache."""
     version, width = asked.engine_version, asked.compute_bytes

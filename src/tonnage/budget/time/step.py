@@ -29,7 +29,6 @@ from tonnage.budget.training.states import StageShare, stages
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.figures import distinct
 from tonnage.clock.power import limit_of, slowdown_of
-from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -234,7 +233,18 @@ class StepClock:
                 # The host receives and sends on a pipeline stage.
                 once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(config.pp) > 1))
                 beside = beside + PassTime(once * 2, once)
-            self._kept[key] = config, _Around(stage, sent, _update(stage, gpu), beside)
+            # The optimizer's step, and the accumulation of gradients over micro-batches.
+            count, parameters = stage.updated, stage.parameters
+            sums = np.where(config.reduces_once, stage.trained.parameters, stage.trained.sharded(2))[()]
+            held = count if config.lora_rank else sums
+            if config.traits.fuses_sums and not config.lora_rank:
+                held = held * stage.embeds * shape.embedding_parameters / config.tp / parameters
+            # If gradients are accumulated in another dtype than computed, those of the first micro-batch are added too.
+            first = 1 if config.gradient_bytes == config.made_bytes else 0
+            updated = accumulated(shape, config, held, gpu) * (config.accumulate - first)
+            if config.optimizer_place == "gpu":
+                updated = updated + update(shape, config, count, gpu) + gathered(shape, config, parameters, gpu)
+            self._kept[key] = config, _Around(stage, sent, updated, beside)
         return self._kept[key][1]
 
     def _work(self, config: Configuration) -> list[LayerWork]:
@@ -358,21 +368,6 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     found["recompute"] = found["recompute"] + recomputed * layers_s
     found["backward"] = found["backward"] + (1 - recomputed) * layers_s
     return found
-
-
-def _update(stage: StageShare, gpu: Gpu) -> Busy:
-    """Return the optimizer's step and the accumulation of gradients over micro-batches."""
-    shape, config, count = stage.shape, stage.configuration, stage.updated
-    sums = np.where(config.reduces_once, stage.trained.parameters, stage.trained.sharded(2))[()]
-    held = count if config.lora_rank else sums
-    if config.traits.fuses_sums and not config.lora_rank:
-        held = held * stage.embeds * shape.embedding_parameters / config.tp / stage.parameters
-    # If gradients are accumulated in another dtype than computed, those of the first micro-batch are added too.
-    first = 1 if config.gradient_bytes == config.made_bytes else 0
-    summed = accumulated(shape, config, held, gpu) * (config.accumulate - first)
-    if config.optimizer_place != "gpu":
-        return summed
-    return summed + update(shape, config, count, gpu) + gathered(shape, config, stage.parameters, gpu)
 
 
 def _exposed(

@@ -27,10 +27,21 @@ def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     table = figures()["attention_operators"][call.name]
     at: int = table["query"]
     precision = arithmetic(call, at, tf32=False)
-    sizes = _sizes(call, table)
-    if precision is None or sizes is None or not prod(sizes):
+    query, key, value = (call.shapes[at + offset] for offset in range(3))
+    starts = call.shapes[table["lengths"]] if table.get("lengths", len(call.shapes)) < len(call.shapes) else ()
+    if starts:  # packed: one long sequence, whose heads come before the width
+        batch, heads, key_heads = max(1, starts[0] - 1), query[-2], key[-2]
+        rows, columns = ceil(prod(query[:-2]) / batch), ceil(prod(key[:-2]) / batch)
+    elif len(query) == 4:
+        at_heads, at_length = table["heads"], 3 - table["heads"]
+        batch, heads, key_heads = query[0], query[at_heads], key[at_heads]
+        rows, columns = query[at_length], key[at_length]
+    else:
         return None
-    batch, heads, key_heads, rows, columns, width, value_width = sizes
+    width, value_width = query[-1], value[-1]
+    sizes = (batch, heads, key_heads, rows, columns, width, value_width)
+    if precision is None or not prod(sizes):
+        return None
     direction = "backward" if at else "forward"
     causal = call.value(table["causal"]) in _CAUSAL
     bias = "bias" in table and table["bias"] < len(call.shapes) and bool(call.shapes[table["bias"]])
@@ -47,20 +58,6 @@ def _read(call: OperatorCall, settings: Settings) -> Launch | None:
         variant=" ".join([table["library"], direction, *options]),
         kernels=1 if not at else 4 + 2 * (heads != key_heads),
     )  # fmt: skip
-
-
-def _sizes(call: OperatorCall, table: dict[str, Any]) -> tuple[int, ...] | None:
-    """Return batch, heads, key heads, rows, columns, widths of the key and of the value."""
-    query, key, value = (call.shapes[table["query"] + offset] for offset in range(3))
-    starts = call.shapes[table["lengths"]] if table.get("lengths", len(call.shapes)) < len(call.shapes) else ()
-    if starts:  # packed: one long sequence, whose heads come before the width
-        batch = max(1, starts[0] - 1)
-        rows, columns = ceil(prod(query[:-2]) / batch), ceil(prod(key[:-2]) / batch)
-        return batch, query[-2], key[-2], rows, columns, query[-1], value[-1]
-    if len(query) != 4:
-        return None
-    heads, length = table["heads"], 3 - table["heads"]
-    return query[0], query[heads], key[heads], query[length], key[length], query[3], value[3]
 
 
 OPERATORS = careful(dict.fromkeys(figures()["attention_operators"], _read))

@@ -33,7 +33,10 @@ def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     precision = arithmetic(call, at, settings.tf32_convolution)
     transposed = call.name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
     result = call.shapes[0] if at else _result(call, table, transposed)
-    passes = _passes(call, table, transposed)
+    forward, gradient = ("input", "forward") if transposed else ("forward", "input")
+    mask = call.value(table["mask"]).split(",")[:2] if "mask" in table else []
+    wanted = ["True" in word or word.strip("[] ") == "1" for word in mask]
+    passes = [name for name, is_on in zip((gradient, "weight"), wanted, strict=True) if is_on] if mask else [forward]
     empty = not passes or not prod(image) or not prod(weight)
     if precision not in _PRECISIONS or empty or len(result) != len(image):
         return None
@@ -71,14 +74,6 @@ def _result(call: OperatorCall, table: dict[str, Any], transposed: bool) -> tupl
         for side, step, pad, span in zip(image[2:], stride, padding, spans, strict=True)
     ]
     return (image[0], weight[0], *pixels)
-
-
-def _passes(call: OperatorCall, table: dict[str, Any], transposed: bool) -> list[str]:
-    forward, gradient = ("input", "forward") if transposed else ("forward", "input")
-    if "mask" not in table:
-        return [forward]
-    wanted = ["True" in word or word.strip("[] ") == "1" for word in call.value(table["mask"]).split(",")[:2]]
-    return [name for name, is_on in zip((gradient, "weight"), wanted, strict=True) if is_on]
 
 
 def _macs(shape: tuple[int, ...]) -> float:

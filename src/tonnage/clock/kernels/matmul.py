@@ -99,7 +99,9 @@ OPERATORS = careful(
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Return the seconds of the kernel, and of the one that sums split-K parts."""
     if not any(isinstance(extent, np.ndarray) for extent in launch.shape):
-        return _remembered(launch, gpu)
+        # Several kernels are products one after another.
+        one = replace(launch, shape=(1, *launch.shape[1:]), kernels=1) if launch.kernels > 1 else launch
+        return float(max(launch.kernels, 1) * _remembered(one, gpu))
     # Each distinct shape once, and those with many tiles, which have fewer options, separately.
     first, places = distinct(launch.shape)
     shapes = np.stack(np.broadcast_arrays(*launch.shape))[:, first].astype(np.float64)
@@ -114,9 +116,6 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 
 @lru_cache(maxsize=1 << 16)
 def _remembered(launch: Launch, gpu: Gpu) -> float:
-    if launch.kernels > 1:
-        one = replace(launch, shape=(1, *launch.shape[1:]), kernels=1)
-        return float(launch.kernels * modelled(one, gpu))
     return float(modelled(launch, gpu))
 
 
