@@ -10,8 +10,16 @@ from itertools import product
 from math import ceil
 from typing import Any, Literal, TypeVar, get_args
 
-from tonnage.budget.diffusion import DiffusionPass, all_weights, passes, text_size
-from tonnage.budget.diffusion_time import Seconds, crossing_s, pass_seconds, streamed_s
+from tonnage.budget.diffusion import (
+    DiffusionPass,
+    Seconds,
+    all_weights,
+    crossing_s,
+    pass_seconds,
+    passes,
+    streamed_s,
+    text_size,
+)
 from tonnage.budget.terms import Term, total
 from tonnage.budget.time.collectives import collective_seconds
 from tonnage.budget.training.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace

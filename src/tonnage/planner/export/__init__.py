@@ -22,7 +22,6 @@ from tonnage.planner.export import (
     training_arguments,
     vllm,
     vllm_ray,
-    vllm_readme,
 )
 from tonnage.planner.export.launch import ServingLaunch, TrainingRun
 from tonnage.planner.export.text import to_json, to_toml, to_yaml
@@ -160,7 +159,7 @@ def _read_me(
 ) -> str:
     """Return what was exported, what differs from the plan, and what was left out and why."""
     if isinstance(launch, ServingLaunch):
-        headline = vllm_readme.headline(launch)
+        headline = vllm_ray.headline(launch)
     else:
         config, sizes = launch.configuration, launch.sizes
         layout = f"tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, ep {sizes.ep}, data {sizes.data}"
@@ -173,7 +172,7 @@ def _read_me(
     parts = [_wrapped(headline)]
     parts.append("\n".join(f"{name:<27}{_PURPOSES[name]}" for name in exported if name in _PURPOSES))
     if isinstance(launch, ServingLaunch) and not omitted:
-        parts += vllm_readme.parts(launch)
+        parts += vllm_ray.parts(launch)
     differs = [_wrapped(f"{name}: {note}.") for name, said in notes.items() for note in said]
     if differs:
         parts.append("\n".join(["To know", "-------", *differs]))
