@@ -32,34 +32,26 @@ def shared_obstacles(launch: TrainingRun) -> list[str]:
     """Return what FSDP2 cannot do under any launcher."""
     config = launch.configuration
     together = config.parameter_place == config.optimizer_place
+    moves_more = config.activation_place == "host" and config.checkpoint != "full"
     return reasons(
         ("nvme" in (config.parameter_place, config.optimizer_place), "FSDP2 does not reach NVMe"),
         (not together, "FSDP2 moves parameters and optimizer states to the host together or not at all"),
         (config.activation_place == "nvme", "FSDP2 does not reach NVMe"),
         (config.quantized_base, "bitsandbytes' 4-bit weights are not FSDP2's tensors"),
-        (
-            config.activation_place == "host" and config.checkpoint != "full",
-            "only inputs of recomputed blocks move to the host, where every block is recomputed",
-        ),
+        (moves_more, "only inputs of recomputed blocks move to the host, where every block is recomputed"),
     )
 
 
 def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan."""
     config = launch.configuration
+    own_plan = "tensor parallelism follows the model's own plan; where that keeps norms whole, activations take more"
+    counted = f"the plan counts {config.framework}'s memory; FSDP2's buffers and copies are its own"
+    blocks = "which blocks are recomputed is for the script to say: it is not set here"
     return reasons(
-        (
-            launch.sizes.tp > 1 and config.sequence_parallel,
-            "tensor parallelism follows the model's own plan; where that keeps norms whole, activations take more",
-        ),
-        (
-            config.framework not in ("fsdp2", "torch"),
-            f"the plan counts {config.framework}'s memory; FSDP2's buffers and copies are its own",
-        ),
-        (
-            config.checkpoint not in ("none", "full"),
-            "which blocks are recomputed is for the script to say: it is not set here",
-        ),
+        (launch.sizes.tp > 1 and config.sequence_parallel, own_plan),
+        (config.framework not in ("fsdp2", "torch"), counted),
+        (config.checkpoint not in ("none", "full"), blocks),
     )
 
 

@@ -42,16 +42,10 @@ def obstacles(launch: TrainingRun) -> list[str]:
 def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan."""
     config = launch.configuration
-    return reasons(
-        (
-            config.framework != "deepspeed",
-            f"the plan counts {config.framework}'s memory; DeepSpeed's buffers and copies are its own",
-        ),
-        (
-            "nvme" in (config.optimizer_place, config.parameter_place),
-            f"states are swapped to {NVME_PATH}: name your fastest drive there",
-        ),
-    )
+    counted = f"the plan counts {config.framework}'s memory; DeepSpeed's buffers and copies are its own"
+    swaps = "nvme" in (config.optimizer_place, config.parameter_place)
+    swapped = f"states are swapped to {NVME_PATH}: name your fastest drive there"
+    return reasons((config.framework != "deepspeed", counted), (swaps, swapped))
 
 
 def settings(launch: TrainingRun) -> dict[str, Any]:

@@ -21,6 +21,9 @@ def obstacles(launch: TrainingRun) -> list[str]:
     config, sizes = launch.configuration, launch.sizes
     split = sizes.tp > 1 or sizes.pp > 1
     unsharded = config.zero == 0 or sizes.shard * sizes.cp == 1
+    steps_early = config.step_in_backward and launch.engine != "fsdp2"
+    apart = config.parameter_place != config.optimizer_place
+    megatron_keeps = config.framework == "megatron" and config.checkpoint == "selective"
     stage_1 = config.zero == 1 and config.framework != "fsdp2"
     return reasons(
         (flavor_of(launch) is None, f"torchtitan does not carry {launch.shape.name or launch.model}"),
@@ -29,10 +32,7 @@ def obstacles(launch: TrainingRun) -> list[str]:
         (config.attention == "eager", "torchtitan's attention is fused"),
         (config.loss != "full", "torchtitan 0.2 computes the loss whole"),
         (config.paged, "torchtitan has no paged states"),
-        (
-            config.step_in_backward and launch.engine != "fsdp2",
-            "torchtitan steps in the backward pass with FSDP2 alone",
-        ),
+        (steps_early, "torchtitan steps in the backward pass with FSDP2 alone"),
         (config.liger, "torchtitan has no kernels of Liger's"),
         (config.tiled_mlp, "torchtitan has no tiled MLPs"),
         (config.dropout, "torchtitan's models have no dropout"),
@@ -44,27 +44,17 @@ def obstacles(launch: TrainingRun) -> list[str]:
         (config.pp_chunks > 2, "torchtitan gives a rank two stages to interleave, unless every layer's place is told"),
         (config.zero == 0 and sizes.cp > 1, "torchtitan always shards over context parallelism"),
         ("nvme" in (config.parameter_place, config.optimizer_place), "torchtitan does not reach NVMe"),
-        (
-            config.parameter_place != config.optimizer_place,
-            "torchtitan moves parameters and optimizer states to the host together or not at all",
-        ),
-        (
-            config.framework == "megatron" and config.checkpoint == "selective",
-            "torchtitan's selective recomputation keeps other tensors than Megatron's",
-        ),
+        (apart, "torchtitan moves parameters and optimizer states to the host together or not at all"),
+        (megatron_keeps, "torchtitan's selective recomputation keeps other tensors than Megatron's"),
     )
 
 
 def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan, and what it needs."""
     config = launch.configuration
-    return reasons(
-        (
-            config.framework not in ("fsdp2", "torch"),
-            f"the plan counts {config.framework}'s memory; torchtitan's buffers and copies are its own",
-        ),
-        (config.precision == "fp8", "FP8 needs torchao: pip install torchao"),
-    )
+    counted = f"the plan counts {config.framework}'s memory; torchtitan's buffers and copies are its own"
+    fp8 = (config.precision == "fp8", "FP8 needs torchao: pip install torchao")
+    return reasons((config.framework not in ("fsdp2", "torch"), counted), fp8)
 
 
 def settings(launch: TrainingRun) -> dict[str, Any]:

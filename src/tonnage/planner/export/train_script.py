@@ -45,13 +45,11 @@ def obstacles(launch: TrainingRun) -> list[str]:
     shape = launch.shape
     predicts = len(shape.stacks) == 1 and shape.decoder.causal and shape.vocab > 0
     missing = training_arguments.obstacles(launch)
+    config = launch.configuration
     return reasons(
         (bool(missing), f"it reads {training_arguments.FILE}, which is left out"),
-        (launch.configuration.base == "fp8", "PEFT trains no adapters on a base in FP8"),
-        (
-            launch.configuration.lora_rank > 0 and EXPERTS in launch.configuration.lora_targets,
-            "adapters of experts are named model by model",
-        ),
+        (config.base == "fp8", "PEFT trains no adapters on a base in FP8"),
+        (config.lora_rank > 0 and EXPERTS in config.lora_targets, "adapters of experts are named model by model"),
         (not predicts, "the script is for models that predict the next token"),
     )
 

@@ -59,19 +59,13 @@ def obstacles(launch: TrainingRun) -> list[str]:
 def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan, and what it needs."""
     config = launch.configuration
+    liger = f"the {'kernels are' if config.liger else 'loss is'} Liger's: pip install liger-kernel"
+    bitsandbytes = (config.paged or config.optimizer in ("adamw-8bit", "lion")) and launch.engine != "deepspeed"
+    tiles = "no argument tiles MLPs: ArcticTraining (`tiled_mlp_compute`) or DeepSpeed's `TiledMLP` does"
     return reasons(
-        (
-            _liger(launch) is not None,
-            f"the {'kernels are' if config.liger else 'loss is'} Liger's: pip install liger-kernel",
-        ),
-        (
-            (config.paged or config.optimizer in ("adamw-8bit", "lion")) and launch.engine != "deepspeed",
-            "the optimizer is bitsandbytes': pip install bitsandbytes",
-        ),
-        (
-            config.tiled_mlp,
-            "no argument tiles MLPs: ArcticTraining (`tiled_mlp_compute`) or DeepSpeed's `TiledMLP` does",
-        ),
+        (_liger(launch) is not None, liger),
+        (bitsandbytes, "the optimizer is bitsandbytes': pip install bitsandbytes"),
+        (config.tiled_mlp, tiles),
         (config.dropout, "dropout is a field of the model's config.json, by another name in each model"),
     )
 

@@ -31,22 +31,15 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 def notes(launch: ServingLaunch) -> list[str]:
     """Return what the script needs."""
     # All formats but FP8 are quantized before loading.
-    quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
-    across = launch.hosts > 1 and launch.gpus_per_host % launch.tp != 0
+    form, per_host = WEIGHT_FORMATS[launch.weights], launch.gpus_per_host
+    quantized = form.quantized and launch.weights not in ("fp8", launch.stored)
+    across = f"tensor parallelism of {launch.tp} crosses hosts of {per_host} GPUs: every layer waits for the network"
+    stages = f"layers of the pipeline stages are {', '.join(map(str, launch.stage_layers))}"
     return reasons(
         (quantized, f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so"),
-        (
-            WEIGHT_FORMATS[launch.weights].container == "gguf",
-            "vLLM reads GGUF files by a plugin: pip install vllm-gguf-plugin",
-        ),
-        (
-            across,
-            f"tensor parallelism of {launch.tp} crosses hosts of {launch.gpus_per_host} GPUs: every layer waits for the network",
-        ),
-        (
-            bool(launch.stage_layers),
-            f"layers of the pipeline stages are {', '.join(map(str, launch.stage_layers))}: VLLM_PP_LAYER_PARTITION says so",
-        ),
+        (form.container == "gguf", "vLLM reads GGUF files by a plugin: pip install vllm-gguf-plugin"),
+        (launch.hosts > 1 and per_host % launch.tp != 0, across),
+        (bool(launch.stage_layers), f"{stages}: VLLM_PP_LAYER_PARTITION says so"),
     )
 
 

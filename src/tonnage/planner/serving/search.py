@@ -139,10 +139,8 @@ class ServingPlan:
 
         asked, budget = self.best.configuration, self.best.budget
         counts = tuple(len(stage.layers) for stage in stages(self.shape, asked.pp, asked.stage_layers))
-        names = (
-            "engine", "gpus", "tp", "pp", "context", "max_seqs", "batched_tokens", "weights", "kv", "utilization", "eager",
-            "cpu_experts", "flash_attention",
-        )  # fmt: skip
+        names = "engine gpus tp pp context max_seqs batched_tokens weights kv utilization eager".split()
+        names += ["cpu_experts", "flash_attention"]
         known = {name: getattr(asked, name) for name in names}
         if isinstance(budget, LlamaBudget):  # all GPUs of the host serve one replica
             known |= {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}

@@ -50,9 +50,8 @@ def offers(findings: PlanSearch) -> list[Offer]:
     # The highest speed of each layout in any sharding.
     codes = np.concatenate([_codes(one.family.configuration) for one in findings.judged])
     speeds = np.concatenate([one.tokens_per_s for one in findings.judged])
-    order = np.lexsort((speeds, codes))
+    order, asked = np.lexsort((speeds, codes)), _codes(rows)
     codes, speeds = codes[order], speeds[order]
-    asked = _codes(rows)
     place = np.searchsorted(codes, asked, side="right") - 1
     rated = _Rated(findings, rows, np.where((place >= 0) & (codes[place] == asked), speeds[place], 0.0))
     changes = []

@@ -223,12 +223,11 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
         # Hybrid sharding applies to everything or nothing, unless it was asked for.
         useful = useful if zero == 3 or request.shard else useful.where(useful.shard == useful.data)
         useful = useful if zero else replace(useful, shard=np.ones_like(useful.shard))
-        runners = RUNNERS[zero]
+        # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
+        megatron: tuple[FrameworkName, ...] = ("megatron",) if request.objective.plain and request.zero == 1 else ()
+        runners = (*RUNNERS[zero], *megatron)
         if request.framework is not None:
             runners = (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
-        elif request.objective.plain and request.zero == 1:
-            # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
-            runners = (*runners, "megatron")
         for framework in runners:
             chosen = useful if request.framework else useful.where(_runs(framework, zero, request, offload, useful))
             if chosen.tp.size:
