@@ -16,9 +16,8 @@ from tonnage.clock.operators import OperatorCall
 CallKind = Literal["operator", "kernel", "node", "region", "stream", "collective"]
 _COMPILED = {"region": "Torch-Compiled Region", "node": "CompiledFunctionBackward"}
 # Operators whose caller waits for a value from the GPU.
-READS_BACK = frozenset(
-    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
-)
+_READS = "_local_scalar_dense nonzero masked_select _unique2 unique_dim unique_consecutive equal"
+READS_BACK = frozenset(_READS.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,10 +85,8 @@ def within_power(tasks: Sequence[Task]) -> list[Task]:
 
 def settings_of(step: CapturedStep) -> Settings:
     """Return the arithmetic settings of the captured step."""
-    return Settings(
-        tf32_matmul=step.settings.get("matmul_tf32") == "True",
-        tf32_convolution=step.settings.get("cudnn_tf32") != "False",
-    )
+    matmul, convolution = (step.settings.get(name) for name in ("matmul_tf32", "cudnn_tf32"))
+    return Settings(tf32_matmul=matmul == "True", tf32_convolution=convolution != "False")
 
 
 def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[CallInStep, Launch | None]]:

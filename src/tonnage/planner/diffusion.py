@@ -356,11 +356,9 @@ def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Diffus
     # The weights on the GPU at that moment.
     terms = [_part_term(name, how, denoiser=pipeline.denoiser) for name, how in kept.items()]
     if offload != "none":
-        part, words = (
-            "the part at work",
-            {"group": "two blocks, and what is outside of them", "sequential": "the largest layer"},
-        )
-        how = part if offload == "group" and moment != pipeline.denoiser else words.get(offload, part)
+        how = "the largest layer" if offload == "sequential" else "the part at work"
+        if offload == "group" and moment == pipeline.denoiser:
+            how = "two blocks, and what is outside of them"
         name = _part_name(moment, pipeline.denoiser)
         terms = [Term(Category.PARAMETERS, f"{name} on the card", resident[moment], how)]
     shape = {"batch": at_once if moment == pipeline.denoiser else request.batch, "positions": size.positions}
@@ -427,11 +425,9 @@ def _part_name(name: str, denoiser: str) -> str:
 
 
 def _part_term(name: str, how: str, denoiser: str = "") -> Term:
-    weights = all_weights()[name]
+    weights, title = all_weights()[name], _part_name(name, denoiser)
     numbers = {"parameters": weights.parameters}
-    return Term(
-        Category.PARAMETERS, _part_name(name, denoiser), weights.size_bytes(how), f"parameters in {how}", numbers
-    )
+    return Term(Category.PARAMETERS, title, weights.size_bytes(how), f"parameters in {how}", numbers)
 
 
 def _overheads(cluster: Cluster, highest: Term, *, trains: bool) -> list[Term]:

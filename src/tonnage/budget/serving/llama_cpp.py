@@ -185,9 +185,8 @@ class LlamaPool(KvPool):
         """Say whether that many slots fit with the current placement of layers."""
         kept, cards = self.case.parts(self.on_gpu)
         host = self.case.host(kept, users, context).total
-        return host <= self.host_bytes and all(
-            self.case.card(part, self.on_gpu, users, context).total <= self.room_bytes for part in cards
-        )
+        held = (self.case.card(part, self.on_gpu, users, context).total for part in cards)
+        return host <= self.host_bytes and all(total <= self.room_bytes for total in held)
 
     def most_users(self, context: int, prefix: int = 0) -> int:
         """Return how many slots of that length fit."""
@@ -234,9 +233,8 @@ def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfigura
     bits = WEIGHT_FORMATS[shape.dtype].bits if shape.dtype in WEIGHT_FORMATS else 16
     weights = asked.weights or stored or ("q4_k_m" if bits < 8 else "q8_0")
     if weights not in gguf.file_types():
-        raise RequestError(
-            f"llama.cpp reads no {weights} weights.", hint=f"Use --weights with one of: {', '.join(gguf.file_types())}."
-        )
+        hint = f"Use --weights with one of: {', '.join(gguf.file_types())}."
+        raise RequestError(f"llama.cpp reads no {weights} weights.", hint=hint)
     if asked.kv and asked.kv not in CACHES:
         raise RequestError(f"llama.cpp keeps no {asked.kv} cache.", hint=f"Use --kv with one of: {', '.join(CACHES)}.")
     return replace(

@@ -309,10 +309,8 @@ class LayerLaunches:
         """Multiply expert by expert. The host first reads back where each expert's rows end."""
         precision = "tf32" if self.configuration.precision == "tf32" else "fp32"
         shapes = ((rows, n, k, "tn-16"), (rows, k, n, "nn-16"), (n, k, rows, "nt-16"))
-        products = (_product(1, m, wide, deep, precision, layout) for m, wide, deep, layout in shapes)
-        forward, *backward = (
-            LaunchCost(product, inner=_INNER["gradient"], waits=True, times=groups) for product in products
-        )
+        each = (_product(1, m, wide, deep, precision, layout) for m, wide, deep, layout in shapes)
+        forward, *backward = (LaunchCost(one, inner=_INNER["gradient"], waits=True, times=groups) for one in each)
         calls.products.append(forward)
         calls.backward += [*backward, _SET_GRADIENT]
         return [forward]
@@ -626,9 +624,8 @@ def _launch(
             mixed = len(widths) > 1 and not (kernel.name == "cast" and reads > writes)
             variant = "mixed" if mixed else "vector"
             if kernel.strided:
-                variant = (
-                    "strided_mixed" if mixed else "strided_narrow" if min(widths) < _FP32_BYTES else "strided_wide"
-                )
+                narrow = "narrow" if min(widths) < _FP32_BYTES else "wide"
+                variant = f"strided_{'mixed' if mixed else narrow}"
             kind, blocks = "elementwise", loops
     name = "copy_" if kernel.name in ("cast", "copy") else kernel.name
     return Launch(

@@ -63,17 +63,11 @@ def _result(call: OperatorCall, table: dict[str, Any], transposed: bool) -> tupl
         for numbers in ([int(word) for word in text.strip("[]()").split(",") if word.strip()] for text in options)
     )
     spans = [hole * (size - 1) for hole, size in zip(dilation, weight[2:], strict=True)]
+    axes = zip(image[2:], stride, padding, spans, extra, strict=True)
     if transposed:
-        pixels = [
-            (side - 1) * step - 2 * pad + span + more + 1
-            for side, step, pad, span, more in zip(image[2:], stride, padding, spans, extra, strict=True)
-        ]
+        pixels = [(side - 1) * step - 2 * pad + span + more + 1 for side, step, pad, span, more in axes]
         return (image[0], weight[1] * int(call.value(table["groups"])), *pixels)
-    pixels = [
-        (side + 2 * pad - span - 1) // step + 1
-        for side, step, pad, span in zip(image[2:], stride, padding, spans, strict=True)
-    ]
-    return (image[0], weight[0], *pixels)
+    return (image[0], weight[0], *((side + 2 * pad - span - 1) // step + 1 for side, step, pad, span, _ in axes))
 
 
 def _macs(shape: tuple[int, ...]) -> float:

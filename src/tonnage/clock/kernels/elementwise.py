@@ -72,9 +72,9 @@ def _write(call: OperatorCall, settings: Settings) -> Launch | None:
     at = next(call.tensors(), None)
     elements = prod(call.shapes[at]) if at is not None else 1
     moved = float(elements * (call.element_bytes(at) if at is not None else 8))
-    accesses, kernels = float(elements), pieces(moved)
+    count, kernels = float(elements), pieces(moved)
     return launch(
-        "elementwise", call, moved=moved, elements=elements, accesses=accesses, variant="written", kernels=kernels
+        "elementwise", call, moved=moved, elements=elements, accesses=count, variant="written", kernels=kernels
     )
 
 
@@ -115,15 +115,9 @@ def _launch(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...], 
         merged = sum(all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in pairwise(axes))
         loops = len(axes) - merged
     return launch(
-        "copy" if call.name == "copy_" else "elementwise",
-        call,
-        moved=moved,
-        elements=elements,
-        blocks=loops,
-        accesses=float(accesses * elements),
-        variant=variant,
-        kernels=pieces(largest),
-    )
+        "copy" if call.name == "copy_" else "elementwise", call, moved=moved, elements=elements, blocks=loops,
+        accesses=float(accesses * elements), variant=variant, kernels=pieces(largest),
+    )  # fmt: skip
 
 
 def _variant(call: OperatorCall, tensors: Sequence[int]) -> str:

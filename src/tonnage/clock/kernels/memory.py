@@ -56,11 +56,8 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     more_s: Any = max(0, launch.kernels - len(forms)) * figures()["common"]["kernel_s"]
     spent_s: Any = 0
     for form in map(figures().__getitem__, forms):
-        issued = (
-            form.get("element", 0.0) * elements
-            + form.get("access", 0.0) * launch.operations
-            + form.get("block", 0.0) * blocks
-        )
+        issued = form.get("element", 0.0) * elements + form.get("access", 0.0) * launch.operations
+        issued = issued + form.get("block", 0.0) * blocks
         serial = form.get("serial", 0.0)
         if "serial_miss" in form:
             serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))

@@ -360,7 +360,7 @@ class _Bench:
                 engine = self._engine(tp, 0, share) or engine
         made = rollout(self.shape, self.cluster, engine, self.request, apart)
         shown = tuple(phases(cast, engine))
-        timed = tuple(replace(phase, seconds=self._seconds(phase, cluster, cast, engine, made)) for phase in shown)
+        timed = tuple(replace(phase, seconds=self._time_s(phase, cluster, cast, engine, made)) for phase in shown)
         # The most bytes on the host: everything offloaded, and an engine's weights at sleep level 1.
         every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
         host_bytes = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
@@ -446,9 +446,7 @@ class _Bench:
             self._clocks[key] = StepClock(shape, cluster)
         return self._clocks[key]
 
-    def _seconds(
-        self, phase: Phase, cluster: Cluster, cast: Cast, engine: ServingBudget, made: Rollout | None
-    ) -> float:
+    def _time_s(self, phase: Phase, cluster: Cluster, cast: Cast, engine: ServingBudget, made: Rollout | None) -> float:
         """Return the seconds of one phase on the trainer's GPUs, with its transfers between GPU and host."""
         if phase.name == "rollout":
             return made.seconds if made else 0.0

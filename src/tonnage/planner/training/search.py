@@ -153,15 +153,13 @@ class PlanSearch:
     def front(self) -> list[TrainingPlan]:
         """Return the thinned Pareto front of speed and memory, from the fastest to the smallest."""
         timed = [one.fits & (one.tokens_per_s > 0) for one in self.judged]
-        owner = np.concatenate([np.full(int(rows.sum()), number) for number, rows in enumerate(timed)])
-        index = np.concatenate([np.flatnonzero(rows) for rows in timed])
-        speed = np.concatenate([one.tokens_per_s[rows] for one, rows in zip(self.judged, timed, strict=True)])
-        size = np.concatenate([one.total_bytes[rows] for one, rows in zip(self.judged, timed, strict=True)])
+        owner = np.repeat(np.arange(len(timed)), [int(some.sum()) for some in timed])
+        index = np.concatenate([np.flatnonzero(some) for some in timed])
+        speed = np.concatenate([one.tokens_per_s[some] for one, some in zip(self.judged, timed, strict=True)])
+        size = np.concatenate([one.total_bytes[some] for one, some in zip(self.judged, timed, strict=True)])
         order = np.lexsort((size, -speed))
-        least = np.minimum.accumulate(size[order])
-        smaller = np.ones(order.size, dtype=bool)
-        smaller[1:] = size[order][1:] < least[:-1]
-        kept = [(self.judged[owner[number]], int(index[number])) for number in order[smaller]]
+        least = np.append(np.inf, np.minimum.accumulate(size[order])[:-1])
+        kept = [(self.judged[owner[number]], int(index[number])) for number in order[size[order] < least]]
         count = min(_FRONT, len(kept))
         chosen = sorted({round(number * (len(kept) - 1) / max(count - 1, 1)) for number in range(count)})
         return [plan_of(self.shape, self.cluster, self.clock, *kept[number]) for number in chosen]
@@ -276,9 +274,7 @@ def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, family: Family)
     return _Ends(near, [lean, light], between, lightest, least, most, lean.leaves_headroom[hopeful])
 
 
-def judge(
-    shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, *, timed: Timed = "what fits"
-) -> Judged:
+def judge(shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, timed: Timed = "what fits") -> Judged:
     """Evaluate memory and speed of a family; speed only for the kind of configurations that `timed` names."""
     needed = needed_bytes(shape, asked.configuration, cluster.gpu)
     total_bytes, host_bytes = (_full(size, asked.size) for size in needed)
