@@ -568,9 +568,9 @@ def _product(
     return Launch(kind="matmul", name=name, shape=sizes, precision=precision, operations=operations, variant=variant)
 
 
-def _gradient(*sizes_precision_variant: Any) -> LaunchCost:
+def _gradient(batch: Quantity, m: Quantity, n: Quantity, k: Quantity, precision: str, variant: str) -> LaunchCost:
     """Return the call of a product in the backward pass."""
-    return LaunchCost(_product(*sizes_precision_variant), operators=3, inner=_INNER["gradient"])
+    return LaunchCost(_product(batch, m, n, k, precision, variant), operators=3, inner=_INNER["gradient"])
 
 
 def _whole(size: Quantity) -> Any:

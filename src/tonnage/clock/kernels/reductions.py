@@ -42,7 +42,9 @@ def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> ReductionGrid:
         across //= _VECTOR
     most = _MOST_THREADS // vector
     # The largest powers of two not above these extents.
-    across_most, along_most = (min(most, 1 << max(extent, 1).bit_length() - 1) for extent in (across // vector, along))
+    across_most, along_most = (
+        min(most, 1 << (max(extent, 1).bit_length() - 1)) for extent in (across // vector, along)
+    )
     height = min(along_most, most // min(across_most, _WARP))
     width = min(across_most, most // height)
     threads = width * height

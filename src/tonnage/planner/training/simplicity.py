@@ -73,10 +73,10 @@ def simplest(judged: Iterable["Judged"], cluster: Cluster) -> tuple["Judged", in
     for one in judged:
         near = np.flatnonzero(one.fits & (one.tokens_per_s >= least_speed))
         if near.size:
-            burdens = np.broadcast_to(burden(one.family.configuration, cluster), one.fits.shape)[near]
-            first = np.lexsort((one.total_bytes[near], -one.tokens_per_s[near], burdens))[0]
+            counts = np.broadcast_to(burden(one.family.configuration, cluster), one.fits.shape)[near]
+            first = np.lexsort((one.total_bytes[near], -one.tokens_per_s[near], counts))[0]
             index = int(near[first])
-            key = int(burdens[first]), -float(one.tokens_per_s[index]), float(one.total_bytes[index]), len(found)
+            key = int(counts[first]), -float(one.tokens_per_s[index]), float(one.total_bytes[index]), len(found)
             found.append((*key, one, index))
     *_, one, index = min(found)
     return one, index
