@@ -61,60 +61,50 @@ class Loading:
         return "card" if self.card_bytes + shared > cluster.gpu.memory_bytes else ""
 
 
-def training_loading(shape: ModelShape, configuration: "Configuration", cluster: "Cluster") -> Loading:
+def training_loading(shape: ModelShape, config: "Configuration", cluster: "Cluster") -> Loading:
     """Return the loading of one configuration with plain numbers, as its framework loads a checkpoint."""
     from tonnage.budget.terms import total
     from tonnage.budget.training.overheads import context, nccl
     from tonnage.budget.training.states import stages
 
-    way = _way(configuration)
-    parts = [total(end.kept_parameters) for end in stages(shape, configuration)]
-    part = round(float(max(parts)))
-    on_card = part if configuration.parameter_place == "gpu" else 0
-    if configuration.quantized_base and configuration.framework == "fsdp2":
+    way: Way = "every rank" if max(config.tp, config.pp, config.ep) == 1 else "own part"
+    if config.framework in ("megatron", "nanotron"):
+        way = "own part"
+    elif config.framework == "fsdp2":
+        # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
+        way = "own part" if max(config.pp, config.ep) > 1 else "first rank"
+    elif config.framework == "deepspeed" and config.zero == 3:
+        way = "split"
+    way = "mapped" if config.quantized_base else way
+    part = round(float(max([total(end.kept_parameters) for end in stages(shape, config)])))
+    on_card = part if config.parameter_place == "gpu" else 0
+    if config.quantized_base and config.framework == "fsdp2":
         # bitsandbytes weights cannot be moved back to the meta device, so they are whole before they are sharded.
-        on_card = round(shape.parameters * configuration.base_bytes)
-    outside = float(context(cluster.gpu).size_bytes) + float(nccl(configuration).size_bytes)
+        on_card = round(shape.parameters * config.base_bytes)
+    outside = float(context(cluster.gpu).size_bytes) + float(nccl(config).size_bytes)
     # Bytes per weight as loaded: FP32 for mixed-precision training, 16 bits if frozen.
-    width = configuration.compute_bytes if configuration.lora_rank else configuration.parameter_bytes
+    width = config.compute_bytes if config.lora_rank else config.parameter_bytes
     # On the host, a rank holds the whole model if it builds it, or its part if parameters stay there.
     whole, ranks = shape.parameters * width if width != stored_bytes(shape) else 0, cluster.gpus_per_host
-    stays = part if configuration.parameter_place == "host" else 0
+    stays = part if config.parameter_place == "host" else 0
     by_rank = (stays,) * ranks
     if way == "every rank":
         # DeepSpeed casts the parameters to 16 bits while they are on the host.
-        narrowed = configuration.framework == "deepspeed" and width > configuration.compute_bytes
-        cast = largest_tensor(shape) * configuration.compute_bytes if narrowed else 0
+        narrowed = config.framework == "deepspeed" and width > config.compute_bytes
+        cast = largest_tensor(shape) * config.compute_bytes if narrowed else 0
         by_rank = (max(whole, stays) + cast,) * ranks
     elif way == "own part":
-        by_rank = (largest_tensor(shape) * width // int(configuration.tp) + stays,) * ranks
+        by_rank = (largest_tensor(shape) * width // int(config.tp) + stays,) * ranks
     elif way == "split":
-        by_rank = (stays or shape.parameters * configuration.compute_bytes // int(configuration.shard),) * ranks
+        by_rank = (stays or shape.parameters * config.compute_bytes // int(config.shard),) * ranks
     elif way == "first rank":
         by_rank = (whole + stays, *(whole + shape.parameters * width + stays,) * (ranks - 1))
     # What is briefly on the GPU: a tensor before it is sharded or quantized.
     passing = width * largest_tensor(shape) if way in ("first rank", "split") else 0
-    if configuration.quantized_base:
+    if config.quantized_base:
         passing = _HALF_BYTES * largest_matrix(shape)
-    return Loading(
-        way=way if any(by_rank) else "mapped",
-        host_bytes_by_rank=by_rank,
-        checkpoint_bytes=checkpoint_bytes(shape),
-        card_bytes=on_card + passing + round(outside),
-    )
-
-
-def _way(configuration: "Configuration") -> Way:
-    if configuration.quantized_base:
-        return "mapped"
-    if configuration.framework in ("megatron", "nanotron"):
-        return "own part"
-    if configuration.framework == "fsdp2":
-        # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
-        return "own part" if max(configuration.pp, configuration.ep) > 1 else "first rank"
-    if configuration.framework == "deepspeed" and configuration.zero == 3:
-        return "split"
-    return "every rank" if max(configuration.tp, configuration.pp, configuration.ep) == 1 else "own part"
+    way, card = way if any(by_rank) else "mapped", on_card + passing + round(outside)
+    return Loading(way=way, host_bytes_by_rank=by_rank, checkpoint_bytes=checkpoint_bytes(shape), card_bytes=card)
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:
@@ -130,14 +120,9 @@ def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: i
         passing = _HALF_BYTES * largest_matrix(shape) // asked.tp
         if asked.engine == "vllm" and asked.weights == "fp8" and find_release(asked.engine_version).quantizes_whole:
             passing = max(_HALF_BYTES * shape.parameters // asked.gpus - kept, 0)
-    return Loading(
-        way="mapped",
-        host_bytes_by_rank=(0,) * min(gpus_per_host, asked.gpus),
-        checkpoint_bytes=round(shape.parameters * form.bits / 8)
-        if narrower and not quantizes
-        else checkpoint_bytes(shape),
-        card_bytes=kept + passing + ledger[Category.CONTEXT],
-    )
+    stored = round(shape.parameters * form.bits / 8) if narrower and not quantizes else checkpoint_bytes(shape)
+    card, ranks = kept + passing + ledger[Category.CONTEXT], min(gpus_per_host, asked.gpus)
+    return Loading(way="mapped", host_bytes_by_rank=(0,) * ranks, checkpoint_bytes=stored, card_bytes=card)
 
 
 def stored_bytes(shape: ModelShape) -> float:
@@ -153,7 +138,5 @@ def checkpoint_bytes(shape: ModelShape) -> int:
 def largest_tensor(shape: ModelShape) -> int:
     """Return the weights of the largest parameter: the embedding, or all experts of a block with fused gate and up."""
     mlps = [(layer.feed_forward, stack.hidden) for stack in shape.stacks for layer, _ in stack.groups()]
-    experts = [
-        mlp.experts * (2 if mlp.gated else 1) * hidden * mlp.intermediate for mlp, hidden in mlps if mlp and mlp.experts
-    ]
+    experts = [(1 + mlp.gated) * mlp.experts * hidden * mlp.intermediate for mlp, hidden in mlps if mlp]
     return max([shape.vocab * shape.hidden, largest_matrix(shape), *experts])

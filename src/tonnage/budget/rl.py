@@ -22,7 +22,7 @@ from typing import Literal
 
 from tonnage.budget.serving.forward import layer_elements
 from tonnage.budget.serving.memory import ServingBudget
-from tonnage.budget.serving.own_engine import GRAPHS, ROUNDING
+from tonnage.budget.serving.own_engine import ROUNDING
 from tonnage.budget.terms import Term
 from tonnage.budget.training.adapters import largest_matrix
 from tonnage.budget.training.configuration import Configuration
@@ -132,7 +132,15 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
         terms = training_budget(cast.critic_shape, cast.training, cast.gpu).terms_at(0)
         shared = ("cuBLAS", "NCCL buffers", "CUDA context")
         crew["critic"] = [Held("critic", term) for term in terms if term.name not in shared]
-    frozen, keeps = list(_frozen(cast)), cast.training.traits.keeps_gradients
+    # 16-bit copies of frozen weights, sharded if the actor's parameters are.
+    config, frozen = cast.training, []
+    over = config.shard if config.zero == 3 else 1
+    copies = [("reference", cast.shape)] if cast.reference == "copy" else []
+    copies += [("reward model", valued(cast.reward))] if cast.reward else []
+    for owner, shape in copies:
+        numbers = {"parameters": shape.parameters, "bytes": config.compute_bytes, "shards": over}
+        size, formula = float(shape.parameters * config.compute_bytes / over), "parameters × bytes ÷ shards"
+        frozen.append(Held(owner, Term(Category.PARAMETERS, "weights", size, formula, numbers)))
 
     def waiting(busy: str = "") -> Iterator[Held]:
         """Yield what all models keep on the GPU between steps, including the weights of the `busy` one."""
@@ -143,7 +151,7 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
                 yield one
             if category is Category.OPTIMIZER_STATES and "optimizer" not in cast.offload:
                 yield one
-            if name in _STAY or (keeps and name == "gradients"):
+            if name in _STAY or (config.traits.keeps_gradients and name == "gradients"):
                 yield one
         yield from (one for one in frozen if "frozen" not in cast.offload or one.owner == busy)
 
@@ -171,42 +179,24 @@ def phases(cast: Cast, engine: ServingBudget | None) -> Iterator[Phase]:
         yield Phase("sync", on, (*waiting("actor"), *_gathered(cast), *asleep(state)))
 
 
-# -- frozen models and forward passes
-
-
-def _frozen(cast: Cast) -> Iterator[Held]:
-    """Yield 16-bit copies of weights, sharded if the actor's parameters are."""
-    configuration = cast.training
-    over = configuration.shard if configuration.zero == 3 else 1
-    copies = [("reference", cast.shape)] if cast.reference == "copy" else []
-    copies += [("reward model", valued(cast.reward))] if cast.reward else []
-    for owner, shape in copies:
-        numbers = {"parameters": shape.parameters, "bytes": configuration.compute_bytes, "shards": over}
-        size = float(shape.parameters * configuration.compute_bytes / over)
-        yield Held(owner, Term(Category.PARAMETERS, "weights", size, "parameters × bytes ÷ shards", numbers))
-
-
 def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
     """Yield a pass without gradients: the larger of widest layer and logits, and gathered or cast weights."""
-    configuration = cast.training
-    tokens = float(configuration.tokens)
-    width = 4 if configuration.autocast else configuration.compute_bytes
+    config = cast.training
+    tokens = float(config.tokens)
+    width = 4 if config.autocast else config.compute_bytes
     widest = max(layer_elements(layer, shape.hidden, 1, held=2) for layer in shape.decoder.layers)
-    layers = tokens * widest * configuration.compute_bytes
-    logits = loss_term(shape, configuration, "forward").size_bytes + tokens * shape.hidden * width
+    layers = tokens * widest * config.compute_bytes
+    logits = loss_term(shape, config, "forward").size_bytes + tokens * shape.hidden * width
     numbers = {"layers": layers, "logits": logits, "tokens": tokens}
     size = float(max(layers, logits if shape.logits else 0.0))
     yield Held(owner, Term(Category.ACTIVATIONS, "forward pass", size, "max(layers, logits)", numbers, "model"))
-    if configuration.autocast and owner != "reference" and owner != "reward model":
+    if config.autocast and owner != "reference" and owner != "reward model":
         casts = 2.0 * (sum(layer.parameters for layer in shape.decoder.layers) + head_weights(shape))
         formula, counted = "2 B × weights", {"weights": casts / 2}
         yield Held(owner, Term(Category.WORKSPACE, "autocast copies of weights", casts, formula, counted, "model"))
-    if configuration.shards_parameters:
-        budget = training_budget(shape, configuration, cast.gpu)
+    if config.shards_parameters:
+        budget = training_budget(shape, config, cast.gpu)
         yield from (Held(owner, term) for term in budget.terms_at(0) if term.name == "gathered parameters")
-
-
-# -- the engine
 
 
 def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
@@ -215,6 +205,7 @@ def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
     alone = cast.apart or cast.own_process
     for term in budget.terms:
         category = term.category
+        here = not tonnage or state in ("rollout", "idle") or term.name == _BUFFERS
         if category is Category.PARAMETERS:
             # vLLM's sleep discards or offloads the weights, Tonnage's engine keeps them.
             here = not cast.share_weights and (tonnage or state != "asleep")
@@ -225,10 +216,6 @@ def _engine(cast: Cast, budget: ServingBudget, state: str) -> Iterator[Held]:
         elif category is Category.ACTIVATIONS:
             # In the same process, the trainer can reuse freed blocks.
             here = state == "rollout" or (alone and state == "idle")
-        elif term.name == GRAPHS:
-            here = not tonnage or state in ("rollout", "idle")
-        else:
-            here = not tonnage or state in ("rollout", "idle") or term.name == _BUFFERS
         if here and term.size_bytes:
             yield Held("engine", term)
 
@@ -238,16 +225,15 @@ def _gathered(cast: Cast) -> Iterator[Held]:
 
     Adapters are merged into the base first, matrix by matrix; DeepSpeed's ZeRO 3 gathers the whole base for that.
     """
-    configuration, shape = cast.training, cast.shape
+    config, shape = cast.training, cast.shape
     size = 0.0
-    if configuration.lora_rank:
-        size = float(configuration.compute_bytes * largest_matrix(shape))
-        if configuration.shards_parameters and configuration.framework == "deepspeed":
-            size += float(configuration.base_bytes * shape.parameters)
-    elif configuration.shards_parameters:
+    if config.lora_rank:
+        size = float(config.compute_bytes * largest_matrix(shape))
+        if config.shards_parameters and config.framework == "deepspeed":
+            size += float(config.base_bytes * shape.parameters)
+    elif config.shards_parameters:
         largest = max(head_weights(shape), largest_matrix(shape))
-        size = float(largest * (configuration.parameter_bytes + configuration.compute_bytes))
+        size = float(largest * (config.parameter_bytes + config.compute_bytes))
     if size:
-        yield Held(
-            "actor", Term(Category.WORKSPACE, "weights on their way", size, "the largest parameter", {}, "model")
-        )
+        words = "the largest parameter"
+        yield Held("actor", Term(Category.WORKSPACE, "weights on their way", size, words, source="model"))

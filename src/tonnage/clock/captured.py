@@ -16,9 +16,8 @@ from tonnage.clock.operators import OperatorCall
 CallKind = Literal["operator", "kernel", "node", "region", "stream", "collective"]
 _COMPILED = {"region": "Torch-Compiled Region", "node": "CompiledFunctionBackward"}
 # Operators whose caller waits for a value from the GPU.
-READS_BACK = frozenset(
-    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
-)
+_READS = "_local_scalar_dense nonzero masked_select _unique2 unique_dim unique_consecutive equal"
+READS_BACK = frozenset(_READS.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +93,8 @@ class CapturedStep:
     def wrappers(self) -> frozenset[int]:
         """Indices of operators that only redispatch to one of the same name, as autocast does."""
         moments = list(self.moments())
-        return frozenset(
-            moment.parent
-            for moment in moments
-            if moment.parent is not None and moment.call.name == moments[moment.parent].call.name
-        )
+        inner = ((moment.parent, moment.call.name) for moment in moments if moment.parent is not None)
+        return frozenset(parent for parent, name in inner if name == moments[parent].call.name)
 
     @property
     def autograd_nodes(self) -> int:

@@ -86,18 +86,15 @@ class HostCosts:
 @cache
 def host_costs() -> HostCosts:
     """Return the packaged costs, for a host with shared cores."""
-    figures = _times(facts("host")["shared"], facts("host"))
-    del figures["shared"]
-    phases: dict[str, Any] = {
-        name: PhaseCosts(**figures.pop(name)) for name in list(figures) if isinstance(figures[name], dict)
-    }
-    return HostCosts(**phases, **figures)
+    figures = dict(facts("host"))
+    factor = figures.pop("shared")
 
+    def scaled(value: Any) -> Any:
+        return {name: scaled(each) for name, each in value.items()} if isinstance(value, dict) else factor * value
 
-def _times(factor: float, figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _times(factor, value) if isinstance(value, dict) else factor * value for name, value in figures.items()
-    }
+    costs: dict[str, Any] = scaled(figures)
+    phases = {name: PhaseCosts(**cost) for name, cost in costs.items() if isinstance(cost, dict)}
+    return HostCosts(**costs | phases)
 
 
 @cache

@@ -87,9 +87,6 @@ def work_of(call: OperatorCall) -> Work | None:
         return None
 
 
-# ── products ──
-
-
 def _product(call: OperatorCall) -> Work | None:
     at = facts("operators")["products"][call.name]
     left, right = call.shapes[at], call.shapes[at + 1]
@@ -159,9 +156,6 @@ def _numbers(text: str, count: int) -> Sequence[int]:
     return numbers * count if len(numbers) == 1 else numbers
 
 
-# ── what moves bytes ──
-
-
 def _elementwise(call: OperatorCall, each: int, out_bytes: int = 0) -> Work | None:
     tensors = list(call.tensors())
     if not tensors:
@@ -203,8 +197,7 @@ def _rows(call: OperatorCall) -> Work:
 
 def _embedding_backward(call: OperatorCall) -> Work:
     """Read gradients and indices; a gradient of the whole table is written."""
-    width = call.shapes[0][-1]
-    table = int(call.value(2)) * width * call.element_bytes(0)
+    table = int(call.value(2)) * call.shapes[0][-1] * call.element_bytes(0)
     return Work(float(prod(call.shapes[0])), call.tensor_bytes(0) + call.tensor_bytes(1) + table)
 
 
@@ -256,9 +249,6 @@ def _families() -> dict[str, Callable[[OperatorCall], Work | None]]:
     for family, work in _BY_TABLE.items():
         found.update(dict.fromkeys(tables[family], work))
     return found
-
-
-# ── operators that launch no kernel of their own: views, and those that only call others ──
 
 
 @cache

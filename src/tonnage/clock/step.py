@@ -70,9 +70,8 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
 
 def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> tuple[float, float]:
     """Return the GPU's seconds for all kernels, and the host's for launching them, if neither waits for the other."""
-    tasks = within_power(
-        list(_tasks(launches_of(step, settings_of(step)), gpu, step.optimizer_parameters, collective_s))
-    )
+    launched = launches_of(step, settings_of(step))
+    tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters, collective_s)))
     ahead = [replace(task, host_s=0.0, synchronizes=False) for task in tasks]
     return timeline(ahead, warm_steps=0).step_s, sum(task.host_s for task in tasks)
 
@@ -81,15 +80,13 @@ def within_power(tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks slowed down by the GPU's power limit."""
     drawing = ((task.seconds, task.share) for task in tasks if not (task.stream and task.kind in _BESIDE))
     slower = slowdown(drawing, sum(task.host_s for task in tasks))
-    return [task.scaled(slower) if task.share and slower > 1.0 else task for task in tasks]
+    return [replace(task, seconds=task.seconds * slower) if task.share and slower > 1.0 else task for task in tasks]
 
 
 def settings_of(step: CapturedStep) -> Settings:
     """Return the arithmetic settings of the captured step."""
-    return Settings(
-        tf32_matmul=step.settings.get("matmul_tf32") == "True",
-        tf32_convolution=step.settings.get("cudnn_tf32") != "False",
-    )
+    matmul, convolution = (step.settings.get(name) for name in ("matmul_tf32", "cudnn_tf32"))
+    return Settings(tf32_matmul=matmul == "True", tf32_convolution=convolution != "False")
 
 
 def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[CallInStep, Launch | None]]:
@@ -100,16 +97,23 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[CallIn
     not called again.
     """
     moments = list(step.moments())
-    # What each distinct call launches; nothing for one that stays on the host.
-    indexed = _indexed(step)
+    # What each distinct call launches; nothing for one that stays on the host. Only the gradients of `index` record its
+    # number of rows.
+    rows = {
+        call.shapes[0]: prod(call.shapes[2]) // max(1, prod(call.shapes[0][1:]))
+        for call in step.calls
+        if call.name == "_index_put_impl_" and len(call.shapes) > 2 and call.shapes[2]
+    }
     launches: list[Launch | None] = []
-    for call in (indexed.get(id(call), call) for call in step.calls):
+    for call in step.calls:
+        if call.name == "index" and call.shapes[0] in rows:
+            call = replace(call, shapes=(call.shapes[0], ((rows[call.shapes[0]],),)))
         if call.kind not in ("operator", "kernel") or not call.on_card:
             launches.append(None)
         elif crosses(call):
             size = prod(call.shapes[1]) * call.element_bytes(1)
             direction: copies.Direction = "to_device" if call.devices[0] == "cuda" else "to_host"
-            launches.append(copies.transfer(size, direction, pinned=_is_pinned(call)))
+            launches.append(copies.transfer(size, direction, pinned="pinned" in call.devices[:2]))
         else:
             launches.append(kernels.launch_of(call, settings))
     found = [launches[number] for number in step.sequence]
@@ -125,20 +129,6 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[CallIn
             if found[place]:
                 above.add(moment.call.name)
     return zip(moments, found, strict=True)
-
-
-def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
-    """Return calls of `index`, by id, with their number of rows, which only their gradients record."""
-    rows = {
-        call.shapes[0]: prod(call.shapes[2]) // max(1, prod(call.shapes[0][1:]))
-        for call in step.calls
-        if call.name == "_index_put_impl_" and len(call.shapes) > 2 and call.shapes[2]
-    }
-    return {
-        id(call): replace(call, shapes=(call.shapes[0], ((rows[call.shapes[0]],),)))
-        for call in step.calls
-        if call.name == "index" and call.shapes[0] in rows
-    }
 
 
 def _tasks(
@@ -205,9 +195,5 @@ def reads_back(call: CapturedCall) -> bool:
     A copy to or from host memory is waited for, unless it is non-blocking and the memory is pinned.
     """
     if call.name == "copy_":
-        return crosses(call) and not (call.value(2) in ("True", "1") and _is_pinned(call))
+        return crosses(call) and not (call.value(2) in ("True", "1") and "pinned" in call.devices[:2])
     return call.name in READS_BACK and call.on_card
-
-
-def _is_pinned(call: CapturedCall) -> bool:
-    return "pinned" in call.devices[:2]

@@ -40,10 +40,6 @@ class Task:
     synchronizes: bool = False
     share: float = 0.0  # of the tensor cores' peak rate, while it runs
 
-    def scaled(self, card: float) -> "Task":
-        """Return the same task on a GPU that is `card` times slower."""
-        return replace(self, seconds=self.seconds * card)
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -94,13 +90,8 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> StepTimeline:
     for span in shown:
         covered_s += max(0.0, span.end_s - max(until_s, span.start_s))
         until_s = max(until_s, span.end_s)
-    return StepTimeline(
-        step_s=step_s,
-        host_s=host_s,
-        spans=shown,
-        by_kind=dict(sorted(by_kind.items(), key=lambda kind: -kind[1])),
-        idle_s=max(0.0, step_s - covered_s),
-    )
+    kinds, idle_s = sorted(by_kind.items(), key=lambda kind: -kind[1]), max(0.0, step_s - covered_s)
+    return StepTimeline(step_s=step_s, host_s=host_s, spans=shown, by_kind=dict(kinds), idle_s=idle_s)
 
 
 def steady_s(tasks: Sequence[Task], card: float, host: float) -> float:
@@ -134,28 +125,24 @@ class _Lanes:
         stream = task.stream
         if task.awaits:
             self.free_s[stream] = max(self.free_s.get(stream, 0.0), *(self._events.get(e, 0.0) for e in task.awaits))
-        when = self._launch(task) if task.seconds else None
+        when = None
+        if task.seconds:
+            # A full queue holds the host up; an idle GPU begins some time after the launch, and goes on kernel by kernel.
+            queued = self._queued.setdefault(stream, [])
+            if len(queued) >= QUEUE_LENGTH and queued[-QUEUE_LENGTH] > self.host_s:
+                self.host_s = queued[-QUEUE_LENGTH]
+            launched_s = self.host_s + LAUNCH_LATENCY_S
+            start_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, launched_s - task.launching_s * self._host)
+            seconds = task.seconds * self._card
+            end_s = start_s + seconds + (task.kernels - 1) * KERNEL_GAP_S
+            if task.launching_s:
+                end_s = max(end_s, launched_s + seconds / task.kernels)
+            self.free_s[stream] = end_s
+            queued.append(start_s)
+            when = start_s, end_s
         if task.records:
             self._events[task.records] = self.free_s.get(stream, 0.0)
         if task.synchronizes:
             done_s = self.end_s if stream == EVERYTHING else self.free_s.get(stream, 0.0)
             self.host_s = max(self.host_s, done_s)
         return when
-
-    def _launch(self, task: Task) -> tuple[float, float]:
-        stream = task.stream
-        queued = self._queued.setdefault(stream, [])
-        if len(queued) >= QUEUE_LENGTH and queued[-QUEUE_LENGTH] > self.host_s:
-            self.host_s = queued[-QUEUE_LENGTH]
-        start_s = self.free_s.get(stream, 0.0) + KERNEL_GAP_S
-        launched_s = self.host_s + LAUNCH_LATENCY_S
-        first_s = launched_s - task.launching_s * self._host
-        if start_s < first_s:
-            start_s = first_s
-        seconds = task.seconds * self._card
-        end_s = start_s + seconds + (task.kernels - 1) * KERNEL_GAP_S
-        if task.launching_s:
-            end_s = max(end_s, launched_s + seconds / task.kernels)
-        self.free_s[stream] = end_s
-        queued.append(start_s)
-        return start_s, end_s

@@ -4,13 +4,22 @@ A plan has its choices, its bytes at the peak and its seconds. Several GPUs trai
 separate images.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import ceil
 from typing import Any, Literal, TypeVar, get_args
 
-from tonnage.budget.diffusion import DiffusionPass, all_weights, passes, text_size
-from tonnage.budget.diffusion_time import Seconds, crossing_s, pass_seconds, streamed_s
+from tonnage.budget.diffusion import (
+    DiffusionPass,
+    Seconds,
+    all_weights,
+    crossing_s,
+    pass_seconds,
+    passes,
+    streamed_s,
+    text_size,
+)
 from tonnage.budget.terms import Term, total
 from tonnage.budget.time.collectives import collective_seconds
 from tonnage.budget.training.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace
@@ -151,7 +160,13 @@ class DiffusionSearch:
 def plan_training(pipeline: Pipeline, cluster: Cluster, request: DiffusionRequest) -> DiffusionSearch:
     """Return the fastest plan that fits; within the clock's error, the simplest."""
     check_training(pipeline, cluster, request)
-    return _searched(pipeline, cluster, request, list(_training_space(pipeline, request)), _trained, "micro_batch")
+    batches = [request.micro_batch] if request.micro_batch else [1 << power for power in range(9)]
+    texts, vaes = ([given] if given else get_args(Loop) for given in (request.text, request.vae))
+    space = [
+        replace(request, checkpoint=checkpoint, text=text, vae=vae, micro_batch=batch)
+        for checkpoint, text, vae, batch in product(_ways(pipeline, request), list(texts), list(vaes), batches)
+    ]
+    return _searched(pipeline, cluster, request, space, _trained, "micro_batch")
 
 
 def usual_precision(pipeline: Pipeline) -> TrainedIn:
@@ -191,16 +206,6 @@ def _ways(pipeline: Pipeline, request: DiffusionRequest) -> dict[str, DiffusionP
     found = {"none": name, "full": f"{name}-checkpoint"}
     wanted = found if request.checkpoint is None else {request.checkpoint: found.get(request.checkpoint, "")}
     return {checkpoint: known[way] for checkpoint, way in wanted.items() if way in known}
-
-
-def _training_space(pipeline: Pipeline, request: DiffusionRequest) -> Iterator[DiffusionRequest]:
-    batches = [request.micro_batch] if request.micro_batch else [1 << power for power in range(9)]
-    loops = get_args(Loop)
-    for checkpoint in _ways(pipeline, request):
-        for text in [request.text] if request.text else loops:
-            for vae in [request.vae] if request.vae else loops:
-                for batch in batches:
-                    yield replace(request, checkpoint=checkpoint, text=text, vae=vae, micro_batch=batch)
 
 
 def _trained(pipeline: Pipeline, cluster: Cluster, request: DiffusionRequest) -> DiffusionPlan:
@@ -289,7 +294,16 @@ def _training_seconds(
 def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> DiffusionSearch:
     """Return the fastest plan that fits; within the clock's error, the one that moves least."""
     check_images(pipeline, cluster, request)
-    return _searched(pipeline, cluster, request, list(_image_space(cluster, request)), _made, "batch")
+    movable = get_args(Offload) if request.weights in ("bf16", "fp8") else ("none", "model")
+    movable = movable if cluster.host_memory_bytes else ("none",)
+    tilings = [request.tiling] if request.tiling is not None else [False, True]
+    space = [
+        replace(request, offload=offload, tiling=tiling)
+        for offload in ([request.offload] if request.offload else movable)
+        for tiling in tilings
+        if not (tiling and request.size.frames > 1)
+    ]
+    return _searched(pipeline, cluster, request, space, _made, "batch")
 
 
 def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> None:
@@ -306,16 +320,6 @@ def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) ->
     if request.tiling and pipeline.is_video:
         raise BadLayout(f"The VAE of {pipeline.name} goes through a video in turns, and is not tiled here.",
                         hint="Leave --vae-tiling out.")  # fmt: skip
-
-
-def _image_space(cluster: Cluster, request: ImageRequest) -> Iterator[ImageRequest]:
-    movable = get_args(Offload) if request.weights in ("bf16", "fp8") else ("none", "model")
-    if not cluster.host_memory_bytes:
-        movable = ("none",)
-    for offload in [request.offload] if request.offload else movable:
-        for tiling in [request.tiling] if request.tiling is not None else (False, True):
-            if not (tiling and request.size.frames > 1):
-                yield replace(request, offload=offload, tiling=tiling)
 
 
 def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> DiffusionPlan:
@@ -349,7 +353,14 @@ def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Diffus
     parts["denoiser"] = one * turns
     moment = max(kept, key=lambda name: resident[name] + held[name])
     title = {pipeline.denoiser: "denoising", pipeline.vae: "VAE's decoding"}.get(moment, f"text encoder {moment}")
-    terms = _image_terms(pipeline, kept, offload, moment, resident)
+    # The weights on the GPU at that moment.
+    terms = [_part_term(name, how, denoiser=pipeline.denoiser) for name, how in kept.items()]
+    if offload != "none":
+        how = "the largest layer" if offload == "sequential" else "the part at work"
+        if offload == "group" and moment == pipeline.denoiser:
+            how = "two blocks, and what is outside of them"
+        name = _part_name(moment, pipeline.denoiser)
+        terms = [Term(Category.PARAMETERS, f"{name} on the card", resident[moment], how)]
     shape = {"batch": at_once if moment == pipeline.denoiser else request.batch, "positions": size.positions}
     highest = Term(
         Category.ACTIVATIONS, "activations", held[moment], "a + b × batch + c × batch × positions", shape, "virtual GPU"
@@ -361,21 +372,6 @@ def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Diffus
         terms=(*terms, highest, *_overheads(cluster, highest, trains=False)), moment=title, parts=parts, moved_s=moved_s,
         images=request.batch * cluster.gpus, host_bytes=whole if offload in _FROM_HOST else 0.0,
     )  # fmt: skip
-
-
-def _image_terms(
-    pipeline: Pipeline, kept: dict[str, str], offload: str, moment: str, resident: dict[str, float]
-) -> list[Term]:
-    """Return the weights on the GPU at that moment."""
-    if offload == "none":
-        return [_part_term(name, how, denoiser=pipeline.denoiser) for name, how in kept.items()]
-    words = {
-        "model": "the part at work",
-        "group": "two blocks, and what is outside of them",
-        "sequential": "the largest layer",
-    }
-    how = words[offload] if offload != "group" or moment == pipeline.denoiser else words["model"]
-    return [Term(Category.PARAMETERS, f"{_title(moment, pipeline.denoiser)} on the card", resident[moment], how)]
 
 
 def _resident(name: str, kept: dict[str, str], offload: str, is_denoiser: bool) -> float:
@@ -424,14 +420,14 @@ def _decoded(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> tup
 # Both -----------------------------------------------------------------------------------------------------------------
 
 
-def _title(name: str, denoiser: str) -> str:
+def _part_name(name: str, denoiser: str) -> str:
     return "denoiser" if name == denoiser else "VAE" if name.startswith("vae") else f"text encoder {name}"
 
 
 def _part_term(name: str, how: str, denoiser: str = "") -> Term:
-    weights = all_weights()[name]
+    weights, title = all_weights()[name], _part_name(name, denoiser)
     numbers = {"parameters": weights.parameters}
-    return Term(Category.PARAMETERS, _title(name, denoiser), weights.size_bytes(how), f"parameters in {how}", numbers)
+    return Term(Category.PARAMETERS, title, weights.size_bytes(how), f"parameters in {how}", numbers)
 
 
 def _overheads(cluster: Cluster, highest: Term, *, trains: bool) -> list[Term]:
@@ -450,7 +446,15 @@ def _searched(
 ) -> DiffusionSearch:  # fmt: skip
     """Plan every request of the space: the best plan, those beside it, and the largest batch that fits."""
     plans = [planned(pipeline, cluster, each) for each in space]
-    best = _best(plans)
+    fitting = [plan for plan in plans if plan.fits]
+    if fitting:
+        roomy = [plan for plan in fitting if plan.total_bytes <= (1 - HEADROOM) * plan.cluster.gpu.memory_bytes]
+        least = max(plan.images_per_s for plan in roomy or fitting) * (1 - comparison_error())
+        quick = [plan for plan in roomy or fitting if plan.images_per_s >= least]
+        # Plans come simplest first, and batches from small to large.
+        best = min(quick, key=lambda plan: plan.choices.get("checkpoint", "none") != "none")
+    else:
+        best = min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
     # The best plan with each other value of a single choice; for batches, half and double.
     others: list[DiffusionPlan] = []
     for name, value in best.choices.items():
@@ -473,15 +477,3 @@ def _searched(
     return DiffusionSearch(
         pipeline=pipeline, cluster=cluster, request=request, plan=best, others=tuple(others), most=low
     )
-
-
-def _best(plans: list[DiffusionPlan]) -> DiffusionPlan:
-    fitting = [plan for plan in plans if plan.fits]
-    if not fitting:
-        return min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
-    roomy = [plan for plan in fitting if plan.total_bytes <= (1 - HEADROOM) * plan.cluster.gpu.memory_bytes]
-    fitting = roomy or fitting
-    fastest = max(plan.images_per_s for plan in fitting)
-    near = [plan for plan in fitting if plan.images_per_s >= fastest * (1 - comparison_error())]
-    # Plans come simplest first, and batches from small to large.
-    return min(near, key=lambda plan: (plan.choices.get("checkpoint", "none") != "none", plans.index(plan)))

@@ -16,7 +16,7 @@ from tonnage.hardware.catalogue import common_cards
 from tonnage.models.shape import ModelShape
 from tonnage.planner.serving.search import best_layout
 from tonnage.planner.training.remedies import leanest
-from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, for_checkpoint, for_cluster
+from tonnage.planner.training.request import NO_OFFLOAD, Offload, TrainingRequest, for_checkpoint, for_cluster
 from tonnage.planner.training.search import PlanSearch, search
 
 
@@ -45,14 +45,39 @@ def smallest(holders: list[Holder]) -> Holder | None:
 def training_holders(shape: ModelShape, request: TrainingRequest) -> list[Holder]:
     """Return the holders for a training, sorted by memory."""
     asked = for_checkpoint(request, shape)
+
+    def trained(cluster: Cluster, offload: Offload | None) -> Holder | None:
+        here = for_cluster(replace(asked, offload=offload), cluster)
+        try:
+            # Checking memory alone is faster than a search.
+            findings = search(shape, cluster, here) if leanest(shape, cluster, here) else None
+        except BadLayout:
+            return None
+        if findings is None or (best := findings.best) is None:
+            return None
+        most, words = largest_micro_batch(findings), best.offload.words if best.offload != NO_OFFLOAD else ""
+        needed, speed = best.total_bytes, best.tokens_per_s
+        return Holder(cluster=cluster, needed_bytes=needed, most=most, tokens_per_s=speed, offload=words)
+
     places = [NO_OFFLOAD, None] if asked.offload is None else [asked.offload]
-    tries = [partial(_trained, shape, request=replace(asked, offload=place)) for place in places]
-    return _holders(tries)
+    return _holders([partial(trained, offload=place) for place in places])
 
 
 def serving_holders(shape: ModelShape, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0) -> list[Holder]:
-    """Return the holders for serving, sorted by memory. `tp` and `pp` 0 are searched."""
-    return _holders([partial(_served, shape, asked=asked, tp=tp, pp=pp)])
+    """Return the holders for serving, with as many full-context sequences as they hold at once, sorted by memory.
+
+    `tp` and `pp` 0 are searched.
+    """
+
+    def served(cluster: Cluster) -> Holder | None:
+        if (best := best_layout(shape, cluster, asked, tp=tp, pp=pp)) is None:
+            return None
+        most = min(best.most_users, best.replicas * best.configuration.max_seqs)
+        full = best_layout(shape, cluster, replace(asked, users=most), tp=tp, pp=pp) or best
+        needed, speed = full.budget.total_bytes, full.tokens_per_s
+        return Holder(cluster=cluster, needed_bytes=needed, most=most, tokens_per_s=speed, offload=full.on_host)
+
+    return _holders([served])
 
 
 def _holders(tries: Sequence[Callable[[Cluster], Holder | None]]) -> list[Holder]:
@@ -65,48 +90,8 @@ def _holders(tries: Sequence[Callable[[Cluster], Holder | None]]) -> list[Holder
     return sorted(rows, key=lambda holder: holder.memory_bytes)
 
 
-def _trained(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Holder | None:
-    asked = for_cluster(request, cluster)
-    try:
-        # Checking memory alone is faster than a search.
-        if leanest(shape, cluster, asked) is None:
-            return None
-        findings = search(shape, cluster, asked)
-    except BadLayout:
-        return None
-    best = findings.best
-    if best is None:
-        return None
-    return Holder(
-        cluster=cluster,
-        needed_bytes=best.total_bytes,
-        most=largest_micro_batch(findings),
-        tokens_per_s=best.tokens_per_s,
-        offload=best.offload.words if best.offload != NO_OFFLOAD else "",
-    )
-
-
 def largest_micro_batch(findings: PlanSearch) -> int:
     """Return the largest micro-batch of all fitting configurations, with full recomputation if that helps."""
-    most = 1
-    for judged in findings.judged:
-        if judged.fits.any():
-            sizes = np.broadcast_to(np.asarray(judged.family.configuration.samples), judged.fits.shape)
-            most = max(most, int(sizes[judged.fits].max()))
-    return most
-
-
-def _served(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Holder | None:
-    """Return the GPUs with as many full-context sequences as they hold at once."""
-    best = best_layout(shape, cluster, asked, tp=tp, pp=pp)
-    if best is None:
-        return None
-    most = min(best.most_users, best.replicas * best.configuration.max_seqs)
-    full = best_layout(shape, cluster, replace(asked, users=most), tp=tp, pp=pp) or best
-    return Holder(
-        cluster=cluster,
-        needed_bytes=full.budget.total_bytes,
-        most=most,
-        tokens_per_s=full.tokens_per_s,
-        offload=full.on_host,
-    )
+    fitting = [one for one in findings.judged if one.fits.any()]
+    sizes = (np.broadcast_to(one.family.configuration.samples, one.fits.shape)[one.fits].max() for one in fitting)
+    return max(map(int, sizes), default=1)

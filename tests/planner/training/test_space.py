@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.training.request import NO_OFFLOAD, Offload, TrainingRequest
-from tonnage.planner.training.space import CHECKPOINTS, layouts, offloads, passes, recomputes_less, shardings
+from tonnage.planner.training.space import CHECKPOINTS, layouts, passes, recomputes_less, searches, shardings
 
 OPEN = TrainingRequest(seq=4096)
 
@@ -121,16 +121,24 @@ def test_drives_are_deepspeed_s() -> None:
     assert all(np.max(degree) == 1 for each in degrees for degree in each)
 
 
+def tried(request: TrainingRequest) -> list[set[Offload]]:
+    return [
+        {one.offload for one in found}
+        for found in searches(find_model("llama-3.1-8b"), find_cluster("8xh100"), request)
+    ]
+
+
 def test_offload_is_the_last_resort_unless_it_was_asked_for() -> None:
-    first, *later = offloads(OPEN)
-    assert first == (NO_OFFLOAD,) and not any(NO_OFFLOAD in choices for choices in later)
+    first, *later = tried(OPEN)
+    assert first == {NO_OFFLOAD} and len(later) == 2 and not any(NO_OFFLOAD in choices for choices in later)
     asked = Offload(optimizer="host")
-    assert offloads(TrainingRequest(seq=4096, offload=asked)) == ((asked,),)
+    assert tried(TrainingRequest(seq=4096, offload=asked)) == [{asked}]
+    assert len(tried(TrainingRequest(seq=4096, drives=False))) == 2
 
 
 def test_every_set_of_things_can_go_to_the_host() -> None:
-    _, host, drives = offloads(OPEN)
-    assert len(set(host)) == 7 and Offload(parameters="host") in host
+    _, host, drives = tried(OPEN)
+    assert len(host) == 7 and Offload(parameters="host") in host
     assert all(places.optimizer == "nvme" for places in drives)
 
 

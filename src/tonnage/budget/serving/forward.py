@@ -83,5 +83,4 @@ def cublas_workspace_bytes(gpu: Gpu) -> int:
 def graph_sizes(largest: int) -> int:
     """Return how many batch sizes are captured: 1, 2, 4, then multiples of 8, from 256 on of 16."""
     fine = len(range(8, min(largest, 255) + 1, 8))
-    coarse = len(range(256, largest + 1, 16))
-    return sum(size <= largest for size in (1, 2, 4)) + fine + coarse
+    return sum(size <= largest for size in (1, 2, 4)) + fine + len(range(256, largest + 1, 16))

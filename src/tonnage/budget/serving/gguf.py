@@ -49,29 +49,17 @@ class GgufRecipe:
     def __init__(self, shape: ModelShape, name: str) -> None:
         self._shape, self._rules = shape, table("gguf")["files"][name]
         self._layers = len(shape.decoder.layers)
+        self._alone = len(shape.stacks) == 1  # towers have a file of their own
         mixers = [layer.attention for layer in shape.decoder.layers if layer.attention]
+        mlps = [layer.feed_forward for layer in shape.decoder.layers if layer.feed_forward]
         self._grouped = max((mixer.heads // max(mixer.kv_heads, 1) for mixer in mixers), default=1)
-        self._experts = max(
-            (layer.feed_forward.experts for layer in shape.decoder.layers if layer.feed_forward), default=0
-        )
+        self._experts = max((mlp.experts for mlp in mlps), default=0)
 
     def kind(self, role: str, number: int = 0) -> str:
         """Return the block type of a tensor in layer `number`."""
-        base = str(self._rules["base"])
-        quantized = base not in ("f32", "f16", "bf16")
-        found = next((kind for where, kind in self._rules.get(role, ()) if self._holds(where, number)), base)
-        if quantized and role in ("k", "v") and self._experts == 8:
-            return "q8_0"
-        if quantized and role == "o" and self._experts == 8 and base in ("q2_k", "q3_k", "q4_k", "iq3_s", "iq4_xs"):
-            return "q5_k"
-        if role == "v" and self._layers == _70B_LAYERS and found in ("q3_k", "q4_k"):
-            return "q5_k"
-        return str(found)
-
-    def _holds(self, where: str, number: int) -> bool:
-        layers = self._layers
-        eighth, last = layers // 8, 7 * layers // 8
-        return {
+        base, layers = str(self._rules["base"]), self._layers
+        quantized, eighth, last = base not in ("f32", "f16", "bf16"), layers // 8, 7 * layers // 8
+        holds = {
             "all": True,
             "more": number < eighth or number >= last or (number - eighth) % 3 == 2,
             "eighth": number < eighth,
@@ -80,14 +68,20 @@ class GgufRecipe:
             "first4": number < 4,
             "middle": eighth <= number < last,
             "grouped": self._grouped >= 4,
-        }[where]
+        }
+        found = next((kind for where, kind in self._rules.get(role, ()) if holds[where]), base)
+        if quantized and role in ("k", "v") and self._experts == 8:
+            return "q8_0"
+        if quantized and role == "o" and self._experts == 8 and base in ("q2_k", "q3_k", "q4_k", "iq3_s", "iq4_xs"):
+            return "q5_k"
+        if role == "v" and layers == _70B_LAYERS and found in ("q3_k", "q4_k"):
+            return "q5_k"
+        return str(found)
 
     def output_kind(self) -> str:
         """Return the block type of the head."""
-        given = self._rules.get("output")
-        if given:
-            return str(given[0][1])
-        return "q8_0" if self._shape.hidden % 256 else "q6_k"
+        usual = "q8_0" if self._shape.hidden % 256 else "q6_k"
+        return str(self._rules["output"][0][1]) if self._rules.get("output") else usual
 
     @property
     def embedding_bytes(self) -> int:
@@ -98,18 +92,15 @@ class GgufRecipe:
     @property
     def output_bytes(self) -> int:
         """The head: a copy of the embedding if they are tied."""
-        parameters = self._shape.embedding_parameters if self._shape.tied else self._shape.head_parameters
-        return self._table(parameters, self.output_kind()) + 4 * self._alone(self._shape.other_parameters)
+        shape = self._shape
+        parameters = shape.embedding_parameters if shape.tied else shape.head_parameters
+        return self._table(parameters, self.output_kind()) + 4 * self._alone * shape.other_parameters
 
     def _table(self, parameters: int, kind: str) -> int:
         if not self._shape.vocab or not parameters:
             return 0
         width = min(parameters // self._shape.vocab, self._shape.hidden)
-        return _matrix(kind, width, self._shape.vocab) + 4 * self._alone(parameters - width * self._shape.vocab)
-
-    def _alone(self, parameters: int) -> int:
-        """Return 0 for models with towers, which have a file of their own."""
-        return parameters if len(self._shape.stacks) == 1 else 0
+        return _matrix(kind, width, self._shape.vocab) + 4 * self._alone * (parameters - width * self._shape.vocab)
 
     @property
     def file_bytes(self) -> int:
@@ -126,9 +117,8 @@ class GgufRecipe:
             dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
             each = self._shape.hidden * (3 if mlp.gated else 2)
             routed = mlp.experts * layer.expert_parameters
-            rest += self._mlp(dense, mlp.gated, number) + 4 * max(
-                layer.feed_forward_parameters - routed - each * dense, 0
-            )
+            others = max(layer.feed_forward_parameters - routed - each * dense, 0)
+            rest += self._mlp(dense, mlp.gated, number) + 4 * others
             if mlp.experts:
                 experts = mlp.experts * self._mlp(mlp.intermediate, mlp.gated, number, experts=True)
                 experts += 4 * mlp.experts * max(layer.expert_parameters - each * mlp.intermediate, 0)
@@ -140,9 +130,9 @@ class GgufRecipe:
             return 0
         base, parameters = self.kind("attention", number), layer.attention_parameters
         if mixer.kind in (AttentionKind.RECURRENT, AttentionKind.LATENT):
-            output = mixer.heads * mixer.value_head_dim * hidden if mixer.kind is AttentionKind.LATENT else 0
-            rest = parameters - output
-            size = _matrix(self.kind("o", number), hidden, output // hidden) if output else 0
+            rows = mixer.heads * mixer.value_head_dim if mixer.kind is AttentionKind.LATENT else 0
+            rest = parameters - rows * hidden
+            size = _matrix(self.kind("o", number), hidden, rows)
             return size + _matrix(base, hidden, rest // hidden) + 4 * (rest % hidden)
         query, key = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
         value = mixer.kv_heads * mixer.value_head_dim

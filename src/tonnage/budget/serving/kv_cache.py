@@ -41,16 +41,8 @@ class KvFormat:
 
 
 # FP8 has one scale per layer, which is negligible; INT4 has an FP16 scale and zero point per vector.
-KV_FORMATS = {
-    form.name: form
-    for form in (
-        KvFormat("fp32", 32),
-        KvFormat("fp16", 16),
-        KvFormat("bf16", 16),
-        KvFormat("fp8", 8),
-        KvFormat("int4", 4, scale_bytes=4),
-    )
-}
+KV_FORMATS = {name: KvFormat(name, bits) for name, bits in (("fp32", 32), ("fp16", 16), ("bf16", 16), ("fp8", 8))}
+KV_FORMATS["int4"] = KvFormat("int4", 4, scale_bytes=4)
 
 
 def kv_heads_of(attention: AttentionShape, tp: int) -> int:
@@ -89,12 +81,10 @@ class LayerGroup:
 
     def blocks(self, tokens: int, block: int, batched_tokens: int) -> int:
         """Return the most blocks that a sequence of that length holds at once."""
-        if self.kind is AttentionKind.RECURRENT:
-            return 1
-        if not self.window:
-            return blocks_for(tokens, block)
-        # A window may begin inside a block, and the tokens being computed are kept beside it.
-        return blocks_for(min(self.window - 1 + batched_tokens, tokens), block) + 1
+        if self.window:
+            # A window may begin inside a block, and the tokens being computed are kept beside it.
+            return blocks_for(min(self.window - 1 + batched_tokens, tokens), block) + 1
+        return 1 if self.kind is AttentionKind.RECURRENT else blocks_for(tokens, block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +133,14 @@ def kv_layout(
     sizes: Counter[int] = Counter()
     states = 0
     for layer, count in kinds:
-        if layer.attention is None:
+        if (mixer := layer.attention) is None:
             continue
         # Latent attention keeps every token, as full attention does.
-        latent = layer.attention.kind is AttentionKind.LATENT
-        kind = AttentionKind.FULL if latent else layer.attention.kind
-        groups[LayerGroup(kind, layer.attention.window)] += count
-        size = token_bytes(layer.attention, form, tp)
+        kind = AttentionKind.FULL if mixer.kind is AttentionKind.LATENT else mixer.kind
+        groups[LayerGroup(kind, mixer.window)] += count
+        size = token_bytes(mixer, form, tp)
         sizes[size + extra_bytes if size else 0] += count
-        states = max(states, state_bytes(layer.attention, tp))
+        states = max(states, state_bytes(mixer, tp))
     if states and not max(sizes):
         return KvLayout(block, states * sum(groups.values()), tuple(groups))
     if states:

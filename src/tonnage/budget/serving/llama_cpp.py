@@ -17,7 +17,14 @@ from itertools import pairwise
 
 from tonnage.budget.serving import gguf
 from tonnage.budget.serving.kv_cache import KvLayout, LayerGroup
-from tonnage.budget.serving.memory import LONGEST_CONTEXT, KvPool, ServingBudget, ServingConfiguration, check
+from tonnage.budget.serving.memory import (
+    GGML_CACHES,
+    LONGEST_CONTEXT,
+    KvPool,
+    ServingBudget,
+    ServingConfiguration,
+    check,
+)
 from tonnage.budget.serving.own_engine import context_term
 from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.budget.terms import Term
@@ -39,9 +46,7 @@ LATEST_BUILD = 10586
 _WINDOWED = tuple("gemma2 gemma3 gemma4 gpt_oss llama4 cohere2 exaone4 olmo3 mimo_v2 step3p5 afmoe".split())
 # For unified memory, where the GPU's budget counts what the host holds.
 _UNBOUND = 1 << 62
-CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {
-    name: name for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-}
+CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {name: name for name in GGML_CACHES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,8 @@ class LlamaCppRun:
         self.count, self.ubatch = len(shape.decoder.layers), asked.batched_tokens
         digits = asked.engine_version.strip().removeprefix("b")
         if digits and not digits.isdecimal():
-            raise RequestError(
-                f"{asked.engine_version!r} is no build of llama.cpp.", hint="Write it like --engine-version b6106."
-            )
+            hint = "Write it like --engine-version b6106."
+            raise RequestError(f"{asked.engine_version!r} is no build of llama.cpp.", hint=hint)
         build = int(digits or LATEST_BUILD)
         self._lean, self._head_first = build >= _LEAN_BUILD, build >= _HEAD_FIRST_BUILD
 
@@ -90,8 +94,7 @@ class LlamaCppRun:
     def card(self, numbers: range, on_gpu: int, users: int, context: int) -> DeviceBytes:
         """Return the bytes of one GPU with these layers."""
         inner = [number for number in numbers if number < self.count]
-        experts_left = self.asked.cpu_experts
-        weights = sum(self.layers[n].rest if n < experts_left else self.layers[n].total for n in inner)
+        weights = sum(self.layers[n].rest if n < self.asked.cpu_experts else self.layers[n].total for n in inner)
         weights += self.recipe.output_bytes if self.count in numbers else 0
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
         compute = self._compute(numbers, on_gpu, users, context) if len(numbers) else 0
@@ -101,12 +104,10 @@ class LlamaCppRun:
     def host(self, numbers: tuple[int, ...], users: int, context: int) -> DeviceBytes:
         """Return the host's bytes: its layers, offloaded experts, the embedding, and a batch's intermediate tensors."""
         inner = [number for number in numbers if number < self.count]
+        offloaded = self.layers[len(inner) : self.asked.cpu_experts]
         weights = self.recipe.embedding_bytes + sum(self.layers[number].total for number in inner)
-        weights += sum(
-            self.layers[number].experts for number in range(len(inner), min(self.asked.cpu_experts, self.count))
-        )
-        if self.count in numbers and not self.shape.tied:
-            weights += self.recipe.output_bytes
+        weights += sum(layer.experts for layer in offloaded)
+        weights += self.recipe.output_bytes if self.count in numbers and not self.shape.tied else 0
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
         passed = self.ubatch * (4 * self.shape.hidden + (2 if self._lean else 4) * self._cells(context))
         return DeviceBytes(len(numbers), weights, cache, passed + 4 * users * self.shape.vocab, 0)
@@ -160,18 +161,13 @@ class LlamaCppRun:
         moved = max(((layer.experts or layer.rest) // 3 for layer in away), default=0) if first else 0
         return max(logits, mask + 4 * self.ubatch * (2 * hidden + widest) + moved)
 
-    def fullest(self, on_gpu: int, users: int, context: int) -> DeviceBytes:
-        """Return the GPU with the most bytes."""
-        return max(
-            (self.card(part, on_gpu, users, context) for part in self.parts(on_gpu)[1]), key=lambda each: each.total
-        )
-
     def fitting(self, room_bytes: int) -> int:
         """Return the most layers that leave the margin free on every GPU."""
         asked, low, high = self.asked, 0, self.count + 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.fullest(middle, asked.users, asked.context).total <= room_bytes - MARGIN_BYTES
+            cards = (self.card(part, middle, asked.users, asked.context) for part in self.parts(middle)[1])
+            fits = max(card.total for card in cards) <= room_bytes - MARGIN_BYTES
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -189,9 +185,8 @@ class LlamaPool(KvPool):
         """Say whether that many slots fit with the current placement of layers."""
         kept, cards = self.case.parts(self.on_gpu)
         host = self.case.host(kept, users, context).total
-        return host <= self.host_bytes and all(
-            self.case.card(part, self.on_gpu, users, context).total <= self.room_bytes for part in cards
-        )
+        held = (self.case.card(part, self.on_gpu, users, context).total for part in cards)
+        return host <= self.host_bytes and all(total <= self.room_bytes for total in held)
 
     def most_users(self, context: int, prefix: int = 0) -> int:
         """Return how many slots of that length fit."""
@@ -238,9 +233,8 @@ def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfigura
     bits = WEIGHT_FORMATS[shape.dtype].bits if shape.dtype in WEIGHT_FORMATS else 16
     weights = asked.weights or stored or ("q4_k_m" if bits < 8 else "q8_0")
     if weights not in gguf.file_types():
-        raise RequestError(
-            f"llama.cpp reads no {weights} weights.", hint=f"Use --weights with one of: {', '.join(gguf.file_types())}."
-        )
+        hint = f"Use --weights with one of: {', '.join(gguf.file_types())}."
+        raise RequestError(f"llama.cpp reads no {weights} weights.", hint=hint)
     if asked.kv and asked.kv not in CACHES:
         raise RequestError(f"llama.cpp keeps no {asked.kv} cache.", hint=f"Use --kv with one of: {', '.join(CACHES)}.")
     return replace(
@@ -251,21 +245,27 @@ def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfigura
 
 
 def llama_budget(
-    shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu, *, gpus: int, host_bytes: int
+    shape: ModelShape, config: ServingConfiguration, gpu: Gpu, *, gpus: int, host_bytes: int
 ) -> LlamaBudget:
     """Return what the fullest GPU and the host hold. `host_bytes` 0: memory is unified and counts as the GPU's."""
-    check(shape, configuration)
-    _check(shape, configuration)
-    asked = resolved(shape, configuration)
+    check(shape, config)
+    _check(shape, config)
+    asked = resolved(shape, config)
     case = LlamaCppRun(shape, asked, gpu, gpus)
     room = max(gpu.memory_bytes - asked.reserved_bytes, 0)
     on_gpu = case.fitting(room) if asked.gpu_layers < 0 else min(asked.gpu_layers, case.count + 1)
-    unified = not host_bytes
-    on_gpu = case.count + 1 if unified and asked.gpu_layers < 0 else on_gpu
+    if (unified := not host_bytes) and asked.gpu_layers < 0:
+        on_gpu = case.count + 1
     kept, parts = case.parts(on_gpu)
     cards = tuple(case.card(part, on_gpu, asked.users, asked.context) for part in parts)
     fullest, host = max(cards, key=lambda each: each.total), case.host(kept, asked.users, asked.context)
     terms = tuple(_terms(case, fullest, host if unified else None))
+    notes = []
+    if shape.max_positions and asked.context > shape.max_positions:
+        stated, context = f"{shape.max_positions:,}", f"{asked.context:,}"
+        notes.append(f"the model states {stated} positions: a context of {context} needs its rope scaled")
+    if gpus > 1 and 0 < on_gpu < gpus:
+        notes.append(f"only {on_gpu} of {gpus} cards have a layer")
     share = sum(case.layer_cache(layer, 1, PADDING) for layer in shape.decoder.layers) // PADDING
     cells = -(-asked.context // PADDING) * PADDING * asked.users
     layout = KvLayout(1, share, (LayerGroup(AttentionKind.FULL),))
@@ -275,10 +275,9 @@ def llama_budget(
     )  # fmt: skip
     return LlamaBudget(
         configuration=asked, capacity_bytes=gpu.memory_bytes, limit_bytes=room, outside_bytes=0, terms=terms, kv=pool,
-        notes=tuple(_notes(case, on_gpu)), case=case, gpu_layers=on_gpu, layers=case.count + 1, host=host, cards=cards,
+        notes=(*notes, *shape.notes), case=case, gpu_layers=on_gpu, layers=case.count + 1, host=host, cards=cards,
         host_capacity_bytes=host_bytes or _UNBOUND,
-        host_expert_bytes=sum(case.layers[number].experts for number in range(min(asked.cpu_experts, case.count)))
-        + sum(case.layers[number].experts for number in kept if asked.cpu_experts <= number < case.count),
+        host_expert_bytes=sum(case.layers[n].experts for n in {*range(asked.cpu_experts), *kept} if n < case.count),
     )  # fmt: skip
 
 
@@ -289,22 +288,18 @@ def _check(shape: ModelShape, asked: ServingConfiguration) -> None:
         raise RequestError("llama.cpp's slots share no prefix.", hint="Leave --prompt-shared out.")
     mixture = any(layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
     if asked.cpu_experts and not mixture:
-        raise RequestError(
-            f"{shape.name} has no experts to keep on the host.", hint="Use --gpu-layers instead of --cpu-moe."
-        )
+        hint = "Use --gpu-layers instead of --cpu-moe."
+        raise RequestError(f"{shape.name} has no experts to keep on the host.", hint=hint)
     if asked.kv.startswith("q") and not asked.flash_attention:
-        raise RequestError(
-            f"A {asked.kv} cache needs flash attention in llama.cpp.",
-            hint="Leave --no-flash-attention out, or use --kv fp16.",
-        )
+        hint = "Leave --no-flash-attention out, or use --kv fp16."
+        raise RequestError(f"A {asked.kv} cache needs flash attention in llama.cpp.", hint=hint)
 
 
 def _terms(case: LlamaCppRun, card: DeviceBytes, unified: DeviceBytes | None) -> Iterator[Term]:
     """Yield the buffers of one GPU, by llama.cpp's names."""
     numbers: dict[str, object] = {"layers": card.layers, "file_bytes": case.recipe.file_bytes}
-    yield Term(
-        Category.PARAMETERS, "model buffer", card.weights, "tensors of the card's layers, by type of block", numbers
-    )
+    formula = "tensors of the card's layers, by type of block"
+    yield Term(Category.PARAMETERS, "model buffer", card.weights, formula, numbers)
     if unified is not None:
         yield Term(Category.PARAMETERS, "embedding", unified.weights, "the host's part, in the same memory", {})
     asked = case.asked
@@ -314,17 +309,7 @@ def _terms(case: LlamaCppRun, card: DeviceBytes, unified: DeviceBytes | None) ->
     formula = "max(logits of what is sampled, a batch in a layer with its mask)"
     yield Term(Category.ACTIVATIONS, "compute buffer", card.compute, formula, batch, "model")
     if unified is not None:
-        yield Term(
-            Category.ACTIVATIONS, "host compute buffer", unified.compute, "inputs and outputs of a batch", {}, "model"
-        )
+        formula = "inputs and outputs of a batch"
+        yield Term(Category.ACTIVATIONS, "host compute buffer", unified.compute, formula, {}, "model")
     if card.context:
         yield context_term(case.gpu)
-
-
-def _notes(case: LlamaCppRun, on_gpu: int) -> Iterator[str]:
-    shape, asked = case.shape, case.asked
-    if shape.max_positions and asked.context > shape.max_positions:
-        yield f"the model states {shape.max_positions:,} positions: a context of {asked.context:,} needs its rope scaled"
-    if case.gpus > 1 and 0 < on_gpu < case.gpus:
-        yield f"only {on_gpu} of {case.gpus} cards have a layer"
-    yield from shape.notes

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from tonnage.budget import table
 from tonnage.budget.serving import own_engine, sglang, tensorrt_llm, vllm
 from tonnage.budget.serving.kv_cache import KV_FORMATS, KvFormat, KvLayout, kv_heads_of, kv_layout, state_bytes
 from tonnage.budget.serving.weights import WEIGHT_FORMATS, StageLayers, stages, weight_terms
@@ -186,12 +187,12 @@ class ServingBudget:
         return not self.overflows and self.kv.holds(asked.users, asked.context, asked.shared_prefix)
 
 
-def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
+def serving_budget(shape: ModelShape, config: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """Return the budget of the stage with the fewest blocks, or of the fullest stage if none has any."""
-    check(shape, configuration)
-    if "bf16" in (configuration.weights, configuration.kv) and not gpu.has_bf16:
+    check(shape, config)
+    if "bf16" in (config.weights, config.kv) and not gpu.has_bf16:
         raise RequestError(f"{gpu.name} has no BF16.", hint="Use fp16, or leave the flag out.")
-    asked = resolved(shape, configuration, gpu)
+    asked = resolved(shape, config, gpu)
     if asked.engine == "tonnage":
         own_engine.check_formats(asked.weights, asked.kv)
     each = [stage_budget(shape, stage, asked, gpu) for stage in stages(shape, asked.pp, asked.stage_layers)]
@@ -251,17 +252,24 @@ def check(shape: ModelShape, asked: ServingConfiguration) -> None:
     if not 0 <= asked.utilization <= 1:
         raise RequestError(f"--utilization {asked.utilization} is no share of a card.", hint="Write it like 0.9.")
     if not 0 <= asked.shared_prefix <= asked.context:
-        raise RequestError(
-            f"A shared prefix of {asked.shared_prefix} tokens does not lie within a context of {asked.context}.",
-            hint="Give --prompt-shared at most the --context.",
-        )
+        problem = f"A shared prefix of {asked.shared_prefix} tokens does not lie within a context of {asked.context}."
+        raise RequestError(problem, hint="Give --prompt-shared at most the --context.")
     if shape.learned_positions and asked.context > shape.max_positions:
-        raise RequestError(
-            f"{shape.name} has learned {shape.max_positions:,} positions: a context of {asked.context:,} goes beyond them.",
-            hint=f"Give --context at most {shape.max_positions}.",
-        )
+        problem = f"{shape.name} has learned {shape.max_positions:,} positions:"
+        hint = f"Give --context at most {shape.max_positions}."
+        raise RequestError(f"{problem} a context of {asked.context:,} goes beyond them.", hint=hint)
     _check_layout(shape, asked)
-    _check_formats(asked)
+    caches = (*KV_FORMATS, *GGML_CACHES)
+    for flag, name, known in (("--weights", asked.weights, tuple(WEIGHT_FORMATS)), ("--kv", asked.kv, caches)):
+        if name and name not in known:
+            raise RequestError(f"{flag} {name} is not known.", hint=f"Use one of: {', '.join(known)}.")
+    if asked.engine in ("sglang", "tensorrt-llm") and asked.kv == "int4":
+        raise RequestError(f"--engine {asked.engine} has no INT4 KV cache.", hint="Use --kv fp8.")
+    if asked.kv in GGML_CACHES and asked.engine != "llama.cpp":
+        raise RequestError(f"Only llama.cpp keeps a cache in {asked.kv}.", hint="Use --kv fp8, or --engine llama.cpp.")
+    version = asked.engine_version or vllm.latest_version()
+    if asked.engine == "vllm" and asked.kv == "int4" and not vllm.find_release(version).int4_kv:
+        raise RequestError(f"vLLM {version} has no INT4 KV cache.", hint="Use --kv fp8, or --engine-version 0.25.")
 
 
 def _check_layout(shape: ModelShape, asked: ServingConfiguration) -> None:
@@ -270,20 +278,17 @@ def _check_layout(shape: ModelShape, asked: ServingConfiguration) -> None:
         raise BadLayout(f"--pp {asked.pp}: {shape.name} has only {layers} layers.", hint=f"Give --pp at most {layers}.")
     cut = asked.stage_layers
     if cut and (len(cut) != asked.pp or sum(cut) != layers or min(cut) < 1):
-        raise BadLayout(
-            f"Stages of {', '.join(map(str, cut))} layers do not cut the {layers} layers of {shape.name} into {asked.pp}.",
-            hint=f"Give --pp {asked.pp} numbers, each at least 1, that sum to {layers}.",
-        )
+        hint = f"Give --pp {asked.pp} numbers, each at least 1, that sum to {layers}."
+        words = f"Stages of {', '.join(map(str, cut))} layers do not cut"
+        raise BadLayout(f"{words} the {layers} layers of {shape.name} into {asked.pp}.", hint=hint)
     if asked.engine == "tonnage" and asked.gpus > 1:
         raise BadLayout("Tonnage's own engine serves from one GPU.", hint="Use --engine vllm, or --tp 1 --pp 1.")
     if not divides(shape, asked.tp):
         heads = sorted({(mixer.heads, mixer.kv_heads) for mixer in _mixers(shape)})
         words = ", ".join(f"{queries} query and {keys} KV heads" for queries, keys in heads)
         good = [tp for tp in range(1, heads[0][0] + 1) if divides(shape, tp)]
-        raise BadLayout(
-            f"--tp {asked.tp} does not divide {shape.name}, which has {words}.",
-            hint=f"Use one of --tp {', '.join(map(str, good[:8]))}.",
-        )
+        hint = f"Use one of --tp {', '.join(map(str, good[:8]))}."
+        raise BadLayout(f"--tp {asked.tp} does not divide {shape.name}, which has {words}.", hint=hint)
 
 
 def divides(shape: ModelShape, tp: int) -> bool:
@@ -301,24 +306,9 @@ def _mixers(shape: ModelShape) -> Iterator[AttentionShape]:
             yield layer.attention
 
 
-def _check_formats(asked: ServingConfiguration) -> None:
-    caches = (*KV_FORMATS, *GGML_CACHES)
-    for flag, name, known in (("--weights", asked.weights, tuple(WEIGHT_FORMATS)), ("--kv", asked.kv, caches)):
-        if name and name not in known:
-            raise RequestError(f"{flag} {name} is not known.", hint=f"Use one of: {', '.join(known)}.")
-    if asked.engine in ("sglang", "tensorrt-llm") and asked.kv == "int4":
-        raise RequestError(f"--engine {asked.engine} has no INT4 KV cache.", hint="Use --kv fp8.")
-    if asked.kv in GGML_CACHES and asked.engine != "llama.cpp":
-        raise RequestError(f"Only llama.cpp keeps a cache in {asked.kv}.", hint="Use --kv fp8, or --engine llama.cpp.")
-    if asked.engine == "vllm" and asked.kv == "int4":
-        version = asked.engine_version or vllm.latest_version()
-        if not vllm.find_release(version).int4_kv:
-            raise RequestError(f"vLLM {version} has no INT4 KV cache.", hint="Use --kv fp8, or --engine-version 0.25.")
-
-
 def stage_budget(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """Return the budget of one pipeline stage for a `resolved` configuration."""
-    parts = _PARTS[asked.engine](shape, stage, asked, gpu)
+    parts = _parts(shape, stage, asked, gpu)
     kv = _pool(shape, stage, asked, parts.available_bytes)
     numbers: dict[str, object] = {
         "share_bytes": parts.limit_bytes, "available_bytes": max(parts.available_bytes, 0), "blocks": kv.blocks,
@@ -334,9 +324,13 @@ def stage_budget(shape: ModelShape, stage: StageLayers, asked: ServingConfigurat
     )  # fmt: skip
 
 
+def _formats(engine: Engine) -> dict[str, KvFormat]:
+    return own_engine.OWN_KV_FORMATS if engine == "tonnage" else KV_FORMATS
+
+
 def _token_words(stage: StageLayers, asked: ServingConfiguration) -> Iterator[str]:
     """Yield the arithmetic of one token on one GPU, like "32 layers × 8 heads × (128 + 128) × 16 bits"."""
-    form = _kv_format(asked)
+    form = _formats(asked.engine)[asked.kv]
     scales = f" with {form.scale_bytes} B of scales a vector" if form.scale_bytes else ""
     for layer, count in stage.kinds:
         mixer = layer.attention
@@ -355,15 +349,15 @@ def _token_words(stage: StageLayers, asked: ServingConfiguration) -> Iterator[st
 def _pool(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, available: int) -> KvPool:
     release = vllm.find_release(asked.engine_version) if asked.engine == "vllm" else None
     layout = kv_layout(
-        stage.kinds, _kv_format(asked), block=asked.block, tp=asked.tp, grouped=bool(release and release.grouped),
+        stage.kinds, _formats(asked.engine)[asked.kv], block=asked.block, tp=asked.tp, grouped=bool(release and release.grouped),
         extra_bytes=vllm.index_bytes(shape) if asked.engine != "tonnage" else 0,
     )  # fmt: skip
     if asked.engine == "sglang":
         # Sliding-window layers have a pool of their own, with `ratio` times the tokens of the other.
         layers = sum(count for layer, count in stage.kinds if layer.attention is not None)
         windows = sum(count for layer, count in stage.kinds if layer.attention and layer.attention.window)
-        ratio = sglang.window_ratio(shape)
-        if ratio != 1 and 0 < windows < layers:
+        if shape.architecture in table("sglang")["swa_architectures"] and 0 < windows < layers:
+            ratio = float(table("sglang")["swa_ratio"])
             kept = int(layout.bytes_per_block * (layers - (1 - ratio) * windows) / layers)
             layout = replace(layout, bytes_per_block=kept)
     blocks = max(available, 0) // layout.bytes_per_block if layout.bytes_per_block else 0
@@ -371,63 +365,38 @@ def _pool(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, av
     return KvPool(layout, max(available, 0), blocks, max(blocks - null, 0), asked.batched_tokens)
 
 
-def _kv_format(asked: ServingConfiguration) -> KvFormat:
-    return (own_engine.OWN_KV_FORMATS if asked.engine == "tonnage" else KV_FORMATS)[asked.kv]
-
-
-def _weights(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> list[Term]:
+def _parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+    """Return the parts of an engine's memory, by what it takes its share of."""
+    context, linked = own_engine.context_term(gpu), sglang.linked_term(asked.tp, gpu)
+    share = own_engine.share_bytes(gpu.memory_bytes, asked.utilization)
+    if asked.engine == "tonnage":
+        # A share of the card, against which everything counts.
+        limits = own_engine.EngineOptions(
+            context=asked.context, weights=asked.weights, kv=asked.kv, block=asked.block, max_seqs=asked.max_seqs,
+            batched_tokens=asked.batched_tokens, eager=asked.eager,
+        )  # fmt: skip
+        reserve = own_engine.own_reserve(own_engine.widths_of(shape), limits, gpu)
+        return Parts(list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), [], share)
     form = WEIGHT_FORMATS[asked.weights]
-    return list(weight_terms(shape, stage, asked.tp, form, vllm.expert_kernel(gpu) if form.experts_only else None))
-
-
-def _vllm_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """Return vLLM's parts: its share is of the whole card, and the CUDA context lies outside it."""
-    release = vllm.find_release(asked.engine_version)
-    held = _weights(shape, stage, asked, gpu)
+    kernel = vllm.expert_kernel(gpu) if form.experts_only else None
+    held = list(weight_terms(shape, stage, asked.tp, form, kernel))
+    if asked.engine == "sglang":
+        # A share of the memory free before loading; all but weights and KV cache lies outside it.
+        free = gpu.memory_bytes - asked.reserved_bytes - gpu.overheads["context"].size_bytes - int(linked.size_bytes)
+        context, kernels = sglang.context_terms(gpu)
+        outside = [context, linked, *sglang.reserve_terms(shape, stage, asked, gpu)]
+        return Parts(held, [kernels], outside, max(int(free * asked.utilization), 0))
+    if asked.engine == "tensorrt-llm":
+        # A share of the memory free at the peak of a dry run.
+        inside = [context, linked, *tensorrt_llm.dry_run_terms(shape, stage, asked, gpu)]
+        peak = sum(int(term.size_bytes) for term in (*held, *inside))
+        free = max(gpu.memory_bytes - asked.reserved_bytes - peak, 0)
+        return Parts(held, inside, [], peak + int(free * asked.utilization))
+    # vLLM's is a share of the card, and the CUDA context lies outside it.
+    inside, outside = list(vllm.profiling_terms(shape, stage, asked, gpu)), [context]
     graphs = vllm.graphs_term(shape, stage, asked)
-    inside = list(vllm.profiling_terms(shape, stage, asked, gpu))
-    outside = [own_engine.context_term(gpu)]
-    (inside if release.graphs_subtracted else outside).append(graphs)
-    return Parts(held, inside, outside, own_engine.share_bytes(gpu.memory_bytes, asked.utilization))
-
-
-def _sglang_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """Return SGLang's parts: its share is of the memory free before loading; all but weights and KV cache lies outside."""
-    linked = sglang.linked_term(asked.tp, gpu)
-    taken = asked.reserved_bytes + gpu.overheads["context"].size_bytes + int(linked.size_bytes)
-    free = gpu.memory_bytes - taken
-    context, kernels = sglang.context_terms(gpu)
-    outside = [context, linked, *sglang.reserve_terms(shape, stage, asked, gpu)]
-    return Parts(_weights(shape, stage, asked, gpu), [kernels], outside, max(int(free * asked.utilization), 0))
-
-
-def _tensorrt_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """Return TensorRT-LLM's parts: its share is of the memory free at the peak of a dry run."""
-    held = _weights(shape, stage, asked, gpu)
-    first = [own_engine.context_term(gpu), sglang.linked_term(asked.tp, gpu)]
-    inside = [*first, *tensorrt_llm.dry_run_terms(shape, stage, asked, gpu)]
-    peak = sum(int(term.size_bytes) for term in (*held, *inside))
-    free = max(gpu.memory_bytes - asked.reserved_bytes - peak, 0)
-    return Parts(held, inside, [], peak + int(free * asked.utilization))
-
-
-def _own_parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """Return the parts of Tonnage's own engine, all of which count against its share."""
-    limits = own_engine.EngineOptions(
-        context=asked.context, weights=asked.weights, kv=asked.kv, block=asked.block, max_seqs=asked.max_seqs,
-        batched_tokens=asked.batched_tokens, eager=asked.eager,
-    )  # fmt: skip
-    reserve = own_engine.own_reserve(own_engine.widths_of(shape), limits, gpu)
-    limit = own_engine.share_bytes(gpu.memory_bytes, asked.utilization)
-    return Parts(list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), [], limit)
-
-
-_PARTS = {
-    "vllm": _vllm_parts,
-    "sglang": _sglang_parts,
-    "tensorrt-llm": _tensorrt_parts,
-    "tonnage": _own_parts,
-}
+    (inside if vllm.find_release(asked.engine_version).graphs_subtracted else outside).append(graphs)
+    return Parts(held, inside, outside, share)
 
 
 def _notes(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Iterator[str]:

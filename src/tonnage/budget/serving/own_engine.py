@@ -22,9 +22,8 @@ from tonnage.units import KIB, MIB
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
 # FP8 keeps a bfloat16 scale per head and token, for keys and for values.
-OWN_KV_FORMATS = {name: KV_FORMATS[name] for name in ("fp32", "fp16", "bf16")} | {
-    "fp8": KvFormat("fp8", 8, scale_bytes=2)
-}
+_WHOLE_FORMATS = {name: KV_FORMATS[name] for name in ("fp32", "fp16", "bf16")}
+OWN_KV_FORMATS = _WHOLE_FORMATS | {"fp8": KvFormat("fp8", 8, scale_bytes=2)}
 OWN_WEIGHTS = ("fp32", "fp16", "bf16", "fp8", "int8")
 UTILIZATION, MAX_SEQS, BATCHED_TOKENS = 0.9, 256, 8192
 GRAPHS, ROUNDING = "CUDA graphs", "the allocator's rounding"
@@ -165,29 +164,53 @@ def own_block_bytes(widths: ModelWidths, kv: str, block: int = 16) -> int:
 
 def own_reserve(widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None) -> tuple[Term, ...]:
     """Return everything except weights and KV cache. `gpu` None: on the CPU, without graphs or CUDA context."""
-    terms = [_step(widths, limits), _buffers(widths, limits)]
-    if gpu is not None:
-        # Four matrices per layer with their scales; embedding, head and the cache itself.
-        tensors = 4 * widths.layers + 8
-        numbers: dict[str, object] = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
-        size = tensors * _SEGMENT_BYTES
-        terms.append(Term(Category.WORKSPACE, ROUNDING, size, "tensors × segment", numbers, "model"))
-        # cuBLAS workspaces as torch allocates them, for the step's stream and the capture stream.
-        streams = 1 if limits.eager else 2
-        size = streams * cublas_workspace_bytes(gpu)
-        terms.append(Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams}))
-        terms += [_graphs(widths, limits), context_term(gpu)]
-    return tuple(terms)
+    # The largest of layers, head and sampler, plus fragmentation. The sampler has logits, a copy of the rows that need
+    # filtering, and temporaries for the rows filtered at once.
+    tables = 4 * (limits.max_seqs + 1) * limits.columns
+    staged = 3 * limits.batched_tokens + limits.max_seqs * (2 * limits.columns + 20) + 16  # elements of the inputs
+    drawn = 8 * limits.rows + min(limits.rows, FILTERED_ROWS) * FILTERED_BYTES
+    parts = {
+        "forward_bytes": 8 * staged + tables + _forward_bytes(widths, limits, limits.batched_tokens),
+        "head_bytes": 8 * staged + tables + _head_bytes(widths, limits, limits.batched_tokens),
+        "sampler_bytes": drawn * widths.vocab,
+    }
+    numbers: dict[str, object] = {**parts, "tokens": limits.batched_tokens, "rows": limits.rows}
+    numbers |= {"vocabulary": widths.vocab, "gaps": _GAPS}
+    size, formula = int(max(parts.values()) * (1 + _GAPS)), "max(forward, head, sampler) × (1 + gaps)"
+    step = Term(Category.ACTIVATIONS, "peak of a step", size, formula, numbers, "model")
+    # Persistent buffers: rotary tables (cosines and sines of half the dimensions, in FP32), per-slot state, inputs.
+    rotary = widths.ropes * limits.context * widths.head_dim * 4
+    numbers = {"rotary_bytes": rotary, "tables_bytes": tables, "inputs_bytes": 4 * staged}
+    size = rotary + tables + 4 * staged + 32 * (limits.max_seqs + 1)
+    buffers = Term(Category.WORKSPACE, "buffers", size, "rotary + block tables + inputs + slots", numbers, "model")
+    if gpu is None:
+        return step, buffers
+    # Segments of four matrices per layer with their scales; of embedding, head and the cache itself.
+    tensors = 4 * widths.layers + 8
+    numbers = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
+    segments = tensors * _SEGMENT_BYTES
+    rounding = Term(Category.WORKSPACE, ROUNDING, segments, "tensors × segment", numbers, "model")
+    # cuBLAS workspaces as torch allocates them, for the step's stream and the capture stream.
+    streams = 1 if limits.eager else 2
+    size = streams * cublas_workspace_bytes(gpu)
+    cublas = Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams})
+    # One graph pool, sized by the largest graph's step and logits, plus driver memory per graph.
+    graphs = 0 if limits.eager else len(capture_sizes(limits.rows))
+    largest = max(of(widths, limits, limits.rows) for of in (_forward_bytes, _head_bytes)) + tables
+    numbers = {"graphs": graphs, "layers": widths.layers, "largest_step_bytes": largest}
+    size = largest + graphs * (_GRAPH_BYTES + widths.layers * _GRAPH_LAYER_BYTES) if graphs else 0
+    formula = "the largest step + graphs × (bytes per graph + layers × bytes per layer)"
+    pool = Term(Category.WORKSPACE, GRAPHS, size, formula, numbers, "rough model")
+    return step, buffers, rounding, cublas, pool, context_term(gpu)
 
 
 def check_formats(weights: str, kv: str) -> None:
     """Raise RequestError for formats the engine cannot store."""
-    for flag, name, known in (("--weights", weights, OWN_WEIGHTS), ("--kv", kv, tuple(OWN_KV_FORMATS))):
+    for what, name, known in (("weights", weights, OWN_WEIGHTS), ("cache", kv, tuple(OWN_KV_FORMATS))):
         if name not in known:
-            raise RequestError(
-                f"Tonnage's own engine keeps no {name} {'weights' if flag == '--weights' else 'cache'}.",
-                hint=f"Use {flag} with one of: {', '.join(known)}; or --engine vllm.",
-            )
+            flag = "--weights" if what == "weights" else "--kv"
+            hint = f"Use {flag} with one of: {', '.join(known)}; or --engine vllm."
+            raise RequestError(f"Tonnage's own engine keeps no {name} {what}.", hint=hint)
 
 
 def widths_of(shape: ModelShape) -> ModelWidths:
@@ -201,10 +224,8 @@ def widths_of(shape: ModelShape) -> ModelWidths:
     plain = plain and all(mlp and mlp.gated and not mlp.shared_intermediate for mlp in mlps)
     alone = len(shape.stacks) == 1 or shape.architecture == "gemma3"
     if shape.architecture not in FAMILIES or not shape.logits or not alone or not plain or len(heads) != 1:
-        raise RequestError(
-            f"Tonnage's own engine does not serve {shape.name} ({shape.architecture}).",
-            hint=f"Use --engine vllm, or a model of one of: {', '.join(FAMILIES)}.",
-        )
+        hint = f"Use --engine vllm, or a model of one of: {', '.join(FAMILIES)}."
+        raise RequestError(f"Tonnage's own engine does not serve {shape.name} ({shape.architecture}).", hint=hint)
     # All layers match except for windows, or for experts that only some have.
     layer = max(layers, key=lambda layer: layer.feed_forward.experts if layer.feed_forward else 0)
     mixer, mlp = layer.attention, layer.feed_forward
@@ -232,14 +253,10 @@ def own_weight_terms(shape: ModelShape, weights: str) -> Iterator[Term]:
     parameters = shape.decoder.parameters + shape.hidden * (1 + shape.vocab * (1 if shape.tied else 2))
     rest = parameters - matrices
     if matrices:
-        yield _weights("matrices", matrices, "parameters × 1 byte", {"parameters": matrices})
-        yield _weights("scales", 4 * outputs, "outputs × 4 bytes", {"outputs": outputs})
+        yield Term(Category.PARAMETERS, "matrices", matrices, "parameters × 1 byte", {"parameters": matrices})
+        yield Term(Category.PARAMETERS, "scales", 4 * outputs, "outputs × 4 bytes", {"outputs": outputs})
     name = "embedding, norms and head" if matrices else "parameters"
-    yield _weights(name, rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
-
-
-def _weights(name: str, size_bytes: int, formula: str, numbers: dict[str, object]) -> Term:
-    return Term(Category.PARAMETERS, name, size_bytes, formula, numbers)
+    yield Term(Category.PARAMETERS, name, rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
 
 
 def share_bytes(capacity_bytes: int, share: float) -> int:
@@ -251,23 +268,6 @@ def capture_sizes(largest: int) -> list[int]:
     """Return the batch sizes with a CUDA graph: 1, 2, 4, multiples of 8 up to 64, of 16 beyond, and the largest."""
     sizes = {1, 2, 4, *range(8, 65, 8), *range(80, largest, 16), largest}
     return sorted(size for size in sizes if size <= largest)
-
-
-def _step(widths: ModelWidths, limits: EngineOptions) -> Term:
-    """Return the largest of layers, head and sampler, plus fragmentation."""
-    inputs = 8 * _staged(limits) + _tables_bytes(limits)
-    # Logits, a copy of the rows that need filtering, and temporaries for the rows filtered at once.
-    drawn = 8 * limits.rows + min(limits.rows, FILTERED_ROWS) * FILTERED_BYTES
-    parts = {
-        "forward": inputs + _forward_bytes(widths, limits, limits.batched_tokens),
-        "head": inputs + _head_bytes(widths, limits, limits.batched_tokens),
-        "sampler": drawn * widths.vocab,
-    }
-    numbers: dict[str, object] = {f"{name}_bytes": size for name, size in parts.items()}
-    numbers |= {"tokens": limits.batched_tokens, "rows": limits.rows, "vocabulary": widths.vocab, "gaps": _GAPS}
-    size = int(max(parts.values()) * (1 + _GAPS))
-    formula = "max(forward, head, sampler) × (1 + gaps)"
-    return Term(Category.ACTIVATIONS, "peak of a step", size, formula, numbers, "model")
 
 
 def _forward_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
@@ -296,36 +296,6 @@ def _head_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
     """Return the last hidden states, those of sampled rows, and their logits in compute dtype and in FP32."""
     states = (2 * tokens + 3 * limits.rows) * widths.hidden * limits.compute_bytes
     return states + limits.rows * widths.vocab * (limits.compute_bytes + 4)
-
-
-def _staged(limits: EngineOptions) -> int:
-    """Return the most elements that a step's inputs have."""
-    return 3 * limits.batched_tokens + limits.max_seqs * (2 * limits.columns + 20) + 16
-
-
-def _tables_bytes(limits: EngineOptions) -> int:
-    return 4 * (limits.max_seqs + 1) * limits.columns
-
-
-def _buffers(widths: ModelWidths, limits: EngineOptions) -> Term:
-    """Return the persistent buffers: rotary tables, per-slot state and a step's inputs."""
-    rotary = widths.ropes * limits.context * widths.head_dim * 4  # cosines and sines of half the dimensions, in FP32
-    numbers: dict[str, object] = {
-        "rotary_bytes": rotary, "tables_bytes": _tables_bytes(limits), "inputs_bytes": 4 * _staged(limits),
-    }  # fmt: skip
-    size = rotary + _tables_bytes(limits) + 4 * _staged(limits) + 32 * (limits.max_seqs + 1)
-    return Term(Category.WORKSPACE, "buffers", size, "rotary + block tables + inputs + slots", numbers, "model")
-
-
-def _graphs(widths: ModelWidths, limits: EngineOptions) -> Term:
-    """Return one graph pool, sized by the largest graph's step and logits, plus driver memory per graph."""
-    graphs = 0 if limits.eager else len(capture_sizes(limits.rows))
-    step = max(_forward_bytes(widths, limits, limits.rows), _head_bytes(widths, limits, limits.rows))
-    step += _tables_bytes(limits)
-    size = step + graphs * (_GRAPH_BYTES + widths.layers * _GRAPH_LAYER_BYTES) if graphs else 0
-    numbers: dict[str, object] = {"graphs": graphs, "layers": widths.layers, "largest_step_bytes": step}
-    formula = "the largest step + graphs × (bytes per graph + layers × bytes per layer)"
-    return Term(Category.WORKSPACE, GRAPHS, size, formula, numbers, "rough model")
 
 
 def context_term(gpu: Gpu) -> Term:

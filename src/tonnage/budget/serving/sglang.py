@@ -74,10 +74,8 @@ def default_fraction(shape: ModelShape, asked: "ServingConfiguration", gpu: Gpu)
             mixers = (layer.attention for layer in shape.decoder.layers)
             latent = any(mixer and mixer.kind is AttentionKind.LATENT for mixer in mixers)
             # Prompt lengths with a CUDA graph.
-            sizes = [
-                size for steps in (*_PREFILL_STEPS, (4608, asked.batched_tokens + 1, 512)) for size in range(*steps)
-            ]
-            prompts = sum(size <= asked.batched_tokens for size in sizes)
+            steps = (*_PREFILL_STEPS, (4608, asked.batched_tokens + 1, 512))
+            prompts = sum(size <= asked.batched_tokens for each in steps for size in range(*each))
             left += _LATENT_PREFILL_GIB if latent else 8 * prompts / 1024
         left = max(left, _LARGE_LEFT_GIB) if total > _LARGE_GIB else left
     return max(round((total - left) / total, 3), 0.01)
@@ -87,11 +85,6 @@ def decode_sizes(largest: int) -> int:
     """Return how many batch sizes have a CUDA graph."""
     sizes = {1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, largest + 1, 32), largest}
     return sum(size <= largest for size in sizes)
-
-
-def window_ratio(shape: ModelShape) -> float:
-    """Return tokens of sliding-window layers per token of the others; 1 if one pool holds every layer's tokens."""
-    return float(table("sglang")["swa_ratio"]) if shape.architecture in table("sglang")["swa_architectures"] else 1.0
 
 
 def reserve_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:

@@ -95,8 +95,8 @@ def card_class(release: VllmRelease, gpu: Gpu) -> str:
     """Return "small", "large" or "huge": the class that determines the defaults."""
     if gpu.memory_bytes >= 160 * GIB:
         return "huge"
-    a100 = "a100" in gpu.name.lower() and not release.large_a100
-    return "large" if gpu.memory_bytes >= 70 * GIB and not a100 else "small"
+    large = release.large_a100 or "a100" not in gpu.name.lower()
+    return "large" if gpu.memory_bytes >= 70 * GIB and large else "small"
 
 
 @cache
@@ -156,18 +156,15 @@ def non_torch_term(tp: int, gpu: Gpu) -> Term:
     """Return the memory outside torch that vLLM finds after profiling."""
     linked = tp > 1 and gpu.nvlink_bytes_per_s > 0
     size = table("vllm")["non_torch"]["linked" if linked else "one"]
-    return Term(
-        Category.WORKSPACE, "outside of torch", size, "as vLLM 0.19 logged on H100", {"tp": tp}, "published logs"
-    )
+    formula = "as vLLM 0.19 logged on H100"
+    return Term(Category.WORKSPACE, "outside of torch", size, formula, {"tp": tp}, "published logs")
 
 
 def graphs_term(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration") -> Term:
     """Return vLLM's CUDA graphs: those of decode, and from 0.11 on both kinds."""
     release = find_release(asked.engine_version)
     largest = min(2 * asked.max_seqs, release.largest_graph, asked.batched_tokens)
-    graphs = graph_sizes(largest)
-    if release.full_graphs:
-        graphs += graph_sizes(min(largest, asked.max_seqs))
+    graphs = graph_sizes(largest) + (graph_sizes(min(largest, asked.max_seqs)) if release.full_graphs else 0)
     return graph_term(shape, stage, asked, graphs, largest)
 
 

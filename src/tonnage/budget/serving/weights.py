@@ -142,10 +142,8 @@ def weight_terms(
     if form.scale_bytes and matrices:
         per = form.group or shape.hidden
         scales = form.scales_bytes(matrices, shape.hidden)
-        yield _term(
-            "scales", scales, "matrices / group × (scale + zero)",
-            {"group": per, "scale_bytes": form.scale_bytes, "zero_bits": form.zero_bits},
-        )  # fmt: skip
+        counted: dict[str, object] = {"group": per, "scale_bytes": form.scale_bytes, "zero_bits": form.zero_bits}
+        yield _term("scales", scales, "matrices / group × (scale + zero)", counted)
     yield _term("norms and routers", rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
     yield from _ends(shape, stage, tp, form)
 
@@ -169,9 +167,7 @@ def _laid_out(shape: ModelShape, stage: StageLayers, tp: int, kernel: ExpertKern
             biases += each * (wide * between + hidden)
     numbers: dict[str, object] = {"values": values, "hidden": hidden, "kernel": kernel.name}
     yield _term("experts", values // 2, "values padded for their kernel / 2", numbers)
-    words = (
-        "a byte for 32 values, as in the checkpoint and as laid out" if kernel.keeps_scales else "a byte for 32 values"
-    )
+    words = "a byte for 32 values" + ", as in the checkpoint and as laid out" * kernel.keeps_scales
     yield _term("scales", scales, words, {"scales": scales})
     if biases:
         numbers = {"biases": biases, "bytes": kernel.bias_bytes}
@@ -222,5 +218,4 @@ def _attention(layer: LayerShape, hidden: int, tp: int) -> int:
     if mixer.kind is AttentionKind.RECURRENT:
         return -(-parameters // tp)
     one_head = hidden * (mixer.head_dim + mixer.value_head_dim)
-    heads = max(1, mixer.kv_heads // tp)
-    return heads * one_head + -(-(parameters - mixer.kv_heads * one_head) // tp)
+    return max(1, mixer.kv_heads // tp) * one_head + -(-(parameters - mixer.kv_heads * one_head) // tp)

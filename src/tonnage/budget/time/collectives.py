@@ -50,12 +50,20 @@ class ClusterLinks:
         step_s = np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece / rate)), large_s)
         return messages * steps * step_s + messages * self.shares.link_start_s * (steps > 0)
 
+    def _ring_bytes_per_s(self, ranks: Number, stride: Number) -> Quantity:
+        """Return a ring's bandwidth: the host's own link, or beyond it one network card per group member in the host."""
+        cluster, span = self.cluster, np.asarray(ranks) * stride
+        outside = np.minimum(cluster.peer_bytes_per_s, cluster.network_bytes_per_s * self._members(stride))
+        near = cluster.link_bytes_per_s(np.minimum(span, cluster.gpus_per_host))
+        return np.where(span > cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
+
     def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
         """Return the seconds of all-reduces: a reduce-scatter and an all-gather, or a tree between hosts."""
         ring_s = 2 * self.gather_s(size_bytes, ranks, stride, messages)
         members = np.minimum(self._members(stride), ranks)
         hosts = np.maximum(np.ceil(np.asarray(ranks) / members), 1)
-        deep_s = 2 * (np.ceil(np.log2(hosts)) * self._network_hop_s + (members - 1) * self.shares.link_hop_s)
+        network_hop_s = self.cluster.host.network_hop_s or self.shares.network_hop_s
+        deep_s = 2 * (np.ceil(np.log2(hosts)) * network_hop_s + (members - 1) * self.shares.link_hop_s)
         rate = self._ring_bytes_per_s(ranks, stride) * self.cluster.host.network_tree_share
         sent_s = 2 * size_bytes * (np.asarray(ranks) - 1) / ranks / rate
         tree_s = sent_s + messages * (deep_s + self.shares.link_start_s)
@@ -67,34 +75,22 @@ class ClusterLinks:
         starts_s = messages * (self.shares.link_start_s + self._hop_s(ranks, 1)) * (steps > 0)
         return steps / ranks * size_bytes / self.pair_bytes_per_s(ranks) + starts_s
 
-    def send_s(self, size_bytes: Quantity, span: Quantity, messages: Quantity = 1) -> Quantity:
-        """Return the seconds of point-to-point sends within `span` neighbouring GPUs."""
-        return size_bytes / self.pair_bytes_per_s(span) + messages * (self.shares.link_start_s + self._hop_s(span, 1))
-
     def pair_bytes_per_s(self, span: Quantity) -> Quantity:
         """Return the point-to-point bandwidth within `span` neighbouring GPUs."""
         return self.cluster.link_bytes_per_s(np.asarray(span, dtype=np.int64)) * self.shares.link_ceiling
 
-    @property
-    def _network_hop_s(self) -> float:
-        return self.cluster.host.network_hop_s or self.shares.network_hop_s
+    def send_s(self, size_bytes: Quantity, span: Quantity, messages: Quantity = 1) -> Quantity:
+        """Return the seconds of point-to-point sends within `span` neighbouring GPUs."""
+        return size_bytes / self.pair_bytes_per_s(span) + messages * (self.shares.link_start_s + self._hop_s(span, 1))
 
     def _members(self, stride: Number) -> Any:
         """Return how many ranks of a group with this stride share a host."""
         return np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
 
-    def _ring_bytes_per_s(self, ranks: Number, stride: Number) -> Quantity:
-        """Return a ring's bandwidth: the host's own link, or beyond it one network card per group member in the host."""
-        span = np.asarray(ranks) * stride
-        inside = self.cluster.peer_bytes_per_s
-        outside = np.minimum(inside, self.cluster.network_bytes_per_s * self._members(stride))
-        near = self.cluster.link_bytes_per_s(np.minimum(span, self.cluster.gpus_per_host))
-        return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
-
     def _hop_s(self, ranks: Quantity, stride: Number) -> Quantity:
         """Return the latency of one hop. A ring advances in lockstep, so one hop that leaves the host slows all."""
         beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
-        return np.where(beyond, self._network_hop_s, self.shares.link_hop_s)
+        return np.where(beyond, self.cluster.host.network_hop_s or self.shares.network_hop_s, self.shares.link_hop_s)
 
 
 class Traffic(NamedTuple):
@@ -113,29 +109,33 @@ class Traffic(NamedTuple):
 
 def traffic(stage: StageShare, network: ClusterLinks) -> Traffic:
     """Return the traffic of one configuration or many."""
-    shape, configuration = stage.shape, stage.configuration
+    shape, config = stage.shape, stage.configuration
     plain_s, products_s = _tensor_s(stage, network)
-    stages_apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
-    in_pipeline = np.asarray(configuration.pp) > 1
+    stages_apart = config.tp * np.asarray(config.cp) * config.data
+    in_pipeline = np.asarray(config.pp) > 1
     # Pipeline sends to the next stage and back, from each of its chunks.
-    sent_bytes = 2 * (_activation_bytes(stage) / configuration.tp)
-    next_s = network.send_s(sent_bytes, stages_apart + 1, configuration.traits.pipeline_messages)
-    pipeline_s = next_s * configuration.chunks * in_pipeline
-    plain_s = plain_s + _expert_s(stage, network) + pipeline_s
+    sent_bytes = 2 * (_activation_bytes(stage) / config.tp)
+    next_s = network.send_s(sent_bytes, stages_apart + 1, config.traits.pipeline_messages)
+    pipeline_s = next_s * config.chunks * in_pipeline
+    # Tokens go to their experts and back, in every pass.
+    mlps = [layer.feed_forward for stack in shape.stacks for layer in stack.layers]
+    chosen = [mlp.experts_per_token for mlp in mlps if mlp is not None and mlp.experts]
+    size = _activation_bytes(stage) / config.tp * sum(chosen) * stage.share
+    exchanged_s = network.exchange_s(size, config.ep, len(chosen) * stage.share)
+    plain_s = plain_s + 2 * _passes(config) * exchanged_s + pipeline_s
     # The first and last stages also reduce the gradients of an embedding tied to the head.
-    tied_bytes = shape.embedding_parameters * configuration.gradient_bytes / configuration.tp
-    tied = shape.tied and not configuration.lora_rank
-    tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * tied
+    tied_bytes = shape.embedding_parameters * config.gradient_bytes / config.tp
+    tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * (shape.tied and not config.lora_rank)
     gather_s, scatter_s, reduce_s = _data_s(stage, network)
-    zero, none = configuration.zero, 0.0 * gather_s
-    ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
+    zero, none = config.zero, 0.0 * gather_s
+    ends = stage.embeds * shape.embedding_parameters / config.tp / stage.parameters
     ring_s = _ring_s(stage, network)
     if zero == 0:
         return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, tied_s, ends)
-    if not configuration.shards_parameters:
+    if not config.shards_parameters:
         each_s, last_s = (scatter_s, none) if zero == 2 else (none, scatter_s)
         return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, none, gather_s + tied_s, ends)
-    again_s, once = gather_s * (zero == 3), configuration.reduces_once
+    again_s, once = gather_s * (zero == 3), config.reduces_once
     # In a pipeline, a forward pass reuses what the backward pass before it has gathered.
     first_s, after_s, each = once * gather_s, once * scatter_s, 1 - once
     return Traffic(
@@ -148,9 +148,9 @@ def _activation_bytes(stage: StageShare) -> Quantity:
     return stage.configuration.tokens * stage.shape.hidden * stage.configuration.compute_bytes
 
 
-def _passes(configuration: Configuration) -> int:
+def _passes(config: Configuration) -> int:
     """Return 2, for forward and backward, or 3 with full recomputation."""
-    return 3 if configuration.checkpoint == "full" else 2
+    return 3 if config.checkpoint == "full" else 2
 
 
 def _tensor_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity]:
@@ -160,39 +160,29 @@ def _tensor_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quant
     with their own code scatter an input's gradient while computing the weight's, and gather the input again. Selective
     checkpointing of operators saves what was scattered, and gathers again.
     """
-    configuration, layers = stage.configuration, stage.layers
-    once_s = network.gather_s(_activation_bytes(stage), configuration.tp)
-    everything = 4 * layers * _passes(configuration) + 4
-    if configuration.checkpoint == "selective" and configuration.traits.selective == "operators":
-        everything = everything + 2 * layers * configuration.sequence_parallel
-    if configuration.traits.parallel == "torch":
+    config, layers = stage.configuration, stage.layers
+    once_s = network.gather_s(_activation_bytes(stage), config.tp)
+    everything = 4 * layers * _passes(config) + 4
+    if config.checkpoint == "selective" and config.traits.selective == "operators":
+        everything = everything + 2 * layers * config.sequence_parallel
+    if config.traits.parallel == "torch":
         return once_s * everything, 0.0 * once_s
-    hidden = 2 if configuration.sequence_parallel else 4
+    hidden = 2 if config.sequence_parallel else 4
     return once_s * (everything - hidden * layers), once_s * 4 * layers
 
 
 def _ring_s(stage: StageShare, network: ClusterLinks) -> Quantity:
     """Return the seconds of ring attention: keys and values go around once forward, and with their gradients backward."""
-    configuration = stage.configuration
+    config = stage.configuration
     widths = [
         layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.value_head_dim)
         for stack in stage.shape.stacks
         for layer in stack.layers
         if layer.attention is not None and layer.attention.kind is not AttentionKind.RECURRENT
     ]
-    per_rank = configuration.tokens * sum(widths) * stage.share * configuration.compute_bytes / configuration.tp
-    messages = len(widths) * stage.share
-    once_s = network.gather_s(per_rank * configuration.cp, configuration.cp, configuration.tp, messages)
-    return once_s * (_passes(configuration) + 1)
-
-
-def _expert_s(stage: StageShare, network: ClusterLinks) -> Quantity:
-    """Return the seconds of sending tokens to their experts and back, in every pass."""
-    mlps = [layer.feed_forward for stack in stage.shape.stacks for layer in stack.layers]
-    chosen = [mlp.experts_per_token for mlp in mlps if mlp is not None and mlp.experts]
-    size = _activation_bytes(stage) / stage.configuration.tp * sum(chosen) * stage.share
-    exchanged_s = network.exchange_s(size, stage.configuration.ep, len(chosen) * stage.share)
-    return 2 * _passes(stage.configuration) * exchanged_s
+    per_rank = config.tokens * sum(widths) * stage.share * config.compute_bytes / config.tp
+    once_s = network.gather_s(per_rank * config.cp, config.cp, config.tp, len(widths) * stage.share)
+    return once_s * (_passes(config) + 1)
 
 
 def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantity, Quantity]:
@@ -200,34 +190,34 @@ def _data_s(stage: StageShare, network: ClusterLinks) -> tuple[Quantity, Quantit
 
     Hybrid sharding reduce-scatters within a shard group, then all-reduces between groups.
     """
-    configuration, bucket = stage.configuration, stage.configuration.traits.bucket_bytes
-    trained = 0.0 if configuration.lora_rank else stage.trained.parameters / stage.parameters
+    config, bucket = stage.configuration, stage.configuration.traits.bucket_bytes
+    trained = 0.0 if config.lora_rank else stage.trained.parameters / stage.parameters
     # Rings of GPUs: their parameters, layers, shards, copies and distance. Experts under expert parallelism have fewer
     # replicas, further apart.
-    ranks, everyone = configuration.shards, configuration.data * np.asarray(configuration.cp)
-    spread = np.asarray(configuration.ep) > 1
-    rings: list[tuple[Any, ...]] = [(stage.parameters, stage.layers, ranks, everyone, configuration.tp)]
+    ranks, everyone = config.shards, config.data * np.asarray(config.cp)
+    spread = np.asarray(config.ep) > 1
+    rings: list[tuple[Any, ...]] = [(stage.parameters, stage.layers, ranks, everyone, config.tp)]
     if np.any(spread):
-        apart = configuration.ep * configuration.expert_tp
-        copies = np.maximum(configuration.tp * everyone // apart, 1)
+        apart = config.ep * config.expert_tp
+        copies = np.maximum(config.tp * everyone // apart, 1)
         experts = stage.experts * spread
         mixtures = sum(layer.expert_parameters > 0 for stack in stage.shape.stacks for layer in stack.layers)
         rings = [
             (stage.parameters - experts, *rings[0][1:]),
-            (experts, mixtures * stage.share * spread, configuration.expert_shards, copies, apart),
+            (experts, mixtures * stage.share * spread, config.expert_shards, copies, apart),
         ]
     found: list[Quantity] = [0.0, 0.0, 0.0]
     for place, (held, layers, shards, copies, stride) in enumerate(rings):
         # Messages: one per layer if parameters are sharded, else gradient buckets or large tensors.
         messages = layers
-        if bucket and not configuration.shards_parameters:
-            messages = np.clip(held * configuration.made_bytes / bucket, 1, _LARGE_TENSORS * layers + 1)
+        if bucket and not config.shards_parameters:
+            messages = np.clip(held * config.made_bytes / bucket, 1, _LARGE_TENSORS * layers + 1)
             messages = messages * (np.asarray(held) > 0)
-        at_once = configuration.traits.gathers_at_once and not configuration.shards_parameters
+        at_once = config.traits.gathers_at_once and not config.shards_parameters
         gathers = np.minimum(messages, 1) if at_once else messages
         outside = stage.outside if place == 0 else 0
-        parameters = outside * configuration.compute_bytes + (held - outside) * configuration.base_bytes
-        gradients = trained * held * configuration.gradient_bytes
+        parameters = outside * config.compute_bytes + (held - outside) * config.base_bytes
+        gradients = trained * held * config.gradient_bytes
         gather_s = network.gather_s(parameters, shards, stride, gathers)
         scatter_s = network.gather_s(gradients, shards, stride, messages)
         scatter_s = scatter_s + network.reduce_s(gradients / shards, copies // shards, stride * shards, messages)

@@ -74,6 +74,11 @@ class PartLaunches:
     backward: list[LaunchCost] = field(default_factory=list)
     attention_backward: list[LaunchCost] = field(default_factory=list)
 
+    def enter_region(self) -> None:
+        """Add the host's overhead of entering a compiled region, forward and backward."""
+        for known in (self.others, self.backward):
+            known.append(LaunchCost(None, operators=0, regions=1))
+
     def add(self, other: "PartLaunches", times: Quantity) -> None:
         """Add the calls of another part, repeated `times` times."""
         for name in self.__slots__:
@@ -120,21 +125,13 @@ class LayerLaunches:
         """Tokens of one micro-batch on one GPU."""
         return self.configuration.tokens
 
-    @property
-    def widths(self) -> dict[str, int]:
-        """Bytes per element for each type letter of the data file."""
-        compute = self.configuration.compute_bytes
-        wide = _FP32_BYTES if self.configuration.autocast else compute
-        return {"c": compute, "r": wide, "f": wide, "4": _FP32_BYTES, "1": 1}
-
     # ── a layer ──
 
     def layer(self, layer: LayerShape, hidden: int, memory_tokens: Quantity = 0) -> PartLaunches:
         """Return all calls of a layer. Cross-attention reads `memory_tokens` tokens, or the micro-batch's own if 0."""
         calls, style = PartLaunches(), style_of(self.shape, layer, self.configuration)
         tp = self.configuration.tp
-        spread = tp if self.configuration.sequence_parallel else 1
-        rows: Quantity = self.tokens / spread
+        rows: Quantity = self.tokens / (tp if self.configuration.sequence_parallel else 1)
         # Norms and residual additions.
         branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
         norms, sums = PartLaunches(), PartLaunches()
@@ -155,24 +152,25 @@ class LayerLaunches:
             if attention is not None:
                 self._attention(calls, attention, layer, hidden, style, biased, read)
         if mlp is not None:
-            before = len(calls.products), len(calls.others)
+            products, others = len(calls.products), len(calls.others)
             self._feed_forward(calls, mlp, hidden, style, biased)
             if self.configuration.tiled_mlp:  # recomputed tile by tile in the backward pass
-                calls.backward += [*calls.products[before[0] :], *calls.others[before[1] :]]
+                calls.backward += [*calls.products[products:], *calls.others[others:]]
         # Host work where tensor parallelism splits products.
         forward, backward = self.configuration.traits.split_operators
         for known, operators in ((calls.others, forward), (calls.backward, backward)):
             if operators:
                 known.append(LaunchCost(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
-        calls.second = _every_other(calls.products)
+        # Every second product, counting repeated ones.
+        before = 0
+        for call in calls.products:
+            after = before + int(np.max(call.times))
+            if count := after // 2 - before // 2:
+                calls.second.append(replace(call, times=count))
+            before = after
         if self.configuration.compile and self.configuration.framework == "fsdp2":
-            self._region(calls)  # torchtitan compiles block by block
+            calls.enter_region()  # torchtitan compiles block by block
         return calls
-
-    def _region(self, calls: PartLaunches) -> None:
-        """Add the host's overhead of entering a compiled region, forward and backward."""
-        for known in (calls.others, calls.backward):
-            known.append(LaunchCost(None, operators=0, regions=1))
 
     def _attention(
         self, calls: PartLaunches, attention: AttentionShape, layer: LayerShape, hidden: int, style: Style,
@@ -275,27 +273,20 @@ class LayerLaunches:
         Tensor parallelism splits the weight by "columns" or "rows". `names` are the names of a block's matrix, which
         may have an adapter or be quantized.
         """
-        configuration = self.configuration
-        name = "fp8" if configuration.precision == "fp8" and not wide else RATES[configuration.precision]
-        precision = "bf16" if wide and name == "fp8" else name
-        layouts = _TURNED_LAYOUTS if turned else _LAYOUTS
-        forward = LaunchCost(
-            _product(groups, rows, n, k, precision, f"{layouts[0]}-{aligned}", biased), inner=_INNER["product"]
-        )
-        into = LaunchCost(
-            _product(groups, rows, k, n, precision, f"{layouts[1]}-{aligned}"), operators=3, inner=_INNER["gradient"]
-        )
-        weight = LaunchCost(
-            _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
-        )
-        cuts = configuration.traits.cuts_products
+        config = self.configuration
+        precision = "bf16" if wide and config.precision == "fp8" else RATES[config.precision]
+        layouts = [f"{layout}-{aligned}" for layout in (_TURNED_LAYOUTS if turned else _LAYOUTS)]
+        forward = LaunchCost(_product(groups, rows, n, k, precision, layouts[0], biased), inner=_INNER["product"])
+        into = _gradient(groups, rows, k, n, precision, layouts[1])
+        weight = _gradient(groups, n, k, rows, precision, layouts[2])
+        cuts = config.traits.cuts_products
         calls.products += self._cut(forward) if cuts and spread == "columns" else [forward]
         calls.backward += self._cut(into) if cuts and spread == "rows" else [into]
-        if not configuration.lora_rank:
+        if not config.lora_rank:
             calls.backward += [weight, _SET_GRADIENT]
-        if biased and not configuration.lora_rank:
+        if biased and not config.lora_rank:
             calls.backward += [self._call("sum_first c", rows, n), _SET_GRADIENT]
-            if configuration.autocast:
+            if config.autocast:
                 self._cast(calls, n, 1, rows, inputs=False)
         if precision == "fp8":
             # FP8 finds the absolute maximum of each factor, then rewrites the factor.
@@ -303,12 +294,12 @@ class LayerLaunches:
                 for size in sizes:
                     way.append(self._call("fused_rows c", groups * size, 1))
                     way.append(self._call("fused c > 1", groups * size, 1))
-        if configuration.autocast:
-            self._cast(calls, groups * n, k, rows, inputs=casts and not configuration.compile)
-        made = self._made_wide(groups * n * k) if configuration.quantized_base and names else []
+        if config.autocast:
+            self._cast(calls, groups * n, k, rows, inputs=casts and not config.compile)
+        made = self._made_wide(groups * n * k) if config.quantized_base and names else []
         calls.others += made
         calls.backward += made
-        if configuration.lora_rank and any(name in configuration.lora_targets for name in names):
+        if config.lora_rank and any(name in config.lora_targets for name in names):
             self._adapter(calls, rows, n, k, groups)
         return [forward, *made]
 
@@ -318,12 +309,8 @@ class LayerLaunches:
         """Multiply expert by expert. The host first reads back where each expert's rows end."""
         precision = "tf32" if self.configuration.precision == "tf32" else "fp32"
         shapes = ((rows, n, k, "tn-16"), (rows, k, n, "nn-16"), (n, k, rows, "nt-16"))
-        forward, *backward = (
-            LaunchCost(
-                _product(1, m, wide, deep, precision, layout), inner=_INNER["gradient"], waits=True, times=groups
-            )
-            for m, wide, deep, layout in shapes
-        )
+        each = (_product(1, m, wide, deep, precision, layout) for m, wide, deep, layout in shapes)
+        forward, *backward = (LaunchCost(one, inner=_INNER["gradient"], waits=True, times=groups) for one in each)
         calls.products.append(forward)
         calls.backward += [*backward, _SET_GRADIENT]
         return [forward]
@@ -350,22 +337,18 @@ class LayerLaunches:
 
     def _made_wide(self, weights: Quantity) -> list[LaunchCost]:
         """Dequantize a base matrix to 16 bits, as every product does; bitsandbytes dequantizes its scales first."""
-        configuration = self.configuration
-        kept, made = configuration.base_bytes, configuration.compute_bytes
+        config = self.configuration
+        kept, made = config.base_bytes, config.compute_bytes
         sizes = [(weights, kept + made)]
-        if configuration.base == "nf4" and not configuration.compile:
+        if config.base == "nf4" and not config.compile:
             scales = weights / NF4_BLOCK
             sizes = [(scales, 1 + _FP32_BYTES), (scales, 2 * _FP32_BYTES), *sizes]
-        return [
-            LaunchCost(
-                Launch(
-                    kind="elementwise", name="dequantize", shape=(elements, _ROW_LOOPS), precision="bf16",
-                    moved_bytes=elements * moved, operations=2.0 * elements, variant="mixed",
-                ),
-                inner=_INNER["cast"],
-            )
-            for elements, moved in sizes
-        ]  # fmt: skip
+        known: dict[str, Any] = {"kind": "elementwise", "name": "dequantize", "precision": "bf16", "variant": "mixed"}
+        launches = [
+            Launch(shape=(each, _ROW_LOOPS), moved_bytes=each * moved, operations=2.0 * each, **known)
+            for each, moved in sizes
+        ]
+        return [LaunchCost(launch, inner=_INNER["cast"]) for launch in launches]
 
     def _adapter(self, calls: PartLaunches, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
         """Add a LoRA adapter: two thin products, scaled and added. PEFT keeps adapters in FP32 if parameters are."""
@@ -387,14 +370,10 @@ class LayerLaunches:
         calls.backward += [self._call(text, every, width) for text, width in backward]
         precision = "fp32" if wide else RATES[self.configuration.precision]
         for high, deep in ((rank, k), (n, rank)):
-            calls.products.append(
-                LaunchCost(_product(groups, rows, high, deep, precision, "tn-16"), inner=_INNER["product"])
-            )
-            for launch in (
-                _product(groups, rows, deep, high, precision, "nn-16"),
-                _product(groups, high, deep, rows, precision, "nt-16"),
-            ):
-                calls.backward.append(LaunchCost(launch, operators=3, inner=_INNER["gradient"]))
+            thin = _product(groups, rows, high, deep, precision, "tn-16")
+            calls.products.append(LaunchCost(thin, inner=_INNER["product"]))
+            calls.backward.append(_gradient(groups, rows, deep, high, precision, "nn-16"))
+            calls.backward.append(_gradient(groups, high, deep, rows, precision, "nt-16"))
 
     def _joined(self, calls: PartLaunches, rows: Quantity, hidden: Quantity, products: int) -> None:
         """Sum the gradients of an input that several products read, in kernels of their own or in the norm's."""
@@ -425,7 +404,13 @@ class LayerLaunches:
             window = np.minimum(columns, attention.window)
             causal, columns = False, window - window * window / (2 * columns)
         options = [word for word, is_on in (("causal", causal), ("bias", masked), ("dropout", dropout)) if is_on]
-        precision, library = self._library(dropout)
+        # cuDNN from Hopper on, FlashAttention before, PyTorch's own for FP32.
+        first = _BLACKWELL if self.configuration.attention == "flash-2" else _HOPPER
+        has_cudnn = self.gpu.maker == "NVIDIA" and self.gpu.compute_capability[0] >= first and not dropout
+        precision, library = RATES[self.configuration.precision], "cudnn" if has_cudnn else "flash"
+        if self.configuration.compute_bytes == _FP32_BYTES:
+            precision, library = "fp32", "efficient"
+        precision = "bf16" if precision == "fp8" else precision
         sizes = (batch, heads, key_heads, rows, columns, attention.head_dim, attention.value_head_dim)
         pairs = rows * columns * (0.5 if causal else 1.0)
         width = attention.head_dim + attention.value_head_dim
@@ -442,19 +427,9 @@ class LayerLaunches:
             known.append(LaunchCost(launch, operators=5, inner=inner, times=cp))
             if np.any(np.asarray(cp) > 1):
                 how = "torch" if self.configuration.traits.parallel == "torch" else "fused"
-                turn = self._calls(
-                    _parts()["ring"][how][way], self.tokens, heads * attention.value_head_dim, _ROW_LOOPS
-                )
+                wide = heads * attention.value_head_dim
+                turn = self._calls(_parts()["ring"][how][way], self.tokens, wide, _ROW_LOOPS)
                 known.extend(replace(call, times=cp - 1, operators=0) for call in turn)
-
-    def _library(self, dropout: bool) -> tuple[str, str]:
-        """Return precision and library: cuDNN from Hopper on, FlashAttention before, PyTorch's own for FP32."""
-        if self.configuration.compute_bytes == _FP32_BYTES:
-            return "fp32", "efficient"
-        precision = "fp16" if self.configuration.precision == "fp16-mixed" else "bf16"
-        first = _BLACKWELL if self.configuration.attention == "flash-2" else _HOPPER
-        has_cudnn = self.gpu.maker == "NVIDIA" and self.gpu.compute_capability[0] >= first
-        return precision, "cudnn" if has_cudnn and not dropout else "flash"
 
     def _scores(self, calls: PartLaunches, attention: AttentionShape, style: Style) -> None:
         """Add unfused attention: two products over every pair, and passes over the scores in memory.
@@ -502,7 +477,7 @@ class LayerLaunches:
         if not self.configuration.compile:
             self._part(calls, "start", "eager", self.tokens, 1)
         else:
-            self._region(calls)
+            calls.enter_region()
         calls.others.append(self._call("gather r > r", self.tokens, hidden))
         if not self.configuration.lora_rank and self.shape.vocab:
             calls.backward.append(self._call("embedding_backward r", self.tokens, hidden))
@@ -534,7 +509,7 @@ class LayerLaunches:
         style = style_of(shape, last, self.configuration)
         self._part(calls, "norm", _norm_form(style, last), rows, shape.hidden)
         width = self._logits_width(self.configuration.tp)
-        at_once = fused_tokens(shape, rows) if self.configuration.fused_loss else rows
+        at_once = fused_tokens(shape, rows) if self.configuration.loss == "fused" else rows
         one = PartLaunches()
         self._product(
             one, at_once, width, shape.hidden, aligned=self._aligned(width, self.configuration.compute_bytes), wide=True,
@@ -544,7 +519,7 @@ class LayerLaunches:
         written = self.configuration.traits.written
         compiled = self.configuration.compile and self.configuration.compile_loss
         loss = "causal" if shape.decoder.causal else "plain"
-        if written == "fused" or compiled or self.configuration.fused_loss:
+        if written == "fused" or compiled or self.configuration.loss == "fused":
             loss = "fused"
         elif written == "native":
             loss = "split"
@@ -560,7 +535,10 @@ class LayerLaunches:
         calls.backward += self._calls(ways["backward"], rows, columns, loops)
 
     def _calls(self, kernels: Iterable[_Kernel], rows: Quantity, columns: Quantity, loops: int) -> Iterator[LaunchCost]:
-        widths = self.widths
+        # Bytes per element for each type letter of the data file.
+        compute = self.configuration.compute_bytes
+        wide = _FP32_BYTES if self.configuration.autocast else compute
+        widths = {"c": compute, "r": wide, "f": wide, "4": _FP32_BYTES, "1": 1}
         for kernel in kernels:
             if kernel.name == "view":
                 yield LaunchCost(None)
@@ -581,17 +559,6 @@ def _norm_form(style: Style, layer: LayerShape) -> str:
     return "fused" if style.fused else "native-rms" if native_rms else style.norm
 
 
-def _every_other(products: Iterable[LaunchCost]) -> list[LaunchCost]:
-    """Return every second product, counting repeated ones."""
-    chosen, before = [], 0
-    for call in products:
-        after = before + int(np.max(call.times))
-        if count := after // 2 - before // 2:
-            chosen.append(replace(call, times=count))
-        before = after
-    return chosen
-
-
 def _product(
     batch: Quantity, m: Quantity, n: Quantity, k: Quantity, precision: str, variant: str, biased: bool = False
 ) -> Launch:
@@ -599,6 +566,11 @@ def _product(
     operations = 2.0 * batch * m * n * k
     name = "addmm" if biased else "mm"
     return Launch(kind="matmul", name=name, shape=sizes, precision=precision, operations=operations, variant=variant)
+
+
+def _gradient(batch: Quantity, m: Quantity, n: Quantity, k: Quantity, precision: str, variant: str) -> LaunchCost:
+    """Return the call of a product in the backward pass."""
+    return LaunchCost(_product(batch, m, n, k, precision, variant), operators=3, inner=_INNER["gradient"])
 
 
 def _whole(size: Quantity) -> Any:
@@ -647,18 +619,16 @@ def _launch(
         case "dropout":
             kind, variant = "elementwise", "random"
         case _:
-            kind, variant, blocks = "elementwise", _elementwise_form(kernel, reads, writes), loops
+            # PyTorch chooses the kernel by whether dtypes and strides differ.
+            widths = {width for width in reads + writes if width > 1}
+            mixed = len(widths) > 1 and not (kernel.name == "cast" and reads > writes)
+            variant = "mixed" if mixed else "vector"
+            if kernel.strided:
+                narrow = "narrow" if min(widths) < _FP32_BYTES else "wide"
+                variant = f"strided_{'mixed' if mixed else narrow}"
+            kind, blocks = "elementwise", loops
     name = "copy_" if kernel.name in ("cast", "copy") else kernel.name
     return Launch(
         kind=kind, name=name, shape=(elements, blocks), precision=precision, moved_bytes=moved,  # type: ignore[arg-type]
         operations=accesses, variant=variant, kernels=kernels,
     )  # fmt: skip
-
-
-def _elementwise_form(kernel: _Kernel, reads: list[int], writes: list[int]) -> str:
-    """Choose PyTorch's kernel variant, by whether dtypes and strides differ."""
-    widths = {width for width in reads + writes if width > 1}
-    mixed = len(widths) > 1 and not (kernel.name == "cast" and reads > writes)
-    if not kernel.strided:
-        return "mixed" if mixed else "vector"
-    return "strided_mixed" if mixed else "strided_narrow" if min(widths) < _FP32_BYTES else "strided_wide"

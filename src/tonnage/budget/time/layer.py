@@ -69,10 +69,8 @@ class Busy(FieldByField):
 
     # Written out: a search does little else.
     def __add__(self, other: "Busy") -> "Busy":
-        return Busy(
-            self.arithmetic_s + other.arithmetic_s, self.other_s + other.other_s, self.at_peak_s + other.at_peak_s,
-            self.host_s + other.host_s,
-        )  # fmt: skip
+        arithmetic_s, other_s = self.arithmetic_s + other.arithmetic_s, self.other_s + other.other_s
+        return Busy(arithmetic_s, other_s, self.at_peak_s + other.at_peak_s, self.host_s + other.host_s)
 
     def __mul__(self, times: Quantity) -> "Busy":
         return Busy(times * self.arithmetic_s, times * self.other_s, times * self.at_peak_s, times * self.host_s)
@@ -135,27 +133,27 @@ class LayerWork(FieldByField):
         return cls(*(Busy(*figures[start : start + 4]) for start in range(0, len(figures), 4)))
 
 
-def work_of(calls: PartLaunches, configuration: Configuration, gpu: Gpu) -> LayerWork:
+def work_of(calls: PartLaunches, config: Configuration, gpu: Gpu) -> LayerWork:
     """Return the seconds of all calls of a layer."""
     forward = (calls.products, calls.closing, calls.second, calls.attention, calls.others)
     ways = (*forward, calls.backward, calls.attention_backward)
     launches = [call.launch for way in ways for call in way if call.launch is not None]
     known = dict(zip(map(id, launches), _seconds_of(launches, gpu), strict=True))
-    parts = [_sum(way, known, configuration, gpu, "forward") for way in forward]
-    parts += [_sum(way, known, configuration, gpu, "backward") for way in ways[len(forward) :]]
+    parts = [_sum(way, known, config, gpu, "forward") for way in forward]
+    parts += [_sum(way, known, config, gpu, "backward") for way in ways[len(forward) :]]
     # PyTorch's checkpoint hooks pack and unpack every saved tensor in Python.
     saved: Quantity = 0
-    if not configuration.compile and configuration.traits.written == "transformers":
+    if not config.compile and config.traits.written == "transformers":
         counts = (calls.products, 2), (calls.attention, _SAVED_BY_ATTENTION), (calls.others, _SAVED_BY_OTHERS)
         for way, each in counts:
             saved = saved + sum((each * call.times for call in way if call.launch is not None), start=0)
     return LayerWork(*(*parts, Busy(host_s=saved * host_costs().recomputed_tensor)))
 
 
-def busy(calls: Sequence[LaunchCost], configuration: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:
+def busy(calls: Sequence[LaunchCost], config: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:
     """Return the seconds of some calls."""
     known = {id(call.launch): kernels.seconds(call.launch, gpu) for call in calls if call.launch is not None}
-    return _sum(calls, known, configuration, gpu, phase)
+    return _sum(calls, known, config, gpu, phase)
 
 
 def _seconds_of(launches: Sequence[Launch], gpu: Gpu) -> list[Any]:
@@ -194,9 +192,7 @@ def _timed(launch: Launch, gpu: Gpu) -> Any:
     return _TIMED[key]
 
 
-def _sum(
-    calls: Iterable[LaunchCost], known: dict[int, Any], configuration: Configuration, gpu: Gpu, phase: Phase
-) -> Busy:
+def _sum(calls: Iterable[LaunchCost], known: dict[int, Any], config: Configuration, gpu: Gpu, phase: Phase) -> Busy:
     costs = host_costs()
     its: PhaseCosts = getattr(costs, phase)
     arithmetic_s: Quantity = 0.0
@@ -208,7 +204,7 @@ def _sum(
         called_s: Quantity = call.operators * its.operator + call.inner * its.inner_operator
         called_s = called_s + call.in_python * costs.forward.operator
         if launch is None:
-            called_s = call.regions * costs.compiled_region + (0.0 if configuration.compile else called_s)
+            called_s = call.regions * costs.compiled_region + (0.0 if config.compile else called_s)
             host_s = host_s + call.times * called_s
             continue
         seconds = call.times * (known[id(launch)] + KERNEL_GAP_S * launch.kernels)
@@ -218,21 +214,19 @@ def _sum(
             at_peak_s = at_peak_s + call.times * launch.operations / peak(gpu, launch.precision)
         else:
             other_s = other_s + seconds
-        if configuration.compile:
-            called_s = its.inner_operator + its.launch_s(launch) if is_arithmetic else costs.triton_kernel
+        if config.compile and not is_arithmetic:
+            called_s = costs.triton_kernel
         else:
-            called_s = called_s + its.launch_s(launch)
+            called_s = (its.inner_operator if config.compile else called_s) + its.launch_s(launch)
         host_s = host_s + call.times * called_s + (seconds if call.waits else 0.0)
     return Busy(arithmetic_s, other_s, at_peak_s, host_s)
 
 
-def layer_pass(work: LayerWork, configuration: Configuration) -> PassTime:
+def layer_pass(work: LayerWork, config: Configuration) -> PassTime:
     """Return the layer's pass, with what checkpointing recomputes."""
-    if configuration.checkpoint == "selective":
+    # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.
+    again = work.forward + work.closing * -1.0 + work.packing
+    if config.checkpoint == "selective":
         # Either the scores, or every other product and cheap operators.
-        scores = configuration.traits.selective == "scores"
-        again = work.attention if scores else work.second + work.others
-    else:
-        # PyTorch stops at the last tensor that the backward pass needs, so the closing product is not repeated.
-        again = work.forward + work.closing * -1.0 + work.packing
+        again = work.attention if config.traits.selective == "scores" else work.second + work.others
     return PassTime(work.forward, work.backward + work.attention_backward, again)

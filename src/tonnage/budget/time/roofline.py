@@ -37,9 +37,8 @@ class Calibration:
 @cache
 def calibration() -> Calibration:
     """Return the calibration that ships with the package."""
-    return Calibration(
-        **{f"{part}_{name}": value for part, rows in table("calibration").items() for name, value in rows.items()}
-    )
+    parts = table("calibration")
+    return Calibration(**{f"{part}_{name}": parts[part][name] for part in parts for name in parts[part]})
 
 
 def peak_rate(gpu: Gpu, precision: Precision) -> float:

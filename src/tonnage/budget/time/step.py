@@ -29,7 +29,6 @@ from tonnage.budget.training.states import StageShare, stages
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.figures import distinct
 from tonnage.clock.power import limit_of, slowdown_of
-from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -72,9 +71,9 @@ class StepTime:
         return self.tokens / self.total_s
 
 
-def step_time(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> StepTime:
+def step_time(shape: ModelShape, config: Configuration, cluster: Cluster) -> StepTime:
     """Predict the step time of one configuration, or of each of many."""
-    return StepClock(shape, cluster).step(configuration)
+    return StepClock(shape, cluster).step(config)
 
 
 class StepClock:
@@ -86,7 +85,9 @@ class StepClock:
         self._shape, self._cluster = shape, cluster
         self.shares = shares or calibration()
         self._network = ClusterLinks(cluster, self.shares)
-        self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
+        # How much slower than the median the slowest of these cards is: the expected maximum of normal deviates.
+        deviates = NormalDist().inv_cdf((cluster.gpus - 0.375) / (cluster.gpus + 0.25))
+        self._slowest = 1 + self.shares.card_spread * deviates
         self._census = [(stack, stack.kinds()) for stack in shape.stacks]
         # Layer indices of each kind; a stack without sequences does not run.
         self._places = [places if stack.sequences else [] for stack, census in self._census for _, places in census]
@@ -95,60 +96,59 @@ class StepClock:
         # Holds the configuration too: its arrays are keyed by id and must stay alive.
         self._kept: dict[tuple[object, ...], tuple[Configuration, _Around]] = {}
 
-    def step(self, configuration: Configuration) -> StepTime:
+    def step(self, config: Configuration) -> StepTime:
         """Predict one configuration, or each of many."""
         shape, gpu = self._shape, self._cluster.gpu
-        stage, sent, update, beside = self._around(configuration)
-        passes, attention = self._passes(configuration)
+        stage, sent, update, beside = self._around(config)
+        passes, attention = self._passes(config)
         passes = _on_slowest_stage(passes, stage)
         layers = passes.layers + beside
-        if configuration.step_in_backward:
+        if config.step_in_backward:
             layers, update = layers + PassTime(backward=update), Busy()
         whole = _Passes(passes.embedding, layers, passes.head)
         passes = _Passes(*(PassTime(*(part.slowed(self._slowest) for part in one.values())) for one in whole.values()))
         update = update.slowed(self._slowest)
-        frozen = self._no_grad(passes, sent, configuration)
+        frozen = self._no_grad(passes, sent, config)
         # The cached stage may recompute and offload other activations.
-        moved = crossing(replace(stage, configuration=configuration), self._cluster, self.shares)
-        if configuration.paged:
+        moved = crossing(replace(stage, configuration=config), self._cluster, self.shares)
+        if config.paged:
             # Paged optimizer states cross the host link for their update.
             size = total(term for term in stage.kept if term.category is Category.OPTIMIZER_STATES)
-            needed, _ = needed_bytes(shape, configuration, gpu)
+            needed, _ = needed_bytes(shape, config, gpu)
             away = np.clip(size + needed - gpu.memory_bytes, 0.0, size)
             link = self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling
             moved = moved._replace(step_s=moved.step_s + 2 * away / link)
-        framework = configuration.traits
+        framework = config.traits
         # Decoders of transformers check for packed sequences in every forward pass, which synchronizes host and GPU.
-        together = framework.written == "transformers" and not configuration.compile and shape.decoder.causal
+        together = framework.written == "transformers" and not config.compile and shape.decoder.causal
         # The host also waits between the passes of a stage.
-        waits = (np.asarray(configuration.pp) > 1) & (framework.pipeline_operators > 0)
+        waits = (np.asarray(config.pp) > 1) & (framework.pipeline_operators > 0)
         taken = self.shares.link_channels / gpu.sm_count
 
         def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
             """Return the seconds of every part and the hidden ones, with arithmetic slowed by this factor."""
             seconds = _paced(passes, update, slower, together=together, waits=waits)
             attention_s = attention.at(slower) * stage.share
-            exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
+            exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, config, taken)
             # Transfers for the passes without gradients, as far as these do not hide them.
-            count, once_s = configuration.accumulate, np.maximum(frozen.busy.at(slower), frozen.busy.host_s)
+            count, once_s = config.accumulate, np.maximum(frozen.busy.at(slower), frozen.busy.host_s)
             for name, more_s in (("collectives", frozen.sent_s), ("offload", frozen.moved_s)):
                 exposed[name] = exposed[name] + count * np.maximum(more_s - once_s, 0.0)
             update_s = seconds.pop("update")
-            total_s = sum(seconds.values(), start=0.0)
-            bubble_s = (configuration.pp - 1) / configuration.chunks * (total_s + sent.plain_s)
+            bubble_s = (config.pp - 1) / config.chunks * (sum(seconds.values(), start=0.0) + sent.plain_s)
             found = {name: count * part_s for name, part_s in seconds.items()} | {"optimizer": update_s}
             return {**found, **exposed, "bubble": bubble_s, NO_GRAD: count * once_s}, hidden_s
 
         # A GPU averages its power over about 0.1 s: the passes reach the limit, not the update after them.
         at_full_clock, _ = parts(1.0)
-        passed = (sum((one.whole for one in passes.values()), Busy()) + frozen.busy) * configuration.accumulate
+        passed = (sum((one.whole for one in passes.values()), Busy()) + frozen.busy) * config.accumulate
         passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
-        return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
+        return StepTime(*parts(slower), config.global_batch * config.seq, passed + update, slower)
 
-    def _no_grad(self, passes: "_Passes", sent: Traffic, configuration: Configuration) -> "_NoGrad":
+    def _no_grad(self, passes: "_Passes", sent: Traffic, config: Configuration) -> "_NoGrad":
         """Return a micro-batch's passes without gradients: a teacher's, a reference's, or the model's own."""
-        objective = configuration.objective
+        objective = config.objective
         # GradCache computes all vectors first.
         own = objective.own + objective.grad_cache + (0 if objective.teacher else objective.frozen_passes)
         if not own and not objective.frozen_passes:
@@ -157,95 +157,102 @@ class StepClock:
         sent_s: Quantity = own * sent.forward_s
         moved_s: Quantity = 0.0
         if objective.teacher is not None:
-            read = replace(
-                configuration, objective=NEXT_TOKEN, lora_rank=0, base=objective.teacher_base, checkpoint="none"
-            )
+            read = replace(config, objective=NEXT_TOKEN, lora_rank=0, base=objective.teacher_base, checkpoint="none")
             read = replace(read, precision="bf16") if read.mixed else read
             self._teacher = self._teacher or StepClock(objective.teacher, self._cluster, self.shares)
             taught, sent_s = self._teacher.forward(read)
             busy = busy + taught.slowed(self._slowest)
-        if configuration.parameter_place != "gpu":
-            weights = total(frozen_weights(self._shape, configuration))
-            moved_s = weights / bytes_per_s(configuration.parameter_place, self._cluster, self.shares)
+        if config.parameter_place != "gpu":
+            weights = total(frozen_weights(self._shape, config))
+            moved_s = weights / bytes_per_s(config.parameter_place, self._cluster, self.shares)
         return _NoGrad(busy, sent_s, moved_s)
 
-    def forward(self, configuration: Configuration) -> tuple[Busy, Quantity]:
+    def forward(self, config: Configuration) -> tuple[Busy, Quantity]:
         """Return one forward pass of a micro-batch, and the seconds to gather its parameters."""
-        passes, _ = self._passes(configuration)
-        return sum((one.forward for one in passes.values()), Busy()), self._around(configuration).sent.forward_s
+        passes, _ = self._passes(config)
+        return sum((one.forward for one in passes.values()), Busy()), self._around(config).sent.forward_s
 
-    def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
+    def _passes(self, config: Configuration) -> tuple["_Passes", Busy]:
         """Return one micro-batch through the whole model, and its attention alone. Results of layers are cached."""
-        texts = configuration.objective.texts
+        texts = config.objective.texts
         if texts > 1:
             # One after another, in smaller kernels.
-            alone = replace(configuration, micro_batch=configuration.micro_batch // texts, objective=NEXT_TOKEN)
+            alone = replace(config, micro_batch=config.micro_batch // texts, objective=NEXT_TOKEN)
             passes, attention = self._passes(alone)
             return passes * (1.0 * texts), attention * (1.0 * texts)
-        columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
+        columns = [getattr(config, name) for name in _LAYER_NUMBERS]
         if not any(np.ndim(column) for column in columns):
-            return self._model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
+            return self._model_passes(self._works(config, [tuple(map(int, columns))], -1), config)
         first, places = distinct(columns)
         rows = np.stack(np.broadcast_arrays(*columns), axis=-1)[first]
-        works = self._works(configuration, [tuple(row) for row in rows.tolist()], None)
-        passes, attention = self._model_passes(works, configuration)
+        works = self._works(config, [tuple(row) for row in rows.tolist()], None)
+        passes, attention = self._model_passes(works, config)
         return passes.each(lambda value: value[places]), attention.each(lambda value: value[places])
 
-    def _model_passes(self, works: list[LayerWork], configuration: Configuration) -> tuple["_Passes", Busy]:
+    def _model_passes(self, works: list[LayerWork], config: Configuration) -> tuple["_Passes", Busy]:
         """Return one micro-batch through the whole model, and its attention alone. A chunked loss repeats its product."""
         *kinds, embedding, head = works
-        product_again = head.products * (1.0 if configuration.loss == "chunked" else 0.0)
+        product_again = head.products * (1.0 if config.loss == "chunked" else 0.0)
         layers, attention = PassTime(), Busy()
         for work, places in zip(kinds, self._places, strict=True):
-            one, count = layer_pass(work, configuration), len(places)
+            one, count = layer_pass(work, config), len(places)
             # Layers without a backward pass are not recomputed.
-            back = np.asarray(one.backward.card_s) > 0
-            again = recomputed_blocks(configuration.checkpoint, places) * back
+            again = recomputed_blocks(config.checkpoint, places) * (np.asarray(one.backward.card_s) > 0)
             layers = layers + PassTime(one.forward * count, one.backward * count, one.recompute * again)
             attention = attention + count * (work.attention + work.attention_backward)
         first = PassTime(embedding.forward, embedding.backward, embedding.forward * 0.0)
         return _Passes(first, layers, PassTime(head.forward, head.backward, product_again)), attention
 
-    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> list[LayerWork]:
+    def _works(self, config: Configuration, rows: list[tuple[int, ...]], at: int | None) -> list[LayerWork]:
         """Return the work of each kind of layer, then of embedding and head, per row of the numbers they depend on."""
         kinds = ["precision", "sequence_parallel", "attention", "compile", "compile_loss"]
-        kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss", "logit_share"]
+        kinds += ["lora_rank", "lora_targets", "base", "liger", "logit_share"]
         # FSDP2 and DeepSpeed run the same layers, except for FSDP2's hooks on compiled ones.
-        same = configuration.framework == "deepspeed" and not configuration.compile
-        key = "fsdp2" if same else configuration.framework, *(getattr(configuration, kind) for kind in kinds)
+        same = config.framework == "deepspeed" and not config.compile
+        key = "fsdp2" if same else config.framework, config.loss == "fused", *(getattr(config, kind) for kind in kinds)
         known = self._known.setdefault(key, _Known())
         missing = [row for row in dict.fromkeys(rows) if row not in known.places]
         if missing:
             numbers: dict[str, Any] = dict(zip(_LAYER_NUMBERS, np.array(missing).T, strict=True))
-            known.add(missing, self._work(replace(configuration, **numbers)))
+            known.add(missing, self._work(replace(config, **numbers)))
         found = np.array([known.places[row] for row in rows])
         return known.works(found if at is None else found[at])
 
-    def _around(self, configuration: Configuration) -> "_Around":
+    def _around(self, config: Configuration) -> "_Around":
         """Return everything around the layers, cached across configurations that differ only in recomputation and loss."""
-        recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
+        recomputed = config.checkpoint if config.checkpoint in ("full", "selective") else "none"
         # Numbers may be arrays, which are keyed by id.
-        numbers = (id(getattr(configuration, name)) for name in NUMBERS)
-        key = (*numbers, *(getattr(configuration, name) for name in _CHOICES), recomputed)
+        numbers = (id(getattr(config, name)) for name in NUMBERS)
+        key = (*numbers, *(getattr(config, name) for name in _CHOICES), recomputed)
         if key not in self._kept:
             shape, gpu = self._shape, self._cluster.gpu
-            stage = next(stages(shape, configuration))
+            stage = next(stages(shape, config))
             sent = traffic(stage, self._network)
-            beside = sharding_copies(stage.parameters, configuration, gpu)
-            if operators := configuration.traits.pipeline_operators:
+            beside = sharding_copies(stage.parameters, config, gpu)
+            if operators := config.traits.pipeline_operators:
                 # The host receives and sends on a pipeline stage.
-                staged = np.asarray(configuration.pp) > 1
-                once = Busy(host_s=operators * host_costs().forward.operator / 3 * staged)
+                once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(config.pp) > 1))
                 beside = beside + PassTime(once * 2, once)
-            self._kept[key] = configuration, _Around(stage, sent, _update(stage, gpu), beside)
+            # The optimizer's step, and the accumulation of gradients over micro-batches.
+            count, parameters = stage.updated, stage.parameters
+            sums = np.where(config.reduces_once, stage.trained.parameters, stage.trained.sharded(2))[()]
+            held = count if config.lora_rank else sums
+            if config.traits.fuses_sums and not config.lora_rank:
+                held = held * stage.embeds * shape.embedding_parameters / config.tp / parameters
+            # If gradients are accumulated in another dtype than computed, those of the first micro-batch are added too.
+            first = 1 if config.gradient_bytes == config.made_bytes else 0
+            updated = accumulated(shape, config, held, gpu) * (config.accumulate - first)
+            if config.optimizer_place == "gpu":
+                updated = updated + update(shape, config, count, gpu) + gathered(shape, config, parameters, gpu)
+            self._kept[key] = config, _Around(stage, sent, updated, beside)
         return self._kept[key][1]
 
-    def _work(self, configuration: Configuration) -> list[LayerWork]:
+    def _work(self, config: Configuration) -> list[LayerWork]:
         gpu = self._cluster.gpu
         works = []
         read: Quantity = 0
         for stack, census in self._census:
-            seen = configuration
+            seen = config
             if stack.tokens:
                 seen = replace(seen, seq=stack.tokens, micro_batch=seen.micro_batch * max(stack.sequences, 1))
             for layer, _ in census:
@@ -259,19 +266,19 @@ class StepClock:
         ends = seen if self._shape.trains_head else replace(seen, lora_rank=1, lora_targets=())
         return [*works, embedding, self._head(ends)]
 
-    def _head(self, configuration: Configuration) -> LayerWork:
+    def _head(self, config: Configuration) -> LayerWork:
         """Return the head's work, computed together for configurations whose logits take the same kernels."""
         gpu = self._cluster.gpu
-        launches = LayerLaunches(self._shape, configuration, gpu)
-        tokens, tp = np.broadcast_arrays(*np.atleast_1d(launches.tokens, configuration.tp))
+        launches = LayerLaunches(self._shape, config, gpu)
+        tokens, tp = np.broadcast_arrays(*np.atleast_1d(launches.tokens, config.tp))
         first, places = distinct((tokens, tp))
         tokens, tp = tokens[first], tp[first]
         forms = {degree: launches.head_form(degree) for degree in set(tp.tolist())}
         figures = np.empty((FIGURES, tp.size))
         for form in set(forms.values()):
             chosen = np.isin(tp, [degree for degree in forms if forms[degree] == form])
-            some = replace(configuration, seq=tokens[chosen], tp=tp[chosen], micro_batch=1, cp=1, ep=1)
-            found = work_of(replace(launches, configuration=some).head(), configuration, gpu)
+            some = replace(config, seq=tokens[chosen], tp=tp[chosen], micro_batch=1, cp=1, ep=1)
+            found = work_of(replace(launches, configuration=some).head(), config, gpu)
             figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
         return LayerWork.of(list(figures[:, places]))
 
@@ -331,11 +338,6 @@ def _on_slowest_stage(passes: _Passes, stage: StageShare) -> _Passes:
     return _Passes(embedding * (1.0 * slower_last), layers * share, head * (1.0 * slower_last))
 
 
-def _slowest(gpus: int, spread: float) -> float:
-    """Return how much slower than the median the slowest of `gpus` cards is: the expected maximum of normal deviates."""
-    return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
-
-
 def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> dict[str, Quantity]:
     """Return the seconds at the pace of GPU or host, whichever is behind.
 
@@ -368,34 +370,19 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     return found
 
 
-def _update(stage: StageShare, gpu: Gpu) -> Busy:
-    """Return the optimizer's step and the accumulation of gradients over micro-batches."""
-    shape, configuration, count = stage.shape, stage.configuration, stage.updated
-    sums = np.where(configuration.reduces_once, stage.trained.parameters, stage.trained.sharded(2))[()]
-    held = count if configuration.lora_rank else sums
-    if configuration.traits.fuses_sums and not configuration.lora_rank:
-        held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
-    # If gradients are accumulated in another dtype than computed, those of the first micro-batch are added too.
-    first = 1 if configuration.gradient_bytes == configuration.made_bytes else 0
-    summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
-    if configuration.optimizer_place != "gpu":
-        return summed
-    return summed + update(shape, configuration, count, gpu) + gathered(shape, configuration, stage.parameters, gpu)
-
-
 def _exposed(
     busy: dict[str, Quantity],
     sent: Traffic,
     moved: Crossing,
     attention_s: Quantity,
-    configuration: Configuration,
+    config: Configuration,
     taken: float,
 ) -> tuple[dict[str, Quantity], Quantity]:
     """Return exposed and hidden seconds: collectives overlap first, then offload; they occupy `taken` of the SMs."""
-    count = configuration.accumulate
+    count = config.accumulate
     forward_s, backward_s = busy["forward"], busy["backward"] + busy["recompute"]
     # The first exchange of a ring has nothing to hide behind.
-    ring_s = np.maximum(sent.ring_s - attention_s, sent.ring_s / configuration.cp)
+    ring_s = np.maximum(sent.ring_s - attention_s, sent.ring_s / config.cp)
     passes = [(sent.forward_s, moved.forward_s, forward_s), (sent.backward_s, moved.backward_s, backward_s)]
     products_s = np.maximum(sent.products_s - _BEHIND_PRODUCTS * backward_s, 0.0)
     collectives_s = count * (sent.plain_s + ring_s + products_s) + sent.step_s

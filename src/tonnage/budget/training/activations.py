@@ -28,20 +28,18 @@ class SavedPerToken:
     scores: Quantity = 0.0
 
     def __add__(self, other: "SavedPerToken") -> "SavedPerToken":
-        return SavedPerToken(*(here + there for here, there in zip(self._parts, other._parts, strict=True)))
+        split, whole, gathered = self.split + other.split, self.whole + other.whole, self.gathered + other.gathered
+        return SavedPerToken(split, whole, gathered, self.scores + other.scores)
 
     def __mul__(self, factor: float) -> "SavedPerToken":
-        return SavedPerToken(*(part * factor for part in self._parts))
+        split, whole, gathered = self.split * factor, self.whole * factor, self.gathered * factor
+        return SavedPerToken(split, whole, gathered, self.scores * factor)
 
-    @property
-    def _parts(self) -> tuple[Quantity, ...]:
-        return self.split, self.whole, self.gathered, self.scores
-
-    def per_token(self, configuration: Configuration, keys: Number) -> Quantity:
+    def per_token(self, config: Configuration, keys: Number) -> Quantity:
         """Return the bytes per token on one GPU, if a token attends to `keys` keys."""
-        whole_over = configuration.tp if configuration.sequence_parallel else 1
-        gathered_over = 1 if configuration.traits.parallel == "torch" else whole_over
-        split = (self.split + self.scores * keys) / configuration.tp
+        whole_over = config.tp if config.sequence_parallel else 1
+        gathered_over = 1 if config.traits.parallel == "torch" else whole_over
+        split = (self.split + self.scores * keys) / config.tp
         return split + self.whole / whole_over + self.gathered / gathered_over
 
 
@@ -87,23 +85,23 @@ class BlockWidths:
     drops: bool  # LoRA dropout: each adapter saves its own input and mask
 
 
-def block_of(shape: ModelShape, layer: LayerShape, hidden: int, configuration: Configuration) -> BlockActivations:
+def block_of(shape: ModelShape, layer: LayerShape, hidden: int, config: Configuration) -> BlockActivations:
     """Return what one block saves per token. If it and all before it are frozen, only a checkpoint's input remains."""
     if layer.frozen == "still":
         # PyTorch's checkpoint keeps the input even if no backward pass needs it.
-        entry = SavedPerToken(whole=configuration.compute_bytes * hidden)
+        entry = SavedPerToken(whole=config.compute_bytes * hidden)
         nothing = SavedPerToken()
         return BlockActivations(nothing, nothing, nothing, entry, entry, nothing, nothing, nothing)
-    configuration = configuration_of(layer, configuration)
-    style = style_of(shape, layer, configuration)
-    widths = widths_of(layer, hidden, configuration)
-    selective, selective_only = _selective(layer, style, widths, configuration)
-    backward = _backward(layer, style, widths, configuration)
-    if configuration.framework == "deepspeed":
+    config = configuration_of(layer, config)
+    style = style_of(shape, layer, config)
+    widths = widths_of(layer, hidden, config)
+    selective, selective_only = _selective(layer, style, widths, config)
+    backward = _backward(layer, style, widths, config)
+    if config.framework == "deepspeed":
         # Ulysses sequence parallelism exchanges heads for tokens: the allocator cannot reuse either copy of queries,
         # keys, values and output before the GPU has reached them.
         elements = widths.queries + widths.keys + widths.values + widths.attended
-        backward += SavedPerToken(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
+        backward += SavedPerToken(split=2 * widths.compute_bytes * elements * (np.asarray(config.cp) > 1))
     fetched = SavedPerToken()
     if (mlp := layer.feed_forward) is not None:
         # The factors of the product or the activation's input, and what `_backward` counts as freed.
@@ -111,8 +109,8 @@ def block_of(shape: ModelShape, layer: LayerShape, hidden: int, configuration: C
         fetched = SavedPerToken(split=(factors + _read_last(widths) * mlp.gated) * _between(mlp))
     return BlockActivations(
         norms=_norms(layer, style, widths),
-        attention=_attentions(layer, style, widths, configuration),
-        feed_forward=_feed_forward(layer, style, widths, tiled=configuration.tiled_mlp),
+        attention=_attentions(layer, style, widths, config),
+        feed_forward=_feed_forward(layer, style, widths, tiled=config.tiled_mlp),
         entry=SavedPerToken(whole=widths.residual_bytes * hidden),
         selective=selective,
         selective_only=selective_only,
@@ -121,40 +119,41 @@ def block_of(shape: ModelShape, layer: LayerShape, hidden: int, configuration: C
     )
 
 
-def configuration_of(layer: LayerShape, configuration: Configuration) -> Configuration:
+def configuration_of(layer: LayerShape, config: Configuration) -> Configuration:
     """Return the configuration of a frozen layer: in 16 bits, like the base of adapters, but without any."""
-    return replace(configuration, lora_rank=1, lora_targets=()) if layer.frozen else configuration
+    return replace(config, lora_rank=1, lora_targets=()) if layer.frozen else config
 
 
-def final_norm(shape: ModelShape, configuration: Configuration) -> SavedPerToken:
+def final_norm(shape: ModelShape, config: Configuration) -> SavedPerToken:
     """Return what the final norm saves, including the head's input. Both are frozen if the last layer is."""
     layer = shape.decoder.layers[-1]
     if layer.frozen == "still":
         return SavedPerToken()
-    configuration = configuration_of(layer, configuration)
-    style, widths = style_of(shape, layer, configuration), widths_of(layer, shape.hidden, configuration)
+    config = configuration_of(layer, config)
+    style, widths = style_of(shape, layer, config), widths_of(layer, shape.hidden, config)
     return _norm(style, widths) + (SavedPerToken() if widths.adapter_bytes else _read(widths, 1))
 
 
-def widths_of(layer: LayerShape, hidden: int, configuration: Configuration) -> BlockWidths:
+def widths_of(layer: LayerShape, hidden: int, config: Configuration) -> BlockWidths:
     mixer = layer.attention
     heads = mixer.heads if mixer else 0
     # Adapters read the compute dtype, or in TRL what accelerate's autocast passes on.
-    read_bytes = configuration.made_bytes if configuration.objective.plain else configuration.compute_bytes
+    read_bytes = config.made_bytes if config.objective.plain else config.compute_bytes
+    key_heads, key, value = (mixer.kv_heads, mixer.head_dim, mixer.value_head_dim) if mixer else (0, 0, 0)
     return BlockWidths(
         hidden=hidden,
-        queries=heads * mixer.head_dim if mixer else 0,
-        keys=mixer.kv_heads * mixer.head_dim if mixer else 0,
-        values=mixer.kv_heads * mixer.value_head_dim if mixer else 0,
-        attended=heads * mixer.value_head_dim if mixer else 0,
+        queries=heads * key,
+        keys=key_heads * key,
+        values=key_heads * value,
+        attended=heads * value,
         heads=heads,
-        residual_bytes=FP32 if configuration.autocast and not layer.narrow else configuration.compute_bytes,
-        compute_bytes=configuration.compute_bytes,
-        autocast=configuration.autocast,
-        adapter_bytes=read_bytes if configuration.lora_rank else 0,
-        adapters_cast=configuration.made_bytes > configuration.compute_bytes,
-        adapted=configuration.lora_targets,
-        drops=configuration.lora_dropout,
+        residual_bytes=FP32 if config.autocast and not layer.narrow else config.compute_bytes,
+        compute_bytes=config.compute_bytes,
+        autocast=config.autocast,
+        adapter_bytes=read_bytes if config.lora_rank else 0,
+        adapters_cast=config.made_bytes > config.compute_bytes,
+        adapted=config.lora_targets,
+        drops=config.lora_dropout,
     )
 
 
@@ -190,16 +189,16 @@ def _adapted(widths: BlockWidths, readers: int) -> SavedPerToken:
     return SavedPerToken(gathered=copies * (widths.adapter_bytes + widths.drops) * widths.hidden)
 
 
-def _attentions(layer: LayerShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
-    kept = _mixer(layer.attention, style, widths, configuration) if layer.attention else SavedPerToken()
+def _attentions(layer: LayerShape, style: Style, widths: BlockWidths, config: Configuration) -> SavedPerToken:
+    kept = _mixer(layer.attention, style, widths, config) if layer.attention else SavedPerToken()
     if layer.cross_attention:
         # Tokens of two sequences have no relative distance, so no bias.
         style = replace(style, scores="") if style.biased else style
-        kept += _mixer(layer.cross_attention, style, widths, configuration)
+        kept += _mixer(layer.cross_attention, style, widths, config)
     return kept
 
 
-def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
+def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, config: Configuration) -> SavedPerToken:
     """Return queries, keys and values as the kernel reads them, its output, and the tensors between."""
     size = widths.compute_bytes
     kept = _read(widths, 1 if style.fused_qkv else 3)
@@ -223,22 +222,8 @@ def _mixer(mixer: AttentionShape, style: Style, widths: BlockWidths, configurati
     if style.scores:
         return kept + _scores(style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
-        return kept + SavedPerToken(
-            split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads
-        )
-    kept += _flash(style, widths)
-    if configuration.traits.parallel == "torch":
-        # Ring attention assembles its output by head; reading it by token makes a copy.
-        kept += SavedPerToken(split=size * widths.attended * (np.asarray(configuration.cp) > 1))
-    if configuration.framework == "megatron" and configuration.attention == "flash-2":
-        # Megatron's layout is sequence first, FlashAttention 2's batch first: Transformer Engine copies its output
-        # back.
-        kept += SavedPerToken(split=size * widths.attended)
-    return kept
-
-
-def _flash(style: Style, widths: BlockWidths) -> SavedPerToken:
-    size = widths.compute_bytes
+        split = 3 * FP32 * widths.queries + size * widths.attended
+        return kept + SavedPerToken(split=split, scores=FP32 * widths.heads)
     heads = widths.queries + widths.keys + widths.values
     if style.repeated:
         heads = 2 * widths.queries + widths.attended
@@ -246,7 +231,15 @@ def _flash(style: Style, widths: BlockWidths) -> SavedPerToken:
         # Values are a view of the matrix's output. Transformer Engine copies them beside the rotated queries and keys.
         heads += widths.queries + widths.keys
     out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
-    return SavedPerToken(split=size * (heads + out) + FP32 * widths.heads)
+    kept += SavedPerToken(split=size * (heads + out) + FP32 * widths.heads)
+    if config.traits.parallel == "torch":
+        # Ring attention assembles its output by head; reading it by token makes a copy.
+        kept += SavedPerToken(split=size * widths.attended * (np.asarray(config.cp) > 1))
+    if config.framework == "megatron" and config.attention == "flash-2":
+        # Megatron's layout is sequence first, FlashAttention 2's batch first: Transformer Engine copies its output
+        # back.
+        kept += SavedPerToken(split=size * widths.attended)
+    return kept
 
 
 def _scores(style: Style, widths: BlockWidths) -> SavedPerToken:
@@ -314,35 +307,35 @@ def _experts(mlp: FeedForward, style: Style, widths: BlockWidths) -> SavedPerTok
 
 
 def _selective(
-    layer: LayerShape, style: Style, widths: BlockWidths, configuration: Configuration
+    layer: LayerShape, style: Style, widths: BlockWidths, config: Configuration
 ) -> tuple[SavedPerToken, SavedPerToken]:
     """Return what selective checkpointing saves, and the part that only it saves: the input and the last product.
 
     It saves all but the scores; or the input, attention's output, every other product and reduce-scatter outputs.
     """
-    if configuration.traits.selective == "scores":
+    if config.traits.selective == "scores":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
-        kept = block + _attentions(layer, style, widths, configuration)
+        kept = block + _attentions(layer, style, widths, config)
         return SavedPerToken(kept.split, kept.whole, kept.gathered), SavedPerToken()
     # The output widths of the matrices in execution order. A compiler drops the last product, which no gradient needs.
     every = [widths.queries, widths.keys, widths.values]
     every = [sum(every), widths.hidden] if style.fused_qkv else [*every, widths.hidden]
     if layer.feed_forward is not None:
         every += [_between(layer.feed_forward)] * (2 if layer.feed_forward.gated else 1) + [widths.hidden]
-    products = every[: -1 if configuration.compile else None : 2]
-    keeps_last = len(every) % 2 == 1 and not configuration.compile
+    products = every[: -1 if config.compile else None : 2]
+    keeps_last = len(every) % 2 == 1 and not config.compile
     split = sum(width for width in products if width != widths.hidden) + widths.attended
     whole = sum(width for width in products if width == widths.hidden)
     size = widths.compute_bytes
     entry = widths.residual_bytes * widths.hidden
     # Sequence parallelism ends attention and MLP with a reduce-scatter.
-    scatters = (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
+    scatters = (np.asarray(config.tp) > 1) * float(config.sequence_parallel)
     scattered = size * widths.hidden * (bool(layer.attention) + bool(layer.feed_forward)) * scatters
     only = SavedPerToken(whole=(widths.residual_bytes + size * keeps_last) * widths.hidden)
     return SavedPerToken(size * split + FP32 * widths.heads, size * whole + entry + scattered), only
 
 
-def _backward(layer: LayerShape, style: Style, widths: BlockWidths, configuration: Configuration) -> SavedPerToken:
+def _backward(layer: LayerShape, style: Style, widths: BlockWidths, config: Configuration) -> SavedPerToken:
     """Return the most gradients alive at once, in the MLP: of the product, its factors and the block's output.
 
     The input of a gated MLP's last matrix is freed by then. A tiled MLP has the gradients of one tile, beside
@@ -357,11 +350,11 @@ def _backward(layer: LayerShape, style: Style, widths: BlockWidths, configuratio
         gradients = 3 * (FP32 if widths.autocast else size)
     stream = widths.residual_bytes * widths.hidden
     # With sequence parallelism it is gathered for the last matrix.
-    gathered = stream * (np.asarray(configuration.tp) > 1)
+    gathered = stream * (np.asarray(config.tp) > 1)
     # Tiles of a tiled MLP: like DeepSpeed's `TiledMLP`, about tokens divided by the hidden size.
     tiles: Quantity = 1
-    if configuration.tiled_mlp:
-        tiles = np.ceil(np.asarray(configuration.seq) / configuration.cp / widths.hidden)[()]
+    if config.tiled_mlp:
+        tiles = np.ceil(np.asarray(config.seq) / config.cp / widths.hidden)[()]
     if not np.any(np.asarray(tiles) > 1):
         return SavedPerToken(split=gradients * _between(mlp), whole=stream, gathered=gathered)
     # So little that attention has more: its input, the gradients of queries, keys and values, and FP32 sums for

@@ -62,10 +62,8 @@ class Framework:
 
 @cache
 def _frameworks() -> dict[str, Framework]:
-    lists = ("split_operators", "architectures")
-    return {
-        name: Framework(**row | {key: tuple(row[key]) for key in lists}) for name, row in table("frameworks").items()
-    }
+    rows, lists = table("frameworks"), ("split_operators", "architectures")
+    return {name: Framework(**rows[name] | {key: tuple(rows[name][key]) for key in lists}) for name in rows}
 
 
 def architectures(name: FrameworkName) -> tuple[str, ...]:
@@ -164,11 +162,6 @@ class Configuration:
     def base_bytes(self) -> float:
         """Bytes per frozen weight of a block, with its share of the scales."""
         return BASE_BITS[self.base] / 8 if self.quantized_base else self.compute_bytes
-
-    @property
-    def fused_loss(self) -> bool:
-        """Whether the loss is fused: logits never exist as a whole and are not recomputed."""
-        return self.loss == "fused"
 
     @property
     def mixed(self) -> bool:

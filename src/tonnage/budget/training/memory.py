@@ -74,17 +74,14 @@ class TrainingBudget:
 
 
 def training_budget(
-    shape: ModelShape, configuration: Configuration, gpu: Gpu, *, stage: Literal["worst", "first", "last"] = "worst"
+    shape: ModelShape, config: Configuration, gpu: Gpu, *, stage: Literal["worst", "first", "last"] = "worst"
 ) -> TrainingBudget:
     """Predict the memory of one configuration or of each of many, optionally of one end of a pipeline only."""
-    ends = [end for end in stages(shape, configuration) if end.name in ("stage", f"{stage} stage") or stage == "worst"]
-    seen = [moment for end in ends for moment in _seen(end)]
+    ends = [end for end in stages(shape, config) if end.name in ("stage", f"{stage} stage") or stage == "worst"]
+    seen = _seen(ends)
     host = _host(seen, ends[0])
-    if configuration.offloads:
-        here = (
-            [term if stays(term, configuration) else replace(term, size_bytes=0.0) for term in moment.terms]
-            for moment in seen
-        )
+    if config.offloads:
+        here = ([t if stays(t, config) else replace(t, size_bytes=0.0) for t in moment.terms] for moment in seen)
         seen = [replace(moment, terms=tuple(terms)) for moment, terms in zip(seen, here, strict=True)]
     # Of each configuration, the terms of its worst moment.
     sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
@@ -96,28 +93,31 @@ def training_budget(
                 known = merged.get((term.category, term.name))
                 size = np.where(at_peak, term.size_bytes, known.size_bytes if known else 0.0)
                 merged[term.category, term.name] = replace(term, size_bytes=size)
-    terms = (*merged.values(), workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
+    terms = (*merged.values(), workspace(gpu, config.framework), context(gpu), nccl(config))
+    # Sizes of a single configuration are plain numbers.
+    sizes = ((term, np.asarray(term.size_bytes, dtype=float)) for term in terms)
+    plain = tuple(replace(term, size_bytes=size if size.ndim else float(size)) for term, size in sizes)
     names = tuple(moment.name for moment in seen)
-    return TrainingBudget(tuple(map(_plain, terms)), names, peak, host.host_bytes, host.pinned_bytes)
+    return TrainingBudget(plain, names, peak, host.host_bytes, host.pinned_bytes)
 
 
-def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:
+def needed_bytes(shape: ModelShape, config: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:
     """Return `total_bytes` and `host_bytes` without building terms, as a search needs them."""
-    ends = list(stages(shape, configuration))
-    seen = [moment for end in ends for moment in _seen(end)]
-    if configuration.offloads:
-        held = [total(term for term in moment.terms if stays(term, configuration)) for moment in seen]
-    else:
-        held = [total(moment.terms) for moment in seen]
-    beside = (workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
+    ends = list(stages(shape, config))
+    seen, all_stay = _seen(ends), not config.offloads
+    held = [total(term for term in moment.terms if all_stay or stays(term, config)) for moment in seen]
+    beside = (workspace(gpu, config.framework), context(gpu), nccl(config))
     return functools.reduce(np.maximum, held) + total(beside), _host(seen, ends[0]).host_bytes
 
 
-def _seen(stage: StageShare) -> list[StepMoment]:
-    """Return the moments of a stage, with the allocator's fragmentation."""
-    found = list(moments(stage))
-    wasted = (fragmentation(stage), *other_streams(stage, [moment.terms for moment in found]))
-    return [StepMoment(f"{moment.name}, {stage.name}", (*moment.terms, *wasted)) for moment in found]
+def _seen(ends: Sequence[StageShare]) -> list[StepMoment]:
+    """Return the moments of these stages, with the allocator's fragmentation."""
+    seen = []
+    for stage in ends:
+        found = list(moments(stage))
+        wasted = (fragmentation(stage), *other_streams(stage, [moment.terms for moment in found]))
+        seen += [StepMoment(f"{moment.name}, {stage.name}", (*moment.terms, *wasted)) for moment in found]
+    return seen
 
 
 class HostBytes(NamedTuple):
@@ -136,9 +136,7 @@ def _host(seen: Sequence[StepMoment], stage: StageShare) -> HostBytes:
     return HostBytes(*(np.max(np.stack(np.broadcast_arrays(*sizes)), axis=0)[()] for sizes in zip(*found, strict=True)))
 
 
-def host_memory(
-    terms: Sequence[Term], parameters: Sequence[Term], gradients: Term, configuration: Configuration
-) -> HostBytes:
+def host_memory(terms: Sequence[Term], parameters: Sequence[Term], gradients: Term, config: Configuration) -> HostBytes:
     """Return the host memory of what is offloaded among `terms`, given the stage's kept parameters and all gradients.
 
     With the optimizer on the host, there are also pinned gradients to read and parameters to write. Parameters on the
@@ -147,7 +145,7 @@ def host_memory(
     host: Quantity = 0.0
     pinned: Quantity = 0.0
     for term in terms:
-        place, size = _place(term, configuration), term.size_bytes
+        place, size = _place(term, config), term.size_bytes
         if place == "gpu" or term.name == "gradients":
             continue
         if place == "nvme":
@@ -155,50 +153,45 @@ def host_memory(
         host = host + size
         # Parameters and activations are transferred in every pass, so they are pinned.
         pinned = pinned + (size if place == "nvme" or term.category is not Category.OPTIMIZER_STATES else 0.0)
-    if configuration.optimizer_place == "gpu":
+    if config.optimizer_place == "gpu":
         return HostBytes(host, pinned)
     exchanged = gradients.size_bytes
-    if not configuration.master_bytes and configuration.parameter_place != "host":
+    if not config.master_bytes and config.parameter_place != "host":
         exchanged = exchanged + total(term for term in parameters if not term.name.startswith("frozen"))
     return HostBytes(host + exchanged, pinned + exchanged)
 
 
-def stays(term: Term, configuration: Configuration) -> bool:
+def stays(term: Term, config: Configuration) -> bool:
     """Say whether the term stays on the GPU."""
-    return _place(term, configuration) == "gpu"
+    return _place(term, config) == "gpu"
 
 
-def _place(term: Term, configuration: Configuration) -> Place:
+def _place(term: Term, config: Configuration) -> Place:
     if term.category is Category.OPTIMIZER_STATES:
         # Paged states need room for one tensor's states at a time, which is negligible.
-        return "host" if configuration.paged else configuration.optimizer_place
+        return "host" if config.paged else config.optimizer_place
     if term.category is Category.PARAMETERS and not term.name.startswith("gathered parameters"):
-        return configuration.parameter_place
+        return config.parameter_place
     if term.category is Category.ACTIVATIONS and term.name.startswith("kept by"):
-        return configuration.activation_place
-    if term.name == "gradients" and configuration.framework in ("deepspeed", "fsdp2"):
+        return config.activation_place
+    if term.name == "gradients" and config.framework in ("deepspeed", "fsdp2"):
         # Copied as soon as they are reduced; the host's copy is counted in `host_memory`.
-        return "gpu" if configuration.optimizer_place == "gpu" else "host"
+        return "gpu" if config.optimizer_place == "gpu" else "host"
     return "gpu"
-
-
-def _plain(term: Term) -> Term:
-    size = np.asarray(term.size_bytes, dtype=float)
-    return replace(term, size_bytes=float(size) if size.ndim == 0 else size)
 
 
 def _at(value: object, index: int) -> object:
     return value[index] if isinstance(value, np.ndarray) and value.ndim else value
 
 
-def kind_of(configuration: Configuration) -> Kind:
+def kind_of(config: Configuration) -> Kind:
     """Return the kind of one configuration with plain numbers."""
-    if configuration.lora_rank:
+    if config.lora_rank:
         return "adapters"
-    return "split" if max(configuration.tp, configuration.pp, configuration.cp) > 1 else "whole"
+    return "split" if max(config.tp, config.pp, config.cp) > 1 else "whole"
 
 
-def peak_factors(configuration: Configuration) -> tuple[float, float]:
+def peak_factors(config: Configuration) -> tuple[float, float]:
     """Return the low and high factors between which nine of ten runs lie."""
-    low, high = table("ranges")[kind_of(configuration)]["peak"]
+    low, high = table("ranges")[kind_of(config)]["peak"]
     return low, high

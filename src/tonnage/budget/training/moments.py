@@ -49,11 +49,11 @@ class StepMoment:
 
 def moments(stage: StageShare) -> Iterator[StepMoment]:
     """Yield the moments of one stage in the order of the step."""
-    shape, configuration = stage.shape, stage.configuration
+    shape, config = stage.shape, stage.configuration
     # What is alive at many of them.
     own, head, casts, held = nanotron_terms(stage), _head_gradient(stage), _casts(stage), _held_logits(stage)
     buffers = (*_buckets(stage), *own.buffers, *_stage_buffers(stage))
-    states_and_buffers = (*stage.kept, *frozen_weights(shape, configuration), *buffers)
+    states_and_buffers = (*stage.kept, *frozen_weights(shape, config), *buffers)
     always = (*states_and_buffers, *own.held)
     in_blocks = _kept(stage)
     kept, share = _with_final_norm(stage, in_blocks), _live_share(stage, stage.in_flight)
@@ -63,36 +63,30 @@ def moments(stage: StageShare) -> Iterator[StepMoment]:
     gathered, ended = _gathered(stage), _gathered(stage, "ending")
     # Forward pass and loss. A fused loss computes the head's gradient alongside its logits, a loss compiled with the
     # head alongside the logits' gradient.
-    early = head if configuration.fused_loss else []
-    ending: LossMoment = "forward" if configuration.objective.plain else "head"
+    early = head if config.loss == "fused" else []
+    ending: LossMoment = "forward" if config.objective.plain else "head"
     yield StepMoment("forward", (*passing, *gathered, *_casts(stage, forward=True), *_logits(stage, ending), *early))
-    if not configuration.objective.plain:
+    if not config.objective.plain:
         yield from _objective_moments(stage, always, (*passing, *gathered, *casts))
-    elif configuration.compiled_whole:
+    elif config.compiled_whole:
         early = head
     back, summed = (*passing, *casts, *held), _summed_chunks(stage)
     yield StepMoment("loss", (*back, *_gathered(stage, "loss"), *_logits(stage, "loss"), *early, *summed))
     yield StepMoment("head", (*back, *gathered, *_logits(stage, "head"), *head, *summed))
     # Backward pass through the blocks.
-    through = (*always, *live, *in_blocks, *casts, *held, *gathered, *([] if configuration.step_in_backward else head))
+    through = (*always, *live, *in_blocks, *casts, *held, *gathered, *([] if config.step_in_backward else head))
     unreduced = _unreduced(stage, ending=False, kept=in_blocks)
     yield StepMoment("backward", (*through, *_inside_block(stage), *unreduced))
     waiting = (*always, *_waiting(stage, kept), *held)
     inside = _inside_block(stage, last_kept=True)
     first = (*inside, *_unreduced(stage, ending=True))
     yield StepMoment("first block", (*waiting, *ended, *_grown_gradients(stage), *first, *own.made))
-    if configuration.framework == "fsdp2":
+    if config.framework == "fsdp2":
         # One block reduces its gradients while the next one is gathered.
-        one = [
-            replace(
-                term,
-                name=f"{term.name} in the first block",
-                size_bytes=term.size_bytes / (stage.layers * stage.in_flight),
-            )
-            for term in in_blocks
-        ]
+        shared = stage.layers * stage.in_flight
+        one = [replace(t, name=f"{t.name} in the first block", size_bytes=t.size_bytes / shared) for t in in_blocks]
         yield StepMoment("second block", (*waiting, *one, *gathered, *_grown_gradients(stage, to_come=1), *first))
-    if np.any(np.asarray(configuration.pp) > 1):
+    if np.any(np.asarray(config.pp) > 1):
         # The last micro-batch: none is in flight, and all gradients exist.
         added = (*_all_gradients(stage, _live_share(stage, 1)), *inside)
         yield StepMoment("last micro-batch", (*always, *held, *ended, *added))
@@ -100,7 +94,7 @@ def moments(stage: StageShare) -> Iterator[StepMoment]:
     gradients, rest = _all_gradients(stage), _rest_of_embedding(stage)
     end = (*waiting, *ended, *gradients, *own.made_at_end)
     yield StepMoment("embedding", (*end, *_embedding(stage), *rest))
-    if np.any(configuration.reduces_once):
+    if np.any(config.reduces_once):
         yield StepMoment("reduce", (*always, *ended, *gradients, *_reduced(stage)))
     update = (*own.gathering, *_optimizer(stage))
     yield StepMoment("optimizer", (*states_and_buffers, stage.gradients, *rest, *update))
@@ -121,14 +115,14 @@ def _objective_moments(stage: StageShare, always: tuple[Term, ...], passed: tupl
 
 def _buckets(stage: StageShare) -> list[Term]:
     """Return the buffers in which a data-parallel framework reduces gradients."""
-    configuration = stage.configuration
-    if configuration.framework in ("torch", "nanotron") and configuration.zero <= _REPLICATED[configuration.framework]:
-        made = stage.gradients.size_bytes * configuration.made_bytes / configuration.gradient_bytes
-        size = made * (np.asarray(configuration.data * configuration.cp) > 1)
+    config = stage.configuration
+    if config.zero <= _REPLICATED.get(config.framework, -1):
+        made = stage.gradients.size_bytes * config.made_bytes / config.gradient_bytes
+        size = made * (np.asarray(config.data * config.cp) > 1)
         return [model_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
-    if configuration.framework == "deepspeed" and configuration.zero:
+    if config.framework == "deepspeed" and config.zero:
         # ZeRO 3 copies a bucket's gradients once more, ordered by rank, to reduce-scatter them.
-        buckets = 1 + (np.asarray(configuration.data * configuration.cp) > 1) * (configuration.zero == 3)
+        buckets = 1 + (np.asarray(config.data * config.cp) > 1) * (config.zero == 3)
         held = buckets * 2.0 * np.minimum(stage.trained.parameters, _REDUCE_BUCKET)
         words = "buckets × 2 B × elements"
         return [model_term(Category.GRADIENTS, "reduce bucket", held, words, buckets=buckets, elements=_REDUCE_BUCKET)]
@@ -137,10 +131,10 @@ def _buckets(stage: StageShare) -> list[Term]:
 
 def _live_share(stage: StageShare, before: Quantity) -> Quantity:
     """Return 1 if gradients exist after the first `before` micro-batches, or in buffers that are never freed, else 0."""
-    configuration = stage.configuration
-    if configuration.keep_gradients or configuration.traits.keeps_gradients:
+    config = stage.configuration
+    if config.keep_gradients or config.traits.keeps_gradients:
         return 1.0
-    return (np.asarray(configuration.accumulate) > before).astype(float)[()]
+    return (np.asarray(config.accumulate) > before).astype(float)[()]
 
 
 def _all_gradients(stage: StageShare, share: Quantity = 1.0) -> list[Term]:
@@ -148,15 +142,15 @@ def _all_gradients(stage: StageShare, share: Quantity = 1.0) -> list[Term]:
 
     With no more micro-batches than stages, an interleaved stage reduces one chunk before the next one begins.
     """
-    configuration, gradients = stage.configuration, stage.gradients
-    held = configuration.reduces_once
+    config, gradients = stage.configuration, stage.gradients
+    held = config.reduces_once
     here = replace(gradients, size_bytes=gradients.size_bytes * share * (1 - held))
     if not np.any(held):
         return [here]
-    alone = np.where(np.asarray(configuration.accumulate) > configuration.pp, 1, 1 / configuration.chunks)
+    alone = np.where(np.asarray(config.accumulate) > config.pp, 1, 1 / config.chunks)
     parts = stage.trained.parameters / stage.trained.states_kept
     whole = gradients.size_bytes * share * held * (alone * parts + 1 - alone)
-    numbers = {**gradients.numbers, "parameters": whole / configuration.gradient_bytes}
+    numbers = {**gradients.numbers, "parameters": whole / config.gradient_bytes}
     return [here, replace(gradients, name="gradients until the last micro-batch", size_bytes=whole, numbers=numbers)]
 
 
@@ -166,15 +160,15 @@ def _grown_gradients(stage: StageShare, to_come: int = 0) -> list[Term]:
     Missing are the embedding's, which come last unless tied to the head, and those of the block except its last matrix.
     FSDP2 reduces the head's gradient with the embedding's, and a block's when the block is done.
     """
-    shape, configuration = stage.shape, stage.configuration
-    if shape.tied or configuration.lora_rank or not shape.trains_table:
+    shape, config = stage.shape, stage.configuration
+    if shape.tied or config.lora_rank or not shape.trains_table:
         return _all_gradients(stage)
     there, block = _live_share(stage, stage.in_flight), stage.largest_trained_block
-    missing = stage.embeds * shape.embedding_parameters / configuration.tp
-    if configuration.framework == "fsdp2":
-        missing = missing + (1 + to_come) * block + stage.heads * head_weights(shape) / configuration.tp
-    elif configuration.framework == "torch":
-        missing = missing + block - largest_matrix(shape) / configuration.tp
+    missing = stage.embeds * shape.embedding_parameters / config.tp
+    if config.framework == "fsdp2":
+        missing = missing + (1 + to_come) * block + stage.heads * head_weights(shape) / config.tp
+    elif config.framework == "torch":
+        missing = missing + block - largest_matrix(shape) / config.tp
     share = 1 - (1 - there) * np.minimum(missing / stage.trained.parameters, 1.0)
     return [*_all_gradients(stage, share), *_rest_of_embedding(stage, there)]
 
@@ -185,12 +179,12 @@ def _rest_of_embedding(stage: StageShare, share: Quantity = 1.0) -> list[Term]:
     DTensor computes the gradient of a row-sharded embedding for all rows, and a rank's shard is a view of it. FSDP2
     copies the shard when it reduces; a tied head adds its own gradient, which makes a new tensor.
     """
-    configuration, shape = stage.configuration, stage.shape
-    if configuration.framework != "torch" or configuration.lora_rank or not shape.trains_table:
+    config, shape = stage.configuration, stage.shape
+    if config.framework != "torch" or config.lora_rank or not shape.trains_table:
         return []
-    alone = 1.0 if not shape.tied else (np.asarray(configuration.pp) > 1).astype(float)[()]
-    rows = shape.vocab * (1 - 1 / np.asarray(configuration.tp))[()] * stage.embeds * alone * share
-    numbers = {"bytes": configuration.made_bytes, "rows": rows, "hidden": shape.hidden}
+    alone = 1.0 if not shape.tied else (np.asarray(config.pp) > 1).astype(float)[()]
+    rows = shape.vocab * (1 - 1 / np.asarray(config.tp))[()] * stage.embeds * alone * share
+    numbers = {"bytes": config.made_bytes, "rows": rows, "hidden": shape.hidden}
     return [product_term(Category.GRADIENTS, "other rows of the embedding's gradient", **numbers)]
 
 
@@ -199,26 +193,23 @@ def _rest_of_embedding(stage: StageShare, share: Quantity = 1.0) -> list[Term]:
 
 def _kept(stage: StageShare) -> list[Term]:
     """Return the activations of all blocks of the stage, for every micro-batch in flight."""
+    config, projector = stage.configuration, stage.shape.projector
     parts: dict[str, Quantity] = {"norms": 0.0, "attention": 0.0, "MLP": 0.0, "block inputs": 0.0}
-    checkpoint = stage.configuration.checkpoint
     for stack, block, places in stage.blocks:
-        recomputed = recomputed_blocks(checkpoint, places)
-        whole = len(places) - recomputed
-        entry = block.selective if checkpoint == "selective" else block.entry
+        recomputed = recomputed_blocks(config.checkpoint, places)
+        whole, entry = len(places) - recomputed, block.selective if config.checkpoint == "selective" else block.entry
         counts = ((block.norms, whole), (block.attention, whole), (block.feed_forward, whole), (entry, recomputed))
         for name, (kept, count) in zip(parts, counts, strict=True):
-            size = _bytes(stage, stack, kept) * count
-            parts[name] = parts[name] + size * stage.share * stage.in_flight
+            parts[name] = parts[name] + _bytes(stage, stack, kept) * count * stage.share * stage.in_flight
     terms = [_kept_term(stage, name, size) for name, size in parts.items() if np.any(size)]
     # Inputs of the projector's matrices and activations, and the indices of its tokens in the text.
-    projector, configuration = stage.shape.projector, stage.configuration
-    if projector is None or not projector.tokens or not stage.shape.trains_projector or configuration.lora_rank:
+    if projector is None or not projector.tokens or not stage.shape.trains_projector or config.lora_rank:
         return terms
     read = sum(inputs for inputs, _ in projector.matrices)
     between = sum(outputs for _, outputs in projector.matrices[:-1])
-    tokens = configuration.micro_batch * projector.tokens / configuration.cp
-    size = configuration.compute_bytes * (read + between) * tokens + stage.configuration.tokens * stage.shape.hidden
-    numbers = {"bytes": configuration.compute_bytes, "read": read, "between": between, "tokens": tokens}
+    tokens = config.micro_batch * projector.tokens / config.cp
+    size = config.compute_bytes * (read + between) * tokens + config.tokens * stage.shape.hidden
+    numbers = {"bytes": config.compute_bytes, "read": read, "between": between, "tokens": tokens}
     formula = "bytes × (read + between) × tokens + mask"
     return [*terms, model_term(Category.ACTIVATIONS, "kept by the projector", size, formula, **numbers)]
 
@@ -244,13 +235,9 @@ def _kept_term(stage: StageShare, name: str, size: Quantity) -> Term:
 def _waiting(stage: StageShare, kept: list[Term]) -> list[Term]:
     """Return the saved activations without those of the micro-batch (or stage chunk) in its backward pass."""
     others = stage.in_flight - 1 / stage.configuration.chunks
-    if not np.any(others):
-        return []
-    share = others / stage.in_flight
-    return [
-        replace(term, size_bytes=term.size_bytes * share, numbers={**term.numbers, "micro-batches": others})
-        for term in kept
-    ]
+    share, changed = others / stage.in_flight, {"micro-batches": others}
+    some = kept if np.any(others) else []
+    return [replace(t, size_bytes=t.size_bytes * share, numbers={**t.numbers, **changed}) for t in some]
 
 
 def recomputed_blocks(checkpoint: str, places: Sequence[int]) -> int:
@@ -263,36 +250,36 @@ def recomputed_blocks(checkpoint: str, places: Sequence[int]) -> int:
 
 def _bytes(stage: StageShare, stack: LayerStack, kept: SavedPerToken) -> Quantity:
     """Return the bytes for one micro-batch on one GPU."""
-    configuration = stage.configuration
-    keys: Number = stack.tokens or configuration.seq
-    tokens = configuration.micro_batch * stack.sequences * keys / configuration.cp
-    return kept.per_token(configuration, keys) * tokens
+    config = stage.configuration
+    keys: Number = stack.tokens or config.seq
+    tokens = config.micro_batch * stack.sequences * keys / config.cp
+    return kept.per_token(config, keys) * tokens
 
 
 def _inside_block(stage: StageShare, *, last_kept: bool = False) -> list[Term]:
     """Return the activations of the block in its backward pass not already counted as saved, and gradients inside it."""
-    configuration = stage.configuration
-    moved = configuration.activation_place != "gpu"
+    config = stage.configuration
+    moved = config.activation_place != "gpu"
     present: Quantity = 0.0
     gradients: Quantity = 0.0
     for stack, block, _ in stage.blocks:
         here = _bytes(stage, stack, block.kept)
-        if configuration.checkpoint == "selective":
+        if config.checkpoint == "selective":
             among_kept = 0.0 if last_kept else _bytes(stage, stack, block.selective)
             here = np.maximum(here + _bytes(stage, stack, block.selective_only) - among_kept, 0.0)
-        elif configuration.checkpoint != "none":
+        elif config.checkpoint != "none":
             # A recomputed block includes its input.
             here = here + (_bytes(stage, stack, block.entry) if last_kept or moved else 0.0)
         elif moved:
             # PyTorch fetches tensor by tensor; others have one block in use and one being fetched.
-            by_tensor = configuration.traits.parallel == "torch"
+            by_tensor = config.traits.parallel == "torch"
             here = _bytes(stage, stack, block.fetched) if by_tensor else 2 * here
         elif not last_kept:
             here = 0.0
         present = np.maximum(present, here)
         gradients = np.maximum(gradients, _bytes(stage, stack, block.backward))
-    texts = configuration.objective.texts
-    formula, tokens = "bytes of a token × tokens", configuration.tokens / texts
+    texts = config.objective.texts
+    formula, tokens = "bytes of a token × tokens", config.tokens / texts
     return [
         model_term(Category.ACTIVATIONS, name, size, formula, bytes=size / tokens, tokens=tokens)
         for name, size in (("one block", present / texts), ("gradients inside a block", gradients / texts))
@@ -304,16 +291,14 @@ def _inside_block(stage: StageShare, *, last_kept: bool = False) -> list[Term]:
 
 def _casts(stage: StageShare, *, forward: bool = False) -> list[Term]:
     """Return autocast's 16-bit copies of matrices: cached in the forward pass, then held by the autograd graph."""
-    configuration = stage.configuration
-    if configuration.quantized_base:
-        largest = largest_matrix(stage.shape) / configuration.tp
-        numbers = {"bytes": configuration.compute_bytes, "weights": largest}
+    config = stage.configuration
+    if config.quantized_base:
+        numbers = {"bytes": config.compute_bytes, "weights": largest_matrix(stage.shape) / config.tp}
         return [product_term(Category.WORKSPACE, "a matrix of the base made wide", **numbers)]
-    if not configuration.autocast:
+    if not config.autocast:
         return []
-    head = head_weights(stage.shape) * stage.shape.trains_head * stage.heads / configuration.tp
-    saved = forward or configuration.checkpoint == "none"
-    count = head + stage.trained.dense * (1 if saved else 0)
+    head = head_weights(stage.shape) * stage.shape.trains_head * stage.heads / config.tp
+    count = head + stage.trained.dense * (forward or config.checkpoint == "none")
     return [model_term(Category.WORKSPACE, "autocast copies of weights", 2 * count, "2 B × weights", weights=count)]
 
 
@@ -323,20 +308,20 @@ def _gathered(stage: StageShare, moment: Literal["pass", "loss", "ending"] = "pa
     During the loss no block is in use, but the buffer of the last gather still exists. A pipeline schedule takes the
     loss after its stage is done and has none; a backward pass without resharding ends with all parameters gathered.
     """
-    configuration = stage.configuration
-    if not configuration.shards_parameters:
+    config = stage.configuration
+    if not config.shards_parameters:
         return []
-    if configuration.zero < 3:
+    if config.zero < 3:
         count = stage.parameters
-    elif configuration.framework == "deepspeed":
+    elif config.framework == "deepspeed":
         count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
     else:
         blocks = 2 if moment == "pass" else 1
         count = np.minimum(stage.outside + blocks * stage.largest_block, stage.parameters)
         if moment != "pass":
-            count = np.where(configuration.reduces_once, stage.parameters * (moment == "ending"), count)[()]
+            count = np.where(config.reduces_once, stage.parameters * (moment == "ending"), count)[()]
     outside = np.minimum(stage.outside, count)
-    size = configuration.compute_bytes * outside + configuration.base_bytes * (count - outside)
+    size = config.compute_bytes * outside + config.base_bytes * (count - outside)
     numbers = {"bytes": size / np.maximum(count, 1), "parameters": count}
     return [model_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
 
@@ -346,14 +331,14 @@ def _unreduced(stage: StageShare, *, ending: bool, kept: Sequence[Term] = ()) ->
 
     They exist once the block is done and its activations are freed.
     """
-    configuration = stage.configuration
-    if configuration.framework != "fsdp2" or configuration.zero == 0 or configuration.lora_rank:
+    config = stage.configuration
+    if config.framework != "fsdp2" or config.zero == 0 or config.lora_rank:
         return []
-    held = configuration.reduces_once
-    made, reduced = configuration.made_bytes, configuration.gradient_bytes
+    held = config.reduces_once
+    made, reduced = config.made_bytes, config.gradient_bytes
     # The head's gradient is reduced together with the embedding's. Those that a pipeline holds back are accumulated at
     # once.
-    head = head_weights(stage.shape) * stage.heads / configuration.tp * (ending and stage.shape.trains_head)
+    head = head_weights(stage.shape) * stage.heads / config.tp * (ending and stage.shape.trains_head)
     block = stage.largest_trained_block * (1 - held)
     one_kept = total(kept) / (stage.layers * stage.in_flight)
     size = made * head + np.maximum(reduced * block - one_kept, 0.0)[()]
@@ -364,12 +349,11 @@ def _unreduced(stage: StageShare, *, ending: bool, kept: Sequence[Term] = ()) ->
 
 def _reduced(stage: StageShare) -> list[Term]:
     """Return the buffer that reduces the largest of FSDP2's parameter groups after gradients were held back."""
-    configuration = stage.configuration
-    if configuration.lora_rank:
+    if (config := stage.configuration).lora_rank:
         return []
     count = np.maximum(stage.trained.outside, stage.largest_trained_block)
-    size = configuration.reduces_once * configuration.gradient_bytes * count
-    numbers = {"bytes": configuration.gradient_bytes, "parameters": count}
+    size = config.reduces_once * config.gradient_bytes * count
+    numbers = {"bytes": config.gradient_bytes, "parameters": count}
     return [model_term(Category.GRADIENTS, "gradients on their way", size, "bytes × parameters", **numbers)]
 
 
@@ -383,50 +367,46 @@ def _logits(stage: StageShare, moment: LossMoment) -> list[Term]:
 
 def _head_gradient(stage: StageShare) -> list[Term]:
     """Return the head's gradient, the first to exist: unsharded, and under autocast in 16 bits with its cast."""
-    configuration = stage.configuration
-    if configuration.lora_rank or not stage.shape.trains_head:
+    config, weights = stage.configuration, head_weights(stage.shape)
+    if config.lora_rank or not stage.shape.trains_head:
         return []
-    size = configuration.made_bytes + (configuration.compute_bytes if configuration.autocast else 0)
-    whole = size * head_weights(stage.shape) / configuration.tp * stage.heads
-    numbers = {"bytes": size, "weights": head_weights(stage.shape), "tp": configuration.tp}
+    size = config.made_bytes + config.compute_bytes * config.autocast
+    whole, numbers = size * weights / config.tp * stage.heads, {"bytes": size, "weights": weights, "tp": config.tp}
     return [model_term(Category.GRADIENTS, "the head's gradient", whole, "bytes × weights ÷ tp", **numbers)]
 
 
 def _summed_chunks(stage: StageShare) -> list[Term]:
     """Return what a chunked loss accumulates: the gradients of the head and of its input."""
-    configuration = stage.configuration
-    if configuration.loss != "chunked":
+    config, hidden = stage.configuration, stage.shape.hidden
+    if config.loss != "chunked":
         return []
-    read = configuration.compute_bytes * stage.shape.hidden * stage.configuration.tokens * stage.heads
-    numbers = {"bytes": configuration.compute_bytes, "hidden": stage.shape.hidden, "tokens": stage.configuration.tokens}
-    formula = "bytes × hidden × tokens"
+    numbers = {"bytes": config.compute_bytes, "hidden": hidden, "tokens": config.tokens}
+    read, formula = config.compute_bytes * hidden * config.tokens * stage.heads, " × ".join(numbers)
     term = model_term(Category.ACTIVATIONS, "gradient of what the head reads", read, formula, **numbers)
     return [term, *(replace(head, name="the head's gradient so far") for head in _head_gradient(stage))]
 
 
 def _embedding(stage: StageShare) -> list[Term]:
     """Return a tied embedding's own gradient and the sum of both, beside the head's."""
-    configuration, shape = stage.configuration, stage.shape
-    if configuration.lora_rank or not shape.tied or not shape.trains_table:
+    config, shape = stage.configuration, stage.shape
+    if config.lora_rank or not shape.tied or not shape.trains_table:
         return []
-    copies = (1 if configuration.autocast else 2) + _live_share(stage, 1)
-    if configuration.framework == "nanotron":
-        # The head's gradient is already counted; on a stage without the head, so is the embedding's own.
-        copies = stage.heads
-    size = copies * configuration.made_bytes * head_weights(shape) / configuration.tp * stage.embeds
-    weights = {"bytes": configuration.made_bytes, "weights": head_weights(shape), "tp": configuration.tp}
-    numbers = {"copies": copies, **weights}
-    return [
-        model_term(Category.GRADIENTS, "the embedding's gradient", size, "copies × bytes × weights ÷ tp", **numbers)
-    ]
+    # In nanotron the head's gradient is already counted; on a stage without the head, so is the embedding's own.
+    own = config.framework == "nanotron"
+    copies = stage.heads if own else (1 if config.autocast else 2) + _live_share(stage, 1)
+    weights = head_weights(shape)
+    size = copies * config.made_bytes * weights / config.tp * stage.embeds
+    numbers = {"copies": copies, "bytes": config.made_bytes, "weights": weights, "tp": config.tp}
+    formula = "copies × bytes × weights ÷ tp"
+    return [model_term(Category.GRADIENTS, "the embedding's gradient", size, formula, **numbers)]
 
 
 # -- pipeline parallelism
 
 
-def _in_torch_pipeline(configuration: Configuration) -> Quantity:
+def _in_torch_pipeline(config: Configuration) -> Quantity:
     """Return 1 if PyTorch's pipeline schedules run the stages, else 0."""
-    return (np.asarray(configuration.pp) > 1) * float(configuration.traits.parallel == "torch")
+    return (np.asarray(config.pp) > 1) * float(config.traits.parallel == "torch")
 
 
 def _stage_buffers(stage: StageShare) -> list[Term]:
@@ -436,15 +416,15 @@ def _stage_buffers(stage: StageShare) -> list[Term]:
     backward pass. Chunks of an interleaved stage are stages of their own, and their sends are held too, as that
     schedule waits for them at the end of the step.
     """
-    configuration = stage.configuration
-    pipeline = _in_torch_pipeline(configuration)
+    config = stage.configuration
+    pipeline = _in_torch_pipeline(config)
     if not np.any(pipeline):
         return []
-    size = FP32 if configuration.autocast else configuration.compute_bytes
-    tokens = stage.configuration.tokens / (configuration.tp if configuration.sequence_parallel else 1)
-    chunks = configuration.chunks
-    alone = configuration.accumulate + stage.in_flight * (1 - stage.heads)
-    buffers = np.where(np.asarray(chunks) > 1, configuration.accumulate * 2 * (2 * chunks - 1), alone)[()]
+    size = FP32 if config.autocast else config.compute_bytes
+    tokens = config.tokens / (config.tp if config.sequence_parallel else 1)
+    chunks = config.chunks
+    alone = config.accumulate + stage.in_flight * (1 - stage.heads)
+    buffers = np.where(np.asarray(chunks) > 1, config.accumulate * 2 * (2 * chunks - 1), alone)[()]
     whole = pipeline * buffers * size * stage.shape.hidden * tokens
     numbers = {"buffers": buffers, "bytes": size, "hidden": stage.shape.hidden, "tokens": tokens}
     formula = "buffers × bytes × hidden × tokens"
@@ -453,30 +433,26 @@ def _stage_buffers(stage: StageShare) -> list[Term]:
 
 def _held_logits(stage: StageShare) -> list[Term]:
     """Return the logits of PyTorch's last stage, which live until their micro-batch's backward pass is done."""
-    configuration, vocab = stage.configuration, stage.shape.vocab if stage.shape.logits else 0
-    pipeline = _in_torch_pipeline(configuration)
-    if not np.any(pipeline) or configuration.loss != "full":
+    config, vocab = stage.configuration, stage.shape.vocab if stage.shape.logits else 0
+    pipeline = _in_torch_pipeline(config)
+    if not np.any(pipeline) or config.loss != "full":
         return []
-    size = pipeline * stage.heads * configuration.compute_bytes * vocab / configuration.tp * stage.configuration.tokens
-    numbers = {"bytes": configuration.compute_bytes, "vocabulary": vocab, "tokens": stage.configuration.tokens}
-    return [
-        model_term(
-            Category.ACTIVATIONS, "logits that the schedule holds", size, "bytes × vocabulary × tokens", **numbers
-        )
-    ]
+    size = pipeline * stage.heads * config.compute_bytes * vocab / config.tp * config.tokens
+    numbers = {"bytes": config.compute_bytes, "vocabulary": vocab, "tokens": config.tokens}
+    formula = " × ".join(numbers)
+    return [model_term(Category.ACTIVATIONS, "logits that the schedule holds", size, formula, **numbers)]
 
 
 # -- optimizer
 
 
 def _optimizer(stage: StageShare) -> list[Term]:
-    configuration = stage.configuration
-    trained = stage.gradients.size_bytes / configuration.gradient_bytes
-    if configuration.optimizer in ("sgd", "momentum", "adamw-8bit"):
+    config = stage.configuration
+    if config.optimizer in ("sgd", "momentum", "adamw-8bit"):
         return []
-    if configuration.optimizer_kernel == "foreach" and configuration.framework in ("torch", "fsdp2"):
-        numbers = {"bytes": configuration.state_bytes, "parameters": trained}
+    if config.optimizer_kernel == "foreach" and config.framework in ("torch", "fsdp2"):
+        numbers = {"bytes": config.state_bytes, "parameters": stage.gradients.size_bytes / config.gradient_bytes}
         return [product_term(Category.WORKSPACE, "foreach temporaries", **numbers)]
-    if configuration.bf16_gradients and not configuration.bf16_moments:
+    if config.bf16_gradients and not config.bf16_moments:
         return [product_term(Category.GRADIENTS, "FP32 copies of gradients", bytes=FP32, parameters=stage.states_kept)]
     return []

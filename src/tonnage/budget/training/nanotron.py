@@ -43,11 +43,11 @@ class NanotronTerms(NamedTuple):
 
 def nanotron_terms(stage: StageShare) -> NanotronTerms:
     """Return them for a stage."""
-    shape, configuration = stage.shape, stage.configuration
-    if configuration.framework != "nanotron" or configuration.lora_rank:
+    shape, config = stage.shape, stage.configuration
+    if config.framework != "nanotron" or config.lora_rank:
         return NanotronTerms()
-    tokens, splits = configuration.tokens, np.asarray(configuration.tp) > 1
-    sizes = {"bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
+    tokens, splits = config.tokens, np.asarray(config.tp) > 1
+    sizes = {"bytes": config.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
     shared = product_term(Category.WORKSPACE, "gather buffers", buffers=_GATHER_BUFFERS * splits, **sizes)
     # Inputs of reduce-scatters that cannot be freed yet, as the host runs ahead of the GPU: those of forward passes in
     # flight, and as much of a backward pass as CUDA's queue holds.
@@ -60,16 +60,16 @@ def nanotron_terms(stage: StageShare) -> NanotronTerms:
     # that of reserved memory; if the gather itself is the allocated peak (a large model, few tokens), the allocated
     # figure is too low.
     flat: list[Term] = []
-    if configuration.zero:
-        copies = (2 + 1 / configuration.shards) * (np.asarray(configuration.shards) > 1)
-        numbers = {"copies": copies, "bytes": configuration.working_bytes, "parameters": stage.parameters}
+    if config.zero:
+        copies = (2 + 1 / config.shards) * (np.asarray(config.shards) > 1)
+        numbers = {"copies": copies, "bytes": config.working_bytes, "parameters": stage.parameters}
         flat = [product_term(Category.WORKSPACE, "flat copies of parameters", **numbers)]
     kept = (*(replace(term, category=Category.FRAGMENTATION) for term in flat), scattered)
     # Gradients of this micro-batch.
     tied = stage.heads if shape.tied else 0.0
-    missing = stage.embeds * (1 - tied) * shape.embedding_parameters / configuration.tp
+    missing = stage.embeds * (1 - tied) * shape.embedding_parameters / config.tp
     made = (
-        product_term(Category.GRADIENTS, "gradients not yet added", parameters=count, bytes=configuration.made_bytes)
+        product_term(Category.GRADIENTS, "gradients not yet added", parameters=count, bytes=config.made_bytes)
         for count in (stage.parameters - missing, stage.parameters)
     )
     return NanotronTerms((shared,), kept, tuple(flat), (next(made),), (next(made),))

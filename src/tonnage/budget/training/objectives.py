@@ -77,8 +77,7 @@ class Objective:
         """Return the model with its training head: none without scores over the vocabulary."""
         if self.has_logits:
             return shape
-        end = 0 if self.name == "contrastive" else shape.hidden
-        other = shape.other_parameters + end
+        other = shape.other_parameters + (0 if self.name == "contrastive" else shape.hidden)
         return replace(shape, head_parameters=0, tied=False, logits=False, other_parameters=other)
 
 

@@ -41,25 +41,24 @@ def context(gpu: Gpu) -> Term:
     known = {name: overhead.size_bytes for name, overhead in gpu.overheads.items()}
     numbers = {name: known.get(name, 0) for name in ("context", "kernels", "cublas", "cudnn")}
     total = sum(numbers.values()) + numbers["cublas"]
-    return Term(
-        Category.CONTEXT, "CUDA context", float(total), "context + kernels + 2 × cuBLAS + cuDNN", numbers, "measured"
-    )
+    formula = "context + kernels + 2 × cuBLAS + cuDNN"
+    return Term(Category.CONTEXT, "CUDA context", float(total), formula, numbers, "measured")
 
 
-def nccl(configuration: Configuration) -> Term:
+def nccl(config: Configuration) -> Term:
     """Return NCCL's buffers: a communicator of all ranks, and one per kind of parallelism with smaller groups.
 
     Hybrid sharding has two kinds: ranks that share a copy, and ranks that hold the same shard. Replicas of experts
     under expert parallelism have a kind of their own.
     """
-    replicas = configuration.data * configuration.cp
+    replicas = config.data * config.cp
     groups: tuple[Quantity, ...] = (replicas,)
-    if configuration.zero:
-        experts = np.where(np.asarray(configuration.ep) > 1, configuration.expert_shards, 1)
-        groups = configuration.shards, replicas // configuration.shards, experts
-    kinds = (configuration.tp, configuration.pp, configuration.cp, configuration.ep, *groups)
-    smaller = ((np.asarray(ranks) > 1) & (ranks < configuration.gpus) for ranks in kinds)
-    communicators: Quantity = (np.asarray(configuration.gpus) > 1) + sum(kind.astype(float) for kind in smaller)
+    if config.zero:
+        experts = np.where(np.asarray(config.ep) > 1, config.expert_shards, 1)
+        groups = config.shards, replicas // config.shards, experts
+    kinds = (config.tp, config.pp, config.cp, config.ep, *groups)
+    smaller = ((np.asarray(ranks) > 1) & (ranks < config.gpus) for ranks in kinds)
+    communicators: Quantity = (np.asarray(config.gpus) > 1) + sum(kind.astype(float) for kind in smaller)
     size = communicators * NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS
     numbers = {"communicators": communicators, "connections": NCCL_CONNECTIONS, "bytes": NCCL_CONNECTION_BYTES}
     return Term(Category.CONTEXT, "NCCL buffers", size, "communicators × connections × bytes", numbers, "model")
@@ -73,12 +72,11 @@ def fragmentation(stage: StageShare) -> Term:
     are later allocated elsewhere. Over 59 runs on the virtual GPU, none measured on a real one, the two explain
     reserved memory to 4 % in the median and 10 % in nine of ten. Buffers of other streams are added.
     """
-    configuration, trained = stage.configuration, stage.trained
-    loss = loss_term(stage.shape, configuration, "loss").size_bytes * stage.heads
-    made = np.where(configuration.reduces_once, trained.parameters, trained.gradients_kept)[()]
-    stay = configuration.lora_rank == 0 and not configuration.step_in_backward
-    gradients = configuration.made_bytes * made * stay
-    holes = _WIDE_LOSS_LOST if configuration.wide_logits else _LOSS_LOST
+    config, trained = stage.configuration, stage.trained
+    loss = loss_term(stage.shape, config, "loss").size_bytes * stage.heads
+    made = np.where(config.reduces_once, trained.parameters, trained.gradients_kept)[()]
+    gradients = config.made_bytes * made * (config.lora_rank == 0 and not config.step_in_backward)
+    holes = _WIDE_LOSS_LOST if config.wide_logits else _LOSS_LOST
     size = holes * loss + _GRADIENTS_LOST * gradients
     numbers = {"loss": loss, "holes": holes, "gradients": gradients, "share": _GRADIENTS_LOST}
     return Term(Category.FRAGMENTATION, "fragmentation", size, "holes × loss + share × gradients", numbers, "model")
@@ -92,20 +90,18 @@ def other_streams(stage: StageShare, moments: Sequence[Sequence[Term]]) -> list[
     the sums of what is outside blocks (two blocks) if larger. Reserved memory peaks where live memory plus what these
     streams hold beyond it is largest.
     """
-    configuration = stage.configuration
-    if configuration.framework != "fsdp2" or configuration.zero == 0:
+    config = stage.configuration
+    if config.framework != "fsdp2" or config.zero == 0:
         return []
-    block, over = stage.largest_block, configuration.shards
-    gathered = configuration.compute_bytes * (stage.outside + block / over + (0 if configuration.zero == 3 else block))
+    block, over = stage.largest_block, config.shards
+    gathered = config.compute_bytes * (stage.outside + block / over + (0 if config.zero == 3 else block))
     summed = np.maximum(stage.trained.outside, 2 * stage.largest_trained_block)
-    summed = summed * configuration.gradient_bytes * (configuration.lora_rank == 0)
+    summed = summed * config.gradient_bytes * (config.lora_rank == 0)
     alive = [total(terms) for terms in moments]
-    live = [total(term for term in terms if term.name == "gradients") for terms in moments]
+    live = (total(term for term in terms if term.name == "gradients") for terms in moments)
     absent = [stage.gradients.size_bytes - there for there in live]
-    most = functools.reduce(
-        np.maximum, (here + np.maximum(each, summed) for here, each in zip(alive, absent, strict=True))
-    )
-    reduced = most - functools.reduce(np.maximum, alive)
+    most = [here + np.maximum(each, summed) for here, each in zip(alive, absent, strict=True)]
+    reduced = functools.reduce(np.maximum, most) - functools.reduce(np.maximum, alive)
     numbers = {"gathered": gathered, "reduced": reduced}
     size, words = gathered + reduced, "gathered + reduced, beyond what is alive at the peak"
     return [Term(Category.FRAGMENTATION, "kept by other streams", size, words, numbers, "model")]

@@ -14,7 +14,7 @@ flight and the embedding, the last one the head and the loss; stages between the
 alive is up to `moments`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -93,52 +93,55 @@ class StageShare:
     @cached_property
     def updated(self) -> Quantity:
         """Parameters that the GPU updates: its shard of the model or of the adapters."""
-        configuration = self.configuration
-        if not configuration.lora_rank:
+        config = self.configuration
+        if not config.lora_rank:
             return self.trained.states_kept
-        dense, experts = lora_parameters(self.shape, configuration.lora_rank, configuration.lora_targets)
-        count = dense / configuration.tp + experts / (configuration.ep * configuration.expert_tp)
+        dense, experts = lora_parameters(self.shape, config.lora_rank, config.lora_targets)
+        count = dense / config.tp + experts / (config.ep * config.expert_tp)
         return count * self.share * self.parameters_kept / self.parameters
 
     @cached_property
     def largest_block(self) -> Quantity:
         """Parameters of the largest block on the GPU: what is gathered at once."""
-        return _largest_block([layer for stack in self.shape.stacks for layer, _ in stack.kinds()], self.configuration)
+        return _largest_block([layer for _, layer, _ in self.kinds], self.configuration)
 
     @cached_property
     def largest_trained_block(self) -> Quantity:
         """The same of the blocks that are trained."""
-        layers = [layer for stack in self.shape.stacks for layer, _ in stack.kinds() if not layer.frozen]
-        return _largest_block(layers, self.configuration)
+        if self.shape.unfrozen is None:
+            return self.largest_block
+        return _largest_block([layer for _, layer, _ in self.kinds if not layer.frozen], self.configuration)
 
     @cached_property
-    def blocks(self) -> tuple[tuple[LayerStack, BlockActivations, Sequence[int]], ...]:
+    def kinds(self) -> list[tuple[LayerStack, LayerShape, list[int]]]:
+        """Each kind of layer with its stack and the indices of its layers."""
+        return [(stack, *kind) for stack in self.shape.stacks for kind in stack.kinds()]
+
+    @cached_property
+    def blocks(self) -> list[tuple[LayerStack, BlockActivations, list[int]]]:
         """What each kind of block saves, with the indices of its layers."""
-        return tuple(
-            (stack, block_of(self.shape, layer, stack.hidden, self.configuration), places)
-            for stack in self.shape.stacks
-            for layer, places in stack.kinds()
-        )
+        shape, config = self.shape, self.configuration
+        return [(stack, block_of(shape, layer, stack.hidden, config), places) for stack, layer, places in self.kinds]
 
     @cached_property
     def kept(self) -> tuple[Term, ...]:
         """Parameters and optimizer states that stay on the GPU. Adapters have a frozen base in 16 bits or fewer."""
-        configuration, trained = self.configuration, self.trained
-        if configuration.lora_rank:
-            size = optimizer_bytes(configuration.optimizer, configuration.state_bytes)
+        config, trained = self.configuration, self.trained
+        if config.lora_rank:
+            size = optimizer_bytes(config.optimizer, config.state_bytes)
             return (
                 *base_terms(self, self.parameters_kept / self.parameters),
-                _term(Category.PARAMETERS, "adapters", self.updated, configuration.parameter_bytes),
-                _term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", self.updated, size),
+                _term(Category.PARAMETERS, "adapters", self.updated, config.parameter_bytes),
+                _term(Category.OPTIMIZER_STATES, f"{config.optimizer} states", self.updated, size),
             )
         count = trained.parameters_kept
-        kept = [_term(Category.PARAMETERS, "parameters", count, configuration.working_bytes)]
+        kept = [_term(Category.PARAMETERS, "parameters", count, config.working_bytes)]
         if trained is not self:
             frozen = self.parameters_kept - count
-            kept.append(_term(Category.PARAMETERS, "frozen parameters", frozen, configuration.compute_bytes))
-        if configuration.master_bytes:
+            kept.append(_term(Category.PARAMETERS, "frozen parameters", frozen, config.compute_bytes))
+        if config.master_bytes:
             master = trained.states_kept
-            kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, configuration.master_bytes))
+            kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, config.master_bytes))
         return (*kept, *_optimizer_terms(trained))
 
     @cached_property
@@ -149,31 +152,31 @@ class StageShare:
     @cached_property
     def gradients(self) -> Term:
         """All gradients of the stage, whenever they are alive."""
-        configuration, trained = self.configuration, self.trained
-        if configuration.lora_rank:
-            return _term(Category.GRADIENTS, "gradients", self.updated, configuration.parameter_bytes)
+        config, trained = self.configuration, self.trained
+        if config.lora_rank:
+            return _term(Category.GRADIENTS, "gradients", self.updated, config.parameter_bytes)
         count = trained.gradients_kept
-        if configuration.step_in_backward:
+        if config.step_in_backward:
             # One at a time: the largest is that of the embedding, of the head or of an MLP.
-            largest = max(largest_matrix(self.shape), self.shape.vocab * self.shape.hidden) / configuration.tp
+            largest = max(largest_matrix(self.shape), self.shape.vocab * self.shape.hidden) / config.tp
             count = count * np.minimum(largest / trained.parameters, 1.0)
-        return _term(Category.GRADIENTS, "gradients", count, configuration.gradient_bytes)
+        return _term(Category.GRADIENTS, "gradients", count, config.gradient_bytes)
 
 
-def stages(shape: ModelShape, configuration: Configuration) -> Iterator[StageShare]:
+def stages(shape: ModelShape, config: Configuration) -> Iterator[StageShare]:
     """Yield the ends of the pipeline; without one, a single stage that is both."""
-    pp, tp = configuration.pp, configuration.tp
+    pp, tp = config.pp, config.tp
     only = np.asarray(pp) == 1
     runs = [run for stack in shape.stacks for run in stack.groups()]
     count = sum(count for _, count in runs)
-    dense, experts = _parameters_on(runs, configuration)
+    dense, experts = _parameters_on(runs, config)
     for name in ("stage",) if np.all(only) else ("first stage", "last stage"):
         # 1.0 and 0.0; `[()]` turns a 0-d array into a plain number.
         embeds = np.asarray(only | (name != "last stage"), dtype=float)[()]
         heads = np.asarray(only | (name != "first stage"), dtype=float)[()]
         # Layers are shared out equally, or as nanotron balances cost, with the head counted as layers.
-        layers: Quantity = -(-count // (pp * configuration.chunks)) * configuration.chunks
-        if configuration.framework == "nanotron" and name != "stage":
+        layers: Quantity = -(-count // (pp * config.chunks)) * config.chunks
+        if config.framework == "nanotron" and name != "stage":
             head = shape.vocab * shape.hidden / (runs[0][0].parameters - runs[0][0].norm_parameters)
             layers = np.minimum((count + head) / pp // 1 + 1, count)
             if name == "last stage":
@@ -182,32 +185,27 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[StageSha
         # Both ends of a pipeline hold a copy of a tied embedding.
         tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
         split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
+        # Micro-batches whose activations it keeps: one per stage from itself to the last. Interleaved, it is two chunks
+        # per hop to the last stage, and a whole round for all chunks but one.
+        behind = pp if name == "first stage" else 1
+        in_flight: Quantity = np.minimum(behind, config.accumulate)
+        if config.pp_chunks > 1:
+            rounds = (config.chunks - 1) * np.minimum(pp, config.accumulate)
+            in_flight = np.minimum((rounds + 2 * (np.asarray(behind) - 1) + 1) / config.chunks, config.accumulate)[()]
         yield StageShare(
-            shape=shape, configuration=configuration, name=name, share=share,
-            in_flight=_in_flight(configuration, pp if name == "first stage" else 1), embeds=embeds, heads=heads,
-            dense=share * dense, experts=share * experts / (configuration.ep * configuration.expert_tp),
+            shape=shape, configuration=config, name=name, share=share,
+            in_flight=in_flight, embeds=embeds, heads=heads,
+            dense=share * dense, experts=share * experts / (config.ep * config.expert_tp),
             outside=split / tp + heads * shape.other_parameters,
         )  # fmt: skip
 
 
-def _parameters_on(runs: list[tuple[LayerShape, int]], configuration: Configuration) -> tuple[Quantity, int]:
+def _parameters_on(runs: list[tuple[LayerShape, int]], config: Configuration) -> tuple[Quantity, int]:
     """Return the parameters of runs of layers: outside experts per tensor-parallel rank, and of all experts."""
     norms = sum(layer.norm_parameters * count for layer, count in runs)
     experts = sum(expert_parameters(layer) * count for layer, count in runs)
     matrices = sum(layer.parameters * count for layer, count in runs) - norms - experts
-    return matrices / configuration.tp + norms, experts
-
-
-def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
-    """Return the micro-batches whose activations a stage keeps: one per stage from itself to the last.
-
-    Interleaved, it is two chunks per hop to the last stage, and a whole round for all chunks but one.
-    """
-    if configuration.pp_chunks == 1:
-        return np.minimum(behind, configuration.accumulate)
-    rounds = np.minimum(configuration.pp, configuration.accumulate)
-    parts: Quantity = (configuration.chunks - 1) * rounds + 2 * (np.asarray(behind) - 1) + 1
-    return np.asarray(np.minimum(parts / configuration.chunks, configuration.accumulate))[()]
+    return matrices / config.tp + norms, experts
 
 
 def expert_parameters(layer: LayerShape) -> int:
@@ -216,19 +214,18 @@ def expert_parameters(layer: LayerShape) -> int:
     return mlp.experts * layer.expert_parameters if mlp else 0
 
 
-def _largest_block(layers: list[LayerShape], configuration: Configuration) -> Quantity:
+def _largest_block(layers: list[LayerShape], config: Configuration) -> Quantity:
     largest: Quantity = 0.0
     for layer in layers:
-        experts = expert_parameters(layer)
-        matrices = layer.parameters - layer.norm_parameters - experts
-        split = matrices / configuration.tp + experts / (configuration.ep * configuration.expert_tp)
-        largest = np.maximum(largest, split + layer.norm_parameters)
+        norms, experts = layer.norm_parameters, expert_parameters(layer)
+        split = (layer.parameters - norms - experts) / config.tp + experts / (config.ep * config.expert_tp)
+        largest = np.maximum(largest, split + norms)
     return largest
 
 
 def _optimizer_terms(trained: StageShare) -> list[Term]:
-    shape, configuration, count = trained.shape, trained.configuration, trained.states_kept
-    if configuration.optimizer == "adafactor":
+    shape, config, count = trained.shape, trained.configuration, trained.states_kept
+    if config.optimizer == "adafactor":
         # One FP32 number per row and per column of a matrix.
         blocks = ((layer, stack.hidden) for stack in shape.stacks for layer in stack.layers)
         factors = sum(inputs + outputs for block in blocks for _, inputs, outputs in matrices(*block))
@@ -237,15 +234,15 @@ def _optimizer_terms(trained: StageShare) -> list[Term]:
         numbers = {"parameters": count, "factors": factors, "all": shape.parameters}
         formula = "4 B × parameters × factors ÷ all"
         return [Term(Category.OPTIMIZER_STATES, "adafactor rows and columns", held, formula, numbers)]
-    if configuration.optimizer == "muon":
+    if config.optimizer == "muon":
         # A momentum for the blocks' matrices; AdamW for embeddings and head, as Muon's authors train.
-        outside, each = count * trained.outside / trained.parameters, configuration.state_bytes
+        outside, each = count * trained.outside / trained.parameters, config.state_bytes
         return [
             _term(Category.OPTIMIZER_STATES, "muon momentum", count - outside, each),
             _term(Category.OPTIMIZER_STATES, "adamw states of embeddings and head", outside, 2 * each),
         ]
-    size = optimizer_bytes(configuration.optimizer, configuration.state_bytes)
-    return [_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count, size)] if size else []
+    size = optimizer_bytes(config.optimizer, config.state_bytes)
+    return [_term(Category.OPTIMIZER_STATES, f"{config.optimizer} states", count, size)] if size else []
 
 
 def optimizer_bytes(optimizer: Optimizer, number_bytes: int = 4) -> float:
@@ -260,15 +257,15 @@ def optimizer_bytes(optimizer: Optimizer, number_bytes: int = 4) -> float:
 
 def base_terms(stage: StageShare, shrunk: Quantity) -> list[Term]:
     """Return weights that are not trained: blocks in the base's format, the rest in the compute dtype."""
-    configuration = stage.configuration
-    plain_bytes = configuration.compute_bytes
-    if not configuration.quantized_base:
+    config = stage.configuration
+    plain_bytes = config.compute_bytes
+    if not config.quantized_base:
         return [_term(Category.PARAMETERS, "frozen parameters", stage.parameters * shrunk, plain_bytes)]
     norms = stage.share * sum(layer.norm_parameters for stack in stage.shape.stacks for layer in stack.layers)
     quantized, others = stage.dense + stage.experts - norms, stage.outside + norms
-    name = f"frozen blocks in {configuration.base.upper()}"
+    name = f"frozen blocks in {config.base.upper()}"
     return [
-        _term(Category.PARAMETERS, name, quantized * shrunk, configuration.base_bytes),
+        _term(Category.PARAMETERS, name, quantized * shrunk, config.base_bytes),
         _term(Category.PARAMETERS, "frozen embeddings, norms and head", others * shrunk, plain_bytes),
     ]
 
@@ -278,20 +275,12 @@ def _term(category: Category, name: str, count: Quantity, size: float) -> Term:
 
 
 def model_states_bytes(
-    parameters: Number,
-    *,
-    zero: int = 0,
-    ranks: Number = 1,
-    parameter_bytes: float = 2,
-    gradient_bytes: float = 2,
+    parameters: Number, *, zero: int = 0, ranks: Number = 1, parameter_bytes: float = 2, gradient_bytes: float = 2,
     optimizer_bytes: float = 12,
-) -> Quantity:
+) -> Quantity:  # fmt: skip
     """Return bytes of parameters, gradients and optimizer states on one of `ranks` at that ZeRO stage.
 
     The defaults are the ZeRO paper's mixed-precision Adam: 2 + 2 + (4 + 4 + 4) bytes per parameter.
     """
-    kept = [parameter_bytes, gradient_bytes, optimizer_bytes]
-    return sum(
-        (size * parameters / (ranks if zero >= stage else 1) for size, stage in zip(kept, (3, 2, 1), strict=True)),
-        start=0.0,
-    )
+    kept = ((parameter_bytes, 3), (gradient_bytes, 2), (optimizer_bytes, 1))
+    return sum((size * parameters / (ranks if zero >= stage else 1) for size, stage in kept), start=0.0)

@@ -51,41 +51,39 @@ def caps_logits(shape: ModelShape) -> bool:
     return bool(table("styles")["style"].get(shape.architecture, {}).get("softcap"))
 
 
-def style_of(shape: ModelShape, layer: LayerShape, configuration: Configuration) -> Style:
+def style_of(shape: ModelShape, layer: LayerShape, config: Configuration) -> Style:
     """Return the style in which the framework runs this block: transformers' eager code, or fused elsewhere."""
-    written = _written(shape.architecture, layer.written, layer.rms_norm)
-    written = replace(written, dropout=True) if configuration.dropout else written
-    form = configuration.traits.written
-    scores = _scores(layer, written, configuration)
-    if configuration.compile:
+    written = _written(layer.written or shape.architecture, layer.rms_norm)
+    written = replace(written, dropout=True) if config.dropout else written
+    form = config.traits.written
+    scores = _scores(layer, written, config)
+    if config.compile:
         dropped = scores == "apart" and written.attention_dropout
         style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout, qk_norm=written.qk_norm)
         # Traced transformers models have a mask, and masked attention repeats KV heads.
-        return replace(style, scores=scores, attention_dropout=dropped, repeated=configuration.compiled_whole)
+        return replace(style, scores=scores, attention_dropout=dropped, repeated=config.compiled_whole)
     if form == "transformers":
         written = replace(written, scores=scores)
-        return replace(written, norm="native", activation="native", liger=True) if configuration.liger else written
+        return replace(written, norm="native", activation="native", liger=True) if config.liger else written
     rotary: Literal["none", "add"] = "none" if written.rotary == "none" else "add"
     style = replace(_FUSED, rotary=rotary, fused=form == "fused", scores=scores)
     return replace(style, dropout=written.dropout, attention_dropout=written.attention_dropout)
 
 
-def _scores(layer: LayerShape, written: Style, configuration: Configuration) -> Literal["", "eager", "math", "apart"]:
+@cache
+def _written(name: str, rms_norm: bool) -> Style:
+    rows = table("styles")
+    return Style(**(rows["style"].get(name) or rows["default"]["rms" if rms_norm else "native"]))
+
+
+def _scores(layer: LayerShape, written: Style, config: Configuration) -> Literal["", "eager", "math", "apart"]:
     attention = layer.attention
-    if attention is None or configuration.attention == "eager":
-        return "eager" if configuration.attention == "eager" else ""
+    if attention is None or config.attention == "eager":
+        return "eager" if config.attention == "eager" else ""
     # Compiled encoders of transformers get a full mask, for which PyTorch has no fused kernel.
-    plain = configuration.traits.written == "transformers" and configuration.attention == "flash"
-    if configuration.compile and plain and not attention.causal:
+    plain = config.traits.written == "transformers" and config.attention == "flash"
+    if config.compile and plain and not attention.causal:
         return "apart"
     # Nor is there one for FP32 with fewer KV heads than query heads, nor for a trained bias.
-    wide = configuration.compute_bytes == _FP32_BYTES and attention.kv_heads < attention.heads
+    wide = config.compute_bytes == _FP32_BYTES and attention.kv_heads < attention.heads
     return "math" if wide or (plain and written.biased) else ""
-
-
-@cache
-def _written(architecture: str, part: str, rms_norm: bool) -> Style:
-    rows = table("styles")
-    known = rows["style"].get(part or architecture)
-    row = known or rows["default"]["rms" if rms_norm else "native"]
-    return Style(**row)

@@ -23,17 +23,25 @@ _SUM_BYTES = 4  # per element while gradients of the query are summed
 _PRODUCTS = {"forward": 2, "backward": 5}
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     table = figures()["attention_operators"][call.name]
     at: int = table["query"]
     precision = arithmetic(call, at, tf32=False)
-    sizes = _sizes(call, table)
-    if precision is None or sizes is None or not prod(sizes):
+    query, key, value = (call.shapes[at + offset] for offset in range(3))
+    starts = call.shapes[table["lengths"]] if table.get("lengths", len(call.shapes)) < len(call.shapes) else ()
+    if starts:  # packed: one long sequence, whose heads come before the width
+        batch, heads, key_heads = max(1, starts[0] - 1), query[-2], key[-2]
+        rows, columns = ceil(prod(query[:-2]) / batch), ceil(prod(key[:-2]) / batch)
+    elif len(query) == 4:
+        at_heads, at_length = table["heads"], 3 - table["heads"]
+        batch, heads, key_heads = query[0], query[at_heads], key[at_heads]
+        rows, columns = query[at_length], key[at_length]
+    else:
         return None
-    batch, heads, key_heads, rows, columns, width, value_width = sizes
+    width, value_width = query[-1], value[-1]
+    sizes = (batch, heads, key_heads, rows, columns, width, value_width)
+    if precision is None or not prod(sizes):
+        return None
     direction = "backward" if at else "forward"
     causal = call.value(table["causal"]) in _CAUSAL
     bias = "bias" in table and table["bias"] < len(call.shapes) and bool(call.shapes[table["bias"]])
@@ -52,23 +60,7 @@ def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     )  # fmt: skip
 
 
-def _sizes(call: OperatorCall, table: dict[str, Any]) -> tuple[int, ...] | None:
-    """Return batch, heads, key heads, rows, columns, widths of the key and of the value."""
-    query, key, value = (call.shapes[table["query"] + offset] for offset in range(3))
-    starts = call.shapes[table["lengths"]] if table.get("lengths", len(call.shapes)) < len(call.shapes) else ()
-    if starts:  # packed: one long sequence, whose heads come before the width
-        batch = max(1, starts[0] - 1)
-        rows, columns = ceil(prod(query[:-2]) / batch), ceil(prod(key[:-2]) / batch)
-        return batch, query[-2], key[-2], rows, columns, query[-1], value[-1]
-    if len(query) != 4:
-        return None
-    heads, length = table["heads"], 3 - table["heads"]
-    return query[0], query[heads], key[heads], query[length], key[length], query[3], value[3]
-
-
 OPERATORS = careful(dict.fromkeys(figures()["attention_operators"], _read))
-
-# To seconds -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 16)
@@ -106,9 +98,8 @@ def _busy_s(launch: Launch, gpu: Gpu, family: dict[str, Any]) -> float:
     slower = family["wide"] if max(width, value_width) > _MOST_WIDTH else 1.0
     products_s = _PRODUCTS[direction] * (_padded(width) + _padded(value_width)) * slower / rate
     shares = sum(1 / family[word] for word in ("exp", *options) if word != "causal")
-    block_s = (
-        family["rows"] * family["columns"] * (products_s + shares / (_EXPONENTIALS_PER_CLOCK * gpu.clock_mhz * 1e6))
-    )
+    exponentials_s = shares / (_EXPONENTIALS_PER_CLOCK * gpu.clock_mhz * 1e6)
+    block_s = family["rows"] * family["columns"] * (products_s + exponentials_s)
     # All of them; the SM with the longest row of blocks ends last.
     blocks, most = _blocks(rows, columns, family["rows"], family["columns"], "causal" in options)
     longest_s = most * block_s + family["block_s"]

@@ -26,9 +26,6 @@ _NO_SPLIT = {"join_s": 0.0, "join": 1.0}
 _OPTIONS = ("padding", "stride", "dilation", "output_padding")
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     table = figures()["convolution_operators"][call.name]
     at: int = table["input"]
@@ -36,7 +33,10 @@ def _read(call: OperatorCall, settings: Settings) -> Launch | None:
     precision = arithmetic(call, at, settings.tf32_convolution)
     transposed = call.name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
     result = call.shapes[0] if at else _result(call, table, transposed)
-    passes = _passes(call, table, transposed)
+    forward, gradient = ("input", "forward") if transposed else ("forward", "input")
+    mask = call.value(table["mask"]).split(",")[:2] if "mask" in table else []
+    wanted = ["True" in word or word.strip("[] ") == "1" for word in mask]
+    passes = [name for name, is_on in zip((gradient, "weight"), wanted, strict=True) if is_on] if mask else [forward]
     empty = not passes or not prod(image) or not prod(weight)
     if precision not in _PRECISIONS or empty or len(result) != len(image):
         return None
@@ -63,25 +63,11 @@ def _result(call: OperatorCall, table: dict[str, Any], transposed: bool) -> tupl
         for numbers in ([int(word) for word in text.strip("[]()").split(",") if word.strip()] for text in options)
     )
     spans = [hole * (size - 1) for hole, size in zip(dilation, weight[2:], strict=True)]
+    axes = zip(image[2:], stride, padding, spans, extra, strict=True)
     if transposed:
-        pixels = [
-            (side - 1) * step - 2 * pad + span + more + 1
-            for side, step, pad, span, more in zip(image[2:], stride, padding, spans, extra, strict=True)
-        ]
+        pixels = [(side - 1) * step - 2 * pad + span + more + 1 for side, step, pad, span, more in axes]
         return (image[0], weight[1] * int(call.value(table["groups"])), *pixels)
-    pixels = [
-        (side + 2 * pad - span - 1) // step + 1
-        for side, step, pad, span in zip(image[2:], stride, padding, spans, strict=True)
-    ]
-    return (image[0], weight[0], *pixels)
-
-
-def _passes(call: OperatorCall, table: dict[str, Any], transposed: bool) -> list[str]:
-    forward, gradient = ("input", "forward") if transposed else ("forward", "input")
-    if "mask" not in table:
-        return [forward]
-    wanted = ["True" in word or word.strip("[] ") == "1" for word in call.value(table["mask"]).split(",")[:2]]
-    return [name for name, is_on in zip((gradient, "weight"), wanted, strict=True) if is_on]
+    return (image[0], weight[0], *((side + 2 * pad - span - 1) // step + 1 for side, step, pad, span, _ in axes))
 
 
 def _macs(shape: tuple[int, ...]) -> float:
@@ -90,8 +76,6 @@ def _macs(shape: tuple[int, ...]) -> float:
 
 
 OPERATORS = careful(dict.fromkeys(figures()["convolution_operators"], _read))
-
-# To seconds -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 16)

@@ -47,9 +47,6 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     return floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
 
 
-# ── from calls ──
-
-
 def _elementwise(call: OperatorCall, settings: Settings) -> Launch | None:
     tensors = [at for at in call.tensors() if prod(call.shapes[at]) != 1 or at == 0]
     if call.name in _WITH_RESULT:
@@ -67,8 +64,7 @@ def _elementwise(call: OperatorCall, settings: Settings) -> Launch | None:
 def copy_on_card(call: OperatorCall, settings: Settings) -> Launch | None:
     """Return the launch of copy_(to, from); `copies` handles those between host and GPU."""
     shape = call.shapes[0]
-    moved = prod(shape) * call.element_bytes(0) + call.tensor_bytes(1)
-    return _launch(call, [0, 1], shape, moved, accesses=2)
+    return _launch(call, [0, 1], shape, prod(shape) * call.element_bytes(0) + call.tensor_bytes(1), accesses=2)
 
 
 def _write(call: OperatorCall, settings: Settings) -> Launch | None:
@@ -76,9 +72,9 @@ def _write(call: OperatorCall, settings: Settings) -> Launch | None:
     at = next(call.tensors(), None)
     elements = prod(call.shapes[at]) if at is not None else 1
     moved = float(elements * (call.element_bytes(at) if at is not None else 8))
-    accesses, kernels = float(elements), pieces(moved)
+    count, kernels = float(elements), pieces(moved)
     return launch(
-        "elementwise", call, moved=moved, elements=elements, accesses=accesses, variant="written", kernels=kernels
+        "elementwise", call, moved=moved, elements=elements, accesses=count, variant="written", kernels=kernels
     )
 
 
@@ -119,18 +115,9 @@ def _launch(call: OperatorCall, tensors: Sequence[int], shape: tuple[int, ...], 
         merged = sum(all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in pairwise(axes))
         loops = len(axes) - merged
     return launch(
-        "copy" if call.name == "copy_" else "elementwise",
-        call,
-        moved=moved,
-        elements=elements,
-        blocks=loops,
-        accesses=float(accesses * elements),
-        variant=variant,
-        kernels=pieces(largest),
-    )
-
-
-# ── which of the kernels ──
+        "copy" if call.name == "copy_" else "elementwise", call, moved=moved, elements=elements, blocks=loops,
+        accesses=float(accesses * elements), variant=variant, kernels=pieces(largest),
+    )  # fmt: skip
 
 
 def _variant(call: OperatorCall, tensors: Sequence[int]) -> str:
@@ -148,37 +135,23 @@ def _variant(call: OperatorCall, tensors: Sequence[int]) -> str:
     mixed = len(set(types)) > 1 and not narrows
     # Of one shape and layout, without gaps?
     first = call.shapes[tensors[0]]
-    strides = [call.strides[at] for at in tensors if at < len(call.strides) and call.strides[at]]
-    if (
-        call.name != "flip"
-        and all(call.shapes[at] == first for at in tensors)
-        and all(one == strides[0] for one in strides)
-        and (not strides or _is_dense(first, strides[0]))
-    ):
-        return "mixed" if mixed else "vector"
-    if not mixed and _crosses(call, tensors):
-        return "transposed"
-    return "strided_mixed" if mixed else strided
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
-    for stride, extent in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] != 1):
-        if stride != expected:
-            return False
+    known = [at for at in tensors if at < len(call.strides) and call.strides[at]]
+    strides = [call.strides[at] for at in known]
+    dense = call.name != "flip" and all(call.shapes[at] == first for at in tensors)
+    dense, expected = dense and all(one == strides[0] for one in strides), 1
+    for stride, extent in sorted(zip(strides[0], first, strict=True)) if strides and dense else ():
+        dense = dense and (extent == 1 or stride == expected)
         expected *= extent
-    return True
-
-
-def _crosses(call: OperatorCall, tensors: Sequence[int]) -> bool:
-    """Say whether neighbours in one tensor are far apart in another, so that every element costs a sector."""
+    if dense:
+        return "mixed" if mixed else "vector"
+    # Are neighbours in one tensor far apart in another, so that every element costs a sector?
     shape = broadcast([call.shapes[at] for at in tensors])
-    whole = [at for at in tensors if tuple(call.shapes[at]) == shape and at < len(call.strides) and call.strides[at]]
-    if len(whole) < 2:
-        return False
-    first, *others = (_strides(call, at, shape) for at in whole)
-    inner = min(range(len(shape)), key=lambda axis: (shape[axis] == 1, first[axis]), default=0)
-    return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in others)
+    whole = [_strides(call, at, shape) for at in known if tuple(call.shapes[at]) == shape]
+    if not mixed and len(whole) > 1:
+        inner = min(range(len(shape)), key=lambda axis: (shape[axis] == 1, whole[0][axis]), default=0)
+        if any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in whole[1:]):
+            return "transposed"
+    return "strided_mixed" if mixed else strided
 
 
 def _strides(call: OperatorCall, at: int, shape: tuple[int, ...]) -> list[int]:
@@ -191,9 +164,6 @@ def _strides(call: OperatorCall, at: int, shape: tuple[int, ...]) -> list[int]:
             known[axis] = known[axis + 1] * own[axis + 1]
     padding = len(shape) - len(own)
     return [0] * padding + [0 if extent == 1 else stride for extent, stride in zip(own, known, strict=True)]
-
-
-# ── which operators ──
 
 
 def _names(family: str) -> list[str]:

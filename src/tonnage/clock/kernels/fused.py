@@ -22,28 +22,22 @@ def fused(call: OperatorCall, settings: Settings) -> Launch | None:
     if not call.name.startswith(PREFIX) or not tensors:
         return None
     counts = {at: prod(call.shapes[at]) for at in tensors}
-    table = (
-        min(tensors, key=lambda at: -counts[at])
-        if any(word in call.name for word in ("embedding", "gather", "nll_loss_forward"))
-        else -1
-    )
+    reads_table = any(word in call.name for word in ("embedding", "gather", "nll_loss_forward"))
+    table = max(tensors, key=counts.__getitem__) if reads_table else -1
     most = max((count for at, count in counts.items() if at != table), default=counts[tensors[0]])
     moved = sum(min(call.tensor_bytes(at), float(most * call.element_bytes(at))) for at in tensors)
     variant = "fused_rows" if call.name.startswith(("triton_red_", "triton_per_")) else "fused"
     accesses = float(sum(min(count, most) for count in counts.values()))
-    return launch(
-        "fused", call, moved=moved, elements=min(most, max(counts.values())), accesses=accesses, variant=variant
-    )
+    elements = min(most, max(counts.values()))
+    return launch("fused", call, moved=moved, elements=elements, accesses=accesses, variant=variant)
 
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Return the device time: bytes, or the arithmetic of the operators in its name."""
     form, costs = figures()[launch.variant], figures()["arithmetic"]["fused"]
     words = set(launch.name.split("_"))
-    cycles = (
-        sum(cost for name, cost in costs.items() if name in words) * launch.shape[0]
-        + form["access"] * launch.operations
-    )
+    arithmetic = sum(cost for name, cost in costs.items() if name in words)
+    cycles = arithmetic * launch.shape[0] + form["access"] * launch.operations
     moved_s = memory_seconds(launch.moved_bytes, form["share"], gpu)
     return form["floor_s"] + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
 

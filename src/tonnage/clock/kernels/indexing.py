@@ -86,9 +86,6 @@ def _embedding_backward(call: OperatorCall, settings: Settings) -> Launch | None
     return launch("indexing", call, moved=moved, elements=elements, blocks=blocks, variant=variant, kernels=kernels)
 
 
-# ── sorting, scans ──
-
-
 def _by_rows(
     call: OperatorCall, settings: Settings, *, variant: str, written: float = 1.0, kernels: int = 1
 ) -> Launch | None:
@@ -97,9 +94,6 @@ def _by_rows(
     rows = elements // shape[-1] if shape and shape[-1] else 1
     moved = elements * each * (1.0 + written)
     return launch("sorting", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=kernels)
-
-
-# ── pooling and resizing ──
 
 
 def _windows(call: OperatorCall, settings: Settings, *, variant: str) -> Launch | None:

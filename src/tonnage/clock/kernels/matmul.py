@@ -36,9 +36,6 @@ _ALIGNED_BYTES = 16
 _LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from this many on, split-K is not used
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _factors(call: OperatorCall, settings: Settings, *, at: int) -> Launch | None:
     precision = arithmetic(call, at, settings.tf32_matmul)
     left, right = call.shapes[at], call.shapes[at + 1]
@@ -72,11 +69,9 @@ def _grouped(call: OperatorCall, settings: Settings) -> Launch | None:
     """Read a grouped product: row groups, or inner-dimension groups if both factors are matrices, of equal size."""
     (rows, inner), right = call.shapes[:2]
     precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
-    shape = (
-        (groups, ceil(rows / groups), right[2], inner)
-        if len(right) == 3
-        else (groups, rows, right[1], ceil(inner / groups))
-    )
+    shape = groups, rows, right[1], ceil(inner / groups)
+    if len(right) == 3:
+        shape = groups, ceil(rows / groups), right[2], inner
     if precision is None or not prod(shape):
         return None
     out_bytes = float(prod(shape[:3]) * call.element_bytes(0))
@@ -100,13 +95,13 @@ OPERATORS = careful(
     }
 )
 
-# To seconds -----------------------------------------------------------------------------------------------------------
-
 
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Return the seconds of the kernel, and of the one that sums split-K parts."""
     if not any(isinstance(extent, np.ndarray) for extent in launch.shape):
-        return _remembered(launch, gpu)
+        # Several kernels are products one after another.
+        one = replace(launch, shape=(1, *launch.shape[1:]), kernels=1) if launch.kernels > 1 else launch
+        return float(max(launch.kernels, 1) * _remembered(one, gpu))
     # Each distinct shape once, and those with many tiles, which have fewer options, separately.
     first, places = distinct(launch.shape)
     shapes = np.stack(np.broadcast_arrays(*launch.shape))[:, first].astype(np.float64)
@@ -121,9 +116,6 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 
 @lru_cache(maxsize=1 << 16)
 def _remembered(launch: Launch, gpu: Gpu) -> float:
-    if launch.kernels > 1:
-        one = replace(launch, shape=(1, *launch.shape[1:]), kernels=1)
-        return float(launch.kernels * modelled(one, gpu))
     return float(modelled(launch, gpu))
 
 
@@ -164,8 +156,7 @@ def tiled(
     tile_m, tile_n, parts = _candidates(family["tiles"], bool(np.all(_has_many_tiles(shape, gpu))))
     l2_rate = l2_bytes_per_s(gpu)
     # One tile on one SM.
-    panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
-    inner_bytes = panels * _PANEL_BYTES
+    inner_bytes = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES) * _PANEL_BYTES
     rate = peak(gpu, precision) / gpu.sm_count * share_of_peak(gpu, precision, family["mac"] / slower)
     arithmetic_s = 2 * tile_m * tile_n * (inner_bytes / element_bytes) / rate
     loads_s = (tile_m + tile_n) * inner_bytes / (l2_rate * family["load"])

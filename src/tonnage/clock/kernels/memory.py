@@ -56,24 +56,15 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     more_s: Any = max(0, launch.kernels - len(forms)) * figures()["common"]["kernel_s"]
     spent_s: Any = 0
     for form in map(figures().__getitem__, forms):
-        issued = (
-            form.get("element", 0.0) * elements
-            + form.get("access", 0.0) * launch.operations
-            + form.get("block", 0.0) * blocks
-        )
+        issued = form.get("element", 0.0) * elements + form.get("access", 0.0) * launch.operations
+        issued = issued + form.get("block", 0.0) * blocks
         serial = form.get("serial", 0.0)
         if "serial_miss" in form:
             serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
         alone = serial * elements / blocks if serial and np.any(blocks) else 0.0
-        spent_s = (
-            spent_s
-            + form["floor_s"]
-            + slowest(
-                memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu),
-                cycle_seconds(issued / gpu.sm_count, gpu),
-                cycle_seconds(alone, gpu),
-            )
-        )
+        moved_s = memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu)
+        busy_s, alone_s = cycle_seconds(issued / gpu.sm_count, gpu), cycle_seconds(alone, gpu)
+        spent_s = spent_s + form["floor_s"] + slowest(moved_s, busy_s, alone_s)
     return spent_s + more_s
 
 

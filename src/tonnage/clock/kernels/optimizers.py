@@ -77,9 +77,4 @@ def _scale(call: OperatorCall, settings: Settings) -> Launch | None:
     return launch("optimizer", call, moved=16.0, elements=1, variant="vector")
 
 
-OPERATORS = careful(
-    {
-        **dict.fromkeys(families()["lists_of"]["names"].split(), _lists),
-        "_amp_update_scale_": _scale,
-    }
-)
+OPERATORS = careful({**dict.fromkeys(families()["lists_of"]["names"].split(), _lists), "_amp_update_scale_": _scale})

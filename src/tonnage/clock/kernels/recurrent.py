@@ -20,9 +20,6 @@ _PASSES = {"forward": 1, "backward": 2}
 _KERNELS = {"forward": 2, "backward": 3}  # per layer and time step
 
 
-# From calls -----------------------------------------------------------------------------------------------------------
-
-
 def _read(call: OperatorCall, settings: Settings, *, direction: str, mode_at: int) -> Launch | None:
     precision = arithmetic(call, 0, settings.tf32_convolution)
     given, (layers, batch, hidden), cells = call.shapes[0], call.shapes[4], call.shapes[5]
@@ -47,8 +44,6 @@ OPERATORS = careful(
     }
 )
 
-# To seconds -----------------------------------------------------------------------------------------------------------
-
 
 @lru_cache(maxsize=1 << 16)
 def seconds(launch: Launch, gpu: Gpu) -> Any:
@@ -65,13 +60,9 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     # For all time steps at once: the inputs, and backward the gradients of inputs and weights.
     rows = batch * length
     for inner in [width] + [hidden] * (layers - 1):
-        products = [(1, rows, gates * hidden, inner)]
-        if backward:
-            products = [
-                (1, rows, inner, gates * hidden),
-                (1, gates * hidden, inner, rows),
-                (1, gates * hidden, hidden, rows),
-            ]
+        wide = gates * hidden
+        products = [(1, rows, inner, wide), (1, wide, inner, rows), (1, wide, hidden, rows)]
+        products = products if backward else [(1, rows, wide, inner)]
         whole_s += family["large"] * sum(_product_s(launch, gpu, product) for product in products)
     return float(whole_s)
 

@@ -41,7 +41,10 @@ def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> ReductionGrid:
     elif axes == WHOLE and inputs > 128:
         across //= _VECTOR
     most = _MOST_THREADS // vector
-    across_most, along_most = _power(across // vector, most), _power(along, most)
+    # The largest powers of two not above these extents.
+    across_most, along_most = (
+        min(most, 1 << (max(extent, 1).bit_length() - 1)) for extent in (across // vector, along)
+    )
     height = min(along_most, most // min(across_most, _WARP))
     width = min(across_most, most // height)
     threads = width * height
@@ -64,11 +67,6 @@ def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> ReductionGrid:
         loads = ceil(loads / _VECTOR)
     tail = ceil(shares / (height if axes == FIRST else threads)) if shares > 1 else 0
     return ReductionGrid(threads, blocks * shares, ceil(loads / shares), tail)
-
-
-def _power(extent: int, most: int) -> int:
-    """Return the largest power of two not above `extent`, at most `most`."""
-    return min(most, 1 << max(0, extent.bit_length() - 1)) if extent > 0 else 1
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
@@ -96,7 +94,14 @@ def _reduction(call: OperatorCall, settings: Settings) -> Launch | None:
     outputs = prod(shape) // inputs if inputs else 0
     if not inputs or not outputs:
         return None
-    axes = _axes(call, reduced)
+    strides = call.strides[0] if call.strides and len(call.strides[0]) == len(shape) else None
+    order = [axis for axis in range(len(shape)) if shape[axis] != 1]
+    order = sorted(order, key=lambda axis: -strides[axis]) if strides else order
+    summed = [axis for axis in order if axis in reduced]
+    if len(summed) == len(order):
+        axes = WHOLE
+    else:
+        axes = FIRST if order[-1] not in reduced else LAST if order[-len(summed) :] == summed else INNER
     variant = _HEAVY.get(call.name, "sum") if outputs > 1 or call.name not in ("max", "min") else "sum"
     if variant == "sum":
         variant = f"sum_{('whole', 'last', 'inner', 'first')[axes]}"
@@ -115,20 +120,6 @@ def _reduced(call: OperatorCall, shape: tuple[int, ...]) -> list[int]:
     if len(call.shapes) < 3 and call.name not in ("argmax", "argmin"):
         return list(range(len(shape)))
     return list(range(len(shape) - 1)) if call.name == "sum" and len(shape) > 1 else [len(shape) - 1]
-
-
-def _axes(call: OperatorCall, reduced: list[int]) -> int:
-    shape = call.shapes[0]
-    strides = call.strides[0] if call.strides and len(call.strides[0]) == len(shape) else None
-    order = [axis for axis in range(len(shape)) if shape[axis] != 1]
-    if strides:
-        order.sort(key=lambda axis: -strides[axis])
-    summed = [axis for axis in order if axis in reduced]
-    if len(summed) == len(order):
-        return WHOLE
-    if order[-1] not in reduced:
-        return FIRST
-    return LAST if order[-len(summed) :] == summed else INNER
 
 
 OPERATORS = careful(

@@ -38,9 +38,6 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
     return float(form["floor_s"] + weight_s) + rest_s
 
 
-# ── norms ──
-
-
 def _layer_norm(call: OperatorCall, settings: Settings) -> Launch | None:
     elements, columns, each = prod(call.shapes[0]), _normalized(call, 1), call.element_bytes(0)
     plain = columns % 4 != 0
@@ -97,9 +94,6 @@ def _group_norm(call: OperatorCall, settings: Settings, *, backward: bool) -> La
         "norm", call, moved=prod(shape) * each * (2.0 + backward), elements=prod(shape), blocks=blocks, variant=variant,
         kernels=3 + backward,
     )  # fmt: skip
-
-
-# ── softmax and losses ──
 
 
 def _softmax(call: OperatorCall, settings: Settings, *, backward: bool) -> Launch | None:

@@ -22,7 +22,6 @@ from tonnage.planner.export import (
     training_arguments,
     vllm,
     vllm_ray,
-    vllm_readme,
 )
 from tonnage.planner.export.launch import ServingLaunch, TrainingRun
 from tonnage.planner.export.text import to_json, to_toml, to_yaml
@@ -123,7 +122,25 @@ def left_out(plan: TrainingRun | ServingLaunch) -> dict[str, list[str]]:
 
 def _launch_script(launch: TrainingRun, exported: Sequence[str]) -> str:
     """Return a script that starts the first of these that exists: train.py, torchtitan, a script of the user's."""
-    usage, given, start = _start(launch, exported)
+    given, config = "", {"fsdp2": accelerate.FSDP_FILE, "deepspeed": accelerate.DEEPSPEED_FILE}.get(launch.engine, "")
+    if train_script.FILE in exported:
+        usage, given = "bash launch.sh TOKENS: train.py.", 'tokens=$(realpath "${1:?give a file of tokens}")\n'
+        start = f'exec bash {torchrun.FILE} {train_script.FILE} "$tokens"'
+    elif torchtitan.FILE in exported:
+        usage = "bash launch.sh [OPTION]...: torchtitan, with the tokenizer in ./assets."
+        module = f"-m {torchtitan.MODULE} --job.config_file {torchtitan.FILE}"
+        start = f'exec bash {torchrun.FILE} {module} "$@"'
+    else:
+        usage = "bash launch.sh SCRIPT [ARG]...: a script of yours."
+        given = 'script=$(realpath "${1:?give a script}")\nshift\n'
+        start = f'exec bash {torchrun.FILE} "$script" "$@"'
+        if config in exported:
+            start = f'exec accelerate launch --config_file {config} "$script" "$@"'
+        if config in exported and launch.cluster.hosts > 1:
+            rank = '"${RANK:?set RANK to the number of this host, from 0}"'
+            start = f""": "${{HEAD:?set HEAD to the address of the first host}}" {rank}
+exec accelerate launch --config_file {config} \\
+  --machine_rank "$RANK" --main_process_ip "$HEAD" --main_process_port {torchrun.PORT} "$script" "$@\""""
     return f"""#!/usr/bin/env bash
 # {usage}
 set -euo pipefail
@@ -134,28 +151,6 @@ source ./{torchrun.ENVIRONMENT}
 """
 
 
-def _start(launch: TrainingRun, exported: Sequence[str]) -> tuple[str, str, str]:
-    """Return its usage, the arguments it reads before changing folders, and the command."""
-    if train_script.FILE in exported:
-        given = 'tokens=$(realpath "${1:?give a file of tokens}")\n'
-        return "bash launch.sh TOKENS: train.py.", given, f'exec bash {torchrun.FILE} {train_script.FILE} "$tokens"'
-    if torchtitan.FILE in exported:
-        module = f"-m {torchtitan.MODULE} --job.config_file {torchtitan.FILE}"
-        usage = "bash launch.sh [OPTION]...: torchtitan, with the tokenizer in ./assets."
-        return usage, "", f'exec bash {torchrun.FILE} {module} "$@"'
-    given = 'script=$(realpath "${1:?give a script}")\nshift\n'
-    config = {"fsdp2": accelerate.FSDP_FILE, "deepspeed": accelerate.DEEPSPEED_FILE}.get(launch.engine, "")
-    start = f'exec bash {torchrun.FILE} "$script" "$@"'
-    if config in exported:
-        start = f'exec accelerate launch --config_file {config} "$script" "$@"'
-    if config in exported and launch.cluster.hosts > 1:
-        rank = '"${RANK:?set RANK to the number of this host, from 0}"'
-        start = f""": "${{HEAD:?set HEAD to the address of the first host}}" {rank}
-exec accelerate launch --config_file {config} \\
-  --machine_rank "$RANK" --main_process_ip "$HEAD" --main_process_port {torchrun.PORT} "$script" "$@\""""
-    return "bash launch.sh SCRIPT [ARG]...: a script of yours.", given, start
-
-
 def _read_me(
     launch: TrainingRun | ServingLaunch,
     exported: Sequence[str],
@@ -163,10 +158,21 @@ def _read_me(
     omitted: Mapping[str, Sequence[str]],
 ) -> str:
     """Return what was exported, what differs from the plan, and what was left out and why."""
-    parts = [_wrapped(_headline(launch))]
+    if isinstance(launch, ServingLaunch):
+        headline = vllm_ray.headline(launch)
+    else:
+        config, sizes = launch.configuration, launch.sizes
+        layout = f"tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, ep {sizes.ep}, data {sizes.data}"
+        batch = f"{sizes.micro_batch} × {sizes.accumulate} × {sizes.data} sequences of {sizes.seq} tokens a step"
+        headline = (
+            f"{launch.model} on {sizes.gpus} × {launch.cluster.gpu.name}: {layout} in shards of {sizes.shard}; "
+            f"{config.precision}, {config.optimizer}, ZeRO {config.zero} ({config.framework}), "
+            f"recomputation {config.checkpoint}; {batch}."
+        )
+    parts = [_wrapped(headline)]
     parts.append("\n".join(f"{name:<27}{_PURPOSES[name]}" for name in exported if name in _PURPOSES))
     if isinstance(launch, ServingLaunch) and not omitted:
-        parts += vllm_readme.parts(launch)
+        parts += vllm_ray.parts(launch)
     differs = [_wrapped(f"{name}: {note}.") for name, said in notes.items() for note in said]
     if differs:
         parts.append("\n".join(["To know", "-------", *differs]))
@@ -174,19 +180,6 @@ def _read_me(
     if missing:
         parts.append("\n".join(["Left out", "--------", *missing]))
     return "\n\n".join(parts) + "\n"
-
-
-def _headline(launch: TrainingRun | ServingLaunch) -> str:
-    if isinstance(launch, ServingLaunch):
-        return vllm_readme.headline(launch)
-    configuration, sizes = launch.configuration, launch.sizes
-    layout = f"tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, ep {sizes.ep}, data {sizes.data} in shards of {sizes.shard}"
-    batch = f"{sizes.micro_batch} × {sizes.accumulate} × {sizes.data} sequences of {sizes.seq} tokens a step"
-    return (
-        f"{launch.model} on {sizes.gpus} × {launch.cluster.gpu.name}: {layout}; {configuration.precision}, "
-        f"{configuration.optimizer}, ZeRO {configuration.zero} ({configuration.framework}), "
-        f"recomputation {configuration.checkpoint}; {batch}."
-    )
 
 
 def _wrapped(text: str) -> str:
@@ -197,9 +190,8 @@ def _write(texts: Mapping[str, str], directory: Path, *, force: bool) -> list[Pa
     paths = [directory / name for name in texts]
     if directory.exists() and not directory.is_dir():
         raise RequestError(f"{directory} is a file, not a folder.", hint="Name a folder for the files to launch with.")
-    there = [path.name for path in paths if path.exists()]
-    if there and not force:
-        found = ", ".join(there)
+    found = ", ".join(path.name for path in paths if path.exists())
+    if found and not force:
         hint = "Choose another folder, or pass --force to replace them."
         raise OutputExists(f"{directory} holds {found} already.", hint=hint)
     try:

@@ -69,21 +69,13 @@ class TrainingRun:
     @property
     def engine(self) -> Engine:
         """The library that implements data parallelism."""
-        configuration = self.configuration
-        if configuration.framework == "deepspeed":
+        config = self.configuration
+        if config.framework == "deepspeed":
             return "deepspeed"
-        if configuration.zero == 0 or self.sizes.data * self.sizes.cp == 1:
+        if config.zero == 0 or self.sizes.data * self.sizes.cp == 1:
             return "ddp"
         # Plain PyTorch can shard optimizer states alone only in code.
-        return "fsdp2" if configuration.framework == "fsdp2" or configuration.zero > 1 else "deepspeed"
-
-    @property
-    def recomputed_every(self) -> int:
-        """One block in this many is recomputed whole; 0 if none is."""
-        checkpoint = self.configuration.checkpoint
-        if checkpoint.startswith("every-"):
-            return int(checkpoint.removeprefix("every-"))
-        return int(checkpoint == "full")
+        return "fsdp2" if config.framework == "fsdp2" or config.zero > 1 else "deepspeed"
 
     @property
     def offloaded(self) -> bool:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from tonnage.budget.serving.llama_cpp import CACHES, UBATCH
-from tonnage.planner.export.launch import ServingLaunch, reasons, shell_script
+from tonnage.planner.export.launch import ServingLaunch, shell_script
 
 FILE = "llama_cpp.sh"
 PORT = 8080
@@ -20,9 +20,8 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 
 def notes(launch: ServingLaunch) -> list[str]:
     """Return what the script needs."""
-    return reasons(
-        (Path(launch.model).suffix != ".gguf", f"GGUF=PATH names the file, of type {launch.weights.upper()}")
-    )
+    named = Path(launch.model).suffix == ".gguf"
+    return [] if named else [f"GGUF=PATH names the file, of type {launch.weights.upper()}"]
 
 
 def file_name(launch: ServingLaunch) -> str:
@@ -45,7 +44,5 @@ def command(launch: ServingLaunch) -> list[str]:
 
 def render(launch: ServingLaunch) -> str:
     """Return the script; GGUF in its environment names another file."""
-    name = shlex.quote(file_name(launch))
-    return shell_script(FILE, command(launch), f"--port {PORT}").replace(
-        f"-m {name}", f'-m "${{GGUF:-{file_name(launch)}}}"'
-    )
+    name, script = file_name(launch), shell_script(FILE, command(launch), f"--port {PORT}")
+    return script.replace(f"-m {shlex.quote(name)}", f'-m "${{GGUF:-{name}}}"')

@@ -16,12 +16,10 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 def obstacles(launch: ServingLaunch) -> list[str]:
     """Return what the flags cannot express."""
+    mlx = WEIGHT_FORMATS[launch.weights].container == "mlx"
     return reasons(
         (launch.kv not in _CACHES, f"SGLang keeps no KV cache in {launch.kv}"),
-        (
-            WEIGHT_FORMATS[launch.weights].container == "mlx",
-            "SGLang reads no MLX checkpoint: name another of this model",
-        ),
+        (mlx, "SGLang reads no MLX checkpoint: name another of this model"),
     )
 
 

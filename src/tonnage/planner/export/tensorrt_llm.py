@@ -28,9 +28,8 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 def notes(launch: ServingLaunch) -> list[str]:
     """Return what the script needs."""
     quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights != launch.stored
-    return reasons(
-        (quantized, f"TensorRT-LLM reads {launch.weights} from the checkpoint: name one that was quantized so")
-    )
+    words = f"TensorRT-LLM reads {launch.weights} from the checkpoint: name one that was quantized so"
+    return [words] if quantized else []
 
 
 def command(launch: ServingLaunch) -> list[str]:

@@ -48,9 +48,7 @@ def _toml_tables(settings: Settings, path: tuple[str, ...]) -> Iterator[str]:
 
 def _number(value: Any) -> str:
     """Format a float with a decimal point: YAML 1.1 reads 1e-05 as a string."""
-    if not isinstance(value, float):
-        return ""
-    text = f"{value:.12f}".rstrip("0")
+    text = f"{value:.12f}".rstrip("0") if isinstance(value, float) else ""
     return text + "0" if text.endswith(".") else text
 
 

@@ -45,32 +45,33 @@ def obstacles(launch: TrainingRun) -> list[str]:
     shape = launch.shape
     predicts = len(shape.stacks) == 1 and shape.decoder.causal and shape.vocab > 0
     missing = training_arguments.obstacles(launch)
+    config = launch.configuration
     return reasons(
         (bool(missing), f"it reads {training_arguments.FILE}, which is left out"),
-        (launch.configuration.base == "fp8", "PEFT trains no adapters on a base in FP8"),
-        (
-            launch.configuration.lora_rank > 0 and EXPERTS in launch.configuration.lora_targets,
-            "adapters of experts are named model by model",
-        ),
+        (config.base == "fp8", "PEFT trains no adapters on a base in FP8"),
+        (config.lora_rank > 0 and EXPERTS in config.lora_targets, "adapters of experts are named model by model"),
         (not predicts, "the script is for models that predict the next token"),
     )
 
 
 def notes(launch: TrainingRun) -> list[str]:
     """Return what the script needs."""
-    configuration = launch.configuration
+    config = launch.configuration
     return reasons(
-        (configuration.lora_rank > 0, "adapters are PEFT's: pip install peft"),
-        (configuration.base.startswith("nf4"), "4-bit weights are bitsandbytes': pip install bitsandbytes"),
+        (config.lora_rank > 0, "adapters are PEFT's: pip install peft"),
+        (config.base.startswith("nf4"), "4-bit weights are bitsandbytes': pip install bitsandbytes"),
     )
 
 
 def render(launch: TrainingRun) -> str:
     """Return the script. Trained parameters are FP32 unless the plan is pure BF16; frozen ones are 16-bit."""
-    configuration, every = launch.configuration, launch.recomputed_every
-    selective = configuration.checkpoint == "selective"
-    quantized = "BitsAndBytesConfig, " if configuration.quantized_base else ""
-    lines = ["from peft import LoraConfig, get_peft_model"] if configuration.lora_rank else []
+    config = launch.configuration
+    # One block in this many is recomputed whole; 0 if none is.
+    every = int(config.checkpoint.removeprefix("every-")) if config.checkpoint.startswith("every-") else 0
+    every = 1 if config.checkpoint == "full" else every
+    selective = config.checkpoint == "selective"
+    quantized = "BitsAndBytesConfig, " if config.quantized_base else ""
+    lines = ["from peft import LoraConfig, get_peft_model"] if config.lora_rank else []
     if selective:
         lines.append("from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts")
     names = f"AutoModelForCausalLM, {quantized}HfArgumentParser, Trainer, TrainingArguments"
@@ -81,20 +82,20 @@ def render(launch: TrainingRun) -> str:
         model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports="\n".join(lines)
     )
     # How the model is loaded.
-    halved = configuration.precision == "bf16" or configuration.lora_rank > 0
-    dtype = DTYPES.get(configuration.precision, "float32") if halved else "float32"
-    options = [f"dtype=torch.{dtype}", f'attn_implementation="{_ATTENTION[configuration.attention]}"']
-    if configuration.quantized_base:
-        twice = ", bnb_4bit_use_double_quant=True" if configuration.base == "nf4" else ""
+    halved = config.precision == "bf16" or config.lora_rank > 0
+    dtype = DTYPES.get(config.precision, "float32") if halved else "float32"
+    options = [f"dtype=torch.{dtype}", f'attn_implementation="{_ATTENTION[config.attention]}"']
+    if config.quantized_base:
+        twice = ", bnb_4bit_use_double_quant=True" if config.base == "nf4" else ""
         four_bit = f'load_in_4bit=True, bnb_4bit_quant_type="nf4"{twice}, bnb_4bit_compute_dtype=torch.{dtype}'
         options.append(f"quantization_config=BitsAndBytesConfig({four_bit})")
     setup = template("train_selective") if selective else ""
     recompute = _SELECTIVE if selective else _EVERY.format(every=every) if every > 1 else ""
     adapters = ""
-    if configuration.lora_rank:
-        chosen = configuration.lora_targets
+    if config.lora_rank:
+        chosen = config.lora_targets
         targets = target_words(chosen) if chosen == ALL_LINEAR else list(chosen)
-        dropout = ", lora_dropout=0.05" if configuration.lora_dropout else ""
-        adapters = _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(targets), dropout=dropout)
+        dropout = ", lora_dropout=0.05" if config.lora_dropout else ""
+        adapters = _ADAPTERS.format(rank=config.lora_rank, targets=json.dumps(targets), dropout=dropout)
     load = _LOAD.format(options=", ".join(options))
     return "".join([head.rstrip("\n") + "\n", setup, load, recompute, adapters, _TRAIN])

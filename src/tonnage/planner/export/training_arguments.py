@@ -4,51 +4,47 @@ It includes sharding (`fsdp_config`, or the name of DeepSpeed's file), so that t
 recomputation of all blocks or none; `train.py` does the rest.
 """
 
-from types import MappingProxyType
 from typing import Any
 
 from tonnage.planner.export import accelerate, deepspeed
 from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, TrainingRun, reasons
 
 FILE = "training_arguments.json"
-_OPTIMIZERS = MappingProxyType(
-    {
-        "sgd": "sgd",
-        # They are equal without weight decay, which is what is written.
-        "adam": "adamw_torch",
-        "adamw": "adamw_torch",
-        "adamw-8bit": "adamw_bnb_8bit",
-        "adafactor": "adafactor",
-        "lion": "lion_32bit",
-    }
-)
+_OPTIMIZERS = {
+    "sgd": "sgd",
+    # They are equal without weight decay, which is what is written.
+    "adam": "adamw_torch",
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "adafactor": "adafactor",
+    "lion": "lion_32bit",
+}
 _PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion": "paged_lion_32bit"}
-_RECOMPUTE = MappingProxyType(
-    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-)
-_CHUNKED_LOSS = MappingProxyType(
-    {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
-)
+_RECOMPUTE = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+_CHUNKED_LOSS = {
+    "fused_linear_cross_entropy": True,
+    "cross_entropy": False,
+    "rope": False,
+    "rms_norm": False,
+    "swiglu": False,
+}
 
 
 def obstacles(launch: TrainingRun) -> list[str]:
     """Return what the file cannot express."""
-    configuration, sizes = launch.configuration, launch.sizes
+    config, sizes = launch.configuration, launch.sizes
     by_trainer = launch.engine != "deepspeed"
-    kernel = configuration.optimizer_kernel
+    kernel = config.optimizer_kernel
     found = reasons(
         (sizes.tp > 1, "tensor parallelism is set where the model is loaded, not in TrainingArguments"),
         (sizes.cp > 1, "context parallelism is set in accelerate's file, not in TrainingArguments"),
         (sizes.pp > 1, "Trainer has no pipeline"),
         (sizes.ep > 1, "Trainer does not split experts"),
-        (configuration.precision == "fp8", "TrainingArguments knows no FP8"),
-        (configuration.activation_place != "gpu", "Trainer keeps activations on the GPU"),
-        (by_trainer and configuration.optimizer not in _OPTIMIZERS, f"Trainer has no {configuration.optimizer}"),
-        (configuration.step_in_backward, "Trainer updates when the backward pass is done"),
-        (
-            configuration.paged and configuration.optimizer not in _PAGED,
-            f"Trainer has no paged {configuration.optimizer}",
-        ),
+        (config.precision == "fp8", "TrainingArguments knows no FP8"),
+        (config.activation_place != "gpu", "Trainer keeps activations on the GPU"),
+        (by_trainer and config.optimizer not in _OPTIMIZERS, f"Trainer has no {config.optimizer}"),
+        (config.step_in_backward, "Trainer updates when the backward pass is done"),
+        (config.paged and config.optimizer not in _PAGED, f"Trainer has no paged {config.optimizer}"),
         (by_trainer and kernel == "loop", "Trainer's optimizers always run over many tensors at once"),
     )
     if launch.engine == "deepspeed":
@@ -62,35 +58,29 @@ def obstacles(launch: TrainingRun) -> list[str]:
 
 def notes(launch: TrainingRun) -> list[str]:
     """Return how the file differs from the plan, and what it needs."""
-    configuration = launch.configuration
+    config = launch.configuration
+    liger = f"the {'kernels are' if config.liger else 'loss is'} Liger's: pip install liger-kernel"
+    bitsandbytes = (config.paged or config.optimizer in ("adamw-8bit", "lion")) and launch.engine != "deepspeed"
+    tiles = "no argument tiles MLPs: ArcticTraining (`tiled_mlp_compute`) or DeepSpeed's `TiledMLP` does"
     return reasons(
-        (
-            _liger(launch) is not None,
-            f"the {'kernels are' if configuration.liger else 'loss is'} Liger's: pip install liger-kernel",
-        ),
-        (
-            (configuration.paged or configuration.optimizer in ("adamw-8bit", "lion")) and launch.engine != "deepspeed",
-            "the optimizer is bitsandbytes': pip install bitsandbytes",
-        ),
-        (
-            configuration.tiled_mlp,
-            "no argument tiles MLPs: ArcticTraining (`tiled_mlp_compute`) or DeepSpeed's `TiledMLP` does",
-        ),
-        (configuration.dropout, "dropout is a field of the model's config.json, by another name in each model"),
+        (_liger(launch) is not None, liger),
+        (bitsandbytes, "the optimizer is bitsandbytes': pip install bitsandbytes"),
+        (config.tiled_mlp, tiles),
+        (config.dropout, "dropout is a field of the model's config.json, by another name in each model"),
     )
 
 
 def settings(launch: TrainingRun) -> dict[str, Any]:
     """Return the file's settings. An optimizer in DeepSpeed's file takes precedence."""
-    configuration, sizes = launch.configuration, launch.sizes
-    optimizer = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
-    if configuration.paged:
-        optimizer = _PAGED[configuration.optimizer]
-    elif optimizer == "adamw_torch" and configuration.optimizer_kernel == "fused":
+    config, sizes = launch.configuration, launch.sizes
+    optimizer = _OPTIMIZERS.get(config.optimizer, "adamw_torch")
+    if config.paged:
+        optimizer = _PAGED[config.optimizer]
+    elif optimizer == "adamw_torch" and config.optimizer_kernel == "fused":
         optimizer = "adamw_torch_fused"
     # No precision is set if parameters have the compute dtype, in which `train.py` loads them.
-    precision = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "tf32": "tf32"}.get(configuration.precision, "")
-    if configuration.precision == "bf16" and launch.engine == "deepspeed":
+    precision = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "tf32": "tf32"}.get(config.precision, "")
+    if config.precision == "bf16" and launch.engine == "deepspeed":
         precision = "bf16"
     sharding: dict[str, Any] = {"deepspeed": deepspeed.FILE} if launch.engine == "deepspeed" else {}
     if launch.engine == "fsdp2":
@@ -109,9 +99,9 @@ def settings(launch: TrainingRun) -> dict[str, Any]:
         "max_grad_norm": CLIP_NORM,
         "optim": optimizer,
         **({precision: True} if precision else {}),
-        **(_RECOMPUTE if configuration.checkpoint == "full" and launch.engine != "fsdp2" else {}),
+        **(_RECOMPUTE if config.checkpoint == "full" and launch.engine != "fsdp2" else {}),
         **sharding,
-        **({"torch_compile": True} if configuration.compile else {}),
+        **({"torch_compile": True} if config.compile else {}),
         **({} if _liger(launch) is None else {"use_liger_kernel": True, "liger_kernel_config": _liger(launch)}),
         "ddp_find_unused_parameters": False,
         "logging_steps": 1,

@@ -31,25 +31,15 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 def notes(launch: ServingLaunch) -> list[str]:
     """Return what the script needs."""
     # All formats but FP8 are quantized before loading.
-    quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
-    across = launch.hosts > 1 and launch.gpus_per_host % launch.tp != 0
+    form, per_host = WEIGHT_FORMATS[launch.weights], launch.gpus_per_host
+    quantized = form.quantized and launch.weights not in ("fp8", launch.stored)
+    across = f"tensor parallelism of {launch.tp} crosses hosts of {per_host} GPUs: every layer waits for the network"
+    stages = f"layers of the pipeline stages are {', '.join(map(str, launch.stage_layers))}"
     return reasons(
-        (
-            quantized,
-            f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so",
-        ),
-        (
-            WEIGHT_FORMATS[launch.weights].container == "gguf",
-            "vLLM reads GGUF files by a plugin: pip install vllm-gguf-plugin",
-        ),
-        (
-            across,
-            f"tensor parallelism of {launch.tp} crosses hosts of {launch.gpus_per_host} GPUs: every layer waits for the network",
-        ),
-        (
-            bool(launch.stage_layers),
-            f"layers of the pipeline stages are {', '.join(map(str, launch.stage_layers))}: VLLM_PP_LAYER_PARTITION says so",
-        ),
+        (quantized, f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so"),
+        (form.container == "gguf", "vLLM reads GGUF files by a plugin: pip install vllm-gguf-plugin"),
+        (launch.hosts > 1 and per_host % launch.tp != 0, across),
+        (bool(launch.stage_layers), f"{stages}: VLLM_PP_LAYER_PARTITION says so"),
     )
 
 
@@ -108,15 +98,12 @@ def lines_of(launch: ServingLaunch) -> list[str]:
         "--gpu-memory-utilization": launch.utilization,
         **({"--block-size": launch.block} if launch.block else {}),
         "--kv-cache-dtype": _CACHES[launch.kv],
-        **_weights(launch),
     }
-    return [f"{name} {value}" for name, value in chosen.items()] + ["--enforce-eager"] * launch.eager
-
-
-def _weights(launch: ServingLaunch) -> dict[str, object]:
-    """Return the quantization flags. FP8 may be quantized while loading; other formats are the checkpoint's."""
+    # FP8 may be quantized while loading; other formats are the checkpoint's.
     if WEIGHT_FORMATS[launch.weights].container == "gguf":
-        return {"--tokenizer": hub_id(launch.tokenizer)}
-    if launch.weights == "fp8" and launch.stored != "fp8":
-        return {"--quantization": "fp8"}
-    return {"--dtype": _DTYPES[launch.weights]} if launch.weights in _DTYPES else {}
+        chosen["--tokenizer"] = hub_id(launch.tokenizer)
+    elif launch.weights == "fp8" and launch.stored != "fp8":
+        chosen["--quantization"] = "fp8"
+    elif launch.weights in _DTYPES:
+        chosen["--dtype"] = _DTYPES[launch.weights]
+    return [f"{name} {value}" for name, value in chosen.items()] + ["--enforce-eager"] * launch.eager

@@ -57,15 +57,13 @@ def rollout(
     if batch < 1 or not kv.holds(1, request.seq):
         return None
     full, rest = divmod(samples, batch)
-    decode_s = request.completion * (full * _step_s(shape, cluster, engine, request, batch))
-    if rest:
-        decode_s += request.completion * _step_s(shape, cluster, engine, request, rest)
+    step_s, last_s = (_step_s(shape, cluster, engine, request, each) if each else 0.0 for each in (batch, rest))
     prompts = -(-request.prompts // copies) * request.prompt
     rate = peak_rate(cluster.gpu, "bf16") * table("rollout")["products_share"] * table("rollout")["step_share"]
     return Rollout(
         copies=copies, samples=samples, batch=batch, waves=full + bool(rest),
-        prefill_s=2 * shape.active_parameters * prompts / asked.tp / rate, decode_s=decode_s,
-        step_s=_step_s(shape, cluster, engine, request, batch),
+        prefill_s=2 * shape.active_parameters * prompts / asked.tp / rate, step_s=step_s,
+        decode_s=request.completion * (full * step_s) + request.completion * last_s,
     )  # fmt: skip
 
 

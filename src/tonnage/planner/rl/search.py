@@ -7,6 +7,7 @@ length, and the links that weights and states cross.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,13 +15,13 @@ from tonnage.budget.rl import MOVABLE, Algorithm, Cast, Held, Movable, Phase, Re
 from tonnage.budget.serving.memory import ServingBudget, ServingConfiguration, divides, serving_budget
 from tonnage.budget.time.roofline import calibration
 from tonnage.budget.time.step import StepClock
-from tonnage.budget.training.configuration import Configuration
 from tonnage.errors import BadLayout, RequestError, TonnageError
 from tonnage.hardware import Cluster
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
+from tonnage.planner import divisors
 from tonnage.planner.rl.rollout import Rollout, rollout
-from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, divisors
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest
 from tonnage.planner.training.search import HEADROOM, PlanSearch, TrainingPlan, search
 
 # vLLM's share of the card is at most its default.
@@ -174,20 +175,16 @@ class RlFindings:
 def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindings:
     """Search every option that the request leaves open."""
     check(request, shape, cluster)
-    ranked = _ranked(shape, cluster, request)
-    seen = {ranked[0].kind}
-    others = []
-    best = ranked[0]
-    for plan in ranked[1:]:
+    best, *ranked = _ranked(shape, cluster, request)
+    others = {best.kind: best}
+    for plan in ranked:
         # Skip plans that move more data than the best without gaining from it.
         alike = plan.rollout_gpus == best.rollout_gpus and bool(plan.cast.sleep) == bool(best.cast.sleep)
         gains = plan.step_s < best.step_s or plan.peak.total_bytes < (1 - _AS_QUICK) * best.peak.total_bytes
-        outdone = alike and plan.cast.offload > best.cast.offload and not gains
-        if plan.kind not in seen and plan.fits and not outdone:
-            seen.add(plan.kind)
-            others.append(plan)
+        if plan.fits and not (alike and plan.cast.offload > best.cast.offload and not gains):
+            others.setdefault(plan.kind, plan)
+    alternatives = tuple(others.values())[1 : _ALTERNATIVES + 1]
     remedies = () if best.fits else tuple(_remedies(shape, cluster, request))
-    alternatives = tuple(others[:_ALTERNATIVES])
     return RlFindings(
         shape=shape, cluster=cluster, request=request, best=best, alternatives=alternatives, remedies=remedies
     )
@@ -263,15 +260,11 @@ def _misfits(request: RlRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
     if apart is not None and not 0 <= apart < cluster.gpus:
         yield f"--rollout-gpus {apart}: there are {cluster.gpus} GPUs, and one must train.", "Give fewer, or 0."
     if apart and _without(cluster, apart) is None:
-        yield (
-            f"--rollout-gpus {apart} leaves hosts of different sizes.",
-            f"Give whole hosts of {cluster.gpus_per_host}.",
-        )
+        hint = f"Give whole hosts of {cluster.gpus_per_host}."
+        yield f"--rollout-gpus {apart} leaves hosts of different sizes.", hint
     if request.overlap and (apart == 0 or cluster.gpus == 1):
-        yield (
-            "--overlap makes rollouts beside the training, on GPUs of their own.",
-            "Give --rollout-gpus, or leave it out.",
-        )
+        hint = "Give --rollout-gpus, or leave it out."
+        yield "--overlap makes rollouts beside the training, on GPUs of their own.", hint
     if apart and request.sleep:
         yield "--sleep: an engine on GPUs of its own has nobody to make room for.", "Leave one of the two out."
 
@@ -305,44 +298,32 @@ class _Bench:
 
     def plans(self) -> Iterator[RlPlan]:
         """Yield a plan for every open option with a trainer."""
-        for apart in self._placements():
+        request, gpus = self.request, self.cluster.gpus
+        # How many GPUs the engine has of its own; 0: it shares the trainer's.
+        shares = sorted({round(share * gpus) for share in _APART} - {0, gpus})
+        placements = [number for number in shares if _without(self.cluster, number) is not None]
+        placements = placements if request.overlap else [0, *placements]
+        if request.share_weights or request.own_process or request.sleep:
+            placements = [0]
+        sleeps = [1 if request.engine == "tonnage" else 2, 0] if request.sleep is None else [request.sleep]
+        frozen = request.reference == "copy" or request.reward is not None
+        for apart in placements if request.rollout_gpus is None else [request.rollout_gpus]:
             cluster = _without(self.cluster, apart) if apart else self.cluster
             assert cluster is not None
             degrees = self._degrees(apart)
-            asleep = 1 if self.request.engine == "tonnage" else 2
-            sleeps = [asleep, 0] if self.request.sleep is None else [self.request.sleep]
             for sleep in [0] if apart else sleeps:
-                for offload in self._offloads(sleep):
+                # Offload nothing, then what is cheapest to move, then more. Offloading the actor's own states makes room
+                # for the engine, not for its training: only that of others does.
+                helps = (sleep or request.critic is not None) and not request.share_weights
+                useful = [name for name in MOVABLE if (frozen if name == "frozen" else helps)]
+                movable = useful if self.cluster.host_memory_bytes else []
+                offloads = [frozenset(movable[:count]) for count in range(len(movable) + 1)]
+                for offload in offloads if request.offload is None else [request.offload]:
                     ways = [(tp, pool) for tp in degrees for pool in ([1.0] if sleep or apart else _POOLS)]
                     found = [self._plan(cluster, apart, sleep, offload, *way) for way in ways]
                     yield from (plan for plan in found if plan is not None)
                     if any(plan is not None and plan.unhindered for plan in found):
                         break
-
-    def _placements(self) -> list[int]:
-        request, gpus = self.request, self.cluster.gpus
-        if request.rollout_gpus is not None:
-            return [request.rollout_gpus]
-        if request.share_weights or request.own_process or request.sleep:
-            return [0]
-        apart = sorted({round(share * gpus) for share in _APART} - {0, gpus})
-        apart = [number for number in apart if _without(self.cluster, number) is not None]
-        return apart if request.overlap else [0, *apart]
-
-    def _offloads(self, sleep: int) -> list[frozenset[Movable]]:
-        """Return the offload options: nothing, then what is cheapest to move, then more.
-
-        Offloading the actor's own states makes room for the engine, not for its training: only that of others does.
-        """
-        if self.request.offload is not None:
-            return [self.request.offload]
-        frozen = self.request.reference == "copy" or self.request.reward is not None
-        some = MOVABLE if frozen else MOVABLE[1:]
-        if not sleep and self.request.critic is None:
-            some = tuple(name for name in some if name == "frozen")
-        if not self.cluster.host_memory_bytes or self.request.share_weights:
-            some = tuple(name for name in some if name == "frozen" and self.cluster.host_memory_bytes)
-        return [frozenset(some[:count]) for count in range(len(some) + 1)]
 
     def _degrees(self, apart: int) -> list[int]:
         """Return the engine's tensor parallelism: as asked, or the fastest that divides GPUs and heads."""
@@ -351,14 +332,12 @@ class _Bench:
             return [1]
         if request.engine_tp is not None:
             return [request.engine_tp] if cards % request.engine_tp == 0 else []
-        most = min(cards, self.cluster.gpus_per_host)
-        tried = [tp for tp in divisors(cards) if tp <= min(most, 8) and divides(self.shape, tp)]
-        seconds: dict[int, float] = {}
-        for tp in tried:
-            engine = self._engine(tp, apart, self._share_wanted(tp, apart, 1.0))
-            made = rollout(self.shape, self.cluster, engine, request, apart) if engine else None
-            if made is not None:
-                seconds[tp] = made.seconds
+        most = min(cards, self.cluster.gpus_per_host, 8)
+        tried = [tp for tp in divisors(cards) if tp <= most and divides(self.shape, tp)]
+        engines = [(tp, self._engine(tp, apart, self._share_wanted(tp, apart, 1.0))) for tp in tried]
+        shape, cluster = self.shape, self.cluster
+        rollouts = [(tp, rollout(shape, cluster, engine, request, apart)) for tp, engine in engines if engine]
+        seconds = {tp: made.seconds for tp, made in rollouts if made is not None}
         # The smallest degree of about the best speed, and the largest, which needs the least memory per GPU.
         quick = [tp for tp in seconds if seconds[tp] <= (1 + _AS_QUICK) * min(seconds.values())]
         return sorted({quick[0], max(seconds)}) if quick else tried[-1:]
@@ -373,10 +352,15 @@ class _Bench:
             return None
         trainer, cast = found
         if not apart and self.request.utilization is None:
-            engine = self._fitted(cast, engine, tp) or engine
+            # The engine gets what all phases leave of the card, at most what it wants.
+            card = self.cluster.gpu.memory_bytes
+            over = max(phase.total_bytes for phase in phases(cast, engine)) - (1 - HEADROOM) * card
+            share = (engine.configuration.utilization * card - over) * 100 // card / 100
+            if over > 0 and share > 0:
+                engine = self._engine(tp, 0, share) or engine
         made = rollout(self.shape, self.cluster, engine, self.request, apart)
         shown = tuple(phases(cast, engine))
-        timed = tuple(replace(phase, seconds=self._seconds(phase, cluster, cast, engine, made)) for phase in shown)
+        timed = tuple(replace(phase, seconds=self._time_s(phase, cluster, cast, engine, made)) for phase in shown)
         # The most bytes on the host: everything offloaded, and an engine's weights at sleep level 1.
         every = {(one.owner, one.term.name): one for phase in shown for one in phase.held if phase.on != "rollout"}
         host_bytes = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
@@ -391,29 +375,23 @@ class _Bench:
         self, cluster: Cluster, engine: ServingBudget, apart: int, sleep: int, offload: frozenset[Movable]
     ) -> tuple[TrainingPlan, Cast] | None:
         """Find a trainer on a card reduced by everything else on it, which in turn depends on how the trainer shards."""
-        card = self.cluster.gpu.memory_bytes
+        request, card = self.request, self.cluster.gpu.memory_bytes
         left, found = card, None
         for _ in range(_MOST_TRIES):
             trainer = self._trainer(cluster, left)
             if trainer is None:
                 return found
-            cast = self._cast(trainer.configuration, apart, sleep, offload)
+            cast = Cast(
+                shape=self.shape, gpu=self.cluster.gpu, training=trainer.configuration, reference=request.reference,
+                reward=request.reward, critic=request.critic, old_log_probs=request.old_log_probs, sleep=sleep,
+                share_weights=request.share_weights, own_process=request.own_process, apart=bool(apart), offload=offload,
+            )  # fmt: skip
             found = trainer, cast
             needed = max(phase.total_bytes for phase in phases(cast, engine) if phase.name not in ("rollout", "sync"))
             if needed <= (1 - HEADROOM) * card or not trainer.fits:
                 return found
             left -= max(round(needed - (1 - HEADROOM) * card), _GIB)
         return found
-
-    def _cast(self, training: Configuration, apart: int, sleep: int, offload: frozenset[Movable]) -> Cast:
-        request = self.request
-        return Cast(
-            shape=self.shape, gpu=self.cluster.gpu, training=training, reference=request.reference,
-            reward=request.reward, critic=request.critic, old_log_probs=request.old_log_probs, sleep=sleep,
-            share_weights=request.share_weights, own_process=request.own_process, apart=bool(apart), offload=offload,
-        )  # fmt: skip
-
-    # The engine.
 
     def _engine(self, tp: int, apart: int, share: float) -> ServingBudget | None:
         request = self.request
@@ -444,17 +422,6 @@ class _Bench:
         wanted = engine.limit_bytes - engine.kv.blocks * layout + blocks * layout
         return min(-(-wanted * 100 // engine.capacity_bytes) / 100, _LARGEST_SHARE)
 
-    def _fitted(self, cast: Cast, engine: ServingBudget, tp: int) -> ServingBudget | None:
-        """Return the engine with what all phases leave of the card, at most what it wants."""
-        card, most = self.cluster.gpu.memory_bytes, engine.configuration.utilization
-        over = max(phase.total_bytes for phase in phases(cast, engine)) - (1 - HEADROOM) * card
-        if over <= 0:
-            return engine
-        share = (most * card - over) * 100 // card / 100
-        return self._engine(tp, 0, share) if share > 0 else None
-
-    # The trainer.
-
     def _trainer(self, cluster: Cluster, left_bytes: int) -> TrainingPlan | None:
         """Return the fastest trainer that fits, or the one closest to fitting."""
         # To a hundredth of the card: options that differ by less share a trainer.
@@ -479,9 +446,7 @@ class _Bench:
             self._clocks[key] = StepClock(shape, cluster)
         return self._clocks[key]
 
-    def _seconds(
-        self, phase: Phase, cluster: Cluster, cast: Cast, engine: ServingBudget, made: Rollout | None
-    ) -> float:
+    def _time_s(self, phase: Phase, cluster: Cluster, cast: Cast, engine: ServingBudget, made: Rollout | None) -> float:
         """Return the seconds of one phase on the trainer's GPUs, with its transfers between GPU and host."""
         if phase.name == "rollout":
             return made.seconds if made else 0.0
@@ -529,32 +494,27 @@ def away(one: Held) -> str:
 
 def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterator[tuple[str, RlPlan]]:
     """Yield single flags that make it fit, the mildest first."""
-    training = request.training
-    trials: list[tuple[str, RlRequest, Cluster]] = []
-
-    def changed(flag: str, **changes: object) -> None:
-        trials.append((flag, replace(request, training=replace(training, **changes)), cluster))  # type: ignore[arg-type]
-
-    if training.optimizer == "adamw" and not training.lora_rank:
-        changed("--optimizer adamw-8bit", optimizer="adamw-8bit")
-    if training.precision != "bf16" and not training.lora_rank and cluster.gpu.has_bf16:
-        changed("--precision bf16", precision="bf16")
-    if not training.lora_rank:
+    training, whole = request.training, not request.training.lora_rank
+    narrower = whole and training.precision != "bf16" and cluster.gpu.has_bf16
+    quantizes = not whole and training.base == "16-bit" and request.engine == "vllm"
+    changes: list[tuple[bool, str, TrainingRequest]] = [
+        (whole and training.optimizer == "adamw", "--optimizer adamw-8bit", replace(training, optimizer="adamw-8bit")),
+        (narrower, "--precision bf16", replace(training, precision="bf16")),
+        (whole, "--lora 16", replace(training, lora_rank=16)),
+        (quantizes, "--base nf4", replace(training, base="nf4")),
+    ]
+    trials = [(flag, replace(request, training=changed), cluster) for applies, flag, changed in changes if applies]
+    if whole and request.reference == "copy":
         # The reference of adapters is the base without them.
-        reference: Reference = "adapters-off" if request.reference == "copy" else request.reference
-        adapted = replace(request, reference=reference, training=replace(training, lora_rank=16))
-        trials.append(("--lora 16", adapted, cluster))
-    elif training.base == "16-bit" and request.engine == "vllm":
-        changed("--base nf4", base="nf4")
+        *trials, (flag, adapted, _) = trials
+        trials.append((flag, replace(adapted, reference="adapters-off"), cluster))
     for times in (2, 4, 8):
         larger = replace(cluster, gpus_per_host=min(cluster.gpus * times, 8), hosts=max(cluster.gpus * times // 8, 1))
         trials.append((f"--gpus {larger.gpus}x{larger.gpu.key}", request, larger))
     for flag, trial, cards in trials:
-        try:
+        with suppress(TonnageError):
             best = _ranked(shape, cards, trial)[0]
-        except TonnageError:
-            continue
-        if best.fits:
-            yield flag, best
-            if flag.startswith("--gpus"):
-                return
+            if best.fits:
+                yield flag, best
+                if flag.startswith("--gpus"):
+                    return

@@ -6,8 +6,10 @@ after another: vLLM wants its whole share free when it starts, SGLang and Tensor
 then.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tonnage.budget.serving import vllm
 from tonnage.budget.serving.forward import ForwardPass, forward_bytes
@@ -34,10 +36,8 @@ class Neighbour:
 def of_size(words: str, size_bytes: int, cluster: Cluster) -> Neighbour:
     """Return a neighbour that takes `size_bytes` of every card."""
     if size_bytes >= cluster.gpu.memory_bytes:
-        raise RequestError(
-            f"--beside {words} leaves nothing of {cluster.gpu.name}, which has {format_bytes(cluster.gpu.memory_bytes)}.",
-            hint="Give a smaller size, or another card.",
-        )
+        whole, hint = format_bytes(cluster.gpu.memory_bytes), "Give a smaller size, or another card."
+        raise RequestError(f"--beside {words} leaves nothing of {cluster.gpu.name}, which has {whole}.", hint=hint)
     return Neighbour(words=words, claimed_bytes=size_bytes)
 
 
@@ -60,30 +60,25 @@ def of_model(
     trial = replace(asked, reserved_bytes=taken, max_seqs=asked.max_seqs or max(asked.users, 1))
     plan = plan_serving(served, one, trial, model=model)
     if not plan.fits:
-        raise RequestError(
-            f"--beside {words!r} does not fit on {one.gpu.name}: it needs {format_bytes(plan.best.budget.needed_bytes)}, and "
-            f"{format_bytes(plan.best.budget.room_bytes)} are left for it.",
-            hint="Give it fewer users, a shorter context or smaller weights.",
-        )
+        needed, room = (format_bytes(size) for size in (plan.best.budget.needed_bytes, plan.best.budget.room_bytes))
+        problem = f"--beside {words!r} does not fit on {one.gpu.name}: it needs {needed}, and {room} are left for it."
+        raise RequestError(problem, hint="Give it fewer users, a shorter context or smaller weights.")
     if not asked.utilization and asked.engine != "llama.cpp":
         plan = _least(served, one, trial, plan)
-    return Neighbour(
-        words=words, claimed_bytes=plan.best.budget.total_bytes, share=plan.best.configuration.utilization, plan=plan
-    )
+    claimed, share = plan.best.budget.total_bytes, plan.best.configuration.utilization
+    return Neighbour(words=words, claimed_bytes=claimed, share=share, plan=plan)
 
 
 def _least(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, plan: ServingPlan) -> ServingPlan:
     """Return the plan with the smallest share, in hundredths, that still holds all users."""
-    low, high = 1, round(plan.best.configuration.utilization * 100)
-    found = plan
-    while low < high:
-        middle = (low + high) // 2
-        trial = plan_serving(shape, cluster, replace(asked, utilization=middle / 100), model=plan.model)
-        if trial.fits:
-            high, found = middle, trial
-        else:
-            low = middle + 1
-    return found
+
+    @cache
+    def with_share(hundredths: int) -> ServingPlan:
+        return plan_serving(shape, cluster, replace(asked, utilization=hundredths / 100), model=plan.model)
+
+    most = round(plan.best.configuration.utilization * 100)
+    least = bisect_left(range(most), True, lo=1, key=lambda hundredths: with_share(hundredths).fits)
+    return with_share(least) if least < most else plan
 
 
 def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Neighbour:
@@ -91,15 +86,10 @@ def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gp
     half = WEIGHT_FORMATS[asked.weights or ("bf16" if gpu.has_bf16 else "fp16")]
     (stage,) = stages(shape, 1)
     weights = sum(int(term.size_bytes) for term in weight_terms(shape, stage, 1, half))
-    tokens = min(
-        asked.users * asked.context,
-        vllm.default_batched_tokens(vllm.find_release(vllm.latest_version()), gpu, asked.context, 256),
-    )
-    inside = (
-        weights
-        + forward_bytes(shape, stage, ForwardPass(tokens, 0, 1, 2), held=4)
-        + int(vllm.non_torch_term(1, gpu).size_bytes)
-    )
+    release = vllm.find_release(vllm.latest_version())
+    tokens = min(asked.users * asked.context, vllm.default_batched_tokens(release, gpu, asked.context, 256))
+    step = forward_bytes(shape, stage, ForwardPass(tokens, 0, 1, 2), held=4)
+    inside = weights + step + int(vllm.non_torch_term(1, gpu).size_bytes)
     share = -(-inside * 100 // gpu.memory_bytes) / 100
     claimed = int(share * gpu.memory_bytes) + int(context_term(gpu).size_bytes)
     if claimed > gpu.memory_bytes:

@@ -8,8 +8,10 @@ or less if the card would not hold what lies outside it. If nothing fits, change
 help are offered; if it fits, those that leave more room.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tonnage.budget.serving.llama_cpp import MARGIN_BYTES, LlamaBudget, llama_budget
@@ -136,11 +138,9 @@ class ServingPlan:
         from tonnage.planner.export import ServingLaunch
 
         asked, budget = self.best.configuration, self.best.budget
-        counts = [len(stage.layers) for stage in stages(self.shape, asked.pp, asked.stage_layers)]
-        names = (
-            "engine", "gpus", "tp", "pp", "context", "max_seqs", "batched_tokens", "weights", "kv", "utilization", "eager",
-            "cpu_experts", "flash_attention",
-        )  # fmt: skip
+        counts = tuple(len(stage.layers) for stage in stages(self.shape, asked.pp, asked.stage_layers))
+        names = "engine gpus tp pp context max_seqs batched_tokens weights kv utilization eager".split()
+        names += ["cpu_experts", "flash_attention"]
         known = {name: getattr(asked, name) for name in names}
         if isinstance(budget, LlamaBudget):  # all GPUs of the host serve one replica
             known |= {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
@@ -155,7 +155,7 @@ class ServingPlan:
             block=0 if latent and asked.block == BLOCK else asked.block,
             copies=self.best.replicas,
             gpus_per_host=self.cluster.gpus_per_host,
-            stage_layers=() if len(set(counts)) == 1 else tuple(counts),
+            stage_layers=() if len(set(counts)) == 1 else counts,
             card=self.cluster.gpu.name,
             card_bytes=budget.capacity_bytes,
             users=self.users,
@@ -194,8 +194,7 @@ class _Search(NamedTuple):
         if asked.engine != "vllm":
             return layouts
         # The layers of the closest are split anew if that leaves more room.
-        close = layouts[: 1 if layouts[0].fits else _MOST_CUT]
-        for number, each in enumerate(close):
+        for number, each in enumerate(layouts[: 1 if layouts[0].fits else _MOST_CUT]):
             if each.missing_bytes < step:
                 found = cut(shape, each.configuration, cluster.gpu)
                 layouts[number] = replace(each, budget=found, decode_step_s=decode_step_s(shape, found, cluster))
@@ -258,29 +257,18 @@ def _placed(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) ->
     return llama_budget(shape, asked, cluster.gpu, gpus=cluster.gpus_per_host, host_bytes=cluster.host_memory_bytes)
 
 
-def _fewest_experts(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> int:
-    """Return the fewest layers with experts on the host that let all else fit on the GPUs; 0 if none do."""
-    layers = len(shape.decoder.layers)
-    low, high = 1, layers + 1
-    while low < high:
-        middle = (low + high) // 2
-        found = _placed(shape, cluster, replace(asked, gpu_layers=layers + 1, cpu_experts=middle))
-        fits = found.fits and found.total_bytes <= found.room_bytes - MARGIN_BYTES
-        low, high = (low, middle) if fits else (middle + 1, high)
-    return low if low <= layers else 0
-
-
 def _llama_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> float:
     """Return one decode step of all slots at full context: GPUs in turn, then the host at its memory's speed.
 
     Of a mixture, only the experts that at least one slot picks are read.
     """
-    users = budget.configuration.users
-    experts, idle = _expert_bytes(shape, budget, users)
+    users, case = budget.configuration.users, budget.case
+    experts = sum(layer.experts for layer in case.layers)
+    mlps = [mlp for layer in shape.decoder.layers if (mlp := layer.feed_forward) and mlp.experts]
+    idle = sum((1 - mlp.experts_per_token / mlp.experts) ** users for mlp in mlps) / len(mlps) if experts else 0.0
     cards = sum(card.weights + card.cache for card in budget.cards)
     on_cards = cards - idle * (experts - budget.host_expert_bytes)
     # Only one row of the embedding is read per token.
-    case = budget.case
     host = budget.host.weights + budget.host.cache - case.recipe.embedding_bytes
     if budget.gpu_layers == 0 and shape.tied:
         host += case.recipe.output_bytes
@@ -289,23 +277,12 @@ def _llama_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> f
     return max(on_cards, 0) / cluster.gpu.bandwidth_bytes_per_s + on_host / speed
 
 
-def _expert_bytes(shape: ModelShape, budget: LlamaBudget, users: int) -> tuple[int, float]:
-    """Return the bytes of all experts, and the share of them that no slot picks in a step."""
-    total = sum(layer.experts for layer in budget.case.layers)
-    if not total:
-        return 0, 0.0
-    picked = [layer.feed_forward for layer in shape.decoder.layers if layer.feed_forward and layer.feed_forward.experts]
-    return total, sum((1 - mlp.experts_per_token / mlp.experts) ** users for mlp in picked) / len(picked)
-
-
 def share_read(shape: ModelShape, tokens: int) -> float:
     """Return the share of weights that `tokens` tokens touch: in a mixture, experts picked by at least one of them."""
     idle = 0.0
     for layer in shape.decoder.layers:
-        mlp = layer.feed_forward
-        if mlp and mlp.experts:
-            untouched = (1 - mlp.experts_per_token / mlp.experts) ** tokens
-            idle += untouched * mlp.experts * layer.expert_parameters
+        if (mlp := layer.feed_forward) and mlp.experts:
+            idle += (1 - mlp.experts_per_token / mlp.experts) ** tokens * mlp.experts * layer.expert_parameters
     return 1 - idle / shape.parameters
 
 
@@ -325,17 +302,14 @@ def _changes(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
         share = best.budget.largest_utilization
         found = search.best(asked=replace(asked, utilization=share))
         yield from [_change(f"--utilization {share:g}", found)] if found.fits else []
-    worked = 0
-    for flag, trial in _trials(best, asked):
-        found = search.best(asked=trial)
-        if found.fits and worked < _MOST_TRIALS:
-            worked += 1
-            yield _change(flag, found, beside=best)
+    layouts = ((flag, search.best(asked=trial)) for flag, trial in _trials(best, asked))
+    worked = ((flag, found) for flag, found in layouts if found.fits)
+    yield from (_change(flag, found, beside=best) for flag, found in islice(worked, _MOST_TRIALS))
     # More GPUs: fill a host before adding another.
+    room = max(cluster.host.gpus, cluster.gpus_per_host) // cluster.gpus_per_host * cluster.gpus_per_host
     more, times = "", 2
     while times <= _MOST_TIMES_GPUS and not more:
-        room = max(cluster.host.gpus, cluster.gpus_per_host)
-        per_host = min(cluster.gpus_per_host * times, room // cluster.gpus_per_host * cluster.gpus_per_host)
+        per_host = min(cluster.gpus_per_host * times, room)
         larger = replace(cluster, gpus_per_host=per_host, hosts=cluster.gpus * times // per_host)
         found = search.best(cluster=larger)
         if found.fits:
@@ -343,46 +317,38 @@ def _changes(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
             yield _change(more, found)
         times *= 2
     # The smallest common GPU on which it fits.
-    others = (
-        (other, best_layout(search.shape, other, asked, tp=search.tp, pp=search.pp))
-        for other in common_clusters(cluster.gpu.maker)
-    )
-    smallest = next(((other, layout) for other, layout in others if layout is not None), None)
-    if smallest and (flag := f"--gpus {smallest[0].name}") != more:
-        change = _change(flag, smallest[1])
-        yield replace(change, words=f"would do: {change.words}")
+    for other in common_clusters(cluster.gpu.maker):
+        if layout := best_layout(search.shape, other, asked, tp=search.tp, pp=search.pp):
+            change = _change(f"--gpus {other.name}", layout)
+            if change.flag != more:
+                yield replace(change, words=f"would do: {change.words}")
+            break
     if not best.budget.overflows:
         # A shorter context or fewer users, if any fit at all.
         users, context, block = asked.users, best.configuration.context, best.configuration.block
-        if best.longest_context >= block:
-            shorter = best.longest_context // block * block
-            yield FlagChange(f"--context {shorter}", f"{_users(users)} at {shorter:,} tokens", users, shorter)
+        if shorter := best.longest_context // block * block:
+            yield FlagChange(f"--context {shorter}", _fitting(users, shorter), users, shorter)
         if most := best.most_users:
-            yield FlagChange(f"--users {most}", f"{_users(most)} at {context:,} tokens", most, context)
+            yield FlagChange(f"--users {most}", _fitting(most, context), most, context)
 
 
 def _trials(best: ServingLayout, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
     """Yield flags that change no output, then those that cost increasing accuracy."""
-    known = best.configuration
+    known, llama = best.configuration, asked.engine == "llama.cpp"
     fewer = 1 << (max(known.users, best.most_users // best.replicas) - 1).bit_length()
     if not asked.max_seqs and fewer < known.max_seqs:
         yield f"--max-seqs {fewer}", replace(asked, max_seqs=fewer)
-    llama = asked.engine == "llama.cpp"
     if llama and asked.gpu_layers >= 0:
         yield "no --gpu-layers", replace(asked, gpu_layers=-1)
-    cache = [] if known.kv in ("fp8", "int4", *GGML_CACHES) else ["q8_0" if llama else "fp8"]
-    for kv in cache:
-        yield f"--kv {kv}", replace(asked, kv=kv)
+    cache = "" if known.kv in ("fp8", "int4", *GGML_CACHES) else "q8_0" if llama else "fp8"
+    if cache:
+        yield f"--kv {cache}", replace(asked, kv=cache)
     # Formats that save at least a quarter of the bits.
     formats = ("q8_0", "q4_k_m", "iq3_xxs") if llama else ("bf16", "fp8", "int4")
-    bits = 0.75 * WEIGHT_FORMATS[known.weights].bits
     served = [name for name in formats if asked.engine != "tonnage" or name in OWN_WEIGHTS]
-    smaller = [name for name in served if WEIGHT_FORMATS[name].bits < bits]
-    for weights in smaller:
-        yield f"--weights {weights}", replace(asked, weights=weights)
-    for weights in smaller:
-        for kv in cache:
-            yield f"--weights {weights} --kv {kv}", replace(asked, weights=weights, kv=kv)
+    smaller = [name for name in served if WEIGHT_FORMATS[name].bits < 0.75 * WEIGHT_FORMATS[known.weights].bits]
+    yield from ((f"--weights {name}", replace(asked, weights=name)) for name in smaller)
+    yield from ((f"--weights {name} --kv {cache}", replace(asked, weights=name, kv=cache)) for name in smaller if cache)
 
 
 def _roomier(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
@@ -391,55 +357,58 @@ def _roomier(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
     if asked.engine == "llama.cpp":
         yield from _faster(search, best)
         return
-    share, trials = _surest_utilization(best.budget), list(_trials(best, asked))[:_MOST_TRIALS]
+    trials = list(_trials(best, asked))[:_MOST_TRIALS]
+    # The utilization, in hundredths, that leaves room even if counts outside it are off by as much as observed. vLLM's
+    # is a share of the card, SGLang's of the memory free before loading.
+    budget = best.budget
+    whole: float = budget.capacity_bytes
+    unsure = _UNSURE_BYTES + _UNSURE_GRAPHS * sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
+    if known.engine == "sglang":
+        unsure = max(unsure, _SGLANG_LEFT_BYTES - budget.ledger[Category.ACTIVATIONS])
+        whole = budget.limit_bytes / known.utilization
+    share = max(int((budget.room_bytes - budget.outside_bytes - unsure) * 100 / whole) if whole else 0, 0) / 100
     if known.engine in ("vllm", "sglang") and not asked.utilization and share > known.utilization:
         trials.append((f"--utilization {share:g}", replace(asked, utilization=share)))
     for flag, trial in trials:
-        found = search.layout(replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
-        tokens, gain = found.budget.kv.tokens, found.budget.kv.tokens / max(best.budget.kv.tokens, 1)
+        layout = search.layout(replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
+        tokens, gain = layout.budget.kv.tokens, layout.budget.kv.tokens / max(best.budget.kv.tokens, 1)
         if gain > _WORTH_SAYING:
-            change = _change(flag, found)
+            change = _change(flag, layout)
             yield replace(change, words=f"{tokens:,} tokens ({100 * (gain - 1):+.0f} %), {change.words}")
 
 
 def _faster(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
     """Yield changes with which llama.cpp would decode faster, if layers are on the host."""
-    shape, asked = search.shape, search.asked
-    trials = list(_trials(best, asked)) if best.on_host else []
-    mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
-    fewest = _fewest_experts(shape, search.cluster, asked) if best.on_host and any(mixed) else 0
-    if fewest and fewest != asked.cpu_experts:
-        trials.insert(0, (f"--cpu-moe {fewest}", replace(asked, gpu_layers=-1, cpu_experts=fewest)))
-    found = [(flag, search.best(asked=trial, tp=0, pp=0)) for flag, trial in trials]
+    shape, asked, layers = search.shape, search.asked, len(search.shape.decoder.layers)
+    if not best.on_host:
+        return
+    trials = list(_trials(best, asked))
+
+    def rest_fits(experts: int) -> bool:
+        """Say whether all else fits on the GPUs if so many layers have their experts on the host."""
+        found = _placed(shape, search.cluster, replace(asked, gpu_layers=layers + 1, cpu_experts=experts))
+        return found.fits and found.total_bytes <= found.room_bytes - MARGIN_BYTES
+
+    if any(layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers):
+        fewest = bisect_left(range(layers + 1), True, lo=1, key=rest_fits)
+        if fewest <= layers and fewest != asked.cpu_experts:
+            trials.insert(0, (f"--cpu-moe {fewest}", replace(asked, gpu_layers=-1, cpu_experts=fewest)))
+    found = ((flag, search.best(asked=trial, tp=0, pp=0)) for flag, trial in trials)
     enough = _WORTH_SAYING * best.tokens_per_s
-    for flag, each in [(flag, each) for flag, each in found if each.fits and each.tokens_per_s > enough][:_MOST_TRIALS]:
+    faster = ((flag, each) for flag, each in found if each.fits and each.tokens_per_s > enough)
+    for flag, each in islice(faster, _MOST_TRIALS):
         where = each.on_host or "all of it on the GPU"
         yield replace(_change(flag, each), words=f"{where}, {each.tokens_per_s:,.1f} tokens/s at most")
-
-
-def _surest_utilization(budget: ServingBudget) -> float:
-    """Return the utilization, in hundredths, that leaves room even if counts outside it are off by as much as observed.
-
-    vLLM's is a share of the card, SGLang's of the memory free before loading.
-    """
-    known = budget.configuration
-    graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
-    unsure = _UNSURE_BYTES + _UNSURE_GRAPHS * graphs
-    if known.engine == "sglang":
-        unsure = max(unsure, _SGLANG_LEFT_BYTES - budget.ledger[Category.ACTIVATIONS])
-    free = budget.room_bytes - budget.outside_bytes - unsure
-    whole = budget.limit_bytes / known.utilization if known.engine == "sglang" else budget.capacity_bytes
-    return max(int(free * 100 / whole) if whole else 0, 0) / 100
 
 
 def _change(flag: str, found: ServingLayout, beside: ServingLayout | None = None) -> FlagChange:
     """Return the effect of a flag, naming the layout if it differs from `beside`."""
     most = min(found.most_users, found.replicas * found.configuration.max_seqs)
-    words = f"{_users(most)} at {found.configuration.context:,} tokens"
+    words = _fitting(most, found.configuration.context)
     if beside is not None and found.replicas != beside.replicas:
         words += f", {found.replicas} copies of {found.configuration.gpus} GPUs"
     return FlagChange(flag, words, most, found.longest_context)
 
 
-def _users(number: int) -> str:
-    return f"{number:,} user{'s' * (number != 1)}"
+def _fitting(users: int, context: int) -> str:
+    return f"{users:,} user{'s' * (users != 1)} at {context:,} tokens"

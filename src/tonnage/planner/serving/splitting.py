@@ -21,6 +21,7 @@ from tonnage.budget.serving.weights import VOCAB_PADDING, stage_at
 from tonnage.errors import BadLayout
 from tonnage.hardware import Cluster, Gpu
 from tonnage.models.shape import ModelShape
+from tonnage.planner import divisors
 
 # Architectures that vLLM serves without pipeline stages.
 _NO_STAGES = ("mamba2", "whisper")
@@ -30,21 +31,6 @@ _WORTH_CUTTING = 1.01
 
 def splits(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[tuple[int, int]]:
     """Return tensor and pipeline degrees that can start; 0 is searched. Raises RequestError for impossible given ones."""
-    _check_given(shape, cluster, asked, tp, pp)
-    found = [
-        (each_tp, each_pp)
-        for each_tp in ([tp] if tp else divisors(cluster.gpus_per_host))
-        for each_pp in ([pp] if pp else divisors(cluster.gpus))
-        if _fills(cluster, each_tp * each_pp) and accepts(shape, each_tp, each_pp)
-    ]
-    if not found:
-        given = " ".join(f"--{name} {number}" for name, number in (("tp", tp), ("pp", pp)) if number)
-        problem = f"With {given} no copy of {shape.name} fills hosts of {cluster.gpus_per_host} GPUs evenly."
-        raise BadLayout(problem, hint="Leave --tp and --pp out, and the ways that can be are searched.")
-    return found
-
-
-def _check_given(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> None:
     given, gpus, per_host = (tp or 1) * (pp or 1), cluster.gpus, cluster.gpus_per_host
     if gpus % given:
         hint = f"Use a product that divides {gpus}: {', '.join(map(str, divisors(gpus)))}."
@@ -54,10 +40,20 @@ def _check_given(shape: ModelShape, cluster: Cluster, asked: ServingConfiguratio
         good = [str(each) for each in divisors(gpus) if accepts(shape, each, 1)]
         raise BadLayout(words, hint=f"On {gpus} GPUs, --tp can be {', '.join(good)} with --pp 1.")
     if tp and pp and not _fills(cluster, given):
-        raise BadLayout(
-            f"--tp {tp} × --pp {pp} = {given} GPUs: {gpus // given} copies would share hosts of {per_host} GPUs unevenly.",
-            hint=f"Use a product that divides {per_host}, or a multiple of it.",
-        )
+        problem = f"--tp {tp} × --pp {pp} = {given} GPUs: {gpus // given} copies would share"
+        hint = f"Use a product that divides {per_host}, or a multiple of it."
+        raise BadLayout(f"{problem} hosts of {per_host} GPUs unevenly.", hint=hint)
+    found = [
+        (each_tp, each_pp)
+        for each_tp in ([tp] if tp else divisors(cluster.gpus_per_host))
+        for each_pp in ([pp] if pp else divisors(cluster.gpus))
+        if _fills(cluster, each_tp * each_pp) and accepts(shape, each_tp, each_pp)
+    ]
+    if not found:
+        flags = " ".join(f"--{name} {number}" for name, number in (("tp", tp), ("pp", pp)) if number)
+        problem = f"With {flags} no copy of {shape.name} fills hosts of {cluster.gpus_per_host} GPUs evenly."
+        raise BadLayout(problem, hint="Leave --tp and --pp out, and the ways that can be are searched.")
+    return found
 
 
 def obstacles(shape: ModelShape, tp: int, pp: int) -> Iterator[str]:
@@ -84,11 +80,6 @@ def _fills(cluster: Cluster, gpus: int) -> bool:
     """Say whether replicas of `gpus` GPUs fit within hosts, or on whole ones."""
     inside = cluster.gpus_per_host % gpus == 0 or gpus % cluster.gpus_per_host == 0
     return cluster.gpus % gpus == 0 and inside
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def cut(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:

@@ -17,7 +17,7 @@ import re
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple, get_args
@@ -58,7 +58,7 @@ class MeanBatch(NamedTuple):
     attended: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Lengths:
     """Sample lengths in ascending order with the share of each, and how they are batched."""
 
@@ -97,32 +97,51 @@ class Lengths:
     def worst(self, micro_batch: Number) -> Number:
         """Return tokens per sequence in the largest micro-batch expected in an epoch, as if all were equally long."""
         if self.batching == "padding-free":
-            largest: Number = _each(micro_batch, lambda size: -(-_largest_sum(self, size) // size))
+            largest: Number = _each(micro_batch, lambda size: -(-self._largest_sum(size) // size))
             return largest
         return self.seq if self.batching == "pack" else self.longest
 
+    def _largest_sum(self, micro_batch: int) -> int:
+        """Return the tokens of the largest micro-batch of an epoch, on average."""
+        return round(float(_sums(self, micro_batch).max(axis=1).mean()))
+
+    # Both are asked for again and again by a search; lengths are compared by identity.
+    @lru_cache(maxsize=1024)  # noqa: B019
     def work(self, micro_batch: int) -> MeanBatch:
         """Return the work of the mean micro-batch."""
-        if self.batching == "pack":
-            return MeanBatch(micro_batch * self.seq, self.attended)
-        if self.batching == "padding-free":
-            return MeanBatch(micro_batch * self.mean, self.attended)
+        if self.batching in ("pack", "padding-free"):
+            return MeanBatch(micro_batch * (self.seq if self.batching == "pack" else self.mean), self.attended)
         lengths, shares = self.padded(micro_batch)
         mean = float(lengths @ shares)
         return MeanBatch(micro_batch * mean, float(lengths**2.0 @ shares) / mean)
 
+    @lru_cache(maxsize=64)  # noqa: B019
     def padded(self, micro_batch: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the lengths that micro-batches are padded to, and how often each occurs."""
         if self.batching == "bucket":
-            lengths = _sorted_maxima(self, micro_batch)
+            # Batches sorted in groups, shuffled with a fixed seed.
+            at_once = min(_SORTED_BATCHES, max(_SHUFFLED // micro_batch, 1)) * micro_batch
+            shuffled = np.random.default_rng(0).permutation(self.spread(max(_SHUFFLED // at_once, 1) * at_once))
+            lengths = np.sort(shuffled.reshape(-1, at_once), axis=1)[:, micro_batch - 1 :: micro_batch].ravel()
             return lengths, np.full(len(lengths), 1 / len(lengths))
-        ends = np.cumsum(self.shares)
-        below = np.append(0.0, ends[:-1])
-        return self.values, np.minimum(ends, 1.0) ** micro_batch - np.minimum(below, 1.0) ** micro_batch
+        below = np.minimum(np.append(0.0, np.cumsum(self.shares)), 1.0) ** micro_batch
+        return self.values, np.diff(below)
 
     def useful(self, micro_batch: int) -> float:
         """Return the tokens of samples in the mean micro-batch."""
-        return micro_batch * (self.seq * _filled(self) if self.batching == "pack" else self.mean)
+        return micro_batch * (self.seq * self._filled if self.batching == "pack" else self.mean)
+
+    @cached_property
+    def _filled(self) -> float:
+        """Share of packed sequences that is samples, with best-fit decreasing packing."""
+        samples, packs = self.spread(_DRAWN), 0
+        rooms: list[int] = []
+        for length in samples[::-1].tolist():
+            place = bisect_left(rooms, length)
+            packs += place == len(rooms)
+            room = rooms.pop(place) if place < len(rooms) else self.seq
+            insort(rooms, room - length)
+        return float(samples.sum()) / (packs * self.seq)
 
     def padding(self, micro_batch: int) -> float:
         """Return the share of computed tokens that is padding."""
@@ -133,8 +152,7 @@ class Lengths:
         if self.batching == "pack":
             return 1.0
         if self.batching == "padding-free":
-            sums = _sums(self, micro_batch)
-            return float((sums >= _NEARLY * _largest_sum(self, micro_batch)).mean())
+            return float((_sums(self, micro_batch) >= _NEARLY * self._largest_sum(micro_batch)).mean())
         lengths, shares = self.padded(micro_batch)
         return float(shares[lengths >= _NEARLY * self.longest].sum())
 
@@ -146,34 +164,30 @@ class LengthClock(StepClock):
         super().__init__(shape, cluster)
         self.sample_tokens = lengths.mean
         self._lengths = lengths
-        self._mean: dict[int, tuple[int, int]] = {}
 
-    def step(self, configuration: Configuration) -> StepTime:
+    def step(self, config: Configuration) -> StepTime:
         """Predict one configuration, or each of many."""
-        pieces = _each(configuration.micro_batch, lambda size: self._pieces(size)[0])
-        seq = _each(configuration.micro_batch, lambda size: self._pieces(size)[1])
-        time = super().step(replace(configuration, micro_batch=pieces, seq=seq))
-        useful = _each(configuration.micro_batch, self._lengths.useful)
-        tokens: Quantity = useful * configuration.accumulate * configuration.data
+        pieces = _each(config.micro_batch, lambda size: self._pieces(size)[0])
+        seq = _each(config.micro_batch, lambda size: self._pieces(size)[1])
+        time = super().step(replace(config, micro_batch=pieces, seq=seq))
+        tokens: Quantity = _each(config.micro_batch, self._lengths.useful) * config.accumulate * config.data
         passes = sum((time.parts[name] for name in ("forward", "backward", "recompute")), start=0.0)
         # The slowest rank's tokens over the mean: per pass if ranks gather parameters, else per step. Pipeline stages wait
         # for the largest micro-batch in flight; data-parallel ranks wait for each other once a step.
-        staged = np.asarray(configuration.pp) > 1
-        rounds = np.where(staged | (configuration.zero > 1), 1, configuration.accumulate)
-        ranks = np.where(staged, configuration.pp, configuration.data)
-        columns = np.broadcast_arrays(*np.atleast_1d(configuration.micro_batch, ranks, rounds))
+        staged = np.asarray(config.pp) > 1
+        rounds = np.where(staged | (config.zero > 1), 1, config.accumulate)
+        ranks = np.where(staged, config.pp, config.data)
+        columns = np.broadcast_arrays(*np.atleast_1d(config.micro_batch, ranks, rounds))
         rows, places = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
         found = np.array([_slowest(self._lengths, *row) for row in rows.tolist()])[places.ravel()]
-        waiting = passes * ((found if np.ndim(configuration.micro_batch) else float(found[0])) - 1)
+        waiting = passes * ((found if np.ndim(config.micro_batch) else float(found[0])) - 1)
         return replace(time, tokens=tokens, parts=time.parts | {"uneven ranks": waiting})
 
     def _pieces(self, micro_batch: int) -> tuple[int, int]:
         """Return sequences and length of a uniform micro-batch with the cost of the mean one."""
-        if micro_batch not in self._mean:
-            work = self._lengths.work(micro_batch)
-            pieces = max(round(work.tokens / work.attended), 1)
-            self._mean[micro_batch] = pieces, max(round(work.tokens / pieces), 1)
-        return self._mean[micro_batch]
+        work = self._lengths.work(micro_batch)
+        pieces = max(round(work.tokens / work.attended), 1)
+        return pieces, max(round(work.tokens / pieces), 1)
 
 
 def clock_of(shape: ModelShape, cluster: Cluster, lengths: Lengths | None) -> StepClock:
@@ -214,36 +228,6 @@ def _slowest(lengths: Lengths, micro_batch: int, ranks: int, rounds: int) -> flo
     return max(float(drawn.mean(axis=1).max(axis=1).mean()) / float(sizes @ shares), 1.0)
 
 
-@lru_cache(maxsize=64)
-def _sorted_maxima(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
-    """Return the padded lengths of micro-batches sorted in groups, shuffled with a fixed seed."""
-    at_once = min(_SORTED_BATCHES, max(_SHUFFLED // micro_batch, 1)) * micro_batch
-    shuffled = np.random.default_rng(0).permutation(lengths.spread(max(_SHUFFLED // at_once, 1) * at_once))
-    return np.sort(shuffled.reshape(-1, at_once), axis=1)[:, micro_batch - 1 :: micro_batch].ravel()
-
-
-def _largest_sum(lengths: Lengths, micro_batch: int) -> int:
-    """Return the largest micro-batch of an epoch, on average."""
-    return round(float(_sums(lengths, micro_batch).max(axis=1).mean()))
-
-
-@lru_cache(maxsize=16)
-def _filled(lengths: Lengths) -> float:
-    """Return the share of packed sequences that is samples, with best-fit decreasing packing."""
-    samples = lengths.spread(_DRAWN)
-    rooms: list[int] = []
-    packs = 0
-    for length in samples[::-1].tolist():
-        place = bisect_left(rooms, length)
-        if place == len(rooms):
-            packs += 1
-            room = lengths.seq
-        else:
-            room = rooms.pop(place)
-        insort(rooms, room - length)
-    return float(samples.sum()) / (packs * lengths.seq)
-
-
 def parse_lengths(text: str, samples: float | None = None) -> Lengths:
     """Parse a file of lengths, a list ("512,1024", "999x600,32k"), or words ("mean 600 max 4096")."""
     words = text.split()
@@ -256,29 +240,22 @@ def parse_lengths(text: str, samples: float | None = None) -> Lengths:
         if not 1 <= middle < longest <= _LONGEST:
             raise BadLayout(f"--lengths {text}: the {words[0]} lies between 1 and the maximum.", hint=hint)
         apart = math.log(longest / middle)
-        if words[0] == "median":
-            spread, centre = apart / _RARE, math.log(middle)
-        else:
+        spread, centre = apart / _RARE, math.log(middle)
+        if words[0] == "mean":
             # centre + spread²/2 is the mean's logarithm, centre + _RARE × spread the maximum's.
             spread = _RARE - math.sqrt(max(_RARE**2 - 2 * apart, 0.0))
-            centre = math.log(middle) - spread**2 / 2
+            centre -= spread**2 / 2
         deviates = np.array([NormalDist().inv_cdf((rank + 0.5) / _DRAWN) for rank in range(_DRAWN)])
         drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
         for _ in range(_ROUNDS if words[0] == "mean" else 0):
             # Truncation at the maximum lowers the mean.
             centre += math.log(middle / float(drawn.mean()))
             drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
-        drawn = np.round(drawn)
-        return _counted(drawn.astype(int).tolist(), [1] * _DRAWN, text, samples or _USUAL_SAMPLES)
-    parts = [part.strip() for part in text.split(",")]
-    matches = [_LENGTH.fullmatch(part) for part in parts]
-    if not all(matches):
-        return _from_file(text, samples)
-    found = [(parse_count(match[2]), int(match[1] or 1)) for match in matches if match]
-    return _counted([length for length, _ in found], [count for _, count in found], text, samples)
-
-
-def _from_file(text: str, samples: float | None) -> Lengths:
+        return _counted(np.round(drawn).astype(int).tolist(), [1] * _DRAWN, text, samples or _USUAL_SAMPLES)
+    matches = [_LENGTH.fullmatch(part.strip()) for part in text.split(",")]
+    if all(matches):
+        found = [(parse_count(match[2]), int(match[1] or 1)) for match in matches if match]
+        return _counted([length for length, _ in found], [count for _, count in found], text, samples)
     path = Path(text).expanduser()
     hint = "Name a file with a length in each line or a JSON list, or write 512,1024, or mean 600 max 4096."
     try:
@@ -302,6 +279,5 @@ def _counted(lengths: list[int], counts: list[int], text: str, samples: float | 
         raise BadLayout(f"--lengths {text}: a sample has 1 to {_LONGEST:,} tokens.", hint="Leave others out.")
     values, places = np.unique(np.array(lengths, dtype=np.int64), return_inverse=True)
     sums = np.bincount(places, weights=np.array(counts, dtype=float))
-    kept = sums > 0
-    values, sums = values[kept], sums[kept]
+    values, sums = values[sums > 0], sums[sums > 0]
     return Lengths(values, sums / sums.sum(), min(samples or float(sums.sum()), _MOST_SAMPLES), seq=int(values[-1]))

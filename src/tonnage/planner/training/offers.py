@@ -50,12 +50,29 @@ def offers(findings: PlanSearch) -> list[Offer]:
     # The highest speed of each layout in any sharding.
     codes = np.concatenate([_codes(one.family.configuration) for one in findings.judged])
     speeds = np.concatenate([one.tokens_per_s for one in findings.judged])
-    order = np.lexsort((speeds, codes))
+    order, asked = np.lexsort((speeds, codes)), _codes(rows)
     codes, speeds = codes[order], speeds[order]
-    asked = _codes(rows)
     place = np.searchsorted(codes, asked, side="right") - 1
     rated = _Rated(findings, rows, np.where((place >= 0) & (codes[place] == asked), speeds[place], 0.0))
-    changes = [*_offloaded(findings, best), *_changes(rated, best)]
+    changes = []
+    # The fastest offloaded plan, if the answer does not offload.
+    pool = [one for one in findings.pool if one.family.offload != NO_OFFLOAD and one.fits.any()]
+    if best.offload == NO_OFFLOAD and pool:
+        plan = plan_of(findings.shape, findings.cluster, findings.clock, *fastest(pool))
+        gain = plan.tokens_per_s / best.tokens_per_s - 1
+        changes.append(Offer("offload", f"--offload {plan.offload.words}", plan, gain))
+    # The answer with the compiler, or with other numerics.
+    request, chosen = findings.request, best.configuration
+    tries = {
+        "compile": not request.compile and chosen.framework in _COMPILES,
+        "eight-bit-states": request.optimizer in ("adam", "adamw") and not request.lora_rank,
+        "stochastic-bf16": request.precision in ("fp32", "tf32", "bf16-mixed") and not request.lora_rank,
+    }
+    places = (request.offload,) if request.offload else tuple(dict.fromkeys((NO_OFFLOAD, best.offload)))
+    for change, flag, changed in (asked_by_flag(name) for name, applies in tries.items() if applies):
+        pool = _looked_at_again(rated, replace(request, **changed), chosen.framework, places, _LIKELY_LAYOUTS)
+        if offer := _offer(findings, best, change, flag, pool):
+            changes.append(replace(offer, numbers="compile" not in changed))
     found = [*_frameworks(rated, best), *(offer for offer in changes if offer.gain > comparison_error())]
     return sorted(found, key=lambda offer: -offer.gain)
 
@@ -91,31 +108,6 @@ def _frameworks(rated: _Rated, best: TrainingPlan) -> Iterator[Offer]:
             yield offer
 
 
-def _offloaded(findings: PlanSearch, best: TrainingPlan) -> Iterator[Offer]:
-    """Yield the fastest offloaded plan, if the answer does not offload."""
-    pool = [one for one in findings.pool if one.family.offload != NO_OFFLOAD and one.fits.any()]
-    if best.offload == NO_OFFLOAD and pool:
-        plan = plan_of(findings.shape, findings.cluster, findings.clock, *fastest(pool))
-        yield Offer("offload", f"--offload {plan.offload.words}", plan, plan.tokens_per_s / best.tokens_per_s - 1)
-
-
-def _changes(rated: _Rated, best: TrainingPlan) -> Iterator[Offer]:
-    request, chosen = rated.findings.request, best.configuration
-    tries = {
-        "compile": not request.compile and chosen.framework in _COMPILES,
-        "eight-bit-states": request.optimizer in ("adam", "adamw") and not request.lora_rank,
-        "stochastic-bf16": request.precision in ("fp32", "tf32", "bf16-mixed") and not request.lora_rank,
-    }
-    places = (NO_OFFLOAD,) if best.offload == NO_OFFLOAD or request.offload else (NO_OFFLOAD, best.offload)
-    for change, flag, changed in (asked_by_flag(name) for name, applies in tries.items() if applies):
-        asked = replace(request, **changed)
-        where = (request.offload,) if request.offload else places
-        pool = _looked_at_again(rated, asked, chosen.framework, where, _LIKELY_LAYOUTS)
-        offer = _offer(rated.findings, best, change, flag, pool)
-        if offer:
-            yield replace(offer, numbers="compile" not in changed)
-
-
 def _offer(findings: PlanSearch, best: TrainingPlan, change: str, flag: str, pool: list[Judged]) -> Offer | None:
     roomy = [replace(one, fits=one.leaves_headroom) for one in pool if one.leaves_headroom.any()]
     if not roomy:
@@ -131,8 +123,7 @@ def _looked_at_again(
     """Return the fitting layouts among the fastest, in the first of `places` where any fits."""
     findings = rated.findings
     shape, cluster = findings.shape, findings.cluster
-    order = np.argsort(-rated.speeds, kind="stable")[:_CONSIDERED]
-    rows = rated.rows.where(order)
+    rows = rated.rows.where(np.argsort(-rated.speeds, kind="stable")[:_CONSIDERED])
     for offload in places:
         left = []
         for family in shardings(asked, rows, offload):

@@ -15,6 +15,7 @@ from tonnage.planner.training.space import passes
 from tonnage.units import GIB
 
 DIMENSIONS = ("zero", "tp", "pp", "cp", "ep", "checkpoint", "loss", "offload")
+_Member = tuple[Judged, NDArray[np.bool_]]  # a family, and which of its configurations
 # Share of a step below which a part is not mentioned.
 _WORTH_SAYING = 0.05
 _CAUSES = {
@@ -39,55 +40,44 @@ class Reason:
 
 def rejected(findings: PlanSearch) -> list[Reason]:
     """Return every searched value of every choice except the best plan's; empty if nothing fits."""
-    if findings.best is None:
+    best = findings.best
+    if best is None:
         return []
     found = []
     for choice in DIMENSIONS:
-        taken = str(value_of(findings.best, choice))
-        values = _values(findings.pool, choice)
-        for way in passes(findings.request, findings.best.offload)[::-1]:  # including those that no layout needed
+        # The configurations with each value, family by family.
+        values: dict[str, list[_Member]] = {}
+        for one in findings.pool:
+            setting = one.family.offload.words if choice == "offload" else getattr(one.family.configuration, choice)
+            if isinstance(setting, np.ndarray):
+                for value in sorted(set(setting.tolist())):
+                    values.setdefault(str(value), []).append((one, setting == value))
+            else:
+                values.setdefault(str(setting), []).append((one, np.ones(one.family.size, dtype=bool)))
+        for way in passes(findings.request, best.offload)[::-1]:  # including those that no layout needed
             if choice in ("checkpoint", "loss"):
                 values.setdefault(way[choice == "loss"], [])
-        reasons = (_reason(findings, choice, value, members) for value, members in values.items() if value != taken)
+        taken = best.offload.words if choice == "offload" else str(getattr(best.configuration, choice))
+        reasons = (_reason(findings, best, choice, value, values[value]) for value in values if value != taken)
         found += [reason for reason in reasons if reason is not None]
     return found
 
 
-def value_of(plan: TrainingPlan, choice: str) -> object:
-    """Return what a plan has chosen."""
-    return plan.offload.words if choice == "offload" else getattr(plan.configuration, choice)
-
-
-def _values(judged: list[Judged], choice: str) -> dict[str, list[tuple[Judged, NDArray[np.bool_]]]]:
-    """Return the configurations with each value, family by family."""
-    found: dict[str, list[tuple[Judged, NDArray[np.bool_]]]] = {}
-    for one in judged:
-        everything = np.ones(one.family.size, dtype=bool)
-        setting = one.family.offload.words if choice == "offload" else getattr(one.family.configuration, choice)
-        if isinstance(setting, np.ndarray):
-            for value in sorted(set(setting.tolist())):
-                found.setdefault(str(value), []).append((one, setting == value))
-        else:
-            found.setdefault(str(setting), []).append((one, everything))
-    return found
-
-
-def _reason(
-    findings: PlanSearch, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
-) -> Reason | None:
-    best = findings.best
-    assert best
-    fitting = [(one, chosen & one.fits) for one, chosen in members]
-    fitting = [(one, chosen) for one, chosen in fitting if chosen.any()]
-    beside = _beside(findings, best, choice, value)
-    if not fitting and beside is None:
-        return _too_large(findings, choice, value, members) if members else None
+def _reason(findings: PlanSearch, best: TrainingPlan, choice: str, value: str, members: list[_Member]) -> Reason | None:
     found = []
-    for one, chosen in fitting:
-        index = int(np.where(chosen, one.tokens_per_s, -1.0).argmax())
-        found.append((float(one.tokens_per_s[index]), one.family.configuration.at(index)))
-    if beside is not None:
-        found.append((float(findings.clock.step(beside).tokens_per_s), beside))
+    for one, chosen in members:
+        if (chosen & one.fits).any():
+            index = int(np.where(chosen & one.fits, one.tokens_per_s, -1.0).argmax())
+            found.append((float(one.tokens_per_s[index]), one.family.configuration.at(index)))
+    if choice in ("checkpoint", "loss"):
+        # The best plan with more recomputation than it needs, which the search skips.
+        changed: dict[str, Any] = {choice: value}
+        beside, cluster = replace(best.configuration, **changed), findings.cluster
+        needed, host = needed_bytes(findings.shape, beside, cluster.gpu)
+        if needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes and host <= cluster.host_memory_per_gpu_bytes:
+            found.append((float(findings.clock.step(beside).tokens_per_s), beside))
+    if not found:
+        return _too_large(findings, choice, value, members) if members else None
     speed, other = max(found, key=itemgetter(0))
     slower = 1 - speed / best.tokens_per_s
     if slower < _WORTH_SAYING / 10:
@@ -102,34 +92,19 @@ def _reason(
     return Reason(choice, value, ", ".join(filter(None, [*said, cause])), slower=slower)
 
 
-def _beside(findings: PlanSearch, best: TrainingPlan, choice: str, value: str) -> Configuration | None:
-    """Return the best plan with more recomputation than it needs, which the search skips; None if that does not fit."""
-    if choice not in ("checkpoint", "loss"):
-        return None
-    changed: dict[str, Any] = {choice: value}
-    configuration, cluster = replace(best.configuration, **changed), findings.cluster
-    needed, host = needed_bytes(findings.shape, configuration, cluster.gpu)
-    fits = needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes and host <= cluster.host_memory_per_gpu_bytes
-    return configuration if fits else None
-
-
-def _too_large(
-    findings: PlanSearch, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
-) -> Reason:
+def _too_large(findings: PlanSearch, choice: str, value: str, members: list[_Member]) -> Reason:
     one, chosen = min(members, key=lambda item: item[0].total_bytes[item[1]].min())
-    configuration = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
-    budget, cluster = training_budget(findings.shape, configuration, findings.cluster.gpu), findings.cluster
+    config = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
+    budget, cluster = training_budget(findings.shape, config, findings.cluster.gpu), findings.cluster
     ledger, host_bytes = budget.ledger_at(0), round(float(budget.host_bytes))
     category, size = next(ledger.ranked())
-    if ledger.total_bytes > cluster.gpu.memory_bytes:
-        words = f"needs {ledger.total_bytes / GIB:,.0f} GiB a GPU, of which {size / GIB:,.0f} {category.label}"
-        return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
-    if host_bytes > cluster.host_memory_per_gpu_bytes:
-        there = cluster.host_memory_per_gpu_bytes / GIB
-        words = f"needs {host_bytes / GIB:,.0f} GiB of host memory a GPU, of {there:,.0f}"
-        return Reason(choice, value, words, needs_bytes=host_bytes)
+    needed, there = ledger.total_bytes, cluster.host_memory_per_gpu_bytes
     words = f"leaves less than {100 * HEADROOM:.0f} % of the card free"
-    return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
+    if needed > cluster.gpu.memory_bytes:
+        words = f"needs {needed / GIB:,.0f} GiB a GPU, of which {size / GIB:,.0f} {category.label}"
+    elif host_bytes > there:
+        needed, words = host_bytes, f"needs {host_bytes / GIB:,.0f} GiB of host memory a GPU, of {there / GIB:,.0f}"
+    return Reason(choice, value, words, needs_bytes=needed)
 
 
 def _cause(best: TrainingPlan, other: Configuration, time: StepTime) -> str:

@@ -52,9 +52,9 @@ def remedies(findings: PlanSearch) -> list[Remedy]:
         """Yield the changes that help. In a flag, `{}` stands for the value found."""
         for where, asked, change, flag in candidates:
             if found := leanest(shape, where, asked):
-                configuration, offload, total_bytes = found
+                config, offload, total_bytes = found
                 name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
-                value = offload if name == "offload" else getattr(configuration, _MEANT.get(name, name), "")
+                value = offload if name == "offload" else getattr(config, _MEANT.get(name, name), "")
                 yield Remedy(change, flag.format(value), total_bytes, where.gpu.memory_bytes)
 
     doubled = (f"{cluster.gpus * 2**times}x{cluster.gpu.key}" for times in range(1, _MOST_DOUBLINGS))
@@ -75,16 +75,16 @@ def remedies(findings: PlanSearch) -> list[Remedy]:
 
 def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tuple[Configuration, str, int] | None:
     """Return the first fitting configuration among the leanest, its offload and its bytes; None if none fits."""
+    micro_batch, global_batch = request.micro_batch, request.global_batch
+    if not request.objective.sees_whole_batch:
+        global_batch = request.step_sequences(cluster.gpus) if micro_batch is None else global_batch
+        micro_batch = micro_batch or 1
+    elif global_batch is None:
+        micro_batch = micro_batch or 1
     lean = replace(
-        request,
-        checkpoint=request.checkpoint or "full",
-        loss=request.loss or "chunked",
-        micro_batch=request.micro_batch or 1,
-        global_batch=request.step_sequences(cluster.gpus) if request.micro_batch is None else request.global_batch,
-    )
-    if request.objective.sees_whole_batch:
-        alone = request.micro_batch is None and request.global_batch is None
-        lean = replace(lean, micro_batch=1 if alone else request.micro_batch, global_batch=request.global_batch)
+        request, checkpoint=request.checkpoint or "full", loss=request.loss or "chunked", micro_batch=micro_batch,
+        global_batch=global_batch,
+    )  # fmt: skip
     try:
         check(lean, shape, cluster)
     except BadLayout:

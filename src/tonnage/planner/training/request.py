@@ -24,6 +24,7 @@ from tonnage.budget.training.objectives import NEXT_TOKEN, Objective, Reference,
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
+from tonnage.planner import divisors
 from tonnage.planner.training.lengths import Lengths
 
 # Tokens per step if no batch was asked for: what models of a few billion parameters are tuned with.
@@ -146,15 +147,9 @@ class TrainingRequest:
 
 
 def asked_objective(
-    name: str,
-    *,
-    adapters: bool,
-    reference: Reference | None = None,
-    teacher: ModelShape | None = None,
-    teacher_base: Base | None = None,
-    negatives: int | None = None,
-    grad_cache: bool = False,
-) -> Objective:
+    name: str, *, adapters: bool, reference: Reference | None = None, teacher: ModelShape | None = None,
+    teacher_base: Base | None = None, negatives: int | None = None, grad_cache: bool = False,
+) -> Objective:  # fmt: skip
     """Return the objective with its options; raises RequestError for those that do not apply."""
     row = objective_of(name)
     if reference and not row.reference:
@@ -176,14 +171,10 @@ def asked_objective(
         problem = f"--negatives {negatives}: a pair has between 0 and {_MOST_NEGATIVES:,} of its own."
         raise BadLayout(problem, hint="Write --negatives 7, say.")
     how: Reference | None = reference or ("adapters-off" if adapters else "copy") if row.reference else None
-    return objective_of(
-        name,
-        sequences=row.sequences + (negatives or 0),
-        how=how,
-        teacher=teacher,
-        teacher_base=teacher_base or "16-bit",
+    return replace(
+        row, sequences=row.sequences + (negatives or 0), how=how, teacher=teacher, teacher_base=teacher_base or "16-bit",
         grad_cache=grad_cache,
-    )
+    )  # fmt: skip
 
 
 def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingRequest:
@@ -205,12 +196,11 @@ def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingReque
 
 def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
     """Adapt the request to the GPUs: FP16 mixed precision without BF16 support, no offload search with unified memory."""
-    changed = request
     if request.precision == "bf16-mixed" and not cluster.gpu.has_bf16:
-        changed = replace(changed, precision="fp16-mixed" if "fp16" in cluster.gpu.rates else "fp32")
+        request = replace(request, precision="fp16-mixed" if "fp16" in cluster.gpu.rates else "fp32")
     if request.offload is None and not cluster.host_memory_bytes:
-        changed = replace(changed, offload=NO_OFFLOAD)
-    return changed
+        request = replace(request, offload=NO_OFFLOAD)
+    return request
 
 
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:
@@ -374,10 +364,8 @@ def _misfits_of_gpus(request: TrainingRequest, gpus: int) -> Iterator[tuple[str,
 
 def head_counts(shape: ModelShape) -> set[int]:
     """Return the attention head counts of every kind of layer."""
-    mixers = (
-        mixer for stack in shape.stacks for layer in stack.layers for mixer in (layer.attention, layer.cross_attention)
-    )
-    return {mixer.heads for mixer in mixers if mixer is not None}
+    layers = (layer for stack in shape.stacks for layer in stack.layers)
+    return {mixer.heads for layer in layers for mixer in (layer.attention, layer.cross_attention) if mixer}
 
 
 def layer_count(shape: ModelShape) -> int:
@@ -389,9 +377,3 @@ def expert_count(shape: ModelShape) -> int:
     """Return the experts per layer, 0 for dense models."""
     mlps = (layer.feed_forward for stack in shape.stacks for layer in stack.layers)
     return max((mlp.experts for mlp in mlps if mlp is not None), default=0)
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
-    small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
-    return sorted({*small, *(number // k for k in small)})

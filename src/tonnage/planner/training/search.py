@@ -122,9 +122,7 @@ class PlanSearch:
     best: TrainingPlan | None
     closest: TrainingPlan  # the best if one fits, else the one that needs least
     alternatives: list[TrainingPlan] = field(default_factory=list)
-    fastest: TrainingPlan | None = (
-        None  # of the pool: the best itself, or one that is faster by less than the clock's error
-    )
+    fastest: TrainingPlan | None = None  # of the pool: the best, or one faster by less than the clock's error
 
     @property
     def fits(self) -> bool:
@@ -155,15 +153,13 @@ class PlanSearch:
     def front(self) -> list[TrainingPlan]:
         """Return the thinned Pareto front of speed and memory, from the fastest to the smallest."""
         timed = [one.fits & (one.tokens_per_s > 0) for one in self.judged]
-        owner = np.concatenate([np.full(int(rows.sum()), number) for number, rows in enumerate(timed)])
-        index = np.concatenate([np.flatnonzero(rows) for rows in timed])
-        speed = np.concatenate([one.tokens_per_s[rows] for one, rows in zip(self.judged, timed, strict=True)])
-        size = np.concatenate([one.total_bytes[rows] for one, rows in zip(self.judged, timed, strict=True)])
+        owner = np.repeat(np.arange(len(timed)), [int(some.sum()) for some in timed])
+        index = np.concatenate([np.flatnonzero(some) for some in timed])
+        speed = np.concatenate([one.tokens_per_s[some] for one, some in zip(self.judged, timed, strict=True)])
+        size = np.concatenate([one.total_bytes[some] for one, some in zip(self.judged, timed, strict=True)])
         order = np.lexsort((size, -speed))
-        least = np.minimum.accumulate(size[order])
-        smaller = np.ones(order.size, dtype=bool)
-        smaller[1:] = size[order][1:] < least[:-1]
-        kept = [(self.judged[owner[number]], int(index[number])) for number in order[smaller]]
+        least = np.append(np.inf, np.minimum.accumulate(size[order])[:-1])
+        kept = [(self.judged[owner[number]], int(index[number])) for number in order[size[order] < least]]
         count = min(_FRONT, len(kept))
         chosen = sorted({round(number * (len(kept) - 1) / max(count - 1, 1)) for number in range(count)})
         return [plan_of(self.shape, self.cluster, self.clock, *kept[number]) for number in chosen]
@@ -177,21 +173,28 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock:
     judged: list[Judged] = []
     for families in searches(shape, cluster, request):
         judged += explore(shape, cluster, clock, families)
-        if any(one.fits.any() for one in judged) and not _short_of_memory(request, judged):
-            break
+        if any(one.fits.any() for one in judged):
+            # Memory is short if the fastest plan recomputes or splits the model unasked: then offloading is tried, once.
+            one, index = fastest(judged)
+            plan = one.family.configuration.at(index)
+            recomputes = plan.checkpoint != "none" and request.checkpoint is None
+            spreads = any(getattr(plan, name) > 1 and getattr(request, name) is None for name in ("tp", "pp", "cp"))
+            if not (recomputes or spreads) or any(other.family.offload != NO_OFFLOAD for other in judged):
+                break
     if not judged:
         hint = "Leave one of --tp, --pp, --cp, --ep, --zero, --framework, --offload out."
         raise BadLayout("No layout satisfies all of these flags together.", hint=hint)
-    return _findings(shape, cluster, request, clock, judged)
-
-
-def _short_of_memory(request: TrainingRequest, judged: list[Judged]) -> bool:
-    """Say whether the fastest fitting plan recomputes or splits the model unasked, with nothing offloaded yet."""
-    one, index = fastest(judged)
-    plan = one.family.configuration.at(index)
-    recomputes = plan.checkpoint != "none" and request.checkpoint is None
-    spreads = any(getattr(plan, name) > 1 and getattr(request, name) is None for name in ("tp", "pp", "cp"))
-    return (recomputes or spreads) and all(other.family.offload == NO_OFFLOAD for other in judged)
+    known = (shape, cluster, request, clock, judged)
+    if not any(one.fits.any() for one in judged):
+        smallest = min(judged, key=lambda one: one.total_bytes.min())
+        closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
+        return PlanSearch(*known, judged, None, closest)
+    # With headroom, if any configuration has it.
+    roomy = any(one.leaves_headroom.any() for one in judged)
+    pool = [replace(one, fits=one.leaves_headroom) for one in judged] if roomy else judged
+    best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool, cluster)]
+    quickest = plan_of(shape, cluster, clock, *fastest(comparable(pool, cluster)))
+    return PlanSearch(*known, pool, best, best, others, quickest)
 
 
 class _Ends(NamedTuple):
@@ -204,11 +207,6 @@ class _Ends(NamedTuple):
     least: NDArray[np.float64]  # tokens per second of each layout with full recomputation
     most: NDArray[np.float64]  # and without any
     roomy: NDArray[np.bool_]  # the leanest option leaves headroom
-
-    def quick(self, way: tuple[str, Loss], tokens_per_s: float) -> NDArray[np.bool_]:
-        """Return the layouts that reach about that speed: seconds grow with the share of recomputed blocks."""
-        share = recomputed_share(way[0])
-        return (1 - share) / self.most + share / self.least <= 1 / max(tokens_per_s, 1e-9)
 
 
 def explore(
@@ -231,14 +229,15 @@ def explore(
             # If activations are offloaded, recomputing them may save time, and not recomputing may save memory.
             crosses = each.family.offload.activations != "gpu"
             fits_already = [fits for other, fits in fitting.items() if recomputes_less(other, way) and not crosses]
-            rows = each.quick(way, worth_trying * top) & ~np.logical_or.reduce(fits_already)
+            # Layouts that reach about the top speed: seconds grow with the share of recomputed blocks.
+            share, most_s = recomputed_share(way[0]), 1 / max(worth_trying * top, 1e-9)
+            rows = ((1 - share) / each.most + share / each.least <= most_s) & ~np.logical_or.reduce(fits_already)
             rows = rows & each.roomy if top and not crosses else rows
             if not rows.any():
                 continue
             if (rows != near_rows).any():  # the clock caches traffic by array identity
                 near, near_rows = each.family.where(rows), rows
-            timed: Timed = "what leaves headroom" if top else "what fits"
-            one = judge(shape, cluster, clock, near.running(*way), timed=timed)
+            one = judge(shape, cluster, clock, near.running(*way), timed="what leaves headroom" if top else "what fits")
             others.append(one)
             top = max(top, _top_speed([one]))
             ruled_out -= one.family.size
@@ -275,13 +274,10 @@ def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, family: Family)
     return _Ends(near, [lean, light], between, lightest, least, most, lean.leaves_headroom[hopeful])
 
 
-def judge(
-    shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, *, timed: Timed = "what fits"
-) -> Judged:
+def judge(shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, timed: Timed = "what fits") -> Judged:
     """Evaluate memory and speed of a family; speed only for the kind of configurations that `timed` names."""
-    total_bytes, host_bytes = (
-        _full(size, asked.size) for size in needed_bytes(shape, asked.configuration, cluster.gpu)
-    )
+    needed = needed_bytes(shape, asked.configuration, cluster.gpu)
+    total_bytes, host_bytes = (_full(size, asked.size) for size in needed)
     fits = (total_bytes <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)
     roomy = fits & (total_bytes <= (1 - HEADROOM) * cluster.gpu.memory_bytes)
     worth = {"all": True, "what fits": fits.any(), "what leaves headroom": roomy.any()}[timed]
@@ -293,77 +289,50 @@ def _full(values: Quantity, size: int) -> NDArray[np.float64]:
     return np.broadcast_to(np.asarray(values, dtype=np.float64), (size,))
 
 
-def _findings(
-    shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock, judged: list[Judged]
-) -> PlanSearch:
-    known = (shape, cluster, request, clock, judged)
-    if not any(one.fits.any() for one in judged):
-        smallest = min(judged, key=lambda one: one.total_bytes.min())
-        closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
-        return PlanSearch(*known, judged, None, closest)
-    # With headroom, if any configuration has it.
-    roomy = any(one.leaves_headroom.any() for one in judged)
-    pool = [replace(one, fits=one.leaves_headroom) for one in judged] if roomy else judged
-    chosen = simplest(pool, cluster)
-    best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool, chosen, cluster)]
-    quickest = plan_of(shape, cluster, clock, *fastest(comparable(pool, cluster)))
-    return PlanSearch(*known, pool, best, best, others, quickest)
-
-
-def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) -> list[tuple[Judged, int]]:
-    """Return the best, then the best of other kinds by speed, without those that need more and give no more."""
+def _ranked(judged: list[Judged], cluster: Cluster) -> list[tuple[Judged, int]]:
+    """Return the simplest of the fastest, then the best of other kinds by speed, except those outdone by another."""
     top = max(float(one.tokens_per_s[one.fits].max()) for one in judged if one.fits.any())
     found: list[tuple[float, float, Judged, int]] = []
     for one in judged:
-        steps = np.round(
-            one.tokens_per_s / top, 2
-        )  # to a hundredth of the fastest, below which differences do not count
-        found += [(-steps[index], one.total_bytes[index], one, index) for index in _leaders(one, steps)]
-    chosen = [best]
+        # In every layout the fastest that fits, or if as fast to a hundredth of the top speed, the smallest.
+        steps, fitting = np.round(one.tokens_per_s / top, 2), np.flatnonzero(one.fits)
+        numbers = one.family.configuration
+        degrees = np.stack([numbers.tp, numbers.pp, numbers.cp, numbers.ep])[:, fitting]
+        order = np.lexsort((one.total_bytes[fitting], -steps[fitting], *degrees))
+        new = np.ones(order.size, dtype=bool)
+        new[1:] = (np.diff(degrees[:, order], axis=1) != 0).any(axis=0)
+        found += [(-steps[index], one.total_bytes[index], one, int(index)) for index in fitting[order[new]]]
+
+    def kind(one: Judged, index: int) -> tuple[object, ...]:
+        """Return the key by which plans look different to a reader: parallelism, recomputation and offload."""
+        plan = one.family.configuration.at(index)
+        return plan.zero, plan.tp, plan.pp, plan.cp, plan.ep, plan.checkpoint, one.family.offload
+
+    def outdone(one: Judged, index: int, other: Judged, place: int) -> bool:
+        """Say whether the other is as simple, needs about as little memory, and is about as fast or faster."""
+        less = other.total_bytes[place] <= (1 + _AS_SMALL) * one.total_bytes[index]
+        slower = other.tokens_per_s[place] < (1 - _AS_SMALL / 5) * one.tokens_per_s[index]
+        burdens = [burden(each.family.configuration.at(row), cluster) for each, row in ((other, place), (one, index))]
+        return bool(less and not slower and burdens[0] <= burdens[1])
+
+    chosen = [simplest(judged, cluster)]
     for *_, one, index in sorted(found, key=itemgetter(0, 1)):
-        item = one, index
         if len(chosen) > _ALTERNATIVES:
             break
-        if not any(_kind(*item) == _kind(*other) or _outdone(item, other, cluster) for other in chosen):
-            chosen.append(item)
+        if not any(kind(one, index) == kind(*other) or outdone(one, index, *other) for other in chosen):
+            chosen.append((one, index))
     return chosen
-
-
-def _outdone(item: tuple[Judged, int], other: tuple[Judged, int], cluster: Cluster) -> bool:
-    """Say whether the other is as simple, needs about as little memory, and is about as fast or faster."""
-    (one, index), (than, place) = item, other
-    less = than.total_bytes[place] <= (1 + _AS_SMALL) * one.total_bytes[index]
-    slower = than.tokens_per_s[place] < (1 - _AS_SMALL / 5) * one.tokens_per_s[index]
-    burdens = [burden(each.family.configuration.at(row), cluster) for each, row in (other, item)]
-    return bool(less and not slower and burdens[0] <= burdens[1])
-
-
-def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
-    """Return, for every layout of a family, the fastest that fits, ties going to the one that needs least."""
-    numbers = one.family.configuration
-    chosen = np.flatnonzero(one.fits)
-    degrees = np.stack([numbers.tp, numbers.pp, numbers.cp, numbers.ep])[:, chosen]
-    order = np.lexsort((one.total_bytes[chosen], -steps[chosen], *degrees))
-    new = np.ones(order.size, dtype=bool)
-    new[1:] = (np.diff(degrees[:, order], axis=1) != 0).any(axis=0)
-    return [int(index) for index in chosen[order[new]]]
-
-
-def _kind(one: Judged, index: int) -> tuple[object, ...]:
-    """Return the key by which plans look different to a reader: parallelism, recomputation and offload."""
-    numbers = one.family.configuration.at(index)
-    return numbers.zero, numbers.tp, numbers.pp, numbers.cp, numbers.ep, numbers.checkpoint, one.family.offload
 
 
 def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, index: int) -> TrainingPlan:
     """Return one configuration of a family with plain numbers."""
-    configuration = one.family.configuration.at(index)
-    budget = training_budget(shape, configuration, cluster.gpu)
-    time = clock.step(configuration)
-    ends: tuple[Literal["first", "last"], ...] = ("first", "last") if configuration.pp > 1 else ()
-    sizes = (_sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for end in ends)
+    config = one.family.configuration.at(index)
+    budget = training_budget(shape, config, cluster.gpu)
+    time = clock.step(config)
+    ends: tuple[Literal["first", "last"], ...] = ("first", "last") if config.pp > 1 else ()
+    sizes = (_sizes(training_budget(shape, config, cluster.gpu, stage=end)) for end in ends)
     return TrainingPlan(
-        configuration=configuration,
+        configuration=config,
         offload=one.family.offload,
         terms=budget.terms_at(0),
         ledger=budget.ledger_at(0),
@@ -371,7 +340,7 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         parts_s={name: float(value) for name, value in time.parts.items()},
         hidden_s=float(time.hidden_s),
         tokens_per_s=float(time.tokens_per_s),
-        sample_tokens=clock.sample_tokens or float(configuration.seq),
+        sample_tokens=clock.sample_tokens or float(config.seq),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
         stages={f"{end} stage": size for end, size in zip(ends, sizes, strict=True)},
@@ -393,13 +362,9 @@ class BatchingChoice(NamedTuple):
 
 def batching_choices(findings: PlanSearch) -> list[BatchingChoice]:
     """Return every way to batch, each with its best plan."""
-    request = findings.request
-    if request.lengths is None:
+    shape, cluster, request = findings.shape, findings.cluster, findings.request
+    if (lengths := request.lengths) is None:
         return []
-    found = []
-    for batching in BATCHINGS:
-        asked = replace(request, lengths=replace(request.lengths, batching=batching))
-        same = batching == request.lengths.batching
-        best = findings.best if same else search(findings.shape, findings.cluster, asked).best
-        found.append(BatchingChoice(batching, best))
-    return found
+    asked = {each: replace(request, lengths=replace(lengths, batching=each)) for each in BATCHINGS}
+    others = {each: search(shape, cluster, asked[each]).best for each in BATCHINGS if each != lengths.batching}
+    return [BatchingChoice(each, others.get(each, findings.best)) for each in BATCHINGS]

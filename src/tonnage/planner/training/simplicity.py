@@ -4,11 +4,11 @@ The clock compares plans of one model on the same GPUs with an error (`clock.ran
 may as well be a loss. Within the error, the plan that is easier to run is the better answer.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tonnage.budget.training.configuration import Configuration, Number
 from tonnage.clock.ranges import comparison_error, factors
@@ -18,40 +18,27 @@ if TYPE_CHECKING:
     from tonnage.planner.training.search import Judged
 
 
-def _degrees(plan: Configuration) -> list[NDArray[np.int64]]:
-    return [np.asarray(degree) for degree in (plan.tp, plan.pp, plan.cp, plan.ep)]
-
-
-def _crossing(plan: Configuration, cluster: Cluster) -> Number:
-    """Count parallelism that crosses hosts: tensor-parallel ranks are innermost, then context; experts span both."""
-    tp, _, cp, ep = _degrees(plan)
+def burdens(plan: Configuration, cluster: Cluster) -> dict[str, Number]:
+    """Return what makes a plan less simple, the most important first; later ones only break ties."""
+    tp, _, cp, ep = degrees = [np.asarray(degree) for degree in (plan.tp, plan.pp, plan.cp, plan.ep)]
+    # Tensor-parallel ranks are innermost, then context; experts span both.
     spans = (tp, tp * cp * (cp > 1), ep)
-    return sum((span > cluster.gpus_per_host).astype(int) for span in spans)
-
-
-def _changes(plan: Configuration, cluster: Cluster) -> Number:
-    hybrid = (np.asarray(plan.shard) < plan.data) & (plan.zero > 0)
-    return int(plan.zero > 0) + int(plan.loss == "chunked") + hybrid.astype(int)
-
-
-# What makes a plan less simple, the most important first; later ones only break ties.
-BURDENS: tuple[tuple[str, Callable[[Configuration, Cluster], Number]], ...] = (
-    ("kinds of parallelism beside data parallelism", lambda plan, _: sum(degree > 1 for degree in _degrees(plan))),
-    ("those of them that cross hosts, but for a pipeline", _crossing),
-    ("offload", lambda plan, _: int(plan.offloads)),
-    ("recomputation", lambda plan, _: int(plan.checkpoint != "none")),
-    ("a library beside PyTorch", lambda plan, _: int(plan.framework not in ("torch", "fsdp2"))),
-    ("ZeRO, hybrid sharding, a chunked loss", _changes),
-)
-_MOST = 10  # more than any burden counts
+    hybrid = ((np.asarray(plan.shard) < plan.data) & (plan.zero > 0)).astype(int)
+    return {
+        "kinds of parallelism beside data parallelism": sum(degree > 1 for degree in degrees),
+        "those of them that cross hosts, but for a pipeline": sum(
+            (span > cluster.gpus_per_host).astype(int) for span in spans
+        ),
+        "offload": int(plan.offloads),
+        "recomputation": int(plan.checkpoint != "none"),
+        "a library beside PyTorch": int(plan.framework not in ("torch", "fsdp2")),
+        "ZeRO, hybrid sharding, a chunked loss": int(plan.zero > 0) + int(plan.loss == "chunked") + hybrid,
+    }
 
 
 def burden(plan: Configuration, cluster: Cluster) -> Number:
-    """Return one number per plan: the lower, the simpler."""
-    whole: Number = 0
-    for _, count in BURDENS:
-        whole = whole * _MOST + count(plan, cluster)
-    return whole
+    """Return one number per plan: the lower, the simpler. No single burden counts to ten."""
+    return reduce(lambda whole, count: 10 * whole + count, burdens(plan, cluster).values())
 
 
 def fastest(judged: Iterable["Judged"]) -> tuple["Judged", int]:
@@ -86,10 +73,10 @@ def simplest(judged: Iterable["Judged"], cluster: Cluster) -> tuple["Judged", in
     for one in judged:
         near = np.flatnonzero(one.fits & (one.tokens_per_s >= least_speed))
         if near.size:
-            burdens = np.broadcast_to(burden(one.family.configuration, cluster), one.fits.shape)[near]
-            first = np.lexsort((one.total_bytes[near], -one.tokens_per_s[near], burdens))[0]
+            counts = np.broadcast_to(burden(one.family.configuration, cluster), one.fits.shape)[near]
+            first = np.lexsort((one.total_bytes[near], -one.tokens_per_s[near], counts))[0]
             index = int(near[first])
-            key = int(burdens[first]), -float(one.tokens_per_s[index]), float(one.total_bytes[index]), len(found)
+            key = int(counts[first]), -float(one.tokens_per_s[index]), float(one.total_bytes[index]), len(found)
             found.append((*key, one, index))
     *_, one, index = min(found)
     return one, index

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from tonnage.budget.training.configuration import NUMBERS, Configuration, FrameworkName, Loss, Place
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
+from tonnage.planner import divisors
 from tonnage.planner.training.request import (
     FRAMEWORK_STAGES,
     NO_OFFLOAD,
     Offload,
     TrainingRequest,
-    divisors,
     expert_count,
     head_counts,
     layer_count,
@@ -89,12 +89,15 @@ class Layouts:
 def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Layouts:
     """Return every layout of the GPUs with every micro-batch."""
     most = _MOST_IMAGES if shape.fixed_tokens else _LARGEST_MICRO_BATCH
-    rows = [
-        (*degrees, data, shard, *batch)
-        for degrees, data in _degrees(shape, cluster.gpus, request)
-        for shard in _shards(degrees, data, cluster, request)
-        for batch in _batches(degrees[1], data, cluster.gpus, request, most)
-    ]
+    rows = []
+    for (tp, pp, cp, ep), data in _degrees(shape, cluster.gpus, request):
+        # Shard groups: all data-parallel ranks, those of one host, or as asked.
+        near = cluster.gpus_per_host // (tp * cp)
+        shards = {data, near} if request.zero != 0 and 1 < near < data and data % near == 0 else {data}
+        if request.shard is not None:
+            shards = {request.shard} if data % request.shard == 0 else set()
+        batches = list(_batches(pp, data, cluster.gpus, request, most))
+        rows += [(tp, pp, cp, ep, data, shard, *batch) for shard in shards for batch in batches]
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
     # Batches count samples so far; a pass takes all sequences of each, or one after another.
     table[:, 6] *= request.objective.in_pass
@@ -105,62 +108,37 @@ def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> La
 def _degrees(shape: ModelShape, gpus: int, request: TrainingRequest) -> Iterator[tuple[tuple[int, int, int, int], int]]:
     """Yield tensor, pipeline, context and expert parallelism, and the remaining data parallelism."""
     heads, layers, experts = head_counts(shape), layer_count(shape), expert_count(shape)
-    for tp in _choices(request.tp, gpus):
-        if any(count % tp for count in heads) or (tp > 1 and not request.objective.plain):
+    plain = request.objective.plain
+    for tp, pp, cp in product(divisors(gpus), repeat=3):
+        asked = all(value in (None, degree) for value, degree in ((request.tp, tp), (request.pp, pp), (request.cp, cp)))
+        if not asked or gpus % (tp * pp * cp) or (tp * pp * cp > 1 and not plain):
             continue
-        for pp in _choices(request.pp, gpus // tp):
-            for cp in _choices(request.cp, gpus // tp // pp):
-                if pp > layers or request.seq % cp or (pp * cp > 1 and not request.objective.plain):
-                    continue
-                data = gpus // (tp * pp * cp)
-                spread = divisors(experts) if experts and request.objective.plain else [1]
-                for ep in spread if request.ep is None else [request.ep]:
-                    if tp * cp * data % ep == 0:
-                        yield (tp, pp, cp, ep), data
-
-
-def _choices(asked: int | None, number: int) -> list[int]:
-    if asked is None:
-        return divisors(number)
-    return [asked] if number % asked == 0 else []
-
-
-def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, request: TrainingRequest) -> set[int]:
-    """Return the shard group sizes: all data-parallel ranks, those of one host, or as asked."""
-    tp, _, cp, _ = degrees
-    if request.shard is not None:
-        return {request.shard} if data % request.shard == 0 else set()
-    near = cluster.gpus_per_host // (tp * cp)
-    hybrid = request.zero != 0 and 1 < near < data and data % near == 0
-    return {data, near} if hybrid else {data}
+        if any(count % tp for count in heads) or pp > layers or request.seq % cp:
+            continue
+        data, spread = gpus // (tp * pp * cp), divisors(experts) if experts and plain else [1]
+        for ep in spread if request.ep is None else [request.ep]:
+            if tp * cp * data % ep == 0:
+                yield (tp, pp, cp, ep), data
 
 
 def _batches(pp: int, data: int, gpus: int, request: TrainingRequest, most: int) -> Iterator[tuple[int, int]]:
     """Yield micro-batch sizes and how many of them make a step."""
-    if request.step_in_backward:
+    if request.step_in_backward or request.objective.sees_whole_batch:
         # One pass is a step.
         whole = request.global_batch // data if request.global_batch else None
-        sizes = [request.micro_batch or whole] if request.micro_batch or whole else divisors(most)
-        yield from ((size, 1) for size in sizes if size and pp == 1 and whole in (None, size))
-        return
-    if request.objective.sees_whole_batch:
-        whole = request.global_batch // data if request.global_batch else None
-        sizes = [request.micro_batch or whole] if request.micro_batch or whole else _CONTRASTED
-        yield from ((size, 1) for size in sizes if size and whole in (None, size))
-        return
-    if request.global_batch is None and request.micro_batch is not None:
+        open_sizes = divisors(most) if request.step_in_backward else _CONTRASTED
+        sizes = [request.micro_batch or whole] if request.micro_batch or whole else open_sizes
+        if pp == 1 or not request.step_in_backward:
+            yield from ((size, 1) for size in sizes if size and whole in (None, size))
+    elif request.global_batch is None and request.micro_batch is not None:
         yield request.micro_batch, 1 if pp == 1 else PIPELINE_FILL * pp
-        return
-    sequences = request.step_sequences(gpus)
-    if sequences % data:
-        return
-    share = sequences // data
-    for micro_batch in _choices(request.micro_batch, share):
-        rounds = (
-            request.pp_chunks == 1 or share // micro_batch % pp == 0
-        )  # interleaved stages run them in groups of `pp`
-        if rounds and (micro_batch <= most or request.micro_batch):
-            yield micro_batch, share // micro_batch
+    elif (sequences := request.step_sequences(gpus)) % data == 0:
+        share = sequences // data
+        for size in divisors(share):
+            # Interleaved stages run micro-batches in groups of `pp`.
+            in_rounds = request.pp_chunks == 1 or share // size % pp == 0
+            if in_rounds and (size == request.micro_batch or (request.micro_batch is None and size <= most)):
+                yield size, share // size
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +165,6 @@ class Family:
         return replace(self, configuration=replace(self.configuration, checkpoint=checkpoint, loss=loss))
 
 
-def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
-    """Return the offloads to try first, if memory is short, and if nothing fits."""
-    if request.offload is not None:
-        return ((request.offload,),)
-    return tuple(some for some in OFFLOADS if request.drives or not some[0].on_drives)
-
-
 def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]:
     """Return options of recomputation and loss, the leanest first."""
     searched = CHECKPOINTS if offload.activations == "gpu" else OFFLOADED_CHECKPOINTS
@@ -204,9 +175,8 @@ def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]
 
 def recomputed_share(checkpoint: str) -> float:
     """Return the share of blocks that are recomputed whole."""
-    return (
-        1 / int(checkpoint.removeprefix("every-")) if checkpoint.startswith("every-") else float(checkpoint == "full")
-    )
+    every = checkpoint.removeprefix("every-")
+    return 1 / int(every) if every != checkpoint else float(checkpoint == "full")
 
 
 def recomputes_less(way: tuple[str, Loss], other: tuple[str, Loss]) -> bool:
@@ -223,7 +193,8 @@ def recomputes_less(way: tuple[str, Loss], other: tuple[str, Loss]) -> bool:
 def searches(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[list[Family]]:
     """Yield the families to try first, if memory is short, and if nothing fits."""
     rows = layouts(shape, cluster, request)
-    for choices in offloads(request):
+    searched = [some for some in OFFLOADS if request.drives or not some[0].on_drives]
+    for choices in searched if request.offload is None else [(request.offload,)]:
         yield [family for offload in choices for family in shardings(request, rows, offload)]
 
 
@@ -252,19 +223,17 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
         # Hybrid sharding applies to everything or nothing, unless it was asked for.
         useful = useful if zero == 3 or request.shard else useful.where(useful.shard == useful.data)
         useful = useful if zero else replace(useful, shard=np.ones_like(useful.shard))
-        runners = RUNNERS[zero]
+        # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
+        megatron: tuple[FrameworkName, ...] = ("megatron",) if request.objective.plain and request.zero == 1 else ()
+        runners = (*RUNNERS[zero], *megatron)
         if request.framework is not None:
             runners = (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
-        elif request.objective.plain and request.zero == 1:
-            # With ZeRO 1, Megatron shards the states of a model that is split over GPUs.
-            runners = (*runners, "megatron")
         for framework in runners:
             chosen = useful if request.framework else useful.where(_runs(framework, zero, request, offload, useful))
             if chosen.tp.size:
                 seq = request.lengths.worst(chosen.micro_batch) if request.lengths else request.seq
                 numbers = {name: getattr(chosen, name) for name in Layouts.__slots__}
-                known = replace(plain, zero=zero, framework=framework, seq=seq, **numbers)
-                yield Family(known, offload, ways)
+                yield Family(replace(plain, zero=zero, framework=framework, seq=seq, **numbers), offload, ways)
 
 
 def _runs(
