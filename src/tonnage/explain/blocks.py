@@ -38,8 +38,7 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
     if len(blocks) < 2:
         return None
     changed = [part for a in recording.allocations for part in parts.get(a.index, [a])]
-    how = checkpoint_words(recording, _block_words(sorted(blocks, key=_in_order)))
-    return Rewrite(*change_of("recompute", count=len(blocks)), how, changed)
+    return Rewrite(*change_of("recompute", count=len(blocks)), checkpoint_words(recording, _names(blocks)), changed)
 
 
 def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[Allocation]]:
@@ -114,19 +113,16 @@ def _at_depth(kept: list[tuple[int, Allocation]], depth: int) -> _Made:
     return found
 
 
-def _in_order(block: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in block.split(".")]
-
-
-def _block_words(blocks: list[str]) -> str:
+def _names(blocks: set[str]) -> str:
     """Format the block lists like "layer1.*, layer2.* and layer3.*", or the first few."""
-    patterns = list(dict.fromkeys(map(module_pattern, blocks)))
+
+    def in_order(block: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in block.split(".")]
+
+    patterns = list(dict.fromkeys(map(module_pattern, sorted(blocks, key=in_order))))
     # Several stages may share a pattern, as in "stages.*.blocks.*"; an uninformative one is left out.
-    if patterns == ["*"]:
-        return "block"
     if len(patterns) == 1:
-        return patterns[0]
-    shown = patterns[:_PREFIXES]
-    rest = len(patterns) - len(shown)
+        return "block" if patterns == ["*"] else patterns[0]
+    shown, rest = patterns[:_PREFIXES], len(patterns[_PREFIXES:])
     last = f"{rest} more" if rest else shown.pop()
     return f"{', '.join(shown)} and {last}"

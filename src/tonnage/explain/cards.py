@@ -47,17 +47,13 @@ class AllCards:
         """Yield groups of neighbours with about the same memory that hold it, or on which it fails at the same place."""
         row: list[CardAnswer] = []
         for answer in sorted(self.answers, key=lambda answer: (answer.oom is None, answer.gpu.memory_bytes)):
-            if row:
-                near = answer.gpu.memory_bytes <= (1 + _ALIKE_SHARE) * row[0].gpu.memory_bytes
-                if not near or _place(row[0].oom) != _place(answer.oom):
-                    yield row
-                    row = []
+            near = not row or answer.gpu.memory_bytes <= (1 + _ALIKE_SHARE) * row[0].gpu.memory_bytes
+            places = {(a.oom.step, a.oom.phase, a.oom.line) if a.oom else None for a in (*row[:1], answer)}
+            if not near or len(places) > 1:
+                yield row
+                row = []
             row.append(answer)
         yield row
-
-
-def _place(oom: FailedRequest | None) -> tuple[object, ...]:
-    return (oom.step, oom.phase, oom.line) if oom else ()
 
 
 def on_all_cards(recording: Recording, cards: Iterable[Gpu] = ()) -> AllCards:

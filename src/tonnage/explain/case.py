@@ -148,11 +148,6 @@ class Case:
         moment = self.moment_of(phases)
         return [] if moment is None else self.needed.live_at(moment)
 
-    def waste_of(self, blocks: Collection[Allocation]) -> int:
-        """Return what would have been free at the failure without these blocks; those freed earlier count 0."""
-        numbers = {a.index for a in blocks}
-        return sum(a.block_bytes for a in self.live if a.index in numbers) if self.death else 0
-
     def is_worth(self, blocks: Iterable[Allocation], share: float = WORTH_SHARE) -> bool:
         """Say whether these blocks are a large share of all that the run needs."""
         return sum(a.block_bytes for a in blocks) >= share * self.peak_bytes

@@ -62,7 +62,9 @@ def finding(
     """
     size, lines = sum(a.block_bytes for a in blocks), guilty_lines(blocks)
     fixes = tuple(filter(None, (fix_of(case.needed, rewrite) for rewrite in rewrites)))
-    waste = case.waste_of(blocks if wasted is None else wasted) if cause else 0
+    # What would have been free at the failure without these blocks; those freed earlier count 0.
+    gone = {a.index for a in (blocks if wasted is None else wasted)} if cause and case.death else ()
+    waste = sum(a.block_bytes for a in case.live if a.index in gone) if gone else 0
     return Finding(rule, words.format(size=format_bytes(size), at=lines_words(lines)), size, cause, waste, lines, fixes)
 
 

@@ -79,22 +79,19 @@ def advise(recording: Recording) -> Advice:
     rewrites = filter(None, (rewrite_of(needed) for rewrite_of in REWRITES))
     found = [*(fix_of(needed, rewrite) for rewrite in rewrites), expandable_segments(recording)]
     fixes = sorted(filter(None, found), key=lambda fix: (not fix.rescues, -fix.saves_bytes))
-    needs_larger = _died(needed) and not is_limited_by_itself(recording)
-    return Advice(tuple(fixes), _larger_card(needed) if needs_larger else None, total=total_of(recording))
+    if not _died(needed) or is_limited_by_itself(recording):
+        return Advice(tuple(fixes), total=total_of(recording))
+    # The smallest card that holds it, preferably of its own family.
+    larger = cuda_cards(needed.header.capacity_bytes)
+    family = next((card.family for card in all_gpus() if card.key == needed.header.gpu), "")
+    kinds = ([card for card in larger if card.family == family], larger)
+    holding = (first_that_holds(cards, lambda card: outcome_on(needed, card).failed is None) for cards in kinds)
+    card = next(filter(None, holding), None)
+    return Advice(tuple(fixes), card.key if card else None, total=total_of(recording))
 
 
 def _died(needed: Recording) -> bool:
     return needed.header.outcome == "oom"
-
-
-def _larger_card(needed: Recording) -> str | None:
-    """Return the smallest card that holds it, preferably of its own family."""
-    larger = cuda_cards(needed.header.capacity_bytes)
-    family = next((card.family for card in all_gpus() if card.key == needed.header.gpu), "")
-    for cards in ([card for card in larger if card.family == family], larger):
-        if card := first_that_holds(cards, lambda card: outcome_on(needed, card).failed is None):
-            return card.key
-    return None
 
 
 def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:
@@ -128,10 +125,5 @@ def allocator_fix(recording: Recording, configuration: str) -> Fix | None:
     if not (rescues if died else saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB)):
         return None
     name = configuration.partition(":")[0].replace("_", " ")
-    return Fix(name, saved, "nothing", allocator_setting(needed, settings), rescues)
-
-
-def allocator_setting(recording: Recording, settings: str) -> str:
-    """Say how to set these allocator settings: torch reads another variable since 2.9."""
-    is_old = re.match(r"2\.[0-8]\b", recording.header.torch_modelled)
-    return f"PYTORCH_{'CUDA_' if is_old else ''}ALLOC_CONF={settings}"
+    is_old = re.match(r"2\.[0-8]\b", needed.header.torch_modelled)  # torch reads another variable since 2.9
+    return Fix(name, saved, "nothing", f"PYTORCH_{'CUDA_' if is_old else ''}ALLOC_CONF={settings}", rescues)

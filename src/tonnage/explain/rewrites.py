@@ -5,13 +5,14 @@ determines whether it saves anything.
 """
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from tonnage.explain.blocks import checkpoint_blocks
 from tonnage.explain.precision import autocast, half_weights
-from tonnage.explain.rewriting import Rewrite, resized, spans_of
+from tonnage.explain.rewriting import Rewrite, outside, resized, spans_of
 from tonnage.explain.words import (
     batch_flag,
     batch_of,
@@ -38,9 +39,7 @@ _PREDICTIONS = "transformers/trainer_pt_utils.py"
 
 def halve_batch(recording: Recording) -> Rewrite | None:
     """Halve the batch and what was computed from it. Training accumulates the gradients of both halves."""
-    flag = batch_flag(recording)
-    batch = batch_of(recording)
-    peak = recording.timeline.peak_sequence
+    flag, batch, peak = batch_flag(recording), batch_of(recording), recording.timeline.peak_sequence
     phases = [mark.name for mark in recording.marks if mark.kind == "phase" and mark.sequence <= peak]
     is_of_evaluation = trains(recording) and phases[-1:] == ["evaluation"]
     if is_of_evaluation:
@@ -61,7 +60,7 @@ def halve_batch(recording: Recording) -> Rewrite | None:
         return Rewrite("half the batch of evaluation", "more of its steps", how, halved)
     halved = resized(recording, lambda a: share if is_batched(a) else 1.0)
     if flag is not None:
-        return Rewrite(*change_of("micro-batches"), flag[0], halved)
+        return Rewrite(*change_of("micro-batches"), flag, halved)
     if trains(recording) and recording.header.training.get("stepping", "1") == "1":
         # Gradients live from the first half's backward on, beside those of the second until they are added.
         starts = [start for start, _ in spans_of(recording, "forward")]
@@ -79,9 +78,8 @@ def halve_batch(recording: Recording) -> Rewrite | None:
 
 def _batch_test(recording: Recording, batch: int | None) -> Callable[[Allocation], bool]:
     """Return a test whether a block depends on the batch: not if it predates the first step or has a weight's size."""
-    weights = {
-        _extents(a) for a in recording.allocations if a.category is Category.PARAMETERS and len(a.shape or ()) > 1
-    }
+    parameters = (a.shape for a in recording.allocations if a.category is Category.PARAMETERS)
+    weights = {tuple(sorted(shape)) for shape in parameters if shape and len(shape) > 1}
 
     def is_batched(a: Allocation) -> bool:
         if a.category is Category.WORKSPACE and "conv" in a.operator:
@@ -90,21 +88,26 @@ def _batch_test(recording: Recording, batch: int | None) -> Callable[[Allocation
             return False
         if batch is None or not a.shape:
             return True
-        if _extents(a) in weights and a.category is Category.ACTIVATIONS:
+        if a.category is Category.ACTIVATIONS and tuple(sorted(a.shape)) in weights:
             return False
         return any(extent % batch == 0 for extent in a.shape[:2])
 
     return is_batched
 
 
-def _extents(a: Allocation) -> tuple[int, ...]:
-    return tuple(sorted(a.shape or ()))
-
-
 def chunk_loss(recording: Recording) -> Rewrite | None:
     """Compute the loss over chunks of tokens, so that vocabulary-wide tensors exist one chunk at a time."""
-    width = _vocabulary(recording) if trains(recording) or recording.header.outcome == "oom" else None
-    if width is None:
+    if not trains(recording) and recording.header.outcome != "oom":
+        return None
+    # The width with most bytes at the peak, if a weight of that many rows makes it from tokens.
+    weights = [a.shape for a in recording.allocations if a.category is Category.PARAMETERS and a.shape]
+    inputs = [a for a in recording.allocations if a.category is Category.INPUTS and a.dtype in ("int64", "int32")]
+    bytes_by_width: Counter[int] = Counter()
+    for a in recording.live_at_peak:
+        if a.category is Category.ACTIVATIONS and a.shape and len(a.shape) > 1 and a.shape[-1] >= _VOCABULARY_AT_LEAST:
+            bytes_by_width[a.shape[-1]] += a.block_bytes
+    width = max(bytes_by_width, key=bytes_by_width.__getitem__, default=None)
+    if width not in {shape[0] for shape in weights if len(shape) == 2} or all(len(a.shape or ()) < 2 for a in inputs):
         return None
     made = (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER)
 
@@ -115,25 +118,6 @@ def chunk_loss(recording: Recording) -> Rewrite | None:
 
     wide = resized(recording, share_of)
     return Rewrite(*change_of("chunked-loss"), words_for(recording, "chunked-loss", chunks=_LOSS_CHUNKS), wide)
-
-
-def _vocabulary(recording: Recording) -> int | None:
-    """Return the width with most bytes at the peak, if a weight of that many rows makes it from tokens."""
-    rows = {
-        a.shape[0]
-        for a in recording.allocations
-        if a.category is Category.PARAMETERS and len(a.shape or ()) == 2 and a.shape
-    }
-    tokens = any(
-        a.category is Category.INPUTS and a.dtype in ("int64", "int32") and len(a.shape or ()) > 1
-        for a in recording.allocations
-    )
-    bytes_by_width: dict[int, int] = {}
-    for a in recording.live_at_peak:
-        if a.category is Category.ACTIVATIONS and a.shape and len(a.shape) > 1 and a.shape[-1] >= _VOCABULARY_AT_LEAST:
-            bytes_by_width[a.shape[-1]] = bytes_by_width.get(a.shape[-1], 0) + a.block_bytes
-    width = max(bytes_by_width, key=bytes_by_width.__getitem__, default=None)
-    return width if tokens and width in rows else None
 
 
 def fuse_optimizer(recording: Recording) -> Rewrite | None:
@@ -151,8 +135,26 @@ def _is_foreach_temporary(a: Allocation) -> bool:
 
 def eight_bit_states(recording: Recording) -> Rewrite | None:
     """Keep optimizer states in 8 bits, one parameter at a time; small ones stay as they are."""
+    # The transformers Trainer excludes embedding tables. Another weight may be as large as a table: of each shape, the two
+    # states of each table are excluded.
+    facts = recording.header.training
+    own = has_words(recording, "eight-bit-states") and "arguments" in facts
+    tables = Counter(facts.get("embeddings", "").split() if own else ())
+    left = Counter({tuple(map(int, table.split("x"))): 2 * count for table, count in tables.items()})
+    spared = set()
+    for a in recording.allocations:
+        if a.category is Category.OPTIMIZER_STATES and a.shape is not None and left[a.shape] > 0:
+            left[a.shape] -= 1
+            spared.add(a.index)
+
+    def share_of(a: Allocation) -> float:
+        width = _BYTES_PER_STATE.get(a.dtype, 1)
+        is_small = a.requested_bytes < width * _SMALL_STATE_ELEMENTS
+        if a.category is not Category.OPTIMIZER_STATES or width == 1 or is_small or a.index in spared:
+            return 1.0
+        return (1 + 4 / _STATE_BLOCK) / width
+
     how = eight_bit_words(recording)
-    share_of = _state_test(recording)
     if how is None or not any(share_of(a) < 1 for a in recording.allocations):
         return None
     smaller = [a for a in resized(recording, share_of) if not _is_foreach_temporary(a)]
@@ -167,81 +169,38 @@ def eight_bit_states(recording: Recording) -> Rewrite | None:
     return Rewrite(*change_of("eight-bit-states"), how, smaller)
 
 
-def _state_test(recording: Recording) -> Callable[[Allocation], float]:
-    """Return what share of a state is left. The transformers Trainer excludes embedding tables."""
-    facts = recording.header.training
-    tables = (
-        facts.get("embeddings", "").split() if has_words(recording, "eight-bit-states") and "arguments" in facts else []
-    )
-    # Another weight may be as large as a table: of each shape, the two states of each table are excluded.
-    left = Counter({tuple(map(int, table.split("x"))): 2 * count for table, count in Counter(tables).items()})
-    spared = set()
-    for a in recording.allocations:
-        if a.category is Category.OPTIMIZER_STATES and a.shape is not None and left[a.shape] > 0:
-            left[a.shape] -= 1
-            spared.add(a.index)
-
-    def share_of(a: Allocation) -> float:
-        width = _BYTES_PER_STATE.get(a.dtype, 1)
-        is_small = a.requested_bytes < width * _SMALL_STATE_ELEMENTS
-        if a.category is not Category.OPTIMIZER_STATES or width == 1 or is_small or a.index in spared:
-            return 1.0
-        return (1 + 4 / _STATE_BLOCK) / width
-
-    return share_of
-
-
 def free_gradients(recording: Recording) -> Rewrite | None:
     """Free gradients in the forward after an optimizer step, and allocate them again after it."""
-    steps = [start for start, _ in spans_of(recording, "optimizer")]
-    backwards = [start for start, _ in spans_of(recording, "backward")]
-    forwards = spans_of(recording, "forward")
-    gaps = [(start, end) for start, end in forwards if _last_before(steps, start) > _last_before(backwards, start)]
-    # What backward made after each gap, by shape, to add to an existing gradient.
-    births: _Births = {}
+    steps, backwards = ([-1, *(start for start, _ in spans_of(recording, name))] for name in ("optimizer", "backward"))
+    gaps = []
+    for start, end in spans_of(recording, "forward"):
+        if steps[bisect_right(steps, start) - 1] > backwards[bisect_right(backwards, start) - 1]:
+            gaps.append((start, end))
+    # What backward made after each gap, by shape, to add to an existing gradient: it takes the gradient's place.
+    births: dict[tuple[int, tuple[int, ...] | None], list[Allocation]] = defaultdict(list)
     ends = [end for _, end in gaps]
     for a in recording.allocations:
         gap = bisect_right(ends, a.born) - 1
         if gap >= 0 and a.phase == "backward" and a.category is not Category.GRADIENTS:
-            births.setdefault((gap, a.shape), []).append(a)
-    replaced: set[int] = set()
-    split = [part for a in recording.allocations for part in _without(a, gaps, births, replaced)]
+            births[gap, a.shape].append(a)
+    split, replaced, late = [], set[int](), False
+
+    def made_again(shape: tuple[int, ...] | None, gap: int) -> int | None:
+        made = births[gap, shape].pop(0) if births[gap, shape] else None
+        replaced.update([made.index] if made else [])
+        return made.born if made else None
+
+    for a in recording.allocations:
+        if a.category is not Category.GRADIENTS:
+            split.append(a)
+            continue
+        split += outside(a, gaps, partial(made_again, a.shape))
+        # A gradient that is freed during a forward or right after it is freed too late.
+        late |= any(a.born < start and a.died is not None and start < a.died <= end for start, end in gaps)
     if split == recording.allocations:
         return None
-    split = [a for a in split if a.index not in replaced]
-    # Whether a gradient is freed during a forward or right after it, which is too late.
-    late = any(
-        a.born < start and a.died is not None and start < a.died <= end
-        for a in recording.allocations
-        if a.category is Category.GRADIENTS
-        for start, end in gaps
-    )
     how = words_for(recording, "free-gradients", "early" if late else "how")
-    return Rewrite(*change_of("free-gradients"), how, split)
-
-
-def _last_before(starts: list[int], moment: int) -> int:
-    position = bisect_right(starts, moment)
-    return starts[position - 1] if position else -1
-
-
-_Births = dict[tuple[int, tuple[int, ...] | None], list[Allocation]]
-
-
-def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births, replaced: set[int]) -> Iterator[Allocation]:
-    """Yield a gradient's lifetimes outside the gaps; what would have been added to it takes its place."""
-    born = a.born
-    for number, (start, end) in enumerate(gaps if a.category is Category.GRADIENTS else ()):
-        if born >= start or (a.died is not None and a.died <= start):
-            continue
-        yield replace(a, born=born, died=start)
-        made = births.get((number, a.shape), [])
-        if made:
-            replaced.add(made[0].index)
-        born = made.pop(0).born if made else end
-        if a.died is not None and a.died <= max(born, end):
-            return
-    yield a if born == a.born else replace(a, born=born)
+    return Rewrite(*change_of("free-gradients"), how, [a for a in split if a.index not in replaced])
 
 
 def predictions_on_host(recording: Recording) -> Rewrite | None:

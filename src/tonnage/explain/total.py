@@ -71,16 +71,11 @@ def batch_of(needed: Recording) -> int | None:
 def largest_batch(needed: Recording, of_batch: int) -> int | None:
     """Return the largest smaller batch with which the whole run fits the card; None if none does."""
     # A weight's shape, and that of its transpose.
-    weights = {
-        shape
-        for a in needed.allocations
-        if a.category is Category.PARAMETERS
-        for shape in ((a.shape, a.shape[::-1]) if a.shape else ())
-    }
+    parameters = {a.shape for a in needed.allocations if a.category is Category.PARAMETERS and a.shape}
+    weights = parameters | {shape[::-1] for shape in parameters}
     evaluates = needed.peak_allocation is not None and needed.peak_allocation.phase == "evaluation"
-    results = {
-        a.shape for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED and not _is_cast(a)
-    }
+    made = (a for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED)
+    results = {a.shape for a in made if not _is_cast(a)}
 
     def is_of_batch(a: Allocation) -> bool:
         # Evaluation has a batch of its own.

@@ -1,7 +1,11 @@
 """The duration and cost of a whole training run, as text and as JSON values."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tonnage.clock.step import SteadyStep
+    from tonnage.planner.training.search import TrainingPlan
 
 _HOUR_S = 3600.0
 
@@ -19,39 +23,25 @@ class Campaign:
 NONE = Campaign()
 
 
-class Pace(Protocol):
-    """A step: its seconds, and what it trains on if known."""
-
-    @property
-    def step_s(self) -> float: ...
-
-    @property
-    def tokens(self) -> int | None: ...
-
-    @property
-    def samples(self) -> int | None: ...
-
-
-def campaign_words(time: Pace, campaign: Campaign, *, gpus: int = 1) -> list[str]:
+def campaign_words(time: "SteadyStep | TrainingPlan", campaign: Campaign, *, gpus: int = 1) -> list[str]:
     """Say how long the whole training takes and what it costs."""
     steps = _steps(time, campaign)
     if steps is None:
         asked = campaign.tokens or campaign.samples
         return ["how many tokens or samples a step has is not known, so neither is the whole training"] if asked else []
     hours = steps * time.step_s / _HOUR_S
-    amount = (
-        f"{_count(campaign.tokens)} tokens"
-        if campaign.tokens
-        else f"{_count((campaign.samples or 0) * campaign.epochs)} samples"
-    )
-    words = [f"{amount}: {hours_words(hours)}"]
+    tokens, samples = campaign.tokens, (campaign.samples or 0) * campaign.epochs
+    words = [f"{_count(tokens)} tokens" if tokens else f"{_count(samples)} samples"]
+    words[0] += f": {hours_words(hours)}"
     if campaign.price is not None:
         an_hour = f"{campaign.price:,.2f} an hour" + (" and GPU" if gpus > 1 else "")
         words.append(f"at {an_hour}: {hours * campaign.price * gpus:,.2f}")
     return words
 
 
-def campaign_figures(time: Pace, campaign: Campaign, *, gpus: int = 1) -> dict[str, float | None]:
+def campaign_figures(
+    time: "SteadyStep | TrainingPlan", campaign: Campaign, *, gpus: int = 1
+) -> dict[str, float | None]:
     """Return the same as JSON values; None without a named training or if its steps are unknown."""
     steps = _steps(time, campaign)
     if steps is None:
@@ -61,12 +51,9 @@ def campaign_figures(time: Pace, campaign: Campaign, *, gpus: int = 1) -> dict[s
     return {"training_s": training_s, "training_cost": cost}
 
 
-def _steps(time: Pace, campaign: Campaign) -> float | None:
-    if campaign.tokens:
-        return campaign.tokens * campaign.epochs / time.tokens if time.tokens else None
-    if campaign.samples:
-        return campaign.samples * campaign.epochs / time.samples if time.samples else None
-    return None
+def _steps(time: "SteadyStep | TrainingPlan", campaign: Campaign) -> float | None:
+    asked, of_step = (campaign.tokens, time.tokens) if campaign.tokens else (campaign.samples, time.samples)
+    return asked * campaign.epochs / of_step if asked and of_step else None
 
 
 def hours_words(hours: float) -> str:

@@ -30,10 +30,13 @@ def report_width() -> int:
 
 def print_sections(sections: "Iterable[Iterable[Text | str]]", stream: TextIO) -> None:
     """Print sections with blank lines around them, skipping empty ones."""
-    print_lines([""], stream)
-    for section in sections:
-        lines = list(section)
-        print_lines([*lines, ""] if lines else [], stream)
+    print_lines(["", *spaced(*sections), ""], stream)
+
+
+def spaced(*sections: "Iterable[Text | str]") -> "Iterator[Text | str]":
+    """Yield the lines of sections, with a blank line before each but the first, skipping empty ones."""
+    for number, lines in enumerate(filter(None, map(list, sections))):
+        yield from ["", *lines] if number else lines
 
 
 def print_lines(lines: "Iterable[Text | str]", stream: TextIO) -> None:

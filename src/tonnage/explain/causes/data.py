@@ -8,7 +8,6 @@ dict there, or copies it in another dtype.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tonnage.explain.case import Case
@@ -41,22 +40,19 @@ def waiting_batches(case: Case) -> Finding | None:
     extra = [a for members in at_once for a in members[:-1]]
     if not case.is_worth(extra):
         return None
-    end = len(case.needed.timeline.allocated_bytes)
-    in_turn = {a.index: a for members in batches for a in _in_turn(members, end)}
+    # Each batch starts only after the previous one is freed.
+    end, in_turn = len(case.needed.timeline.allocated_bytes), {}
+    for members in batches:
+        free_from = 0
+        for a in members:
+            dies = end if a.died is None else a.died
+            in_turn[a.index] = replace(a, born=min(free_from, dies - 1)) if a.born < free_from else a
+            free_from = max(free_from, dies)
     changed = [in_turn.get(a.index, a) for a in blocks]
     how = "del the batch after its step, or prefetch fewer"
     rewrite = Rewrite("one batch at a time", "perhaps a wait", how, changed)
     words = f"{max(map(len, at_once))} batches are on the GPU at once, {{size}} beside the one at work{{at}}"
     return finding(case, "waiting-batches", words, extra, rewrite, cause="data")
-
-
-def _in_turn(members: list[Allocation], end: int) -> Iterator[Allocation]:
-    """Yield each batch, starting only after the previous one is freed."""
-    free_from = 0
-    for a in members:
-        dies = end if a.died is None else a.died
-        yield replace(a, born=min(free_from, dies - 1)) if a.born < free_from else a
-        free_from = max(free_from, dies)
 
 
 def resident_data(case: Case) -> Finding | None:
@@ -109,14 +105,12 @@ def saving_on_gpu(case: Case) -> Finding | None:
     saved = [a for a in case.needed.allocations if a.phase in _SAVING]
     gathers = any(word in a.operator for a in saved for word in _SHARDED)
     largest = max(made, key=lambda a: a.block_bytes)
-    how = (
-        "StateDictOptions(full_state_dict=True, cpu_offload=True), or save shards (torch.distributed.checkpoint)"
-        if gathers
-        else "tensor by tensor to the host: {name: value.cpu() for name, value in model.state_dict().items()}"
-    )
+    what = "copies for a checkpoint are made"
+    how = "tensor by tensor to the host: {name: value.cpu() for name, value in model.state_dict().items()}"
+    if gathers:
+        what = "a full state dict is gathered"
+        how = "StateDictOptions(full_state_dict=True, cpu_offload=True), or save shards (torch.distributed.checkpoint)"
     kept = case.without(a for a in saved if a.index != largest.index)
-    what = "a full state dict is gathered" if gathers else "copies for a checkpoint are made"
     wasted = [a for a in made if a.index != largest.index]
-    rewrite = Rewrite("save from the host", "a slower save", how, kept)
-    words = what + " on the GPU, {size}{at}"
+    rewrite, words = Rewrite("save from the host", "a slower save", how, kept), what + " on the GPU, {size}{at}"
     return finding(case, "saving-on-gpu", words, made, rewrite, cause="saving", wasted=wasted)

@@ -6,13 +6,12 @@ once.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, finding
-from tonnage.explain.rewriting import Rewrite
+from tonnage.explain.rewriting import Rewrite, outside
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 
@@ -90,7 +89,7 @@ def training_in_evaluation(case: Case) -> Finding | None:
     if not case.is_worth(held):
         return None
     gaps = case.spans_of(_EVALUATION)
-    apart = [part for a in case.needed.allocations for part in _outside(a, gaps)]
+    apart = [part for a in case.needed.allocations for part in outside(a, gaps if _is_of_training(a) else ())]
     has_gradients = any(a.category is Category.GRADIENTS for a in held)
     how = "optimizer.zero_grad(set_to_none=True)" if has_gradients else "del loss, output"
     rewrite = Rewrite("free training's memory before evaluating", "nothing", f"{how} before the evaluation", apart)
@@ -102,17 +101,3 @@ def training_in_evaluation(case: Case) -> Finding | None:
 def _is_of_training(a: Allocation) -> bool:
     made = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward")
     return a.category is Category.GRADIENTS or made
-
-
-def _outside(a: Allocation, gaps: list[tuple[int, int]]) -> Iterator[Allocation]:
-    """Yield what training made, split into its lifetimes outside evaluations."""
-    born = a.born
-    if _is_of_training(a):
-        for start, end in gaps[bisect_right(gaps, (born, born)) :]:
-            if a.died is not None and a.died <= start:
-                break
-            yield replace(a, born=born, died=start)
-            if a.died is not None and a.died <= end:
-                return
-            born = end
-    yield a if born == a.born else replace(a, born=born)

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
 from math import prod
 
 from tonnage.explain.case import Case
@@ -61,9 +60,8 @@ def compile_peak(case: Case) -> Finding | None:
     if excess < (_FIRST_STEP_TIMES - 1) * later:
         return None
     once = [a for a in case.live if a.step == steps[0].step and a.died is not None]
-    sentence = (
-        f"the first step needed {format_bytes(excess)} more than any later one: kernels were tried out, or compiled"
-    )
+    more = f"the first step needed {format_bytes(excess)} more than any later one"
+    sentence = f"{more}: kernels were tried out, or compiled"
     how = "torch.backends.cudnn.benchmark=False, max_autotune=False, or one step with a small batch first"
     fix = Fix("no trials at full size", excess, "perhaps slower kernels", how)
     return Finding("first-step-peak", sentence, excess, lines=guilty_lines(once), fixes=(fix,))
@@ -78,7 +76,24 @@ def wide_logits(case: Case) -> Finding | None:
 
 def attention_matrices(case: Case) -> Finding | None:
     """Return the bytes of quadratic masks and matrices, and what fused attention, which makes none, would save."""
-    is_square = _square_test(case.needed.allocations)
+
+    def matrices(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
+        """Return count and length of the matrices: heads may be their own dimension or part of the first."""
+        if not shape or len(shape) < 2 or not shape[-1] == shape[-2] >= _LONG:
+            return None
+        return prod(shape[:-2]), shape[-1]
+
+    # Their last two dimensions are the same long length. A softmax over a square belongs to attention and gives the number
+    # of heads: without it, images and hidden states that happen to be square would count.
+    softmaxes = {matrices(a.shape) for a in case.needed.allocations if "softmax" in a.operator}
+
+    def is_square(a: Allocation) -> bool:
+        found = matrices(a.shape)
+        if a.category in _STATES or found is None or not a.shape:
+            return False
+        is_mask = a.dtype == "bool" or (len(a.shape) == 4 and a.shape[1] == 1)
+        return is_mask or found in softmaxes
+
     square = [a for a in case.live if is_square(a)]
     if not case.is_worth(square):
         return None
@@ -90,31 +105,6 @@ def attention_matrices(case: Case) -> Finding | None:
     how = words_for(case.needed, "fused-attention", "by_model" if by_model else "how")
     kept = [a for a in case.needed.allocations if not is_square(a)]
     return finding(case, "attention-matrices", words, square, Rewrite(*change_of("fused-attention"), how, kept))
-
-
-def _square_test(allocations: list[Allocation]) -> Callable[[Allocation], bool]:
-    """Return a test for masks and matrices of attention: their last two dimensions are the same long length.
-
-    A softmax over a square belongs to attention and gives the number of heads: without it, images and hidden states
-    that happen to be square would count.
-    """
-
-    def matrices(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
-        """Return count and length of the matrices: heads may be their own dimension or part of the first."""
-        if not shape or len(shape) < 2 or not shape[-1] == shape[-2] >= _LONG:
-            return None
-        return prod(shape[:-2]), shape[-1]
-
-    softmaxes = {matrices(a.shape) for a in allocations if "softmax" in a.operator}
-
-    def is_square(a: Allocation) -> bool:
-        found = matrices(a.shape)
-        if a.category in _STATES or found is None or not a.shape:
-            return False
-        is_mask = a.dtype == "bool" or (len(a.shape) == 4 and a.shape[1] == 1)
-        return is_mask or found in softmaxes
-
-    return is_square
 
 
 def optimizer_temporaries(case: Case) -> Finding | None:

@@ -5,13 +5,12 @@ completed, only large amounts are reported: healthy runs reserve up to 1.58 time
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, Guilty, lines_words
-from tonnage.explain.fixes import Fix, allocator_fix
+from tonnage.explain.fixes import allocator_fix
 from tonnage.recording import Allocation, Recording
 from tonnage.recording.holes import segments_at
 from tonnage.units import MIB, format_bytes
@@ -72,19 +71,12 @@ def fragmentation(case: Case) -> Finding | None:
     largest = f"the largest hole {format_bytes(hole)}{because}" if hole else ""
     asked = f" when {format_bytes(death.requested_bytes)} was asked for" if death else ""
     sentence = ", ".join(filter(None, [f"{pieces}{asked}", largest]))
-    return Finding("fragmentation", sentence, unused, "fragmentation", unused, lines, tuple(_fixes(case)))
-
-
-def _fixes(case: Case) -> Iterator[Fix]:
-    """Yield the first allocator setting that helps, tested by replay."""
+    # The first allocator setting that helps, tested by replay.
     present = case.recording.header.settings
-    is_expandable = AllocatorSettings.parse(present).expandable_segments
-    for configuration in _CONFIGURATIONS:
-        if configuration.split(":")[0] in present or (is_expandable and configuration.startswith("max_split")):
-            continue
-        if fix := allocator_fix(case.recording, configuration):
-            yield fix
-            return
+    useless = ("max_split",) if AllocatorSettings.parse(present).expandable_segments else ()
+    untried = (each for each in _CONFIGURATIONS if each.split(":")[0] not in present and not each.startswith(useless))
+    fix = next(filter(None, (allocator_fix(case.recording, configuration) for configuration in untried)), None)
+    return Finding("fragmentation", sentence, unused, "fragmentation", unused, lines, (fix,) if fix else ())
 
 
 def holes_at(recording: Recording, moment: int) -> list[Holes]:

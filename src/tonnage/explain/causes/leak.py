@@ -63,10 +63,19 @@ def leak(case: Case) -> Finding | None:
     lines = guilty_lines(kept.blocks)
     if keeper:
         lines = (Guilty(keeper.line, kept.size_bytes, len(kept.blocks), f"keeps it: {keeper.text}"), *lines)
+    # What is left behind, and by which line.
+    size, each = kept.size_bytes, format_bytes(kept.size_bytes // kept.turns)
+    made = f"every turn of the loop leaves {each} behind, {format_bytes(size)} after {kept.turns} turns"
+    if kept.turns == 1:
+        made = f"the turn before left {each} behind"
+    if kept.in_cycle:
+        held = f"what {lines[0].line} makes hangs in a reference cycle, or in a list that is emptied late"
+        sentence = f"{made}, until those of many turns are freed together: {held}"
+    else:
+        sentence = f"{made}: {_holder(kept, keeper, lines)}"
     cause: Cause = "unbounded-cache" if _is_cache(kept) else "leak"
     fix = _fix(case, kept, keeper)
-    size = kept.size_bytes
-    return Finding(cause, _sentence(kept, keeper, lines), size, cause, size, lines, (fix,) if fix else ())
+    return Finding(cause, sentence, size, cause, size, lines, (fix,) if fix else ())
 
 
 def kept_blocks(case: Case) -> LeftBehind | None:
@@ -115,14 +124,10 @@ def _graph_of_last_turn(case: Case) -> LeftBehind | None:
     if len(starts) < 2:
         return None
     begin, end = starts[-2:]
-    backward = next(
-        (m.sequence for m in case.recording.marks if m.name == "backward" and begin < m.sequence < end), end
-    )
-    saved = [
-        a
-        for a in case.recording.allocations
-        if begin <= a.born < backward and _is_forward(a) and (a.died is None or a.died > backward)
-    ]
+    backwards = (m.sequence for m in case.recording.marks if m.name == "backward" and begin < m.sequence < end)
+    backward = next(backwards, end)
+    made = [a for a in case.recording.allocations if begin <= a.born < backward and _is_forward(a)]
+    saved = [a for a in made if a.died is None or a.died > backward]
     kept = [a for a in saved if a.died is None or a.died > case.moment]
     if len(kept) < _GRAPH_BLOCKS or _size(kept) < _GRAPH_SHARE * _size(saved) or backward == end:
         return None
@@ -176,17 +181,6 @@ def _lines_of(kept: LeftBehind) -> Iterator[str]:
     return (line for a in kept.blocks for line in (a.line, *a.stack) if line)
 
 
-def _sentence(kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guilty, ...]) -> str:
-    each = format_bytes(kept.size_bytes // kept.turns)
-    made = f"every turn of the loop leaves {each} behind, {format_bytes(kept.size_bytes)} after {kept.turns} turns"
-    if kept.turns == 1:
-        made = f"the turn before left {each} behind"
-    if kept.in_cycle:
-        held = f"what {lines[0].line} makes hangs in a reference cycle, or in a list that is emptied late"
-        return f"{made}, until those of many turns are freed together: {held}"
-    return f"{made}: {_holder(kept, keeper, lines)}"
-
-
 def kept_words(case: Case, kept: LeftBehind) -> str:
     """Say which line keeps what, like "train.py:31 keeps a graph that backward would have freed"."""
     return _holder(kept, _keeper(case, kept), guilty_lines(kept.blocks))
@@ -196,11 +190,7 @@ def _holder(kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guil
     what = "a graph that backward would have freed" if _keeps_graph(kept) else "what it made"
     if keeper:
         return f"{'the hook at ' if keeper.is_hook else ''}{keeper.line} keeps {what}"
-    return f"{what} is kept, made at {_common_line(kept) or lines[0].line or 'a line that is not known'}"
-
-
-def _common_line(kept: LeftBehind) -> str:
-    """Return the innermost line under which most kept bytes were allocated, if stacks are known."""
+    # The innermost line under which most kept bytes were allocated, if stacks are known.
     below, common = kept.blocks, ""
     for depth in range(max((len(a.stack) for a in below), default=0)):
         frames: dict[str, list[Allocation]] = {}
@@ -211,7 +201,7 @@ def _common_line(kept: LeftBehind) -> str:
         if not largest or _size(frames[largest]) < _MOST_SHARE * kept.size_bytes:
             break
         below, common = frames[largest], largest
-    return common
+    return f"{what} is kept, made at {common or lines[0].line or 'a line that is not known'}"
 
 
 def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix | None:
@@ -219,7 +209,7 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
     if case.recording.whole is not None:  # what it left behind after the failure counts too
         case = Case(case.needed)
         kept = kept_blocks(case) or kept
-    due = _freed_by_backward(case, kept) if _keeps_graph(kept) else _freed_with_turn(case, kept)
+    due = _due(case, kept)
     freed = [replace(a, died=due[a.index]) if a.index in due else a for a in case.needed.allocations]
     where = f" at {keeper.line}" if keeper else ""
     if kept.in_cycle:
@@ -233,19 +223,16 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
     return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", how, freed))
 
 
-def _freed_with_turn(case: Case, kept: LeftBehind) -> dict[int, int]:
-    """Return when the next iteration begins, by block."""
+def _due(case: Case, kept: LeftBehind) -> dict[int, int]:
+    """Return by block when the next iteration begins, or when backward would free a graph: in reverse order of allocation."""
     ends = {a.index: bisect_right(case.turns, a.born) for a in case.needed.allocations if a.index in kept.overdue}
-    return {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
-
-
-def _freed_by_backward(case: Case, kept: LeftBehind) -> dict[int, int]:
-    """Return when backward would free each block, in reverse order of allocation."""
+    due = {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
+    if not _keeps_graph(kept):
+        return due
     makers = {(a.line, a.operator, a.module) for a in kept.blocks if a.phase == "forward"}
     phases = list(spans(case.recording.marks, "phase", len(case.recording.timeline.allocated_bytes)))
     passes = [(f[1], b[1], b[2]) for f, b in pairwise(phases) if (f[0], b[0]) == ("forward", "backward")]
     begins = [start for start, _, _ in passes]
-    due = _freed_with_turn(case, kept)
     for a in case.needed.allocations:
         place = bisect_right(begins, a.born) - 1
         if place < 0 or (a.line, a.operator, a.module) not in makers:

@@ -8,8 +8,8 @@ from tonnage.errors import RequestError
 from tonnage.explain.text.log import Episode, find_episode
 from tonnage.explain.text.numbers import MessageNumbers, read_numbers
 from tonnage.explain.text.places import FailurePlace, framework_words, place_of
-from tonnage.explain.text.suspects import Suspect, suspects_of
-from tonnage.explain.text.words import Said, said_in
+from tonnage.explain.text.suspects import suspects_of
+from tonnage.explain.text.words import Said, Suspect, said_in
 from tonnage.units import format_bytes
 
 _MOST_STEPS = 5
@@ -53,16 +53,10 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
 
     episode = find_episode(counted(), lambda found: bool(said_in(found)) or read_numbers(found.text) is not None)
     if episode is None:
-        problem = (
-            "There is nothing in the text."
-            if not seen
-            else "Nothing in the text is a known message about memory that ran out."
-        )
-        raise RequestError(problem, hint=_WHERE)
-    numbers, said = read_numbers(episode.text), tuple(said_in(episode))
-    place = place_of(episode.lines)
-    causes = suspects_of(numbers, said, place, episode.lines)
-    words = framework_words(episode.text)
+        known = "Nothing in the text is a known message about memory that ran out."
+        raise RequestError(known if seen else "There is nothing in the text.", hint=_WHERE)
+    numbers, said, place = read_numbers(episode.text), tuple(said_in(episode)), place_of(episode.lines)
+    causes, words = suspects_of(numbers, said, place, episode.lines), framework_words(episode.text)
     unproved = [causes[0].unproved] if causes[0].unproved else []
     if place.steps and place.steps > 1:
         count = f"the log counts to {place.steps:,} before it died"

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tonnage.explain.text.log import Episode, table
 from tonnage.units import GIB
@@ -12,43 +12,53 @@ Certainty = Literal["certain", "likely", "possible"]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One entry that matches a text, with the text's own figures filled in."""
+class Suspect:
+    """A cause, its certainty, the evidence in a sentence, what remains open, and what to do."""
+
+    cause: str
+    certainty: Certainty
+    sentence: str
+    unproved: str = ""
+    steps: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The cause in words."""
+        title: str = table("causes")[self.cause]["title"]
+        return title
+
+
+class Said(NamedTuple):
+    """One entry that matches a text, and its cause with the text's own figures filled in."""
 
     id: str
     speaker: str
-    cause: str
-    certainty: Certainty
-    says: str
-    unproved: str
-    steps: tuple[str, ...]
     is_alone: bool
+    suspect: Suspect
 
 
 def said_in(episode: Episode) -> list[Said]:
     """Return every entry that matches an episode, in the order of the file: the more specific first."""
-    text = episode.text
     found = []
     for pattern, row in _entries():
         if row.get("whole_line"):
             match = next((m for line in episode.lines if (m := pattern.fullmatch(line.strip()))), None)
         else:
-            match = pattern.search(text)
-        if match:
-            figures = {name: _figure(name, value) for name, value in match.groupdict().items() if value}
-            steps = tuple(filter(None, (_filled(step, figures) for step in row["steps"])))
-            plainly = row.get("says_plainly", row["says"].replace("{", "").replace("}", ""))
-            says, alone = _filled(row["says"], figures) or plainly, row.get("alone", False)
-            known = (row["id"], row["speaker"], row["cause"], row["certainty"])
-            found.append(Said(*known, says, row["unproved"], steps, alone))
+            match = pattern.search(episode.text)
+        if match is None:
+            continue
+        figures = {name: value[:40] for name, value in match.groupdict().items() if value}
+        for name, value in match.groupdict().items():
+            if value and name.endswith("_count") and (digits := value.replace(",", "")).isdigit():
+                number = int(digits[:20])
+                size = f"{number / GIB:.2f} GiB ({number:,} bytes)"
+                figures[name] = size if name.startswith("bytes") else f"{number:,}"
+        steps = tuple(filter(None, (_filled(step, figures) for step in row["steps"])))
+        plainly = row.get("says_plainly", row["says"].replace("{", "").replace("}", ""))
+        says = _filled(row["says"], figures) or plainly
+        suspect = Suspect(row["cause"], row["certainty"], says, row["unproved"], steps)
+        found.append(Said(row["id"], row["speaker"], row.get("alone", False), suspect))
     return found
-
-
-def _figure(name: str, value: str) -> str:
-    if name.endswith("_count") and value.replace(",", "").isdigit():
-        number = int(value.replace(",", "")[:20])
-        return f"{number / GIB:.2f} GiB ({number:,} bytes)" if name.startswith("bytes") else f"{number:,}"
-    return value[:40]
 
 
 def _filled(words: str, figures: dict[str, str]) -> str:
