@@ -4,7 +4,7 @@ from dataclasses import replace
 from support import gone_on, training_run
 from tonnage.explain.cards import on_all_cards
 from tonnage.hardware import all_gpus, find_gpu
-from tonnage.report.html.sections import all_cards_section
+from tonnage.report.html.page import all_cards_section
 from tonnage.report.runs.all_cards import all_cards_figures, all_cards_sections
 
 

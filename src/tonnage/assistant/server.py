@@ -20,8 +20,7 @@ from pydantic import ValidationError
 
 from tonnage import __version__
 from tonnage.assistant import child
-from tonnage.assistant.folder import Folder
-from tonnage.assistant.session import AssistantSession
+from tonnage.assistant.session import AssistantSession, Folder
 from tonnage.assistant.tools import all_tools
 from tonnage.errors import TonnageError
 

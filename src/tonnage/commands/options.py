@@ -20,7 +20,7 @@ from tonnage.units import parse_amount
 if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
     from tonnage.planner.holders import Holder
-    from tonnage.report.campaign import Campaign
+    from tonnage.report.step_time import Campaign
 
 
 class Parser(ArgumentParser):
@@ -102,7 +102,7 @@ def _amount(text: str) -> float:
 
 def campaign_of(options: Namespace) -> "Campaign":
     """What the flags say."""
-    from tonnage.report.campaign import Campaign
+    from tonnage.report.step_time import Campaign
 
     return Campaign(tokens=options.tokens, samples=options.samples, epochs=options.epochs, price=options.price)
 

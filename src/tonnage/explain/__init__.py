@@ -2,8 +2,7 @@
 
 from tonnage.explain.diagnosis import Diagnosis, advice_for, diagnose
 from tonnage.explain.diff import Growth, RunDifference, compare
-from tonnage.explain.findings import Cause, Finding, Guilty
-from tonnage.explain.fixes import Advice, Climb, Fix, Outlook, advise
+from tonnage.explain.fixes import Advice, Cause, Climb, Finding, Fix, Guilty, Outlook, advise
 
 __all__ = [
     "Advice",

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from tonnage.explain.case import Case
 from tonnage.explain.causes import RULES
-from tonnage.explain.findings import Cause, Finding
-from tonnage.explain.fixes import Advice, Fix, advise
+from tonnage.explain.fixes import Advice, Cause, Finding, Fix, advise
 from tonnage.explain.outlook import outlook_of
 from tonnage.explain.total import Total
 from tonnage.recording import ClusterSummary, Recording

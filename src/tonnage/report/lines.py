@@ -83,9 +83,14 @@ def wrapped(sentence: str, *, first: str = "  ", rest: str | None = None, width:
 
 def said(sentence: str, style: str = "", *, first: str = "  ", rest: str | None = None) -> "Iterator[Text]":
     """Yield a wrapped sentence as text of one style."""
+    return texts(wrapped(sentence, first=first, rest=rest), style)
+
+
+def texts(lines: Iterable[str], style: str = "") -> "Iterator[Text]":
+    """Yield lines as text of one style."""
     from rich.text import Text
 
-    return (Text(line, style) for line in wrapped(sentence, first=first, rest=rest))
+    return (Text(line, style) for line in lines)
 
 
 def packed(entries: Iterable[str], *, first: str = "  ", gap: str = "   ") -> list[str]:

@@ -12,7 +12,7 @@ from tonnage.errors import OutputExists, RequestError
 if TYPE_CHECKING:
     from tonnage.explain.cards import AllCards
     from tonnage.recording import Recording
-    from tonnage.report.campaign import Campaign
+    from tonnage.report.step_time import Campaign
 
 STANDARD_OUTPUT = "-"
 
@@ -29,10 +29,9 @@ def publish(
 ) -> None:
     """Publish one run's answers, one per GPU, as a report or the requested output; `cards` says which hold it."""
     from tonnage.explain import Advice, advice_for
-    from tonnage.report.campaign import NONE
     from tonnage.report.runs.all_cards import all_cards_figures
-    from tonnage.report.runs.figures import figures_of
-    from tonnage.report.runs.terminal import print_report
+    from tonnage.report.runs.terminal import figures_of, print_report
+    from tonnage.report.step_time import NONE
 
     planned = campaign or NONE
     ran = max(answers, key=lambda answer: answer.header.capacity_bytes)

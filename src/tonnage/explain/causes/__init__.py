@@ -21,7 +21,7 @@ from tonnage.explain.causes.evidence import (
 from tonnage.explain.causes.fragmentation import fragmentation
 from tonnage.explain.causes.host import host_memory, pinned_host
 from tonnage.explain.causes.leak import leak
-from tonnage.explain.findings import Finding
+from tonnage.explain.fixes import Finding
 
 __all__ = ["RULES"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, finding
+from tonnage.explain.fixes import Finding, finding
 from tonnage.explain.rewriting import Rewrite, resized
 from tonnage.ledger import Category
 from tonnage.recording import Allocation

@@ -6,8 +6,7 @@ libraries are expected and small; the rule is about what exceeds that.
 """
 
 from tonnage.explain.case import OWN_LIMIT, Case, is_limited_by_itself
-from tonnage.explain.findings import Finding, guilty_lines, lines_words
-from tonnage.explain.fixes import Fix
+from tonnage.explain.fixes import Finding, Fix, guilty_lines, lines_words
 from tonnage.ledger import Category, Ledger
 from tonnage.units import GIB, MIB, format_bytes
 

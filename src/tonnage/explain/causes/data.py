@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, finding
+from tonnage.explain.fixes import Finding, finding
 from tonnage.explain.rewriting import Rewrite
 from tonnage.ledger import Category
 from tonnage.recording import Allocation

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, finding
+from tonnage.explain.fixes import Finding, finding
 from tonnage.explain.rewriting import Rewrite, outside
 from tonnage.ledger import Category
 from tonnage.recording import Allocation

@@ -5,8 +5,7 @@ from collections import Counter
 from math import prod
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, Guilty, finding, guilty_lines, tensor_words
-from tonnage.explain.fixes import Fix
+from tonnage.explain.fixes import Finding, Fix, Guilty, finding, guilty_lines, tensor_words
 from tonnage.explain.rewrites import free_gradients
 from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.source import Source

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, Guilty, lines_words
-from tonnage.explain.fixes import allocator_fix
+from tonnage.explain.fixes import Finding, Guilty, allocator_fix, lines_words
 from tonnage.recording import Allocation, Recording
 from tonnage.recording.holes import segments_at
 from tonnage.units import MIB, format_bytes

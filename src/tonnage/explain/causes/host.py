@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tonnage.errors import UnknownGpu
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Cause, Finding, Guilty
-from tonnage.explain.fixes import Fix
+from tonnage.explain.fixes import Cause, Finding, Fix, Guilty
 from tonnage.explain.words import words_for
 from tonnage.hardware.cluster import find_cluster
 from tonnage.ledger import Category

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Cause, Finding, Guilty, guilty_lines
-from tonnage.explain.fixes import Fix, fix_of
+from tonnage.explain.fixes import Cause, Finding, Fix, Guilty, fix_of, guilty_lines
 from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.source import KeepingStatement, Source
 from tonnage.ledger import Category

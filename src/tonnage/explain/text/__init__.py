@@ -6,7 +6,7 @@ Text proves less than a recording, so each cause has a certainty and its evidenc
 from tonnage.explain.text.diagnosis import TextDiagnosis, explain_text
 from tonnage.explain.text.log import Episode, find_episode, text_lines
 from tonnage.explain.text.numbers import MessageNumbers, read_numbers
-from tonnage.explain.text.words import Certainty, Suspect
+from tonnage.explain.text.suspects import Certainty, Suspect
 
 __all__ = [
     "Certainty",

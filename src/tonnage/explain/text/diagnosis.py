@@ -8,8 +8,7 @@ from tonnage.errors import RequestError
 from tonnage.explain.text.log import Episode, find_episode
 from tonnage.explain.text.numbers import MessageNumbers, read_numbers
 from tonnage.explain.text.places import FailurePlace, framework_words, place_of
-from tonnage.explain.text.suspects import suspects_of
-from tonnage.explain.text.words import Said, Suspect, said_in
+from tonnage.explain.text.suspects import Said, Suspect, said_in, suspects_of
 from tonnage.units import format_bytes
 
 _MOST_STEPS = 5

@@ -82,10 +82,10 @@ def place_of(lines: Sequence[str]) -> FailurePlace:
     words = [frame.words for frame in frames]
     # From the inside out: a softmax says more than the loop around it.
     inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
-    names = ("name", "cause", "says", "steps")
-    operator = (
-        FailedOperator(*map(inner.__getitem__, names), least_share=inner.get("least_share", 0.0)) if inner else None
-    )
+    operator = None
+    if inner:
+        known = (inner["name"], inner["cause"], inner["says"], inner["steps"])
+        operator = FailedOperator(*known, inner.get("least_share", 0.0))
     phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
     counted = [line[-400:] for line in lines if not _OTHER_BARS.search(line)]
     counts = [int(next(filter(None, groups), 0)) for line in counted for groups in _STEPS.findall(line)[:3]]

@@ -6,7 +6,7 @@ from string import Template
 from tonnage.explain.diff import Growth
 from tonnage.report.html import markup
 from tonnage.report.html.markup import read_part, simple_page, size, text
-from tonnage.report.html.sections import SOURCES
+from tonnage.report.html.page import SOURCES
 from tonnage.report.html.series import line_of
 from tonnage.report.runs.diff import ComparedRuns, growth_percent, labelled, signed
 from tonnage.report.runs.total import verdict_words

@@ -14,12 +14,12 @@ from tonnage.planner.rl.search import RlFindings, RlPlan
 from tonnage.planner.rl.settings import trl_settings, verl_settings
 from tonnage.planner.serving.search import ServingPlan
 from tonnage.planner.training.search import PlanSearch, TrainingPlan
-from tonnage.report.campaign import Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, simple_page, size, text
 from tonnage.report.plans import rl, serving
 from tonnage.report.plans.notes import length_words
 from tonnage.report.plans.training import TrainingAnswer, brief, flags, notes, number_words, pace, time_words
+from tonnage.report.step_time import Campaign, campaign_words
 from tonnage.units import percent
 
 _ROWS = 12

@@ -15,31 +15,20 @@ def holder_lines(shape: ModelShape, holders: list[Holder], *, what: str, most: s
     yield ""
     yield from wrapped(f"{shape.name}, {shape.parameters / 1e9:,.2f} B · {what} · which cards hold it")
     yield ""
-    least = smallest(holders)
-    holding = [holder for holder in holders if holder.most]
-    if holding:
-        offload = "offload" * any(holder.offload for holder in holding)
-        heads = ("", "cards", "memory", "used a GPU", most, "tokens/s", offload)
-        yield from table([heads, *(_cells(holder, holder is least) for holder in holding)], align="<<>>>><", names=(6,))
-        yield ""
+    least, holding = smallest(holders), [holder for holder in holders if holder.most]
+    offload = "offload" * any(holder.offload for holder in holding)
+    rows: list[tuple[str, ...]] = [("", "cards", "memory", "used a GPU", most, "tokens/s", offload)]
+    for one in holding:
+        sizes = (f"{size / GIB:,.1f} GiB" for size in (one.memory_bytes, one.needed_bytes))
+        where = ("NVMe" if "nvme" in one.offload else "host") if one.offload else ""
+        counts = (f"{one.most:,}", f"{one.tokens_per_s:,.0f}")
+        rows.append(("→" * (one is least), one.cluster.name, *sizes, *counts, where))
+    yield from [*table(rows, align="<<>>>><", names=(6,)), ""] if holding else ()
     if least:
         yield from wrapped(f"→ the least memory that holds it; in full: --gpus {least.cluster.name}")
     too_small = [holder.cluster.name for holder in holders if not holder.most]
     if too_small:
         yield from wrapped(f"too small: {', '.join(too_small)}")
-
-
-def _cells(holder: Holder, marked: bool) -> tuple[str, ...]:
-    where = "NVMe" if "nvme" in holder.offload else "host"
-    return (
-        "→" if marked else "",
-        holder.cluster.name,
-        f"{holder.memory_bytes / GIB:,.1f} GiB",
-        f"{holder.needed_bytes / GIB:,.1f} GiB",
-        f"{holder.most:,}",
-        f"{holder.tokens_per_s:,.0f}",
-        where if holder.offload else "",
-    )
 
 
 def holder_figures(shape: ModelShape, holders: list[Holder], *, most: str) -> dict[str, Any]:

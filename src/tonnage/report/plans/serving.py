@@ -65,7 +65,7 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     title = Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}")
     parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
     parts.append(f"{asked.weights} weights, {asked.kv} cache")
-    head = [*spread(title, verdict), *wrapped(" · ".join(parts))]
+    head: list[Text | str] = [*spread(title, verdict), *wrapped(" · ".join(parts))]
     if asked.stage_layers:
         head += wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
     # The memory of a GPU.

@@ -17,7 +17,6 @@ from tonnage.budget.time.roofline import peak_rate
 from tonnage.budget.training.objectives import NEXT_TOKEN
 from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
-from tonnage.report.campaign import NONE, Campaign, campaign_figures, campaign_words
 from tonnage.report.lines import bar, beside, column, cut, packed, picked, report_width, table_unit, wrapped
 from tonnage.report.plans.notes import (
     frozen_bytes,
@@ -28,6 +27,7 @@ from tonnage.report.plans.notes import (
     objective_notes,
     part_words,
 )
+from tonnage.report.step_time import NONE, Campaign, campaign_figures, campaign_words
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ ranks none is, nor of pipeline stages that need less and less. Ranks that failed
 would have and are not compared; if only half of the ranks remain, none are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tonnage.ledger import Category
@@ -34,6 +34,11 @@ class Kind:
 
     first: RankSummary
     ranks: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Its rank numbers: "rank 7", "ranks 0–3, 8"."""
+        return f"rank{'s' * (len(self.ranks) > 1)} {spans_of(self.ranks)}"
 
     @property
     def verdict(self) -> str:
@@ -87,7 +92,7 @@ class Comparison:
         verb = "holds" if len(kind.ranks) == 1 else "hold"
         unit = table_unit(abs(over))
         why = ", ".join(f"{name} {signed(size, unit)}" for name, size in self._why(kind))
-        return f"{name_of(kind.ranks)} {verb} {format_bytes(abs(over), unit)} {direction} than {self.most}: {why}"
+        return f"{kind.name} {verb} {format_bytes(abs(over), unit)} {direction} than {self.most}: {why}"
 
     def _why(self, kind: Kind) -> list[tuple[str, int]]:
         """Return the parts that make the difference, and the rest if it is large; then they sum to it exactly."""
@@ -125,11 +130,6 @@ def compare_ranks(summary: ClusterSummary) -> Comparison:
 def signed(size_bytes: int, unit: str) -> str:
     """Format a difference: "+2.00 GiB"."""
     return f"{'+' if size_bytes >= 0 else '−'}{format_bytes(abs(size_bytes), unit)}"
-
-
-def name_of(ranks: Sequence[int]) -> str:
-    """Format rank numbers: "rank 7", "ranks 0–3, 8"."""
-    return f"rank{'s' * (len(ranks) > 1)} {spans_of(ranks)}"
 
 
 def spans_of(ranks: Iterable[int], width: int = 40) -> str:

@@ -1,27 +1,30 @@
-"""The report of a run as text: the memory it takes, what it is used for, and what to do.
+"""The report of a run as text and as JSON values: the memory it takes, what it is used for, and what to do.
 
-One function per section turns a recording into lines; it only formats.
+One function per section turns a recording into lines. Every size in JSON is in bytes, and its key says so. It only
+formats.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.text import Text
 
+from tonnage import __version__
 from tonnage.explain import Advice, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
 from tonnage.recording.timeline import name_at
-from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.lines import (
     column,
     cut,
     heading,
     ledger_row,
     packed,
+    picked,
     print_sections,
     report_width,
     said,
@@ -31,9 +34,9 @@ from tonnage.report.lines import (
     wrapped,
 )
 from tonnage.report.runs.all_cards import all_cards_sections
-from tonnage.report.runs.host import host_lines
+from tonnage.report.runs.host import host_figures, host_lines
 from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines, verdict_words
-from tonnage.report.step_time import time_lines, time_words
+from tonnage.report.step_time import NONE, Campaign, time_figures, time_lines, time_words
 from tonnage.script.notebook import source_line
 from tonnage.units import GIB, format_bytes, percent
 from tonnage.untrusted import clipped
@@ -276,3 +279,44 @@ def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest
         yield Text("    " + cut(source, report_width() - 4), style=style)
     if at.stack and at.stack[0] != at.line:
         yield Text("  inside " + cut(at.stack[0], report_width() - 9), style="dim")
+
+
+LARGEST = 20
+
+
+def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign: Campaign = NONE) -> dict[str, object]:
+    """Return the values of the first GPU; with several GPUs, each one's are in `cards`."""
+    each = [card_figures(answer, found, campaign) for answer, found in zip(answers, advice, strict=True)]
+    return each[0] | {"cards": each} if len(each) > 1 else each[0]
+
+
+def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE) -> dict[str, Any]:
+    """Return what one GPU would see."""
+    at, header = recording.peak_allocation, asdict(recording.header)
+    notes = [asdict(note) for note in recording.notes]
+    return {
+        "tonnage": __version__,
+        "outcome": header.pop("outcome"),
+        "gpu": header.pop("gpu_name"),
+        "gpu_key": header.pop("gpu"),
+        **header,
+        "fits": recording.fits,
+        "verdict": verdict_words(recording.header.outcome, advice.outlook.climb is not None),
+        "climbs": asdict(advice.outlook.climb) if advice.outlook.climb else None,
+        "outlook": list(advice.outlook.lines),
+        **picked(recording, "peak_allocated_bytes peak_reserved_bytes peak_process_bytes unused_at_peak_bytes"),
+        **time_figures(recording, campaign),
+        "ledger": {str(category): size for category, size in recording.ledger().bytes_by_category.items()},
+        "peak": picked(at, "step phase line stack module operator") if at else None,
+        "phases": {phase.name: phase.peak_allocated_bytes for phase in recording.phases},
+        "steps": [asdict(step) for step in recording.steps],
+        "largest": [asdict(group) | {"category": str(group.category)} for group in recording.largest(LARGEST)],
+        "host": host_figures(recording.host),
+        "oom": asdict(recording.oom) if recording.oom else None,
+        "fixes": [asdict(fix) for fix in advice.fixes],
+        "larger_card": advice.larger_card,
+        "total": asdict(advice.total) if advice.total else None,
+        "stand_ins": [asdict(stand_in) for stand_in in recording.stand_ins],
+        "not_modelled": [note for note in notes if note["kind"] == "not_modelled"],
+        "assumptions": [note for note in notes if note["kind"] == "assumption"],
+    }
