@@ -14,7 +14,7 @@ from tonnage.recording import ClusterRecording, ClusterSummary, Recording
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.html import markup, page
 from tonnage.report.html.host import cluster_host_section
-from tonnage.report.html.markup import embedded, policy, read_part, sentence, share, size, text
+from tonnage.report.html.markup import embedded, policy, read_parts, sentence, share, size, text
 from tonnage.report.html.series import STACKING, STRETCHES, line_of
 from tonnage.report.html.step import sentence as step_sentence
 from tonnage.report.lines import table_unit
@@ -57,14 +57,14 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
         whole = page.render_page(recording, advice_for(recording), stretches=stretches)
         packed = b64encode(gzip.compress(whole.encode(), mtime=0)).decode()
         reports.append(f'<script type="text/plain" id="report-{kind.first.rank}">{packed}</script>')
-    style = page.page_style() + read_part("lines.css") + read_part("cluster.css")
-    script = "".join(map(read_part, _SCRIPTS))
+    inner_style, inner_script = read_parts(*page.STYLES), read_parts(*page.SCRIPTS)
+    style, script = read_parts(*page.STYLES, "lines.css", "cluster.css"), read_parts(*_SCRIPTS)
     # The step time of the rank that all others wait for.
     time = cluster.recording_of(summary.slowest.rank).step_time if summary.slowest else None
     step_words = step_sentence(time, rank_words(summary)) if time else ""
     ceiling = max(summary.capacity_bytes - worst.header.overhead_bytes, 0) if worst else 0
-    return Template(read_part("cluster.html")).substitute(
-        policy=policy([style, page.page_style()], [script, page.page_script()]),
+    return Template(read_parts("cluster.html")).substitute(
+        policy=policy([style, inner_style], [script, inner_script]),
         title=text(title_of(summary)),
         style=style,
         tabs=tabs(shown, found),

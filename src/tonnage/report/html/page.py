@@ -6,7 +6,7 @@ nothing in a recording can run or fetch anything.
 """
 
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict
 from string import Template
 
 from tonnage import __version__
@@ -19,26 +19,27 @@ from tonnage.recording.beyond import moment_of_failure, until_failure
 from tonnage.recording.records import Header
 from tonnage.report.html import markup
 from tonnage.report.html.host import host_section
-from tonnage.report.html.markup import bar, embedded, policy, read_part, share, size, text
+from tonnage.report.html.markup import bar, embedded, policy, read_parts, share, size, text
 from tonnage.report.html.segments import segments_section
 from tonnage.report.html.series import STRETCHES, packed_blocks, series_of
 from tonnage.report.html.step import step_section
-from tonnage.report.lines import table_unit
+from tonnage.report.lines import picked, table_unit
 from tonnage.report.runs.all_cards import place_words
 from tonnage.report.runs.total import caveat_words, larger_card_words, total_words, verdict_words
 from tonnage.units import percent
 
-_SCRIPTS = ("common.js", "drawing.js", "timeline.js", "blocks.js", "controls.js", "moment.js", "icicle.js", "step.js")
-
-
-def page_style() -> str:
-    """Return the style of a page; a cluster's page has more."""
-    return read_part("page.css") + read_part("step.css")
-
-
-def page_script() -> str:
-    """Return the script of a page."""
-    return "".join(map(read_part, _SCRIPTS))
+STYLES = ("page.css", "step.css")  # a cluster's page has more
+SCRIPTS = ("common.js", "drawing.js", "timeline.js", "blocks.js", "controls.js", "moment.js", "icicle.js", "step.js")
+SOURCES = {"virtual": "predicted on a virtual GPU", "cuda": "measured", "snapshot": "measured, from a PyTorch snapshot"}
+MOST_ROWS = 200
+_RESCUES = {True: "✓", False: "✗", None: ""}
+_FIXES = 4
+_NAMES = {
+    "none": "nothing is wrong",
+    "pinned-host": "pinned host memory",
+    "host-memory": "memory of the host",
+    "unbounded-cache": "a cache without a bound",
+}
 
 
 def render_page(
@@ -50,15 +51,18 @@ def render_page(
     cards: AllCards | None = None,
 ) -> str:
     """Return the page; for a long run the chart keeps the extremes of this many stretches."""
-    style, script = page_style(), page_script()
-    shown = until_failure(recording)
+    style, script, shown = read_parts(*STYLES), read_parts(*SCRIPTS), until_failure(recording)
     named = advice or Advice()
     ahead = named.outlook
     # A diagnosis has its own section for its sentence and the outlook, except that memory climbs.
     if diagnosis:
         named = Advice(diagnosis.fixes, diagnosis.larger_card, total=diagnosis.total)
         ahead = Outlook(climb=outlook_of(recording).climb)
-    return Template(read_part("page.html")).substitute(
+    # The request that failed, if it is in the chart.
+    moment, oom, failed = moment_of_failure(recording), recording.oom, None
+    if moment is not None and oom is not None:
+        failed = {"event": moment} | picked(oom, "asked:requested_bytes free:free_bytes reserved:reserved_bytes")
+    return Template(read_parts("page.html")).substitute(
         policy=policy([style], [script]),
         title=text(title_of(recording)),
         style=style,
@@ -73,36 +77,10 @@ def render_page(
         host=host_section(recording),
         settings=settings_section(recording),
         basis=basis_section(recording),
-        data=embedded({"timeline": series_of(shown, stretches), "failure": _failure(recording)}),
+        data=embedded({"timeline": series_of(shown, stretches), "failure": failed}),
         blocks=packed_blocks(shown),
         script=script,
     )
-
-
-def _failure(recording: Recording) -> dict[str, int] | None:
-    """Return the request that failed, if it is in the chart."""
-    moment, oom = moment_of_failure(recording), recording.oom
-    if moment is None or oom is None:
-        return None
-    sizes = {"asked": oom.requested_bytes, "free": oom.free_bytes, "reserved": oom.reserved_bytes}
-    return {"event": moment, **sizes}
-
-
-SOURCES = {
-    "virtual": "predicted on a virtual GPU",
-    "cuda": "measured",
-    "snapshot": "measured, from a PyTorch snapshot",
-}
-_RESCUES = {True: "✓", False: "✗", None: ""}
-NOTHING_AHEAD = Outlook()
-MOST_ROWS = 200
-_FIXES = 4
-_NAMES = {
-    "none": "nothing is wrong",
-    "pinned-host": "pinned host memory",
-    "host-memory": "memory of the host",
-    "unbounded-cache": "a cache without a bound",
-}
 
 
 def title_of(recording: Recording) -> str:
@@ -111,7 +89,7 @@ def title_of(recording: Recording) -> str:
     return " ".join((header.program or header.gpu_name, *header.arguments))
 
 
-def header_section(recording: Recording, ahead: Outlook = NOTHING_AHEAD) -> str:
+def header_section(recording: Recording, ahead: Outlook) -> str:
     """Return the run, the GPU, the verdict, the peaks and the outlook."""
     header, unused = recording.header, recording.unused_at_peak_bytes
     process, capacity = recording.peak_process_bytes, header.capacity_bytes
@@ -215,12 +193,11 @@ def course_section(recording: Recording) -> str:
     phases = [(text(p.name), size(p.peak_allocated_bytes, unit)) for p in recording.phases[:MOST_ROWS]]
     parts = [markup.table(("", ""), phases, name="phase-rows", numbers=(1,))]
     if len(recording.steps) > 1:
-        steps = []
+        steps, more = [], len(recording.steps[MOST_ROWS:])
         for step in recording.steps[:MOST_ROWS]:
             name, held = f"step {step.step}" if step.step else "before any step", step.peak_allocated_bytes
             steps.append((name, size(held, unit), bar([("activations", held)], peak)))
-        more = len(recording.steps) - len(steps)
-        rest = f'<p class="note">and {more:,} more steps</p>' if more > 0 else ""
+        rest = f'<p class="note">and {more:,} more steps</p>' if more else ""
         table = markup.table(("", "", ""), steps, name="step-rows", numbers=(1,))
         parts.append(f'<div class="tall" tabindex="0">{table}{rest}</div>')
     return markup.section("Peaks by phase and step", f'<div class="pair">{"".join(parts)}</div>', name="course")
@@ -255,9 +232,8 @@ def all_cards_section(cards: AllCards) -> str:
     rows = []
     for row in cards.rows():
         first = row[0]
-        end = ("✓", f"{size(first.left_bytes, 'GiB')} left")
-        if first.oom is not None:
-            end = ("✗", text(f"dies in {place_words(first)}"))
+        died = ("✗", text(f"dies in {place_words(first)}"))
+        end = ("✓", f"{size(first.left_bytes, 'GiB')} left") if first.oom is None else died
         sizes = (size(first.gpu.memory_bytes, "GiB"), size(first.process_bytes, "GiB"))
         rows.append((text(", ".join(a.gpu.key for a in row)), *sizes, *end))
     body = markup.table(("cards", "memory", "it takes", "", ""), rows, name="card-rows", numbers=(1, 2))
@@ -269,16 +245,13 @@ def settings_section(recording: Recording) -> str:
     """Return the allocator's settings: those given, and their meaning beside PyTorch's defaults."""
     given, rows = recording.header.settings, []
     with suppress(BadAllocatorSettings):
-        settings, own = AllocatorSettings.parse(given), AllocatorSettings()
-        for name in (entry.name for entry in fields(AllocatorSettings)):
-            here, default = getattr(settings, name), getattr(own, name)
-            if here != default and name != "text":
-                rows.append((text(name), text(str(here)), text(str(default))))
+        settings, own = asdict(AllocatorSettings.parse(given)), asdict(AllocatorSettings())
+        changed = [name for name in own if settings[name] != own[name] and name != "text"]
+        rows = [(text(name), text(str(settings[name])), text(str(own[name]))) for name in changed]
     words = f"<code>PYTORCH_ALLOC_CONF={text(given, 1000)}</code>" if given else "PyTorch's defaults: none was set."
-    parts = [f'<p id="settings-text">{words}</p>']
-    if rows:
-        parts.append(markup.table(("setting", "here", "PyTorch's own"), rows, name="settings-rows"))
-    return markup.section("The allocator's settings", *parts, name="settings")
+    said = f'<p id="settings-text">{words}</p>'
+    table = markup.table(("setting", "here", "PyTorch's own"), rows, name="settings-rows")
+    return markup.section("The allocator's settings", said, *[table] * bool(rows), name="settings")
 
 
 def basis_section(recording: Recording) -> str:
@@ -293,17 +266,12 @@ def basis_section(recording: Recording) -> str:
         ("out of memory, caught by the script", f"{header.ooms_caught:,} times" if header.ooms_caught else ""),
     ]
     rows = [(name, text(words)) for name, words in facts if words]
-    rows += [
-        (
-            "not modelled" if note.kind == "not_modelled" else "assumed",
-            f"{text(note.operator)} ×{note.count:,}: {text(note.text, 1000)}",
-        )
-        for note in recording.notes[:MOST_ROWS]
-    ]
-    rows += [
-        ("read from the virtual GPU", f"{text(s.what)} ×{s.count:,}, {text(s.line)}: {text(s.value)}")
-        for s in recording.stand_ins[:MOST_ROWS]
-    ]
+    for note in recording.notes[:MOST_ROWS]:
+        kind = "not modelled" if note.kind == "not_modelled" else "assumed"
+        rows.append((kind, f"{text(note.operator)} ×{note.count:,}: {text(note.text, 1000)}"))
+    for s in recording.stand_ins[:MOST_ROWS]:
+        words = f"{text(s.what)} ×{s.count:,}, {text(s.line)}: {text(s.value)}"
+        rows.append(("read from the virtual GPU", words))
     body = markup.table(("", ""), rows, name="basis-rows")
     return markup.section("What this rests on", body, name="basis")
 
