@@ -1,27 +1,11 @@
 """Every command as one typer application; `run`, `record` and `serve` are listed here and parse their own words."""
 
+from importlib import import_module
 from inspect import getdoc
 
 import typer
 
 from tonnage import __version__
-from tonnage.commands import (
-    certify,
-    diff,
-    explain,
-    gpu,
-    mcp,
-    plan_rl,
-    plan_serve,
-    plan_train,
-    record,
-    replay,
-    roofline,
-    run,
-    serve,
-    show,
-    watch,
-)
 from tonnage.commands.completion import add_command
 from tonnage.report.lines import report_width
 
@@ -42,14 +26,15 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
         raise typer.Exit
 
 
-for name, module in (("run", run), ("certify", certify), ("record", record), ("serve", serve)):
-    add_command(app, name, module)
+for name in ("run", "certify", "record", "serve"):
+    add_command(app, name)
 plan = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="What a model needs, and the fastest way that fits."
 )
-for name, module in (("plan train", plan_train), ("plan serve", plan_serve), ("plan rl", plan_rl)):
-    add_command(plan, name, module)
+for name in ("plan train", "plan serve", "plan rl"):
+    add_command(plan, name)
 app.add_typer(plan, name="plan")
 # A command's short help is given, as typer would cut the first sentence of the long one.
-for command in (gpu.gpu, show.show, diff.diff, explain.explain, replay.replay, roofline.roofline, watch.watch, mcp.mcp):
-    app.command(command.__name__, short_help=(getdoc(command) or "").partition("\n\n")[0])(command)
+for name in ("gpu", "show", "diff", "explain", "replay", "roofline", "watch", "mcp"):
+    command = getattr(import_module(f"tonnage.commands.{name}"), name)
+    app.command(name, short_help=(getdoc(command) or "").partition("\n\n")[0])(command)

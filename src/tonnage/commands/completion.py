@@ -3,7 +3,7 @@
 typer completes everything else; `tonnage --install-completion` teaches the shell.
 """
 
-from argparse import Action, ArgumentParser
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -17,7 +17,7 @@ except ImportError:  # pragma: no cover
     from click.shell_completion import CompletionItem  # type: ignore[assignment]
 
 
-def add_command(app: typer.Typer, command: str, module: Any) -> None:
+def add_command(app: typer.Typer, command: str) -> None:
     """List a command that parses its own words in the help of typer; `commands.main` calls the command itself."""
 
     class Command(TyperCommand):
@@ -27,10 +27,19 @@ def add_command(app: typer.Typer, command: str, module: Any) -> None:
             return [CompletionItem(name, help=words) for name, words in options.items() if name.startswith(incomplete)]
 
     def offer(ctx: Any, args: list[str], incomplete: str) -> list[str]:
+        """Offer values for an option, or presets where the command plans; where there are none, the shell offers files."""
+        from tonnage.hardware import all_gpus
+        from tonnage.models import all_presets
+
         words = args or ctx.args or list((ctx.params or {}).get("words") or ())
-        parser = parser_of(command)
-        option = next((a for a in parser._actions if words and words[-1] in a.option_strings), None)
-        return [value for value in _values(option, parser) if value.startswith(incomplete)]
+        option = next((a for a in parser_of(command)._actions if words and words[-1] in a.option_strings), None)
+        if option is None:
+            values = list(all_presets()) if command.startswith("plan") else []
+        elif {"--gpu", "--gpus"} & {*option.option_strings}:
+            values = [card.key for card in all_gpus()]
+        else:
+            values = [str(choice) for choice in option.choices or ()]
+        return [value for value in values if value.startswith(incomplete)]
 
     @app.command(
         command.rpartition(" ")[2],
@@ -39,16 +48,4 @@ def add_command(app: typer.Typer, command: str, module: Any) -> None:
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
     )
     def listed(words: list[str] = typer.Argument(None, autocompletion=offer)) -> None:
-        raise typer.Exit(module.command(words))
-
-
-def _values(option: Action | None, parser: ArgumentParser) -> list[str]:
-    """Values for an option, or presets where the command plans; where there are none, the shell offers files."""
-    from tonnage.hardware import all_gpus
-    from tonnage.models import all_presets
-
-    if option is None:
-        return list(all_presets()) if parser.prog.startswith("tonnage plan") else []
-    if "--gpu" in option.option_strings or "--gpus" in option.option_strings:
-        return [card.key for card in all_gpus()]
-    return [str(choice) for choice in option.choices or ()]
+        raise typer.Exit(import_module(f"tonnage.commands.{command.replace(' ', '_')}").command(words))

@@ -32,15 +32,10 @@ def render_plan_page(answer: TrainingAnswer) -> str:
     plan, best, shape = findings.closest, findings.best, findings.shape
     parts = [_header(findings, answer.campaign)]
     if answer.remedies:
-        rows = [
-            (
-                text(r.change),
-                size(r.total_bytes, "GiB"),
-                size(r.capacity_bytes, "GiB"),
-                f"<code>{text(r.flag, 1000)}</code>",
-            )
-            for r in answer.remedies
-        ]
+        rows = []
+        for r in answer.remedies:
+            sizes = (size(r.total_bytes, "GiB"), size(r.capacity_bytes, "GiB"))
+            rows.append((text(r.change), *sizes, f"<code>{text(r.flag, 1000)}</code>"))
         table = markup.table(("change", "needs", "of", "how"), rows, name="remedies", numbers=(1, 2))
         parts.append(markup.section("What would fit", table, name="advice"))
     parts.append(f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>')
@@ -67,17 +62,12 @@ def _header(findings: PlanSearch, campaign: Campaign) -> str:
     used = f"{share(plan.total_bytes, plan.capacity_bytes)} of {size(plan.capacity_bytes)}"
     tiles = [("memory a GPU", size(plan.total_bytes), used)]
     if findings.fits:
-        tiles = [
-            (f"{unit} a second", f"{rate:,.0f}", f"on {findings.cluster.gpus:,} GPUs"),
-            ("a step", time_words(plan.step_s), f"of {batch:,} {unit}"),
-            *tiles,
-        ]
-    looked = f"{findings.fitting:,} of them fit"
-    tiles.append(("configurations", f"{findings.searched:,}", looked))
+        speed = (f"{unit} a second", f"{rate:,.0f}", f"on {findings.cluster.gpus:,} GPUs")
+        tiles = [speed, ("a step", time_words(plan.step_s), f"of {batch:,} {unit}"), *tiles]
+    tiles.append(("configurations", f"{findings.searched:,}", f"{findings.fitting:,} of them fit"))
     whole = campaign_words(plan, campaign, gpus=findings.cluster.gpus) if findings.fits else []
-    said = "".join(
-        f'<p class="note">{text(words)}</p>' for words in (*whole, *length_words(findings), *notes(findings))
-    )
+    every = (*whole, *length_words(findings), *notes(findings))
+    said = "".join(f'<p class="note">{text(words)}</p>' for words in every)
     verdict, kind = ("fits", "ok") if findings.fits else ("does not fit", "oom")
     facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
     chosen = "<pre>" + text("  ".join(flags(plan)), 1000) + "</pre>"
@@ -116,16 +106,11 @@ def _step(plan: TrainingPlan) -> str:
 def _plans(shape: ModelShape, plans: Sequence[tuple[str, TrainingPlan, float | None]], name: str) -> str:
     """Return plans by description, with the gain of each over the best."""
     most = max(plan.tokens_per_s for _, plan, _ in plans)
-    rows = [
-        (
-            text(words),
-            f"{pace(plan, shape)[0]:,.0f}",
-            "best" if gain is None else f"{100 * gain:+.0f} %",
-            size(plan.total_bytes, "GiB"),
-            bar([("activations", round(plan.tokens_per_s))], round(most)),
-        )
-        for words, plan, gain in plans
-    ]
+    rows = []
+    for words, plan, gain in plans:
+        speed = (f"{pace(plan, shape)[0]:,.0f}", "best" if gain is None else f"{100 * gain:+.0f} %")
+        filled = bar([("activations", round(plan.tokens_per_s))], round(most))
+        rows.append((text(words), *speed, size(plan.total_bytes, "GiB"), filled))
     columns = ("", f"{pace(plans[0][1], shape)[2]}/s", "", "a GPU", "")
     return markup.table(columns, rows, name=name, numbers=(1, 2, 3), kind="plans")
 
@@ -215,15 +200,15 @@ def render_rl_page(found: RlFindings) -> str:
         parts.append(markup.section("What would fit", table, name="advice"))
     parts.append(_rl_timeline(best))
     trl = trl_settings(best)
-    words = trl or verl_settings(best)
-    if words and found.fits:
-        lines = "".join(f"<span>{text(f'{name}={value}', 400)}</span>\n" for name, value in words.items())
+    settings = trl or verl_settings(best)
+    if settings and found.fits:
+        lines = "".join(f"<span>{text(f'{name}={value}', 400)}</span>\n" for name, value in settings.items())
         parts.append(markup.section(f"In {'TRL' if trl else 'verl'}", f"<pre>{lines}</pre>", name="settings"))
     if found.alternatives:
-        plans = [
-            (text("  ".join(rl.engine_words(plan)), 400), time_words(plan.step_s), size(plan.peak.total_bytes))
-            for plan in (best, *found.alternatives)
-        ]
+        plans = []
+        for plan in (best, *found.alternatives):
+            words = text("  ".join(rl.engine_words(plan)), 400)
+            plans.append((words, time_words(plan.step_s), size(plan.peak.total_bytes)))
         table = markup.table(("", "a step", "peak"), plans, name="plans", numbers=(1, 2), kind="plans")
         parts.append(markup.section("This way and others", table, name="others"))
     for number, phase in enumerate(best.phases):

@@ -13,16 +13,15 @@ from tonnage.units import GIB, format_bytes
 
 def all_cards_sections(cards: AllCards) -> list[Iterator[Text]]:
     """Return what the run needs, the GPUs that hold it, and the line that fails on others."""
-    rows = list(cards.rows())
-    holding = [row for row in rows if row[0].oom is None]
-    others = [row for row in rows if row[0].oom is not None]
-    held = []
-    for row in holding:
+    held, died = [], []
+    for row in cards.rows():
+        if row[0].oom is not None:
+            died.append((_names(row, 26), _gib(row[0].gpu.memory_bytes), place_words(row[0])))
+            continue
         low, high = (f"{pick(a.gpu.memory_bytes for a in row) / GIB:.1f}" for pick in (min, max))
         memory = f"{low} GiB" if low == high else f"{low}–{high} GiB"
         most, left = max(a.process_bytes for a in row), min(a.left_bytes for a in row)
         held.append((_names(row, 36), memory, _gib(most), _gib(left)))
-    died = [(_names(row, 26), _gib(row[0].gpu.memory_bytes), place_words(row[0])) for row in others]
     smallest = cards.smallest
     holder = f"the {smallest.gpu.key} is the smallest card that holds it" if smallest else "no known card holds it"
     sentence = f"needs {format_bytes(cards.needed_bytes)} in all; {holder}"
@@ -45,15 +44,12 @@ def _table(
 
 def _names(row: list[CardAnswer], of_80: int) -> str:
     """Return as many names as fit, and how many more there are."""
-    names = [answer.gpu.key for answer in row]
-    room = of_80 * report_width() // 80 - 4
-    shown = names[:1]
-    for name in names[1:]:
-        if len(", ".join([*shown, name])) > room:
-            break
-        shown.append(name)
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f", +{more}" if more else "")
+    names, room = [answer.gpu.key for answer in row], of_80 * report_width() // 80 - 4
+    count = 1
+    while count < len(names) and len(", ".join(names[: count + 1])) <= room:
+        count += 1
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f", +{more}" if more else "")
 
 
 def _gib(size_bytes: int) -> str:

@@ -9,7 +9,7 @@ from rich.text import Text
 from tonnage.explain import Advice, Diagnosis
 from tonnage.explain.text import TextDiagnosis
 from tonnage.recording import Recording
-from tonnage.report.lines import cut, heading, picked, print_sections, report_width, said, spread, table
+from tonnage.report.lines import cut, heading, picked, print_sections, report_width, said, spread, table, texts
 from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines
 from tonnage.units import format_bytes
 from tonnage.untrusted import printable
@@ -17,53 +17,35 @@ from tonnage.untrusted import printable
 _FINDINGS = 4
 _FIXES = 5
 _LINES = 3
-_STYLES = {"none": "bold green"}
-
-
-def print_diagnosis(recording: Recording, diagnosis: Diagnosis, *, stream: TextIO, verbose: bool = False) -> None:
-    """Print the cause, the evidence and what to do."""
-    print_sections(diagnosis_sections(recording, diagnosis, verbose=verbose), stream)
 
 
 def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: bool) -> list[Iterable[Text]]:
-    """Return the sections of the report, in order."""
-    total = Advice(larger_card=diagnosis.larger_card, total=diagnosis.total)
+    """Return the cause, what the run needs in all, the evidence and what to do."""
+    # The cause.
+    header, total = recording.header, Advice(larger_card=diagnosis.larger_card, total=diagnosis.total)
+    name = cut(header.program, report_width() // 2)
+    card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
+    verdict = Text(diagnosis.cause, style="bold green" if diagnosis.cause == "none" else "bold red")
+    cause = [*spread(Text(f"  {' · '.join(filter(None, (name, card)))}", style="bold"), verdict)]
+    cause += said(diagnosis.sentence)
+    # The evidence. The cause's own sentence is already printed above.
+    evidence = [heading("evidence")] if diagnosis.evidence else []
+    shown = diagnosis.evidence if verbose else diagnosis.evidence[:_FINDINGS]
+    for finding in shown:
+        words = finding.rule if finding.sentence in diagnosis.sentence else finding.sentence
+        evidence += said(words, first=f"  {format_bytes(finding.size_bytes):>11}   ")
+        rows = []
+        for g in finding.lines if verbose else finding.lines[:_LINES]:
+            what = f"{g.count:,} × {g.what}" if g.count > 1 else g.what
+            rows.append((format_bytes(g.size_bytes), g.line or "no line known", what))
+        evidence += texts(table(rows, align="><<", names=(1, 2), first=" " * 9) if rows else [], "dim")
+    if more := len(diagnosis.evidence) - len(shown):
+        evidence.append(Text(f"   and {more} more: --verbose", style="dim"))
+    # What to do.
     fixes = list(fix_lines("what to do", diagnosis.fixes if verbose else diagnosis.fixes[:_FIXES], how_below=True))
     if diagnosis.larger_card:
         fixes.append(Text(f"  {larger_card_words(recording, diagnosis.larger_card)}"))
-    return [_cause(recording, diagnosis), total_lines(recording, total), _evidence(diagnosis, verbose), fixes]
-
-
-def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
-    header = recording.header
-    name = cut(header.program, report_width() // 2)
-    card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
-    verdict = Text(diagnosis.cause, style=_STYLES.get(diagnosis.cause, "bold red"))
-    yield from spread(Text(f"  {' · '.join(filter(None, (name, card)))}", style="bold"), verdict)
-    yield from said(diagnosis.sentence)
-
-
-def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
-    if not diagnosis.evidence:
-        return
-    yield heading("evidence")
-    shown = diagnosis.evidence if verbose else diagnosis.evidence[:_FINDINGS]
-    for finding in shown:
-        # The cause's own sentence is already printed above.
-        words = finding.rule if finding.sentence in diagnosis.sentence else finding.sentence
-        yield from said(words, first=f"  {format_bytes(finding.size_bytes):>11}   ")
-        rows = [
-            (
-                format_bytes(g.size_bytes),
-                g.line or "no line known",
-                f"{g.count:,} × {g.what}" if g.count > 1 else g.what,
-            )
-            for g in (finding.lines if verbose else finding.lines[:_LINES])
-        ]
-        lines = table(rows, align="><<", names=(1, 2), first=" " * 9) if rows else []
-        yield from (Text(line, style="dim") for line in lines)
-    if len(shown) < len(diagnosis.evidence):
-        yield Text(f"   and {len(diagnosis.evidence) - len(shown)} more: --verbose", style="dim")
+    return [cause, total_lines(recording, total), evidence, fixes]
 
 
 def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:

@@ -4,7 +4,7 @@ One function per section turns a recording into lines. Every size in JSON is in 
 formats.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any, TextIO
@@ -42,6 +42,7 @@ from tonnage.units import GIB, format_bytes, percent
 from tonnage.untrusted import clipped
 
 _LARGEST = 5
+_LARGEST_IN_JSON = 20
 _FIXES = 4
 _STEPS = 6
 _LONGEST_REASON = 320  # characters
@@ -70,8 +71,14 @@ def print_report(
 
 def report_sections(
     recording: Recording, advice: Advice, *, verbose: bool, campaign: Campaign | None = None
-) -> list[Iterator[Text]]:
+) -> list[Iterable[Text]]:
     """Return the sections of one GPU's report, in order; without a campaign, times are omitted."""
+    # The changes that save most; for a failed run, whether all of it fits with each.
+    died = recording.header.outcome == "oom"
+    title = "what would save it" if died else "to save memory"
+    changes = [*said(advice.why), *fix_lines(title, advice.fixes[:_FIXES])]
+    if died and not is_limited_by_itself(recording):
+        changes.append(Text(f"  {larger_card_words(recording, advice.larger_card)}"))
     return [
         headline(recording, advice.outlook),
         iter(()) if campaign is None else time_lines(recording, campaign),
@@ -82,7 +89,7 @@ def report_sections(
         course(recording, verbose),
         largest(recording),
         host_lines(recording, verbose=verbose),
-        to_save_memory(recording, advice),
+        changes,
         footnotes(recording, verbose),
     ]
 
@@ -97,14 +104,10 @@ def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
     yield from spread(Text(f"  {card}", style="bold"), Text(*_verdict(recording, bool(ahead.climb))))
     process = recording.peak_process_bytes
     share = f" ({percent(process / header.capacity_bytes, 0)})" if header.capacity_bytes else ""
-    sizes = (
-        f"allocated {format_bytes(recording.peak_allocated_bytes)}",
-        f"reserved {format_bytes(recording.peak_reserved_bytes)}",
-        f"process {format_bytes(process)}{share}",
-    )
+    allocated, reserved = map(format_bytes, (recording.peak_allocated_bytes, recording.peak_reserved_bytes))
+    sizes = (f"allocated {allocated}", f"reserved {reserved}", f"process {format_bytes(process)}{share}")
     yield from map(Text, packed(sizes))
-    at = recording.peak_allocation
-    if at is not None:
+    if at := recording.peak_allocation:
         yield from _place_lines(recording, "peak", at)
     style = "bold yellow" if ahead.climb else "yellow"
     yield from (line for words in ahead.lines for line in said(words, style, rest="    "))
@@ -133,11 +136,9 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
     short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
     asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
     yield from said(f"{asked}{f', in {maker}' if maker else ''}")
-    unused = oom.reserved_bytes - oom.allocated_bytes
-    if unused > _WORTH_SAYING * oom.reserved_bytes:
-        yield from said(
-            f"{format_bytes(unused)} of the {format_bytes(oom.reserved_bytes)} reserved lay unused in pieces"
-        )
+    unused, reserved = oom.reserved_bytes - oom.allocated_bytes, oom.reserved_bytes
+    if unused > _WORTH_SAYING * reserved:
+        yield from said(f"{format_bytes(unused)} of the {format_bytes(reserved)} reserved lay unused in pieces")
 
 
 def ledger(recording: Recording) -> Iterator[Text]:
@@ -184,12 +185,10 @@ def course(recording: Recording, verbose: bool) -> Iterator[Text]:
 
 def largest(recording: Recording) -> Iterator[Text]:
     """Yield the largest tensors at the peak, merging similar ones."""
-    groups = recording.largest(_LARGEST)
+    groups, unit, rows = recording.largest(_LARGEST), table_unit(recording.peak_allocated_bytes), []
     if not groups:
         return
     yield heading("largest at the peak")
-    unit = table_unit(recording.peak_allocated_bytes)
-    rows = []
     for group, line in zip(groups, telling_lines((group.line, group.stack) for group in groups), strict=True):
         module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
         operator = group.operator.removeprefix("aten::")
@@ -204,15 +203,6 @@ def largest(recording: Recording) -> Iterator[Text]:
     for size, what, operator, module, line in rows:
         yield Text(f"  {size:>{sizes}} {cut(f'{what}  {operator}', room)}")
         yield Text(" " * (sizes + 3) + cut(f"{module}  ".lstrip() + line, room))
-
-
-def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
-    """Yield the changes that save most; for a failed run, whether all of it fits with each."""
-    died = recording.header.outcome == "oom"
-    yield from said(advice.why)
-    yield from fix_lines("what would save it" if died else "to save memory", advice.fixes[:_FIXES])
-    if died and not is_limited_by_itself(recording):
-        yield Text(f"  {larger_card_words(recording, advice.larger_card)}")
 
 
 def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
@@ -281,9 +271,6 @@ def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest
         yield Text("  inside " + cut(at.stack[0], report_width() - 9), style="dim")
 
 
-LARGEST = 20
-
-
 def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign: Campaign = NONE) -> dict[str, object]:
     """Return the values of the first GPU; with several GPUs, each one's are in `cards`."""
     each = [card_figures(answer, found, campaign) for answer, found in zip(answers, advice, strict=True)]
@@ -310,7 +297,7 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
         "peak": picked(at, "step phase line stack module operator") if at else None,
         "phases": {phase.name: phase.peak_allocated_bytes for phase in recording.phases},
         "steps": [asdict(step) for step in recording.steps],
-        "largest": [asdict(group) | {"category": str(group.category)} for group in recording.largest(LARGEST)],
+        "largest": [asdict(group) | {"category": str(group.category)} for group in recording.largest(_LARGEST_IN_JSON)],
         "host": host_figures(recording.host),
         "oom": asdict(recording.oom) if recording.oom else None,
         "fixes": [asdict(fix) for fix in advice.fixes],
