@@ -1,7 +1,4 @@
-"""The MCP server, over standard input and output, or over HTTP on this machine.
-
-Errors become readable messages here, as in `commands.main`.
-"""
+"""The MCP server, over standard input and output, or over HTTP on this machine. Errors become readable messages here."""
 
 import os
 import signal

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 class Parser(ArgumentParser):
-    """An ArgumentParser that takes no abbreviations, and names the closest flag where one is not known.
-
-    Its flags are those of these sections of flags.json.
-    """
+    """An ArgumentParser of sections of flags.json, without abbreviations; it names the closest flag to one not known."""
 
     def __init__(self, prog: str, *sections: str, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)

@@ -1,8 +1,4 @@
-"""`tonnage plan serve`: what serving a model takes, how many users fit, and the line that launches it.
-
-Its words are parsed by argparse, as those of `tonnage plan train` are: typer takes longer to load than the plan takes to
-make.
-"""
+"""`tonnage plan serve`: what serving a model takes, how many users fit, and the line that launches it."""
 
 import shlex
 import sys

@@ -1,6 +1,6 @@
 """`tonnage plan train`: the fastest way to train a model on these GPUs that fits.
 
-Its words are parsed by argparse, as those of `tonnage run` are: typer takes longer to load than the plan takes to make.
+The words of all plans are parsed by argparse: typer takes longer to load than a plan takes to make.
 """
 
 import re

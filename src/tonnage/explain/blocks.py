@@ -42,10 +42,7 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
 
 
 def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[Allocation]]:
-    """Give saved tensors two lives: in the block's forward, and from the start of its backward until use.
-
-    The output, which is the next block's input, lives until then, even if nothing saved it.
-    """
+    """Give saved tensors two lives: in the block's forward, and from its backward on. The output lives until then."""
     again = min((a.died for a in saved if a.died is not None), default=None)
     parts = {}
     for a in saved:

@@ -47,10 +47,7 @@ def surprising_tensor(case: Case) -> Finding | None:
 
 
 def compile_peak(case: Case) -> Finding | None:
-    """Return the excess of the first step over the largest later one, with what only the first had.
-
-    Compilation, autotuning and algorithm search try out kernels.
-    """
+    """Return the excess of the first step over the largest later one: compilation, autotuning and algorithm search."""
     steps = [step for step in case.recording.steps if step.step]
     if len(steps) < 2 or case.death:
         return None

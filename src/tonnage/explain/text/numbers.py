@@ -91,10 +91,7 @@ class MessageNumbers:
 
 
 def read_numbers(text: str) -> MessageNumbers | None:
-    """Return the numbers of the first message in a text with normalized white space; None without one.
-
-    Numbers that no device can report are rejected.
-    """
+    """Return the numbers of the first message in a text with single spaces, if any; reject what no device can report."""
     start = _MESSAGE.search(text)
     if start is None:
         return None

@@ -18,16 +18,7 @@ from tonnage.report.html.markup import embedded, policy, read_parts, sentence, s
 from tonnage.report.html.series import STACKING, STRETCHES, line_of
 from tonnage.report.html.step import sentence as step_sentence
 from tonnage.report.lines import table_unit
-from tonnage.report.runs.odd_ranks import (
-    BEYOND,
-    LABELS,
-    OUTSIDE,
-    Comparison,
-    Kind,
-    compare_ranks,
-    signed,
-    spans_of,
-)
+from tonnage.report.runs.odd_ranks import BEYOND, LABELS, OUTSIDE, Comparison, Kind, compare_ranks, signed, spans_of
 from tonnage.report.step_time import rank_words
 from tonnage.units import format_bytes, percent
 

@@ -1,7 +1,4 @@
-"""Pieces of HTML, and what every page shares. Everything from a recording goes through `text`, since it is untrusted.
-
-A page allows only its own script and style (by hash), so nothing in a recording can run or fetch anything.
-"""
+"""Pieces of HTML, and what every page shares. Everything from a recording goes through `text`, since it is untrusted."""
 
 import gzip
 import json

@@ -1,8 +1,4 @@
-"""Plans as HTML pages that work offline, each with its bytes, alternatives and terms.
-
-Of training: the plan, its ledger and step, reasons. Of serving: a GPU's memory, the KV cache, other layouts, how to launch it. Of
-reinforcement learning: the phases of a step as bars by category.
-"""
+"""Plans of training, serving and reinforcement learning as HTML pages that work offline."""
 
 import shlex
 from collections.abc import Sequence

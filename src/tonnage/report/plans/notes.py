@@ -1,9 +1,4 @@
-"""Notes on a plan, as text and as JSON values: loading, samples of many lengths, an objective, a model of several parts.
-
-Of loading: what it takes, for training and serving. Of lengths: the worst micro-batch, padding, and other ways to batch them. Of
-an objective other than next-token prediction: its samples, its frozen model, the batch that one pass can see. Of parts: images,
-and what is frozen.
-"""
+"""Notes on a plan, as text and as JSON values: loading, samples of many lengths, an objective, a model of several parts."""
 
 from __future__ import annotations
 

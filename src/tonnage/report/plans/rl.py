@@ -1,7 +1,4 @@
-"""A step of reinforcement learning as text and as JSON values: its phases, the fullest one, alternatives, changes.
-
-It computes only shares and sums for display.
-"""
+"""A step of reinforcement learning as text and as JSON values: its phases, the fullest one, alternatives, changes."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""A serving plan as text and as JSON values: the ledger of one GPU, the KV cache, who fits, and how to launch it.
-
-It computes only shares and sums for display.
-"""
+"""A serving plan as text and as JSON values: the ledger of one GPU, the KV cache, who fits, and how to launch it."""
 
 import shlex
 from collections.abc import Iterator

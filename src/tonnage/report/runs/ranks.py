@@ -1,8 +1,4 @@
-"""The report of a cluster's ranks: a table with one line per kind, outliers marked, then one rank in full.
-
-JSON values are those of the rank that needs most, with times of the slowest, and every rank that ran in `ranks`. It
-only formats.
-"""
+"""The report of a cluster's ranks: a table with one line per kind, outliers marked, then one rank in full."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -67,7 +63,7 @@ def tell_rank(summary: ClusterSummary, rank: int | None) -> None:
 
 
 def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, object]:
-    """Return the values of the rank that needs most, and of all ranks."""
+    """Return the values of the rank that needs most, with times of the slowest, and every rank that ran in `ranks`."""
     summary, worst = cluster.summary, cluster.summary.worst
     base: dict[str, Any] = {"gpu_key": summary.gpu}
     if worst is not None:

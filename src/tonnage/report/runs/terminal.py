@@ -1,8 +1,4 @@
-"""The report of a run as text and as JSON values: the memory it takes, what it is used for, and what to do.
-
-One function per section turns a recording into lines. Every size in JSON is in bytes, and its key says so. It only
-formats.
-"""
+"""The report of a run as text and as JSON values: the memory it takes, what it is used for, and what to do."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -255,10 +251,7 @@ def _where(step: int, phase: str) -> str:
 
 
 def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest, style: str = "") -> Iterator[Text]:
-    """Yield "peak in step 2, backward, at train.py:88  loss.backward()", with source if the script is available.
-
-    Below it is the library's line that the script's own line led to, if any.
-    """
+    """Yield "peak in step 2, backward, at train.py:88  loss.backward()"; below it the library's line that it led to."""
     words = f"{what} {_where(at.step, at.phase)}" + (f", at {at.line}" if at.line else "")
     *lines, last = wrapped(words)
     source = source_line(recording.header.script, at.line) if at.line else ""
@@ -278,7 +271,7 @@ def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign:
 
 
 def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE) -> dict[str, Any]:
-    """Return what one GPU would see."""
+    """Return what one GPU would see. Every size is in bytes, and its key says so."""
     at, header = recording.peak_allocation, asdict(recording.header)
     notes = [asdict(note) for note in recording.notes]
     return {
