@@ -128,8 +128,6 @@ class Case:
         """Peak bytes until it failed or ended."""
         return max(1, self.until_death.peak_allocated_bytes)
 
-    # Phases, for rules about evaluation, saving and the like
-
     def spans_of(self, phases: Collection[str]) -> list[tuple[int, int]]:
         """Return (first event, event after the last) of each stretch of these phases."""
         length = len(self.needed.timeline.allocated_bytes)

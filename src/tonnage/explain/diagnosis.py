@@ -58,9 +58,7 @@ def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Dia
     case = Case(recording, cluster)
     findings = [finding for rule in RULES if (finding := rule(case))]
     named = _named(case, findings)
-    findings.sort(
-        key=lambda finding: (finding is not named, finding.rule not in ("capacity", "peak"), -finding.size_bytes)
-    )
+    findings.sort(key=lambda f: (f is not named, f.rule not in ("capacity", "peak"), -f.size_bytes))
     advice = advise(recording)
     cause: Cause = named.cause if named and named.cause else "none"
     # The cause's own first, then those that rescue, then by bytes; duplicates removed.
@@ -105,9 +103,8 @@ def _sentence(case: Case, named: Finding | None, findings: list[Finding]) -> str
     if named.cause == "capacity":
         assert case.death and case.recording.oom
         death, line = case.death, case.recording.oom.line
-        asked = f"{format_bytes(death.requested_bytes)} more" + (f" at {line}" if line else "")
-        words = f"it asked for {asked}, on top of {format_bytes(death.allocated_bytes)}"
-        words += f", {format_bytes(death.shortage_bytes)} short"
+        asked, held, short = map(format_bytes, (death.requested_bytes, death.allocated_bytes, death.shortage_bytes))
+        words = f"it asked for {asked} more{f' at {line}' if line else ''}, on top of {held}, {short} short"
         words += "".join(f"; {finding.sentence}" for finding in findings if finding.rule == "surprising-tensor")
         if any(finding.rule == "own-limit" for finding in findings):
             return f"Its own limit is too small for it: {words}."

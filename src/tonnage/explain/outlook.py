@@ -50,9 +50,6 @@ def outlook_of(recording: Recording) -> Outlook:
     return replace(climbing, lines=(*climbing.lines, *lines))
 
 
-# Steps that leave something behind
-
-
 def _leak(case: Case) -> Outlook | None:
     """Return what every step keeps, and the step in which that fills the card."""
     kept, finding = kept_blocks(case), leak(case)
@@ -72,9 +69,6 @@ def _leak(case: Case) -> Outlook | None:
         ahead = f": it will die about step {climb.dies_at_step:,} on this card"
     words = f"the steps climb by {format_bytes(each)} each ({kept_words(case, kept)}){ahead}"
     return Outlook((words,), climb, finding.fixes)
-
-
-# Reserved memory that creeps up
 
 
 def _creep(case: Case) -> Outlook | None:
@@ -97,9 +91,6 @@ def _creep(case: Case) -> Outlook | None:
     count = len(steps) - half
     words = f"reserved memory still climbs, {format_bytes(grew)} in the last {count} steps, though allocated memory does not"
     return Outlook((f"{words}: fragmentation",), Climb(grew // count, None), (fix,) if fix else ())
-
-
-# Lengths that vary
 
 
 def _lengths(case: Case) -> Iterator[str]:

@@ -59,7 +59,7 @@ class Source:
         for statement in self._statements():
             if _spans(statement, line) and isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                made |= {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+                made = made.union(*map(_loaded, targets))
         return made
 
     def keeper_on(self, line: int) -> KeepingStatement | None:

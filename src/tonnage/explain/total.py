@@ -5,6 +5,7 @@ at that card's limit.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import needed_of
@@ -44,26 +45,18 @@ def total_of(recording: Recording) -> Total | None:
     at, of_batch, ending = needed.peak_allocation, batch_of(needed), ending_of(recording)
     # If a run was cut off or failed otherwise, a smaller batch's later needs are unknown.
     batch = largest_batch(needed, of_batch) if of_batch and ending in (TO_ITS_END, REPEATS) else None
-    return Total(
-        needed_bytes=least_bytes(needed),
-        peak_allocated_bytes=needed.peak_allocated_bytes,
-        step=at.step if at else 0,
-        phase=at.phase if at else "",
-        line=at.line if at else "",
-        ending=ending,
-        batch=batch,
-        of_batch=of_batch if batch else None,
-    )
+    step, phase, line = (at.step, at.phase, at.line) if at else (0, "", "")
+    peak, of_batch = needed.peak_allocated_bytes, of_batch if batch else None
+    return Total(least_bytes(needed), peak, step, phase, line, ending, batch, of_batch)
 
 
 def batch_of(needed: Recording) -> int | None:
     """Return the first dimension of the inputs at the peak, or of all inputs; None if they differ."""
     inputs = [a for a in needed.allocations if a.category is Category.INPUTS and a.shape and len(a.shape) > 1]
     at_peak = {a.index for a in needed.live_at_peak}
-    by_extent: dict[int, int] = {}
+    by_extent: Counter[int] = Counter()
     for a in [a for a in inputs if a.index in at_peak] or inputs:
-        assert a.shape
-        by_extent[a.shape[0]] = by_extent.get(a.shape[0], 0) + a.block_bytes
+        by_extent[a.shape[0] if a.shape else 0] += a.block_bytes
     extent = max(by_extent, key=by_extent.__getitem__, default=0)
     return extent if extent > 1 and by_extent[extent] >= _MOST_SHARE * sum(by_extent.values()) else None
 

@@ -40,9 +40,6 @@ def _framework(recording: Recording) -> str:
     return "transformers" if trainer == "trl" else trainer
 
 
-# What the run is
-
-
 def trains(recording: Recording) -> bool:
     """Say whether it computes gradients or was about to: it made an optimizer, or ran backward."""
     return "optimizers" in recording.header.training or any(mark.name == "backward" for mark in recording.marks)
@@ -68,9 +65,6 @@ def half_type(recording: Recording) -> str:
 def optimizers_of(recording: Recording) -> list[str]:
     """Return the full class names of the optimizers; empty if unknown."""
     return recording.header.training.get("optimizers", "").split()
-
-
-# Texts that need more than a table
 
 
 def batch_flag(recording: Recording) -> str | None:

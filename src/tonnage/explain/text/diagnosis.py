@@ -99,13 +99,12 @@ def _proves(numbers: MessageNumbers) -> Iterator[str]:
 def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
     """Return advice in the framework's terms: for the first cause, and if short, the next of equal certainty."""
     chosen: dict[str, None] = {}
-    for suspect in causes[:1] + [other for other in causes[1:3] if other.certainty == causes[0].certainty]:
+    for suspect in [other for other in causes[:3] if other.certainty == causes[0].certainty]:
         if len(chosen) > 1:
             break
         # Serving and image generation have no gradients to accumulate.
         for step in words.get(suspect.cause, suspect.steps):
-            filled = step
             for name, value in words.items():
-                filled = filled.replace(f"{{{name}}}", str(value))
-            chosen.setdefault(filled)
+                step = step.replace(f"{{{name}}}", str(value))
+            chosen.setdefault(step)
     return tuple(chosen)[:_MOST_STEPS]

@@ -77,9 +77,6 @@ def title_of(summary: ClusterSummary) -> str:
     return " ".join((summary.script or summary.words, *summary.arguments))
 
 
-# The head
-
-
 def header_section(
     summary: ClusterSummary, found: Comparison, worst: Recording | None, step_words: str = "", *, climbs: bool = False
 ) -> str:

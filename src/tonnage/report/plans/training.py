@@ -406,7 +406,11 @@ def one_figures(plan: TrainingPlan) -> dict[str, Any]:
         "terms": [
             picked(term, "category name size_bytes formula numbers source")
             | {"size_bytes": round(float(term.size_bytes))}
-            | {"numbers": {name: n if isinstance(n, str) else float(n) for name, n in term.numbers.items()}}
+            | {
+                "numbers": {
+                    name: n if isinstance(n, str) else float(n) for name, n in dict[str, Any](term.numbers).items()
+                }
+            }
             for term in plan.terms
         ],
     }

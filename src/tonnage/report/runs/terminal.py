@@ -59,10 +59,9 @@ def print_report(
     cards: AllCards | None = None,
 ) -> None:
     """Print a table of all GPUs if there are several, then the GPU that ran in full."""
-    sections = [cards_table(answers, climbs=bool(advice.outlook.climb))] if len(answers) > 1 else []
-    sections += all_cards_sections(cards) if cards else []
-    sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
-    print_sections(sections, stream)
+    several = [cards_table(answers, climbs=bool(advice.outlook.climb))] if len(answers) > 1 else []
+    several += all_cards_sections(cards) if cards else []
+    print_sections([*several, *report_sections(ran, advice, verbose=verbose, campaign=campaign)], stream)
 
 
 def report_sections(
