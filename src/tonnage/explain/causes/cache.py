@@ -41,10 +41,9 @@ def unbounded_cache(case: Case) -> Finding | None:
                 changes[bisect_right(starts, a.died - 1)] -= a.block_bytes
     levels = [level for level in accumulate(changes[:-1]) if level]
     # Levels rise in each quarter and never fall; rounding may make neighbours equal.
-    if len(levels) < _TURNS or any(after < before for before, after in pairwise(levels)):
-        return None
-    quarters = [levels[(len(levels) - 1) * part // _TURNS] for part in range(_TURNS + 1)]
-    if any(after <= before for before, after in pairwise(quarters)):
+    quarters = [levels[(len(levels) - 1) * part // _TURNS] for part in range(_TURNS + 1) if levels]
+    rises = all(before < after for before, after in pairwise(quarters))
+    if len(levels) < _TURNS or not rises or levels != sorted(levels):
         return None
     each = (levels[-1] - levels[0]) // (len(levels) - 1)
     words = f"the KV cache holds {{size}} and grew by {format_bytes(each)} at every step"
@@ -60,10 +59,8 @@ def growing_generation(case: Case) -> Finding | None:
         return None
     sequences, tokens = longest[0], longest[2]
     each = format_bytes(sum(a.block_bytes for a in cached) // tokens)
-    words = (
-        f"the KV cache of generate() holds {{size}} at {tokens:,} tokens of {sequences:,} sequences, "
-        f"{each} for each more of max_new_tokens"
-    )
+    held = f"the KV cache of generate() holds {{size}} at {tokens:,} tokens of {sequences:,} sequences"
+    words = f"{held}, {each} for each more of max_new_tokens"
     layers = max(1, len(cached) // 2)
     offloaded = resized(case.needed, lambda a: min(1.0, _AT_ONCE / layers) if _is_cached(a) else 1.0)
     how = 'generate(..., cache_implementation="offloaded")'

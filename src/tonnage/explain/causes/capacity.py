@@ -18,11 +18,8 @@ def capacity(case: Case) -> Finding | None:
     """Return the largest categories and lines at the decisive moment."""
     if not case.live:
         return None
-    ledger = Ledger.of((a.category, a.block_bytes) for a in case.live)
-    total = ledger.total_bytes
-    lines = guilty_lines(case.live)
-    when = "were needed when it died" if case.death else "at the peak"
-    category, size_bytes = next(ledger.ranked())
+    ledger, lines = Ledger.of((a.category, a.block_bytes) for a in case.live), guilty_lines(case.live)
+    total, (category, size_bytes) = ledger.total_bytes, next(ledger.ranked())
     # Older blocks have no lines: if they dominate, no line is named.
     known = [a for a in case.live if a.line and category in (a.category, Category.EARLIER)]
     is_most = category is Category.EARLIER or 2 * sum(a.block_bytes for a in known) > size_bytes
@@ -34,9 +31,10 @@ def capacity(case: Case) -> Finding | None:
         words = f"what {size} of it are for is not known"
     else:
         words = f"{category.label} are {size} of it"
-    sentence = f"{format_bytes(total)} {when}; {words}" + (f", {most}{where}" if where else "")
+    words += f", {most}{where}" if where else ""
     if case.death is None:
-        return Finding("peak", sentence, total, lines=lines)
+        return Finding("peak", f"{format_bytes(total)} at the peak; {words}", total, lines=lines)
+    sentence = f"{format_bytes(total)} were needed when it died; {words}"
     return Finding("capacity", sentence, total, "capacity", lines=lines)
 
 

@@ -1,7 +1,7 @@
 """Small rules that name no cause: tensors that are evidence beside one."""
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from math import prod
 
 from tonnage.explain.case import Case
@@ -133,26 +133,21 @@ def graph_without_backward(case: Case) -> Finding | None:
     kept = [a for a in case.live if a.category is Category.ACTIVATIONS and a.died is None]
     if not case.is_worth(kept, _GRAPH_SHARE) or len({a.line for a in kept}) < _GRAPH_LINES:
         return None
-    words = (
-        "{size} of activations are kept as for a backward, most{at}, and the recording has none: if none is to come, "
-        "with torch.inference_mode(): frees them"
-    )
-    return finding(case, "graph-without-backward", words, kept)
+    words = "{size} of activations are kept as for a backward, most{at}, and the recording has none: if none is to come"
+    return finding(case, "graph-without-backward", f"{words}, with torch.inference_mode(): frees them", kept)
 
 
 def varying_lengths(case: Case) -> Finding | None:
     """Return the lines whose largest request varies with every iteration, if much of the reserved memory is unused."""
-    largest: dict[str, dict[int, int]] = {}
+    largest: dict[str, Counter[int]] = defaultdict(Counter)
     for a in case.recording.allocations:
         if a.block_bytes >= MIB and (turn := bisect_right(case.turns, a.born)):
-            of_line = largest.setdefault(a.line, {})
-            of_line[turn] = max(of_line.get(turn, 0), a.requested_bytes)
+            largest[a.line][turn] = max(largest[a.line][turn], a.requested_bytes)
     lines = []
     for line, by_turn in largest.items():
-        sizes, distinct = by_turn.values(), len(set(by_turn.values()))
-        if len(sizes) >= _VARYING_TURNS and distinct >= _DISTINCT_SHARE * len(sizes):
-            words = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-            lines.append(Guilty(line, max(sizes), distinct, words))
+        least, most, distinct = min(by_turn.values()), max(by_turn.values()), len(set(by_turn.values()))
+        if len(by_turn) >= _VARYING_TURNS and distinct >= _DISTINCT_SHARE * len(by_turn):
+            lines.append(Guilty(line, most, distinct, f"{format_bytes(least)} to {format_bytes(most)}"))
     lines.sort(key=lambda row: -row.size_bytes)
     unused = case.death.unused_bytes if case.death else case.recording.unused_at_peak_bytes
     if not lines or unused < _UNUSED_SHARE * case.recording.peak_reserved_bytes:
@@ -169,13 +164,10 @@ def ddp_accumulation(case: Case) -> Finding | None:
     """
     length = len(case.recording.timeline.allocated_bytes)
     phases = [name for name, _, _ in spans(case.recording.marks, "phase", length)]
-    optimizers = phases.count("optimizer")
-    times = round(phases.count("backward") / optimizers) if optimizers else 0
+    times = round(phases.count("backward") / max(1, phases.count("optimizer"))) if "optimizer" in phases else 0
     source = Source.find(case.recording.header.script) if times > 1 else None
-    if source is None or source.mentions("no_sync"):
-        return None
-    line = next((found for name in _DDP if (found := source.mentions(name))), None)
-    if line is None:
+    line = next(filter(None, map(source.mentions, _DDP)), None) if source else None
+    if source is None or line is None or source.mentions("no_sync"):
         return None
     gradients = sum(a.block_bytes for a in case.live if a.category is Category.GRADIENTS)
     sentence = f"each of {times} backwards a step reduces all gradients: DistributedDataParallel without no_sync()"

@@ -58,8 +58,7 @@ def leak(case: Case) -> Finding | None:
         return None
     if kept.in_cycle and kept.size_bytes < _WORTH_SHARE * case.peak_bytes:
         return None
-    keeper = _keeper(case, kept)
-    lines = guilty_lines(kept.blocks)
+    keeper, lines = _keeper(case, kept), guilty_lines(kept.blocks)
     if keeper:
         lines = (Guilty(keeper.line, kept.size_bytes, len(kept.blocks), f"keeps it: {keeper.text}"), *lines)
     # What is left behind, and by which line.
@@ -144,8 +143,7 @@ def _is_cache(kept: LeftBehind) -> bool:
 def _keeps_graph(kept: LeftBehind) -> bool:
     """Say whether most of it is forward activations, which backward would have freed."""
     graph = [a for a in kept.blocks if _is_forward(a)]
-    per_turn = len(graph) / kept.turns
-    return per_turn > 2 and _size(graph) >= _GRAPH_SHARE * kept.size_bytes
+    return len(graph) > 2 * kept.turns and _size(graph) >= _GRAPH_SHARE * kept.size_bytes
 
 
 def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
@@ -155,10 +153,8 @@ def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
         return None
     # The names that hold it: the loss of a kept graph, else what its lines assign.
     keeps_graph = _keeps_graph(kept)
-    followed: list[set[str]] = []
-    if keeps_graph:
-        lines = (a.line for a in case.recording.allocations if a.phase == "backward")
-        followed += map(source.names_backward_runs_on, _numbers(lines, source))
+    lines = (a.line for a in case.recording.allocations if a.phase == "backward" and keeps_graph)
+    followed = [*map(source.names_backward_runs_on, _numbers(lines, source))]
     followed += map(source.names_made_on, _numbers(_lines_of(kept), source))
     for names in followed:
         if keeper := source.keeper_of(names, of_graph=keeps_graph):

@@ -395,7 +395,11 @@ def plan_figures(answer: TrainingAnswer) -> dict[str, object]:
 
 def one_figures(plan: TrainingPlan) -> dict[str, Any]:
     """Return one plan."""
-    plain = replace(plan.configuration, objective=NEXT_TOKEN)
+    plain, terms = replace(plan.configuration, objective=NEXT_TOKEN), []
+    for term in plan.terms:
+        numbers = {name: n if isinstance(n, str) else float(n) for name, n in dict[str, Any](term.numbers).items()}
+        own = {"size_bytes": round(float(term.size_bytes)), "numbers": numbers}
+        terms.append(picked(term, "category name size_bytes formula numbers source") | own)
     return {
         "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
         "fits": plan.fits,
@@ -403,16 +407,7 @@ def one_figures(plan: TrainingPlan) -> dict[str, Any]:
         **picked(plan, _PLAN),
         "samples_per_s": plan.samples / plan.step_s,
         "frozen_bytes": frozen_bytes(plan),
-        "terms": [
-            picked(term, "category name size_bytes formula numbers source")
-            | {"size_bytes": round(float(term.size_bytes))}
-            | {
-                "numbers": {
-                    name: n if isinstance(n, str) else float(n) for name, n in dict[str, Any](term.numbers).items()
-                }
-            }
-            for term in plan.terms
-        ],
+        "terms": terms,
     }
 
 
