@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 _GPU = ("gpu", "uuid", "name")
 _PROCESS = ("gpu", "pid", "process")
+_MEMORY = {
+    "total_bytes": "Memory of the GPU.",
+    "used_bytes": "Memory in use.",
+    "reserved_bytes": "Memory that the driver keeps for itself.",
+    "free_bytes": "Memory to be had.",
+}
 
 
 @contextmanager
@@ -23,9 +29,8 @@ def serve(history: WatchHistory, port: int) -> Iterator[int]:
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
-        raise MissingPart(
-            "--prometheus needs prometheus-client.", hint="Install it: pip install 'tonnage[watch]'"
-        ) from None
+        hint = "Install it: pip install 'tonnage[watch]'"
+        raise MissingPart("--prometheus needs prometheus-client.", hint=hint) from None
     registry = CollectorRegistry()
     registry.register(_Collector(history))
     try:
@@ -51,12 +56,8 @@ class _Collector:
 
         gpus = self._history.latest.gpus if self._history.latest else ()
         families = {
-            "total_bytes": GaugeMetricFamily("tonnage_gpu_memory_total_bytes", "Memory of the GPU.", labels=_GPU),
-            "used_bytes": GaugeMetricFamily("tonnage_gpu_memory_used_bytes", "Memory in use.", labels=_GPU),
-            "reserved_bytes": GaugeMetricFamily(
-                "tonnage_gpu_memory_reserved_bytes", "Memory that the driver keeps for itself.", labels=_GPU
-            ),
-            "free_bytes": GaugeMetricFamily("tonnage_gpu_memory_free_bytes", "Memory to be had.", labels=_GPU),
+            key: GaugeMetricFamily(f"tonnage_gpu_memory_{key}", meaning, labels=_GPU)
+            for key, meaning in _MEMORY.items()
         }
         busy = GaugeMetricFamily("tonnage_gpu_busy_ratio", "Share of time in which a kernel ran.", labels=_GPU)
         process_used = GaugeMetricFamily(
