@@ -102,7 +102,7 @@ def _record(options: Namespace, launch: "LaunchCommand", card: Gpu, *, unlimited
 
 def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None) -> int:
     """One run without a limit, and which cards of the catalogue hold it."""
-    from tonnage.explain.cards import MEASURED_CARD, on_all_cards
+    from tonnage.explain.total import MEASURED_CARD, on_all_cards
     from tonnage.recording.replay import as_its_card_saw_it
     from tonnage.report.streams import data_on_stdout
 

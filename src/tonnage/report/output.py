@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
-    from tonnage.explain.cards import AllCards
+    from tonnage.explain.total import AllCards
     from tonnage.recording import Recording
     from tonnage.report.step_time import Campaign
 
@@ -29,8 +29,8 @@ def publish(
 ) -> None:
     """Publish one run's answers, one per GPU, as a report or the requested output; `cards` says which hold it."""
     from tonnage.explain import Advice, advice_for
-    from tonnage.report.runs.all_cards import all_cards_figures
     from tonnage.report.runs.terminal import figures_of, print_report
+    from tonnage.report.runs.total import all_cards_figures
     from tonnage.report.step_time import NONE
 
     planned = campaign or NONE

@@ -4,13 +4,18 @@ from collections.abc import Callable
 
 from tonnage.explain.case import Case
 from tonnage.explain.causes import evidence
-from tonnage.explain.causes.cache import growing_generation, unbounded_cache
-from tonnage.explain.causes.capacity import another_process, capacity, outside_pytorch, own_limit
-from tonnage.explain.causes.data import checkpoint_held_twice, resident_data, saving_on_gpu, waiting_batches
-from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
-from tonnage.explain.causes.fragmentation import fragmentation
+from tonnage.explain.causes.capacity import another_process, capacity, fragmentation, outside_pytorch, own_limit
+from tonnage.explain.causes.growth import growing_generation, leak, unbounded_cache
 from tonnage.explain.causes.host import host_memory, pinned_host
-from tonnage.explain.causes.leak import leak
+from tonnage.explain.causes.phases import (
+    checkpoint_held_twice,
+    graph_in_evaluation,
+    kept_predictions,
+    resident_data,
+    saving_on_gpu,
+    training_in_evaluation,
+    waiting_batches,
+)
 from tonnage.explain.fixes import Finding
 
 __all__ = ["RULES"]

@@ -12,8 +12,8 @@ from string import Template
 from tonnage import __version__
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
 from tonnage.explain import Advice, Diagnosis, Outlook
-from tonnage.explain.cards import AllCards
-from tonnage.explain.outlook import outlook_of
+from tonnage.explain.diagnosis import outlook_of
+from tonnage.explain.total import AllCards
 from tonnage.recording import Recording
 from tonnage.recording.beyond import moment_of_failure, until_failure
 from tonnage.recording.records import Header
@@ -24,8 +24,7 @@ from tonnage.report.html.segments import segments_section
 from tonnage.report.html.series import STRETCHES, packed_blocks, series_of
 from tonnage.report.html.step import step_section
 from tonnage.report.lines import picked, table_unit
-from tonnage.report.runs.all_cards import place_words
-from tonnage.report.runs.total import caveat_words, larger_card_words, total_words, verdict_words
+from tonnage.report.runs.total import caveat_words, larger_card_words, place_words, total_words, verdict_words
 from tonnage.units import percent
 
 STYLES = ("page.css", "step.css")  # a cluster's page has more

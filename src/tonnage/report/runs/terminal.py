@@ -9,8 +9,8 @@ from rich.text import Text
 
 from tonnage import __version__
 from tonnage.explain import Advice, Outlook
-from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
+from tonnage.explain.total import AllCards
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
 from tonnage.recording.timeline import name_at
@@ -29,9 +29,8 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.runs.all_cards import all_cards_sections
 from tonnage.report.runs.host import host_figures, host_lines
-from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines, verdict_words
+from tonnage.report.runs.total import all_cards_sections, fix_lines, larger_card_words, total_lines, verdict_words
 from tonnage.report.step_time import NONE, Campaign, time_figures, time_lines, time_words
 from tonnage.script.notebook import source_line
 from tonnage.units import GIB, format_bytes, percent
