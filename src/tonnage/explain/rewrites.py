@@ -196,7 +196,7 @@ def free_gradients(recording: Recording) -> Rewrite | None:
             continue
         split += outside(a, gaps, partial(made_again, a.shape))
         # A gradient that is freed during a forward or right after it is freed too late.
-        late |= any(a.born < start and a.died is not None and start < a.died <= end for start, end in gaps)
+        late = late or any(a.born < start and a.died is not None and start < a.died <= end for start, end in gaps)
     if split == recording.allocations:
         return None
     how = words_for(recording, "free-gradients", "early" if late else "how")
