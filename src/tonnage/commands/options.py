@@ -123,7 +123,7 @@ def check_cards_named(options: Namespace) -> None:
 
 def publish_holders(shape: "ModelShape", holders: "list[Holder]", options: Namespace, *, what: str, most: str) -> int:
     """Where no cards are named, print which hold the model, or write it as JSON; the exit status."""
-    from tonnage.report.plans.holders import holder_figures, holder_lines
+    from tonnage.report.plans.notes import holder_figures, holder_lines
 
     if options.json:
         from tonnage.report.output import write_json

@@ -1,4 +1,4 @@
-"""Notes on a plan, as text and as JSON values: loading, samples of many lengths, an objective, a model of several parts."""
+"""Notes on a plan (loading, lengths of samples, an objective, parts of a model) and which GPUs hold a model: text and JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tonnage import __version__
 from tonnage.ledger import Category
-from tonnage.report.lines import beside, picked, report_width, wrapped
+from tonnage.report.lines import beside, picked, report_width, table, wrapped
 from tonnage.units import GIB, percent
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tonnage.budget.training.configuration import Configuration
     from tonnage.hardware import Cluster
     from tonnage.models.shape import ModelShape
+    from tonnage.planner.holders import Holder
     from tonnage.planner.training.lengths import Lengths
     from tonnage.planner.training.search import BatchingChoice, PlanSearch, TrainingPlan
 
@@ -204,3 +206,44 @@ def part_words(shape: ModelShape, configuration: Configuration) -> Iterator[str]
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:,.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:,.1f} M"
+
+
+def holder_lines(shape: ModelShape, holders: list[Holder], *, what: str, most: str) -> Iterator[str]:
+    """Yield the table. `what` is planned, like "training at 4,096 tokens"; `most` is the heading of the last column."""
+    from tonnage.planner.holders import smallest
+
+    yield ""
+    yield from wrapped(f"{shape.name}, {shape.parameters / 1e9:,.2f} B · {what} · which cards hold it")
+    yield ""
+    least, holding = smallest(holders), [holder for holder in holders if holder.most]
+    offload = "offload" * any(holder.offload for holder in holding)
+    rows: list[tuple[str, ...]] = [("", "cards", "memory", "used a GPU", most, "tokens/s", offload)]
+    for one in holding:
+        sizes = (f"{size / GIB:,.1f} GiB" for size in (one.memory_bytes, one.needed_bytes))
+        where = ("NVMe" if "nvme" in one.offload else "host") if one.offload else ""
+        counts = (f"{one.most:,}", f"{one.tokens_per_s:,.0f}")
+        rows.append(("→" * (one is least), one.cluster.name, *sizes, *counts, where))
+    yield from [*table(rows, align="<<>>>><", names=(6,)), ""] if holding else ()
+    if least:
+        yield from wrapped(f"→ the least memory that holds it; in full: --gpus {least.cluster.name}")
+    too_small = [holder.cluster.name for holder in holders if not holder.most]
+    if too_small:
+        yield from wrapped(f"too small: {', '.join(too_small)}")
+
+
+def holder_figures(shape: ModelShape, holders: list[Holder], *, most: str) -> dict[str, Any]:
+    """Return the same as JSON values."""
+    from tonnage.planner.holders import smallest
+
+    least = smallest(holders)
+    return {
+        "version": __version__,
+        "model": picked(shape, "name parameters exact"),
+        "smallest": least.cluster.name if least else None,
+        "cards": [
+            picked(holder, "gpus:cluster.name memory_bytes")
+            | {"fits": bool(holder.most)}
+            | picked(holder, f"used_bytes:needed_bytes {most.replace('-', '_')}:most tokens_per_s offload")
+            for holder in holders
+        ],
+    }
