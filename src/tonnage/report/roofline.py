@@ -1,7 +1,7 @@
 """A roofline as text and as JSON values. It computes only shares and sums for display."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from rich.text import Text
@@ -175,15 +175,13 @@ def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:
         # For a measured row, what its bound does not explain; for a predicted or unclassified one, all of it.
         judged = [analysis.measured and row.verdict.bound is not Bound.UNKNOWN for row in rows]
         at_stake_s = sum(row.lost_s if known else row.seconds for row, known in zip(rows, judged, strict=True))
-        found.append((at_stake_s, _named(rows), advice))
+        names = "; ".join(dict.fromkeys(row.item.name for row in rows))
+        if len(rows) == 1:
+            names = f"{names}  {rows[0].item.detail}".strip()
+        elif len({row.item.name for row in rows}) == 1:
+            names += f", {len(rows)} kinds"
+        found.append((at_stake_s, names, advice))
     return sorted((fix for fix in found if fix[0] > 0), key=lambda fix: -fix[0])
-
-
-def _named(rows: Sequence[RooflineRow]) -> str:
-    names = list(dict.fromkeys(row.item.name for row in rows))
-    if len(names) == 1:
-        return f"{names[0]}, {len(rows)} kinds" if len(rows) > 1 else f"{names[0]}  {rows[0].item.detail}".strip()
-    return "; ".join(names)
 
 
 def roofline_figures(analysis: Analysis) -> dict[str, object]:

@@ -34,7 +34,13 @@ def render_plan_page(answer: TrainingAnswer) -> str:
             rows.append((text(r.change), *sizes, f"<code>{text(r.flag, 1000)}</code>"))
         table = markup.table(("change", "needs", "of", "how"), rows, name="remedies", numbers=(1, 2))
         parts.append(markup.section("What would fit", table, name="advice"))
-    parts.append(f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>')
+    # Bytes by category at the peak of one GPU, and what is left of it.
+    held = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
+    free = plan.capacity_bytes - plan.total_bytes
+    held += [("free", "free", free)] if free > 0 else []
+    table = ledger_table(held, max(plan.capacity_bytes, plan.total_bytes))
+    ledger = markup.section("One GPU at its peak", table, name="ledger", note=f"in the {text(plan.moment)}")
+    parts.append(f'<div class="pair">{ledger}{_step(plan) if findings.fits else ""}</div>')
     if best is not None and findings.alternatives:
         others = [(brief(p, best), p, p.tokens_per_s / best.tokens_per_s - 1) for p in findings.alternatives]
         table = _plans(shape, [(brief(best), best, None), *others], "alternatives")
@@ -68,15 +74,6 @@ def _header(findings: PlanSearch, campaign: Campaign) -> str:
     facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
     chosen = "<pre>" + text("  ".join(flags(plan)), 1000) + "</pre>"
     return markup.head(text(shape.name), verdict, kind, facts, markup.tiles(tiles), chosen, said)
-
-
-def ledger_section(plan: TrainingPlan) -> str:
-    """Return bytes by category at the peak of one GPU, and what is left of it."""
-    parts = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
-    free = plan.capacity_bytes - plan.total_bytes
-    parts += [("free", "free", free)] if free > 0 else []
-    table = ledger_table(parts, max(plan.capacity_bytes, plan.total_bytes))
-    return markup.section("One GPU at its peak", table, name="ledger", note=f"in the {text(plan.moment)}")
 
 
 def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int) -> str:

@@ -326,6 +326,12 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
     keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context")
     figures = {f"{key}_bytes": size for key, (_, size) in zip(keys, ledger_rows(budget), strict=True)}
     found = average_waste(asked.users, -(-asked.context // 2), asked.context, kv.layout.block)
+    host: dict[str, Any] = {}
+    if isinstance(budget, LlamaBudget):
+        names = "layers weights_bytes:weights kv_cache_bytes:cache compute_bytes:compute"
+        host = picked(budget, "gpu_layers layers")
+        host["host"] = picked(budget.host, names) | {"total_bytes": budget.host.total}
+        host["cards"] = [picked(card, names) for card in budget.cards]
     return {
         "tonnage": __version__,
         "fits": plan.fits,
@@ -340,18 +346,17 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
             "groups": len(kv.layout.groups),
             **picked(kv, "available_bytes blocks tokens"),
             "max_concurrency": kv.max_concurrency(asked.context),
-            "needed_blocks": budget.needed_blocks,
-            "contiguous_waste": found.contiguous_share,
-            "paged_waste": found.paged_share,
+            **picked(budget, "needed_blocks"),
+            **picked(found, "contiguous_waste:contiguous_share paged_waste:paged_share"),
         },
         **picked(best, "most_users longest_context"),
         "decode": picked(best, "step_s:decode_step_s tokens_per_s"),
         "changes": [picked(change, "flag users context") for change in plan.changes],
         "alternatives": [picked(layout, _ALTERNATIVE) for layout in plan.others],
         "terms": [
-            picked(term, "category name size_bytes formula numbers source")
-            | {"size_bytes": int(term.size_bytes), "numbers": dict(term.numbers)}
-            for term in budget.terms
+            picked(t, "category name size_bytes formula numbers source")
+            | {"size_bytes": int(t.size_bytes), "numbers": dict(t.numbers)}
+            for t in budget.terms
         ],
         "launch": launch_words(plan),
         "beside": [
@@ -362,12 +367,5 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
         ],
         "notes": list(budget.notes),
         "users_per_replica": asked.users,
-        **(_host_figures(budget) if isinstance(budget, LlamaBudget) else {}),
+        **host,
     }
-
-
-def _host_figures(budget: LlamaBudget) -> dict[str, Any]:
-    names = "layers weights_bytes:weights kv_cache_bytes:cache compute_bytes:compute"
-    devices = [picked(device, names) for device in (budget.host, *budget.cards)]
-    host = devices[0] | {"total_bytes": budget.host.total}
-    return picked(budget, "gpu_layers layers") | {"host": host, "cards": devices[1:]}

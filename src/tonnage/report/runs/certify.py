@@ -100,8 +100,7 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
         "part": _part_figures(certificate.part),
         "peak_allocated_bytes": max(lived.allocated_bytes),
         "peak_reserved_bytes": max(lived.reserved_bytes),
-        "peak_process_bytes": lived.peak_bytes,
-        "needs_bytes": certificate.needed_bytes,
+        **picked(certificate, "peak_process_bytes:lived.peak_bytes needs_bytes:needed_bytes"),
         "failure": failure and picked(failure, "line requested_bytes free_bytes short_bytes"),
         "heaviest": [
             _part_figures(part) | {"allocated_bytes": allocated, "reserved_bytes": reserved}
