@@ -68,7 +68,11 @@ def _kind_lines(time: "SteadyStep") -> "Iterator[Text]":
 def step_words(time: "SteadyStep", where: str = "") -> list[str]:
     """Return "a step takes about 412 ms on the h200 (388 to 440 ms)", "39,700 tokens/s", "41 % of its peak"."""
     on = where or f"the {time.gpu.key}"
-    words = [f"a step takes about {time_words(time.step_s)} on {on} ({range_words(time)})"]
+    # The range, like "388 to 440 ms".
+    low, high = time_words(time.low_s), time_words(time.high_s)
+    amount, _, unit = low.partition(" ")
+    about = f"{amount if high.endswith(' ' + unit) else low} to {high}"
+    words = [f"a step takes about {time_words(time.step_s)} on {on} ({about})"]
     # Tokens per second, or samples if there are none.
     count, what = (time.tokens, "tokens") if time.tokens else (time.samples, "samples")
     if count:
@@ -95,13 +99,6 @@ def time_words(seconds: float) -> str:
     if seconds < 1e-4:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
-
-
-def range_words(time: "SteadyStep") -> str:
-    """Format the range: "388 to 440 ms"."""
-    low, high = time_words(time.low_s), time_words(time.high_s)
-    amount, _, unit = low.partition(" ")
-    return f"{amount if high.endswith(' ' + unit) else low} to {high}"
 
 
 def time_figures(recording: "Recording", campaign: Campaign = NONE) -> dict[str, Any]:

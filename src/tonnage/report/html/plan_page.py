@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
-from tonnage.planner.rl.search import RlFindings, RlPlan
+from tonnage.planner.rl.search import RlFindings
 from tonnage.planner.rl.settings import trl_settings, verl_settings
 from tonnage.planner.serving.search import ServingPlan
 from tonnage.planner.training.search import PlanSearch, TrainingPlan
@@ -191,7 +191,17 @@ def render_rl_page(found: RlFindings) -> str:
         remedies = [(f"<code>{text(flag)}</code>", time_words(plan.step_s)) for flag, plan in found.remedies]
         table = markup.table(("", "a step"), remedies, name="changes")
         parts.append(markup.section("What would fit", table, name="advice"))
-    parts.append(_rl_timeline(best))
+    # The phases of a step as bars by category.
+    whole, capacity = max(best.cluster.gpu.memory_bytes, best.peak.total_bytes), best.cluster.gpu.memory_bytes
+    rows, used = [], dict[str, str]()
+    for phase in best.phases:
+        held = [(str(category), part) for category, part in phase.ledger.ranked()]
+        used |= {str(category): category.label for category, _ in phase.ledger.ranked()}
+        rows.append((text(phase.name), time_words(phase.seconds), size(phase.total_bytes), bar(held, whole)))
+    legend = " ".join(f"{markup.swatch(kind)}{text(name)}" for kind, name in used.items())
+    table = markup.table(("", "", "", ""), rows, name="phases", numbers=(1, 2), kind="bars")
+    note = f"of {size(capacity)} on each GPU"
+    parts.append(markup.section("The phases of a step", table, f"<p>{legend}</p>", name="timeline", note=note))
     trl = trl_settings(best)
     settings = trl or verl_settings(best)
     if settings and found.fits:
@@ -227,17 +237,3 @@ def _rl_header(found: RlFindings) -> str:
     ]
     verdict, kind = ("fits", "ok") if found.fits else ("does not fit", "oom")
     return markup.head(text(found.shape.name), verdict, kind, text(" · ".join(facts), 1000), markup.tiles(tiles))
-
-
-def _rl_timeline(plan: RlPlan) -> str:
-    whole = max(plan.cluster.gpu.memory_bytes, plan.peak.total_bytes)
-    rows: list[tuple[str, ...]] = []
-    used: dict[str, str] = {}
-    for phase in plan.phases:
-        parts = [(str(category), part) for category, part in phase.ledger.ranked()]
-        used |= {str(category): category.label for category, _ in phase.ledger.ranked()}
-        rows.append((text(phase.name), time_words(phase.seconds), size(phase.total_bytes), bar(parts, whole)))
-    legend = " ".join(f"{markup.swatch(kind)}{text(name)}" for kind, name in used.items())
-    table = markup.table(("", "", "", ""), rows, name="phases", numbers=(1, 2), kind="bars")
-    note = f"of {size(plan.cluster.gpu.memory_bytes)} on each GPU"
-    return markup.section("The phases of a step", table, f"<p>{legend}</p>", name="timeline", note=note)

@@ -6,7 +6,7 @@ as differences, which are short. Ranks differ in events but share steps, so thei
 differ only in lifetime share a kind, and kinds that differ only in layer number or stack share a row of the page's table.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from itertools import accumulate, groupby, islice, pairwise
@@ -34,10 +34,18 @@ def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, Any
     """Return what the page draws: levels by category and reserved bytes at the points kept, phases and steps."""
     timeline = recording.timeline
     length = len(timeline.allocated_bytes)
-    by_category: dict[Category, list[Allocation]] = {}
+    by_category: dict[Category, list[Allocation]] = defaultdict(list)
     for a in recording.allocations:
-        by_category.setdefault(a.category, []).append(a)
-    points = _points(recording, by_category, stretches)
+        by_category[a.category].append(a)
+    # All events, or of each stretch where levels are lowest and highest.
+    points: Sequence[int] = range(length)
+    if length > WHOLE_UP_TO_TIMES * stretches:
+        edges = [number * length // stretches for number in range(stretches + 1)]
+        kept = {0, length - 1, *(start for start in edges if start < length)}
+        kept |= _extremes(timeline.allocated_bytes, edges, least=True) | _extremes(timeline.reserved_bytes, edges)
+        for allocations in by_category.values():
+            kept |= _extremes(_levels(allocations, length), edges)
+        points = sorted(kept)
     return {
         "events": length,
         "whole": len(points) == length,
@@ -68,20 +76,6 @@ def _levels(allocations: Sequence[Allocation], length: int) -> list[int]:
         if a.died is not None:
             changes[a.died] -= a.block_bytes
     return list(accumulate(changes))
-
-
-def _points(recording: Recording, by_category: dict[Category, list[Allocation]], stretches: int) -> list[int]:
-    timeline = recording.timeline
-    length = len(timeline.allocated_bytes)
-    if length <= WHOLE_UP_TO_TIMES * stretches:
-        return list(range(length))
-    edges = [number * length // stretches for number in range(stretches + 1)]
-    kept = {0, length - 1, *(start for start in edges if start < length)}
-    kept |= _extremes(timeline.allocated_bytes, edges, least=True)
-    kept |= _extremes(timeline.reserved_bytes, edges)
-    for allocations in by_category.values():
-        kept |= _extremes(_levels(allocations, length), edges)
-    return sorted(kept)
 
 
 def _extremes(levels: Sequence[int], edges: Sequence[int], *, least: bool = False) -> set[int]:

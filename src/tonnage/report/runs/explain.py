@@ -89,9 +89,22 @@ def print_text_diagnosis(name: str, found: TextDiagnosis, *, stream: TextIO, ver
         held, count = found.numbers.others, len(found.numbers.others)
         sizes += [(f"held by {count} other process{'es' if count > 1 else ''}", sum(held))] if held else []
         numbers = [Text(f"  {format_bytes(size):>11}   {label}") for label, size in sizes if size is not None]
-    sections: list[Iterator[Text]] = [
-        _text_cause(name, found),
-        iter([heading("the numbers"), *numbers] if found.numbers is not None else []),
+    # The cause, and where.
+    first, frame, episode = found.first, found.place.own_frame, found.episode
+    title = [cut(printable(name), report_width() // 2), found.speaker]
+    verdict = Text(f"{first.cause}, {first.certainty}", style=_CERTAINTIES[first.certainty])
+    cause = [*spread(Text(f"  {' · '.join(filter(None, title))}", style="bold"), verdict)]
+    cause += said(printable(f"{first.title}: {first.sentence}."))
+    if frame:
+        phase = f", in {found.place.phase}" if found.place.phase else ""
+        behind = printable(f":{frame.line} ({cut(frame.function, 30)}){phase}")
+        cause.append(Text(f"  at {cut(printable(frame.file), report_width() - 5 - len(behind))}{behind}", style="dim"))
+    if episode.count > 1:
+        words = f"  the last of {episode.count:,} in the text, at line {episode.first_line:,}"
+        cause.append(Text(words, style="dim"))
+    sections: list[Iterable[Text]] = [
+        cause,
+        [heading("the numbers"), *numbers] if found.numbers is not None else [],
         _listed("proved", [("   · ", sentence) for sentence in found.proves if sentence]),
         _listed("other causes", [(f"  {one.certainty:>9}  {one.cause}: ", one.sentence) for one in others], " " * 13),
         _listed("not proved", [("   · ", sentence) for sentence in found.unproved if sentence]),
@@ -106,22 +119,6 @@ def _listed(title: str, entries: list[tuple[str, str]], rest: str | None = None)
         yield heading(title)
     for first, sentence in entries:
         yield from said(printable(sentence), first=first, rest=rest)
-
-
-def _text_cause(name: str, found: TextDiagnosis) -> Iterator[Text]:
-    first = found.first
-    frame = found.place.own_frame
-    title = [cut(printable(name), report_width() // 2), found.speaker]
-    verdict = Text(f"{first.cause}, {first.certainty}", style=_CERTAINTIES[first.certainty])
-    yield from spread(Text(f"  {' · '.join(filter(None, title))}", style="bold"), verdict)
-    yield from said(printable(f"{first.title}: {first.sentence}."))
-    if frame:
-        phase = f", in {found.place.phase}" if found.place.phase else ""
-        behind = printable(f":{frame.line} ({cut(frame.function, 30)}){phase}")
-        yield Text(f"  at {cut(printable(frame.file), report_width() - 5 - len(behind))}{behind}", style="dim")
-    if found.episode.count > 1:
-        count, line = found.episode.count, found.episode.first_line
-        yield Text(f"  the last of {count:,} in the text, at line {line:,}", style="dim")
 
 
 def text_figures(found: TextDiagnosis) -> dict[str, object]:

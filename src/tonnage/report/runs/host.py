@@ -26,9 +26,12 @@ _WORTH_BYTES = 2 * GIB
 def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]:
     """Yield what the host must have, where and for what, if it is large."""
     host = recording.host
-    if host is None or not (verbose or is_much(host)):
+    if host is None:
         return
     peak, capacity = host.peak, host_capacity_bytes(recording.header.gpu)
+    own = sum(peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES, CUDA))
+    if not verbose and max(host.needed_bytes - own, host.mapped_peak_bytes) < _WORTH_BYTES:
+        return
     of = f" of the {capacity / GIB:,.0f} GiB that come with the card" if capacity else ""
     at = f", at {peak.line}" if peak.line else ""
     short = bool(capacity) and host.needed_bytes > capacity
@@ -44,12 +47,6 @@ def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]
 def when_words(moment: HostMoment) -> str:
     """Say when in the run it was."""
     return f"in step {moment.step}, {moment.phase}" if moment.step else "before any step"
-
-
-def is_much(host: HostPeaks) -> bool:
-    """Say whether tensors, workers or files use enough host memory to mention."""
-    own = sum(host.peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES, CUDA))
-    return max(host.needed_bytes - own, host.mapped_peak_bytes) >= _WORTH_BYTES
 
 
 def ranks_host_lines(summary: ClusterSummary) -> Iterator[Text]:
