@@ -280,7 +280,8 @@ def launch_words(plan: ServingPlan) -> list[str]:
         for name in ("max_seqs", "batched_tokens", "block"):
             if getattr(asked, name) != getattr(usual, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
-        words += ["--weights", asked.weights] * (asked.weights in {"fp8", "int8"} - {plan.shape.dtype})
+        if asked.weights in ("fp8", "int8") and asked.weights != plan.shape.dtype:
+            words += ["--weights", asked.weights]
         return words + ["--kv", "fp8"] * (asked.kv == "fp8") + ["--eager"] * asked.eager
     from tonnage.planner.export import SERVERS, vllm
 
