@@ -57,7 +57,7 @@ class Climb:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The outlook of a run that completed (`explain.outlook`): sentences, whether it climbs, and fixes."""
+    """The outlook of a run that completed (`explain.diagnosis`): sentences, whether it climbs, and fixes."""
 
     lines: tuple[str, ...] = ()
     climb: Climb | None = None
