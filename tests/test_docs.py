@@ -12,7 +12,7 @@ from tonnage.commands.app import app
 from tonnage.commands.options import parser_of
 from tonnage.explain import Advice
 from tonnage.hardware import find_cluster, find_gpu
-from tonnage.report.runs.figures import card_figures
+from tonnage.report.runs.terminal import card_figures
 from tonnage.report.step_time import Campaign
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from tonnage.explain import advice_for, diagnose
 from tonnage.explain.diff import compare
 from tonnage.report.runs.diff import ComparedRuns, diff_figures
 from tonnage.report.runs.explain import explain_figures
-from tonnage.report.runs.figures import figures_of
+from tonnage.report.runs.terminal import figures_of
 
 RECORDING = training_run(batch=8)
 FIGURES = figures_of([RECORDING], [advice_for(RECORDING)])

@@ -4,7 +4,7 @@ import pytest
 
 from snapshots import DATA
 from support import training_run
-from tonnage.assistant.folder import Folder, is_text
+from tonnage.assistant.session import Folder, is_text
 from tonnage.errors import RequestError
 from tonnage.recording import write_recording
 

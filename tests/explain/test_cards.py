@@ -2,10 +2,10 @@ import json
 from dataclasses import replace
 
 from support import gone_on, training_run
-from tonnage.explain.cards import on_all_cards
+from tonnage.explain.total import on_all_cards
 from tonnage.hardware import all_gpus, find_gpu
-from tonnage.report.html.sections import all_cards_section
-from tonnage.report.runs.all_cards import all_cards_figures, all_cards_sections
+from tonnage.report.html.page import all_cards_section
+from tonnage.report.runs.total import all_cards_figures, all_cards_sections
 
 
 def test_every_card_has_an_answer_and_those_that_hold_it_are_larger() -> None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import MIB, Run
-from tonnage.explain.causes.fragmentation import holes_at
+from tonnage.explain.causes.capacity import holes_at
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])

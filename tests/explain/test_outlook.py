@@ -9,7 +9,7 @@ import loops
 from loops import line_of, recorded
 from support import MIB, Run, climbing_run, training_run
 from tonnage.explain import advice_for
-from tonnage.explain.outlook import outlook_of
+from tonnage.explain.diagnosis import outlook_of
 from tonnage.ledger import Category
 from tonnage.recording import Recording
 

@@ -11,7 +11,7 @@ import loops
 from loops import line_of, recorded
 from support import MIB, Run
 from tonnage.explain import Diagnosis, Finding, diagnose
-from tonnage.explain.outlook import outlook_of
+from tonnage.explain.diagnosis import outlook_of
 from tonnage.ledger import Category
 from tonnage.recording import FailedRequest, Recording
 from tonnage.recording.replay import demand

@@ -6,8 +6,7 @@ import pytest
 
 from clock.test_step import PRODUCT, step
 from tonnage.recording import Header, Recording
-from tonnage.report.campaign import Campaign, hours_words
-from tonnage.report.step_time import time_figures, time_lines, time_words
+from tonnage.report.step_time import Campaign, hours_words, time_figures, time_lines, time_words
 
 
 def recording(**changes: object) -> Recording:

@@ -8,7 +8,7 @@ from nvml_fake import GIB
 from tonnage.errors import MissingPart, RequestError
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
 from tonnage.watch import GpuSample, WatchHistory
-from tonnage.watch.prometheus import serve
+from tonnage.watch.history import serve
 
 
 def gpu(used_bytes: int, *processes: ProcessMemory) -> GpuMemory:

@@ -1,7 +1,4 @@
-"""The figures of a command that an assistant needs, and a sentence that sums them up.
-
-`data/answers.toml` lists these figures. Only units are converted.
-"""
+"""The figures of a command that an assistant needs (`data/answers.toml` lists them), and a sentence that sums them up."""
 
 import re
 import tomllib

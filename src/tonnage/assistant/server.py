@@ -1,7 +1,4 @@
-"""The MCP server, over standard input and output, or over HTTP on this machine.
-
-Errors become readable messages here, as in `commands.main`.
-"""
+"""The MCP server, over standard input and output, or over HTTP on this machine. Errors become readable messages here."""
 
 import os
 import signal
@@ -20,8 +17,7 @@ from pydantic import ValidationError
 
 from tonnage import __version__
 from tonnage.assistant import child
-from tonnage.assistant.folder import Folder
-from tonnage.assistant.session import AssistantSession
+from tonnage.assistant.session import AssistantSession, Folder
 from tonnage.assistant.tools import all_tools
 from tonnage.errors import TonnageError
 

@@ -27,8 +27,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
-from tonnage.assistant.folder import is_text
-from tonnage.assistant.session import AssistantSession
+from tonnage.assistant.session import AssistantSession, is_text
 from tonnage.errors import RequestError
 from tonnage.models.diffusion import find_pipeline
 

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage certify`, walk through the training, report; the exit status."""
     from tonnage.report.streams import data_on_stdout
+    from tonnage.script.launchers import read_launch
 
     options = parser_of("certify").parse_args(words)
     if options.epochs < 0 or options.steps < 0:
         raise RequestError("A number of epochs or steps is 1 or more.", hint="Leave it out to certify all of them.")
     gpu = find_cuda_gpu(options.gpu)
-    launch = _launch(options)
+    launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
+    if launch.has_ranks:
+        hint = "Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`."
+        raise RequestError("certify walks through the training of one process, and this launches several.", hint=hint)
+    os.environ.update(launch.environment)
     with data_on_stdout(True):  # the script's own words, a line for each of many steps, go to standard error
         training = _run(options, launch, gpu)
     failed = training.ending.outcome == "error"
@@ -58,17 +63,6 @@ def command(words: list[str]) -> int:
         print(f"tonnage: the script failed: {ending.error}", file=sys.stderr)
         return ending.exit_status or 1
     return int(not certificate.survives)
-
-
-def _launch(options: Namespace) -> "LaunchCommand":
-    from tonnage.script.launchers import read_launch
-
-    launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
-    if launch.has_ranks:
-        hint = "Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`."
-        raise RequestError("certify walks through the training of one process, and this launches several.", hint=hint)
-    os.environ.update(launch.environment)
-    return launch
 
 
 def _run(options: Namespace, launch: "LaunchCommand", gpu: Gpu) -> "TrainingResult":

@@ -37,8 +37,9 @@ def explain(
     from tonnage.explain import diagnose
     from tonnage.explain.trial import tried
     from tonnage.recording import open_cluster, open_recording
+    from tonnage.report.lines import print_sections
     from tonnage.report.output import page_target, wants_report, write_json, write_page
-    from tonnage.report.runs.explain import explain_figures, print_diagnosis
+    from tonnage.report.runs.explain import diagnosis_sections, explain_figures
     from tonnage.report.runs.ranks import tell_rank
 
     page = page_target(html, opens=opens, force=force)
@@ -56,7 +57,7 @@ def explain(
     if json:
         write_json(json, explain_figures(recording, diagnosis))
     if wants_report(json, page):
-        print_diagnosis(recording, diagnosis, stream=sys.stdout, verbose=verbose)
+        print_sections(diagnosis_sections(recording, diagnosis, verbose=verbose), sys.stdout)
     if page is not None:
         from tonnage.report.html import render_page
 

@@ -20,14 +20,11 @@ from tonnage.units import parse_amount
 if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
     from tonnage.planner.holders import Holder
-    from tonnage.report.campaign import Campaign
+    from tonnage.report.step_time import Campaign
 
 
 class Parser(ArgumentParser):
-    """An ArgumentParser that takes no abbreviations, and names the closest flag where one is not known.
-
-    Its flags are those of these sections of flags.json.
-    """
+    """An ArgumentParser of sections of flags.json, without abbreviations; it names the closest flag to one not known."""
 
     def __init__(self, prog: str, *sections: str, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)
@@ -102,7 +99,7 @@ def _amount(text: str) -> float:
 
 def campaign_of(options: Namespace) -> "Campaign":
     """What the flags say."""
-    from tonnage.report.campaign import Campaign
+    from tonnage.report.step_time import Campaign
 
     return Campaign(tokens=options.tokens, samples=options.samples, epochs=options.epochs, price=options.price)
 
@@ -126,7 +123,7 @@ def check_cards_named(options: Namespace) -> None:
 
 def publish_holders(shape: "ModelShape", holders: "list[Holder]", options: Namespace, *, what: str, most: str) -> int:
     """Where no cards are named, print which hold the model, or write it as JSON; the exit status."""
-    from tonnage.report.plans.holders import holder_figures, holder_lines
+    from tonnage.report.plans.notes import holder_figures, holder_lines
 
     if options.json:
         from tonnage.report.output import write_json

@@ -1,7 +1,4 @@
-"""`tonnage plan rl`: one step of reinforcement learning as a timeline, and the fastest way to run it that fits.
-
-Its words are parsed by argparse, as those of `tonnage plan train` are.
-"""
+"""`tonnage plan rl`: one step of reinforcement learning as a timeline, and the fastest way to run it that fits."""
 
 import sys
 from argparse import Namespace

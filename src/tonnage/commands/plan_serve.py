@@ -1,8 +1,4 @@
-"""`tonnage plan serve`: what serving a model takes, how many users fit, and the line that launches it.
-
-Its words are parsed by argparse, as those of `tonnage plan train` are: typer takes longer to load than the plan takes to
-make.
-"""
+"""`tonnage plan serve`: what serving a model takes, how many users fit, and the line that launches it."""
 
 import shlex
 import sys
@@ -123,22 +119,18 @@ def configuration_of(options: Namespace, max_positions: int) -> "ServingConfigur
     except ValueError:
         hint = "Give one number for each stage, like 31,32,32,31."
         raise RequestError(f"--stage-layers {stages} makes no sense.", hint=hint) from None
+    usual = min(max_positions or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
+    names = ("engine", "engine_version", "users", "block", "eager")
     return ServingConfiguration(
         stage_layers=stage_layers,
-        engine=options.engine,
-        engine_version=options.engine_version,
-        context=parse_count(options.context)
-        if options.context
-        else min(max_positions or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT),
-        users=options.users,
+        context=parse_count(options.context) if options.context else usual,
         shared_prefix=parse_count(options.prompt_shared),
         weights=options.weights or "",
         kv=options.kv or "",
-        block=options.block,
         utilization=options.utilization or 0.0,
         max_seqs=options.max_seqs or 0,
         batched_tokens=batched or 0,
-        eager=options.eager,
+        **{name: getattr(options, name) for name in names},
         gpu_layers=_layers("--gpu-layers", options.gpu_layers, options.engine, -1),
         cpu_experts=_layers("--cpu-moe", options.cpu_moe, options.engine, 0),
         flash_attention=not options.no_flash_attention,

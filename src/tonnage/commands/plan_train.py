@@ -1,6 +1,6 @@
 """`tonnage plan train`: the fastest way to train a model on these GPUs that fits.
 
-Its words are parsed by argparse, as those of `tonnage run` are: typer takes longer to load than the plan takes to make.
+The words of all plans are parsed by argparse: typer takes longer to load than a plan takes to make.
 """
 
 import re
@@ -39,10 +39,10 @@ def command(words: list[str]) -> int:
         raise BadLayout(f"--export writes scripts that train on next tokens, not by {options.objective}.", hint=hint)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
-    for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):
-        if folder is not None and given:
-            problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
-            raise BadLayout(problem, hint="Leave one of the two out.")
+    flag = "--freeze" if options.freeze is not None else "--lengths" if options.lengths else ""
+    if folder is not None and flag:
+        problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
+        raise BadLayout(problem, hint="Leave one of the two out.")
     check_cards_named(options)
     page = page_of(options)
     if not options.gpus:
@@ -92,12 +92,9 @@ def cluster_of(options: Namespace) -> "Cluster":
         return cluster
     # Memory is sold in GiB and drives in GB, whatever people write after the number.
     memory, drive = options.host_memory, None if options.drive == "none" else options.drive
-    return cluster.with_host(
-        memory_bytes=None if memory is None else parse_gib(memory),
-        nvme_bytes_per_s=None
-        if drive is None
-        else parse_bytes(re.sub(r"(?<=[kmgt])(b?)(/s)?$", "B", drive.strip(), flags=re.I)),
-    )
+    memory_bytes = None if memory is None else parse_gib(memory)
+    rate = re.sub(r"(?<=[kmgt])(b?)(/s)?$", "B", (drive or "").strip(), flags=re.I)
+    return cluster.with_host(memory_bytes=memory_bytes, nvme_bytes_per_s=None if drive is None else parse_bytes(rate))
 
 
 def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
@@ -171,10 +168,10 @@ def _lengths(options: Namespace) -> "Lengths | None":
     from tonnage.units import parse_count
 
     if not options.lengths:
-        if options.batching:
-            hint = "Add --lengths mean 600 max 4096, say, or a file of lengths."
-            raise BadLayout(f"--batching {options.batching}: all samples are as long.", hint=hint)
-        return None
+        if not options.batching:
+            return None
+        hint = "Add --lengths mean 600 max 4096, say, or a file of lengths."
+        raise BadLayout(f"--batching {options.batching}: all samples are as long.", hint=hint)
     lengths = replace(parse_lengths(" ".join(options.lengths), options.samples), batching=options.batching or "pad")
     seq = parse_count(options.seq) if options.seq else lengths.longest
     if seq < 1:

@@ -67,22 +67,19 @@ def report(name: str, result: ReplayResult, notes: Sequence[Note], advice: Fix |
     if result.ooms:
         yield f"  {result.ooms} out of memory"
     # What the trace does not tell.
-    if result.older_blocks:
-        held = f"{result.older_blocks:,} blocks ({format_bytes(result.older_bytes)})"
-        yield from wrapped(
-            f"It begins in mid-run: {held} were allocated before its first event, and peaks from before are not known."
-        )
-    if result.unknown_frees:
-        count = f"{result.unknown_frees:,} blocks"
-        yield from wrapped(f"{count} were freed that it never allocated: it begins in mid-run, or lost events.")
-    if result.lost_frees:
-        count = f"{result.lost_frees:,} blocks"
-        yield from wrapped(f"{count} were allocated where one was in use: the events that freed it are missing.")
+    older, freed, lost = (f"{n:,} blocks" for n in (result.older_blocks, result.unknown_frees, result.lost_frees))
+    older = f"It begins in mid-run: {older} ({format_bytes(result.older_bytes)}) were allocated before its first event"
     strays = sum(note.count for note in notes if note.operator == "blocks without a segment")
-    if strays and result.differences:
-        yield from wrapped(
-            f"{strays:,} blocks lie in no segment that the file tells of: where the model would put them is its own guess."
-        )
+    astray = (
+        f"{strays:,} blocks lie in no segment that the file tells of: where the model would put them is its own guess."
+    )
+    for count, words in (
+        (result.older_blocks, f"{older}, and peaks from before are not known."),
+        (result.unknown_frees, f"{freed} were freed that it never allocated: it begins in mid-run, or lost events."),
+        (result.lost_frees, f"{lost} were allocated where one was in use: the events that freed it are missing."),
+        (strays if result.differences else 0, astray),
+    ):
+        yield from wrapped(words) if count else ()
     for difference in result.differences[:DIFFERENCE_ROWS]:
         yield from wrapped(difference.words, first=f"   event {difference.event}: ", rest="     ")
     if len(result.differences) > DIFFERENCE_ROWS:
@@ -98,19 +95,14 @@ def report(name: str, result: ReplayResult, notes: Sequence[Note], advice: Fix |
 
 
 def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]:
-    from tonnage.report.lines import bar, column, heading
-    from tonnage.units import percent
+    from tonnage.report.lines import column, heading, ledger_row
 
-    rows = [
-        ("requested", moment.allocated_bytes + moment.pending_bytes - moment.rounding_bytes),
-        ("rounding", moment.rounding_bytes),
-        ("unused", moment.unused_bytes),
-    ]
+    requested = moment.allocated_bytes + moment.pending_bytes - moment.rounding_bytes
     yield ""
     yield heading(title)
-    for word, size in rows:
+    for word, size in (("requested", requested), ("rounding", moment.rounding_bytes), ("unused", moment.unused_bytes)):
         share = size / max(moment.reserved_bytes, 1)
-        yield f"  {word:<18}{column(size, unit)}  {percent(share):>6}  {bar(share, 36)}".rstrip()
+        yield ledger_row(word, f"{column(size, unit)}  ", share, width=18, cells=36)
 
 
 def _segments(result: ReplayResult, unit: str) -> Iterator[Text | str]:

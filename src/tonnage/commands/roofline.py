@@ -31,8 +31,9 @@ def roofline(
         hint = "tonnage roofline profile.json.gz, or tonnage roofline --model llama-3.1-8b --gpu h200"
         raise RequestError(f"A roofline is of one profile or of one model; {asked} was given.", hint=hint)
     from tonnage.hardware import find_gpu
+    from tonnage.report.lines import print_lines
     from tonnage.report.output import page_target, wants_report, write_json, write_page
-    from tonnage.report.roofline import print_roofline, roofline_figures
+    from tonnage.report.roofline import roofline_figures, roofline_lines
     from tonnage.roofline import PHASES, analyse, catalogue_ceilings, model_profile, read_ceilings, read_profile
 
     page = page_target(html, opens=opens, force=force)
@@ -56,7 +57,7 @@ def roofline(
     if json:
         write_json(json, roofline_figures(analysis))
     if wants_report(json, page):
-        print_roofline(analysis, stream=sys.stdout, rows=rows)
+        print_lines(roofline_lines(analysis, rows=rows), sys.stdout)
     if page is not None:
         from tonnage.report.roofline_page import roofline_page
 

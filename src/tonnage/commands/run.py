@@ -8,7 +8,7 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.commands.options import campaign_of, page_of, parser_of
 from tonnage.errors import OutputExists, RequestError
@@ -16,7 +16,6 @@ from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
 
 if TYPE_CHECKING:
-    from tonnage.explain.cards import AllCards
     from tonnage.recording import Recording
     from tonnage.script.launchers import LaunchCommand
 
@@ -53,13 +52,10 @@ def command(words: list[str]) -> int:
     with data_on_stdout(options.json == "-"):
         recording = _record(options, launch, max(cards, key=lambda card: card.memory_bytes))
     # One answer for each card: the run itself where it ran, a replay of it elsewhere.
-    if [card.key for card in cards] == [recording.header.gpu]:
-        answers = [recording]
-    else:
-        from tonnage.recording.replay import replay_on
+    from tonnage.recording.replay import replay_on
 
-        answers = [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
-    _keep(recording, answers, options, page)
+    answers = [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
+    keep(recording, answers, options, page, campaign=campaign_of(options))
     # The script's own where it failed for its own reasons, 1 where a card does not hold it, else 0.
     if any(answer.header.outcome == "error" for answer in answers):
         return answers[0].header.exit_status or 1
@@ -72,15 +68,16 @@ def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
 
     output = options.output
     for path in filter(None, (output, options.html, Path(options.json) if options.json.strip("-") else None)):
-        folder, why = path.parent, ""
+        folder = path.parent
         if path.is_dir():
             why = "it is a folder"
         elif not folder.is_dir():
             why = f"there is no folder {folder}"
         elif not path.exists() and not os.access(folder, os.W_OK | os.X_OK):
             why = f"the folder {folder} is not yours to write to"
-        if why:
-            raise RequestError(f"Cannot write {path}: {why}.", hint="Name a file in a folder that you can write to.")
+        else:
+            continue
+        raise RequestError(f"Cannot write {path}: {why}.", hint="Name a file in a folder that you can write to.")
     if output and output.exists() and not options.force:
         from tonnage.recording import ended_in_error
 
@@ -105,7 +102,7 @@ def _record(options: Namespace, launch: "LaunchCommand", card: Gpu, *, unlimited
 
 def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None) -> int:
     """One run without a limit, and which cards of the catalogue hold it."""
-    from tonnage.explain.cards import MEASURED_CARD, on_all_cards
+    from tonnage.explain.total import MEASURED_CARD, on_all_cards
     from tonnage.recording.replay import as_its_card_saw_it
     from tonnage.report.streams import data_on_stdout
 
@@ -113,7 +110,7 @@ def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None
         recording = _record(options, launch, find_cuda_gpu(MEASURED_CARD), unlimited=True)
     cards = on_all_cards(recording)
     recording = as_its_card_saw_it(recording)
-    _keep(recording, [recording], options, page, cards)
+    keep(recording, [recording], options, page, campaign=campaign_of(options), cards=cards)
     if recording.header.outcome == "error":
         return recording.header.exit_status or 1
     return int(cards.smallest is None)
@@ -135,24 +132,17 @@ def _on_cluster(options: Namespace, launch: "LaunchCommand", cards: Cluster, pag
     return cluster.summary.exit_status
 
 
-def _keep(
-    recording: "Recording",
-    answers: "list[Recording]",
-    options: Namespace,
-    page: Path | None,
-    cards: "AllCards | None" = None,
+def keep(
+    recording: "Recording", answers: "list[Recording]", options: Namespace, page: Path | None, **more: Any
 ) -> None:
+    """Write the recording where it was asked for, and publish the answers."""
     from tonnage.recording import write_recording
     from tonnage.report.output import publish
 
     if options.output:
         write_recording(options.output, recording, force=options.force)
         tell_failed(recording.header.outcome, options)
-    planned = campaign_of(options)
-    publish(
-        answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose, campaign=planned,
-        cards=cards,
-    )  # fmt: skip
+    publish(answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose, **more)
 
 
 def tell_failed(outcome: str, options: Namespace) -> None:

@@ -69,20 +69,15 @@ def _engine(folder: str, options: Namespace) -> "Engine":
         from tonnage.serve.engine import Engine
     except ModuleNotFoundError as error:
         raise MissingPart(f"Serving needs {error.name}.", hint="Install it: pip install 'tonnage[serve]'") from None
+    names = ("kv", "weights", "max_seqs", "block", "eager", "device", "max_waiting")
     return Engine(
         folder,
         budget=_budget(options.budget),
         context=parse_count(options.context) if options.context else None,
-        kv=options.kv,
-        weights=options.weights,
-        max_seqs=options.max_seqs,
         batched_tokens=parse_count(options.batched_tokens),
-        block=options.block,
         swap=parse_bytes(options.swap),
         prefix_cache=not options.no_prefix_cache,
-        eager=options.eager,
-        device=options.device,
-        max_waiting=options.max_waiting,
+        **{name: getattr(options, name) for name in names},
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from tonnage.explain.cards import AllCards
+    from tonnage.explain.total import AllCards
     from tonnage.recording import Recording
 
 
@@ -45,7 +45,7 @@ def show(
 def _on_cards(file: Path, names: str, rank: int | None) -> "tuple[list[Recording], AllCards | None]":
     """The run replayed on other cards: in full on those named, in a table of all."""
     from tonnage.errors import RequestError
-    from tonnage.explain.cards import on_all_cards
+    from tonnage.explain.total import on_all_cards
     from tonnage.hardware import find_cuda_gpu
     from tonnage.recording import open_recording
     from tonnage.recording.replay import replay_on

@@ -36,7 +36,7 @@ def watch(
         reader = stack.enter_context(open_nvml())
         served = ""
         if prometheus is not None:
-            from tonnage.watch.prometheus import serve
+            from tonnage.watch.history import serve
 
             served = f"metrics on port {stack.enter_context(serve(history, prometheus))}"
         show = stack.enter_context(_shown(history, interval, served, words, once))

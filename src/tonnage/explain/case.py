@@ -128,8 +128,6 @@ class Case:
         """Peak bytes until it failed or ended."""
         return max(1, self.until_death.peak_allocated_bytes)
 
-    # Phases, for rules about evaluation, saving and the like
-
     def spans_of(self, phases: Collection[str]) -> list[tuple[int, int]]:
         """Return (first event, event after the last) of each stretch of these phases."""
         length = len(self.needed.timeline.allocated_bytes)
@@ -147,11 +145,6 @@ class Case:
         """Return the blocks alive at the peak of these phases."""
         moment = self.moment_of(phases)
         return [] if moment is None else self.needed.live_at(moment)
-
-    def waste_of(self, blocks: Collection[Allocation]) -> int:
-        """Return what would have been free at the failure without these blocks; those freed earlier count 0."""
-        numbers = {a.index for a in blocks}
-        return sum(a.block_bytes for a in self.live if a.index in numbers) if self.death else 0
 
     def is_worth(self, blocks: Iterable[Allocation], share: float = WORTH_SHARE) -> bool:
         """Say whether these blocks are a large share of all that the run needs."""

@@ -5,6 +5,7 @@ layers count as one module. Differences are judged only against a given limit.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -70,6 +71,13 @@ def compare(before: Recording, after: Recording) -> RunDifference:
     """Compare the first run with the second."""
     # The peak of each phase of either run.
     first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
+    # The script's lines, or the library's if one leads into several of them in either run. If a source knows only the
+    # script's lines, only those are compared.
+    places = [{(a.line, a.stack[:1]) for a in run.live_at_peak} for run in (before, after)]
+    names: dict[tuple[str, tuple[str, ...]], str] = {}
+    if all(any(stack and stack[0] != line for line, stack in known) for known in places):
+        every = sorted(set().union(*places))
+        names = dict(zip(every, telling_lines(every), strict=True))
     return RunDifference(
         peaks=(
             Growth("allocated", before.peak_allocated_bytes, after.peak_allocated_bytes),
@@ -79,7 +87,7 @@ def compare(before: Recording, after: Recording) -> RunDifference:
         phases=_ranked(first, second),
         categories=_by(before, after, lambda a: a.category.value),
         modules=_by(before, after, lambda a: module_pattern(a.module)),
-        lines=_by(before, after, _line_of(before, after)),
+        lines=_by(before, after, lambda a: names.get((a.line, a.stack[:1]), a.line)),
     )
 
 
@@ -89,27 +97,14 @@ def passes(difference: RunDifference, limit: GrowthLimit) -> bool:
 
 
 def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str]) -> tuple[Growth, ...]:
-    sums: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    for recording, by_name in zip((before, after), sums, strict=True):
+    sums: list[Counter[str]] = []
+    for recording in (before, after):
+        sums.append(Counter())
         for a in recording.live_at_peak:
-            name = name_of(a)
-            by_name[name] = by_name.get(name, 0) + a.block_bytes
+            sums[-1][name_of(a)] += a.block_bytes
     return _ranked(*sums)
 
 
 def _ranked(first: dict[str, int], second: dict[str, int]) -> tuple[Growth, ...]:
     rows = [Growth(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second}]
     return tuple(sorted(rows, key=lambda row: (-abs(row.grew_bytes), -row.after_bytes, row.name)))
-
-
-def _line_of(*runs: Recording) -> Callable[[Allocation], str]:
-    """Return a function that gives the script's line, or the library's if it leads into several of them in either run.
-
-    If a source knows only the script's lines, only those are compared.
-    """
-    places = [{(a.line, a.stack[:1]) for a in run.live_at_peak} for run in runs]
-    if not all(any(stack and stack[0] != line for line, stack in known) for known in places):
-        return lambda a: a.line
-    every = sorted(set().union(*places))
-    names = dict(zip(every, telling_lines(every), strict=True))
-    return lambda a: names[a.line, a.stack[:1]]

@@ -7,7 +7,7 @@ of its input instead of the input, one per product; weights get a copy that live
 
 import re
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -38,9 +38,14 @@ def autocast(recording: Recording) -> Rewrite | None:
     floats = [a for a in recording.live_at_peak if a.category is Category.ACTIVATIONS and "float" in a.dtype]
     if not floats or any(a.dtype != "float32" for a in floats) or not trains(recording):
         return None
-    unfused = _unfused(recording)
-    if unfused is None:
+    # Attention matrices that a fused kernel would not make. Grouped heads have one in 16 bits only; without it keys and
+    # values are repeated, in five dimensions. Other obstacles to it, such as a learned bias, remain.
+    own = [a for a in recording.allocations if is_of_sdpa(a)]
+    made = [a for a in recording.allocations if a.category is Category.ACTIVATIONS and _is_square(a.shape)]
+    sizes = {a.requested_bytes for a in own if _is_square(a.shape)}
+    if sizes and not any(len(a.shape or ()) == 5 for a in own):
         return None
+    unfused = {a.index for a in made if a.requested_bytes in sizes}
     walk = _DtypeWalk(recording)
     lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
     dtype = half_type(recording)
@@ -61,20 +66,6 @@ def half_weights(recording: Recording) -> Rewrite | None:
     return Rewrite(*change_of("half-weights", dtype=dtype), how, halved)
 
 
-def _unfused(recording: Recording) -> set[int] | None:
-    """Return attention matrices that a fused kernel would not make; None if 16 bits may not enable one.
-
-    Grouped heads have a fused kernel in 16 bits only; without it keys and values are repeated, in five dimensions.
-    Other obstacles, such as a learned bias, remain.
-    """
-    own = [a for a in recording.allocations if is_of_sdpa(a)]
-    made = [a for a in recording.allocations if a.category is Category.ACTIVATIONS and _is_square(a.shape)]
-    sizes = {a.requested_bytes for a in own if _is_square(a.shape)}
-    if sizes and not any(len(a.shape or ()) == 5 for a in own):
-        return None
-    return {a.index for a in made if a.requested_bytes in sizes}
-
-
 def _is_square(shape: tuple[int, ...] | None) -> bool:
     return shape is not None and len(shape) > 2 and shape[-1] == shape[-2]
 
@@ -83,25 +74,22 @@ class _DtypeWalk:
     """The dtypes that a forward's results would have, and how often a product would copy each."""
 
     def __init__(self, recording: Recording) -> None:
-        self._tiny = _TINY_SHARE * recording.peak_allocated_bytes
+        tiny = _TINY_SHARE * recording.peak_allocated_bytes
         self._is_half: dict[int, bool] = {}
         self._copies: Counter[int] = Counter()
         self._kept_whole: set[int] = set()
         # Possible input widths by the outputs of a weight, which may be stored transposed.
-        self._widths: dict[int, set[int]] = {}
+        self._widths: dict[int, set[int]] = defaultdict(set)
         for a in recording.allocations:
             if a.category is Category.PARAMETERS and a.shape and len(a.shape) > 1:
                 outputs, inputs = a.shape[:2]
-                self._widths.setdefault(outputs, set()).add(inputs)
-                self._widths.setdefault(inputs, set()).add(outputs)
+                self._widths[outputs].add(inputs)
+                self._widths[inputs].add(outputs)
         self._recent: list[Allocation] = []
         self._half_logits = False
-        results = (
-            a
-            for a in recording.allocations
-            if a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward") and a.dtype == "float32"
-        )
-        ordered = sorted((a for a in results if a.block_bytes >= self._tiny), key=lambda a: a.born)
+        made = [a for a in recording.allocations if a.category is Category.ACTIVATIONS and a.dtype == "float32"]
+        results = (a for a in made if a.phase in ("forward", "backward") and a.block_bytes >= tiny)
+        ordered = sorted(results, key=lambda a: a.born)
         self._loss_backwards = [a.born + 1 for a in ordered if "nll_loss" in a.operator and a.phase == "backward"]
         for a in ordered:
             self._step(a)
@@ -129,13 +117,8 @@ class _DtypeWalk:
             self._is_half[a.index] = True
             if a.phase != "backward":
                 # Record what a product copies: its input, or everything attention is computed from.
-                if _ATTENTION.search(operator):
-                    taken = [b for b in self._recent[-3:] if not self._is_half[b.index]]
-                else:
-                    taken = self._input_of(a)
-                for b in taken:
-                    if not self._is_half[b.index]:
-                        self._copies[b.index] += 1
+                taken = self._recent[-3:] if _ATTENTION.search(operator) else self._input_of(a)
+                self._copies.update(b.index for b in taken if not self._is_half[b.index])
         elif _OF_LOGITS.match(operator):
             # Cross entropy takes logits as they are; the losses of transformers upcast them first.
             if a.phase != "backward":

@@ -1,6 +1,6 @@
 """Helpers to rewrite a run's allocations: sizes and lifetimes change, the order of events does not."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tonnage.recording import Allocation, Recording
@@ -31,6 +31,22 @@ def scaled(a: Allocation, share: float) -> Allocation:
 def rounded(size_bytes: float) -> int:
     """Round up to the allocator's smallest unit."""
     return max(512, -(-int(size_bytes) // 512) * 512)
+
+
+def outside(
+    a: Allocation, gaps: Sequence[tuple[int, int]], made_again: Callable[[int], int | None] = lambda number: None
+) -> Iterator[Allocation]:
+    """Yield a block's lifetimes outside these gaps; `made_again` may tell when after a gap it is there again."""
+    born = a.born
+    for number, (start, end) in enumerate(gaps):
+        if born >= start or (a.died is not None and a.died <= start):
+            continue
+        yield replace(a, born=born, died=start)
+        again = made_again(number)
+        born = end if again is None else again
+        if a.died is not None and a.died <= max(born, end):
+            return
+    yield a if born == a.born else replace(a, born=born)
 
 
 def spans_of(recording: Recording, phase: str) -> Iterator[tuple[int, int]]:

@@ -59,15 +59,13 @@ class Source:
         for statement in self._statements():
             if _spans(statement, line) and isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                made |= {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+                made = made.union(*map(_loaded, targets))
         return made
 
     def keeper_on(self, line: int) -> KeepingStatement | None:
         """Return this line's statement, if it stores its result."""
-        for statement in self._statements():
-            if _spans(statement, line) and list(_stored_values(statement)):
-                return self._keeper(statement)
-        return None
+        stored = (one for one in self._statements() if _spans(one, line) and any(_stored_values(one)))
+        return next(map(self._keeper, stored), None)
 
     def keeper_of(self, names: set[str], *, of_graph: bool) -> KeepingStatement | None:
         """Return the first statement that stores a value (`of_graph`: its graph) derived from one of these names."""
@@ -91,27 +89,20 @@ class Source:
         hooks = {name for call in hooking for argument in call.args for name in _loaded(argument)}
         for function in (node for node in ast.walk(self._tree) if isinstance(node, _Function)):
             arguments = {argument.arg for argument in function.args.args}
-            for statement in ast.walk(function) if function.name in hooks else ():
-                if isinstance(statement, ast.stmt) and any(
-                    _kept_names(value, _RELEASING) & arguments for value in _stored_values(statement)
-                ):
+            inside = ast.walk(function) if function.name in hooks else ()
+            for statement in (node for node in inside if isinstance(node, ast.stmt)):
+                if any(_kept_names(value, _RELEASING) & arguments for value in _stored_values(statement)):
                     return self._keeper(statement, is_hook=True)
         return None
 
     def mentions(self, name: str) -> int | None:
         """Return the first line that uses this name or attribute."""
-        for node in ast.walk(self._tree):
-            if (isinstance(node, ast.Name) and node.id == name) or (
-                isinstance(node, ast.Attribute) and node.attr == name
-            ):
-                return node.lineno
-        return None
+        nodes = (node for node in ast.walk(self._tree) if isinstance(node, ast.Name | ast.Attribute))
+        return next((n.lineno for n in nodes if (n.id if isinstance(n, ast.Name) else n.attr) == name), None)
 
     def _statements(self) -> Iterator[ast.stmt]:
         compound = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.stmt) and not isinstance(node, compound):
-                yield node
+        return (node for node in ast.walk(self._tree) if isinstance(node, ast.stmt) and not isinstance(node, compound))
 
     def _keeper(self, statement: ast.stmt, is_hook: bool = False) -> KeepingStatement:
         text = (ast.get_source_segment(self._text, statement) or "").split("\n")[0]
@@ -128,28 +119,25 @@ def _loaded(node: ast.AST) -> set[str]:
 
 def _stored_values(statement: ast.stmt) -> Iterator[ast.expr]:
     """Yield what a statement stores in a container or attribute, or adds to a running sum."""
-    if isinstance(statement, ast.AugAssign):
-        yield statement.value
-    elif isinstance(statement, ast.Assign):
-        if any(isinstance(target, ast.Subscript | ast.Attribute) for target in statement.targets):
+    match statement:
+        case ast.AugAssign():
             yield statement.value
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _STORING_CALLS:
+        case ast.Assign() if any(isinstance(target, ast.Subscript | ast.Attribute) for target in statement.targets):
+            yield statement.value
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call) if name in _STORING_CALLS:
             yield from call.args
 
 
 def _kept_names(value: ast.expr, releasing: set[str]) -> set[str]:
     """Return names whose own value is kept, not those that only pass through `item()` and the like."""
-    if isinstance(value, ast.Name):
-        return {value.id}
-    if isinstance(value, ast.Call):
-        name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
-        if name in releasing:
+    match value:
+        case ast.Name():
+            return {value.id}
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in releasing:
             return set()
-    if isinstance(value, ast.IfExp):
-        return _kept_names(value.body, releasing) | _kept_names(value.orelse, releasing)
-    if isinstance(value, ast.Attribute):
-        return _kept_names(value.value, releasing) if value.attr not in ("data", "shape", "grad") else set()
+        case ast.Attribute(attr="data" | "shape" | "grad"):
+            return set()
+        case ast.IfExp():  # not its test
+            return _kept_names(value.body, releasing) | _kept_names(value.orelse, releasing)
     children = (child for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
     return set().union(*(_kept_names(child, releasing) for child in children))

@@ -1,21 +1,29 @@
-"""The total memory of a run that ran out of it and went on, and the card and batch that would hold all of it.
+"""The total memory of a run that ran out of it and went on, and the cards and batch that hold all of it.
 
 Nothing is extrapolated: each card and batch named was replayed, with every event of the whole run through the allocator
-at that card's limit.
+at that card's limit. The requests are those of the GPU that ran. GPUs of about the same memory with the same outcome
+share a row.
 """
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import needed_of
 from tonnage.explain.rewriting import resized
+from tonnage.hardware import Gpu
+from tonnage.hardware.catalogue import cuda_cards
 from tonnage.ledger import Category
-from tonnage.recording import Allocation, Recording
+from tonnage.recording import Allocation, FailedRequest, Recording
 from tonnage.recording.beyond import REPEATS, TO_ITS_END, ending_of
-from tonnage.recording.replay import least_bytes, outcome_on
+from tonnage.recording.replay import least_bytes, outcome_on, outside_on, refused
 
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
 _MOST_SHARE = 0.9
+# The GPU used for runs without a limit: the virtual GPU is measured against it.
+MEASURED_CARD = "h200"
+_ALIKE_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +52,18 @@ def total_of(recording: Recording) -> Total | None:
     at, of_batch, ending = needed.peak_allocation, batch_of(needed), ending_of(recording)
     # If a run was cut off or failed otherwise, a smaller batch's later needs are unknown.
     batch = largest_batch(needed, of_batch) if of_batch and ending in (TO_ITS_END, REPEATS) else None
-    return Total(
-        needed_bytes=least_bytes(needed),
-        peak_allocated_bytes=needed.peak_allocated_bytes,
-        step=at.step if at else 0,
-        phase=at.phase if at else "",
-        line=at.line if at else "",
-        ending=ending,
-        batch=batch,
-        of_batch=of_batch if batch else None,
-    )
+    step, phase, line = (at.step, at.phase, at.line) if at else (0, "", "")
+    peak, of_batch = needed.peak_allocated_bytes, of_batch if batch else None
+    return Total(least_bytes(needed), peak, step, phase, line, ending, batch, of_batch)
 
 
 def batch_of(needed: Recording) -> int | None:
     """Return the first dimension of the inputs at the peak, or of all inputs; None if they differ."""
     inputs = [a for a in needed.allocations if a.category is Category.INPUTS and a.shape and len(a.shape) > 1]
     at_peak = {a.index for a in needed.live_at_peak}
-    by_extent: dict[int, int] = {}
+    by_extent: Counter[int] = Counter()
     for a in [a for a in inputs if a.index in at_peak] or inputs:
-        assert a.shape
-        by_extent[a.shape[0]] = by_extent.get(a.shape[0], 0) + a.block_bytes
+        by_extent[a.shape[0] if a.shape else 0] += a.block_bytes
     extent = max(by_extent, key=by_extent.__getitem__, default=0)
     return extent if extent > 1 and by_extent[extent] >= _MOST_SHARE * sum(by_extent.values()) else None
 
@@ -71,16 +71,11 @@ def batch_of(needed: Recording) -> int | None:
 def largest_batch(needed: Recording, of_batch: int) -> int | None:
     """Return the largest smaller batch with which the whole run fits the card; None if none does."""
     # A weight's shape, and that of its transpose.
-    weights = {
-        shape
-        for a in needed.allocations
-        if a.category is Category.PARAMETERS
-        for shape in ((a.shape, a.shape[::-1]) if a.shape else ())
-    }
+    parameters = {a.shape for a in needed.allocations if a.category is Category.PARAMETERS and a.shape}
+    weights = parameters | {shape[::-1] for shape in parameters}
     evaluates = needed.peak_allocation is not None and needed.peak_allocation.phase == "evaluation"
-    results = {
-        a.shape for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED and not _is_cast(a)
-    }
+    made = (a for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED)
+    results = {a.shape for a in made if not _is_cast(a)}
 
     def is_of_batch(a: Allocation) -> bool:
         # Evaluation has a batch of its own.
@@ -103,3 +98,56 @@ def largest_batch(needed: Recording, of_batch: int) -> int | None:
 
 def _is_cast(a: Allocation) -> bool:
     return a.operator.removeprefix("aten::") in ("to", "_to_copy", "copy_", "clone")
+
+
+@dataclass(frozen=True, slots=True)
+class CardAnswer:
+    """A GPU, the process's peak memory on it, and the request that fails there, if any."""
+
+    gpu: Gpu
+    process_bytes: int
+    oom: FailedRequest | None
+
+    @property
+    def left_bytes(self) -> int:
+        """Memory that the process leaves free."""
+        return self.gpu.memory_bytes - self.process_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AllCards:
+    """Every GPU, smallest first, and the memory that the smallest sufficient card would need."""
+
+    needed_bytes: int
+    answers: tuple[CardAnswer, ...]
+
+    @property
+    def smallest(self) -> CardAnswer | None:
+        """The GPU with the least memory that holds the run."""
+        return next((answer for answer in self.answers if answer.oom is None), None)
+
+    def rows(self) -> Iterator[list[CardAnswer]]:
+        """Yield groups of neighbours with about the same memory that hold it, or on which it fails at the same place."""
+        row: list[CardAnswer] = []
+        for answer in sorted(self.answers, key=lambda answer: (answer.oom is None, answer.gpu.memory_bytes)):
+            near = not row or answer.gpu.memory_bytes <= (1 + _ALIKE_SHARE) * row[0].gpu.memory_bytes
+            places = {(a.oom.step, a.oom.phase, a.oom.line) if a.oom else None for a in (*row[:1], answer)}
+            if not near or len(places) > 1:
+                yield row
+                row = []
+            row.append(answer)
+        yield row
+
+
+def on_all_cards(recording: Recording, cards: Iterable[Gpu] = ()) -> AllCards:
+    """Replay the run on each card; by default on every CUDA card of the catalogue."""
+    found: dict[tuple[int, int], tuple[int, FailedRequest | None]] = {}
+    answers = []
+    for card in sorted(cards, key=lambda card: card.memory_bytes) or cuda_cards():
+        outside = outside_on(recording, card)
+        key = card.memory_bytes, outside
+        if key not in found:
+            outcomes = outcome_on(recording, card)
+            found[key] = outcomes.peak_reserved_bytes + outside, refused(outcomes)
+        answers.append(CardAnswer(card, *found[key]))
+    return AllCards(least_bytes(recording), tuple(answers))

@@ -35,12 +35,11 @@ def tried(recording: Recording, fixes: Sequence[Fix], say: Callable[[str], None]
     """Return the fixes, measured if they could be run; `say` is told what runs."""
     if recording.header.source != "virtual" or not Path(recording.header.script).is_file():
         return tuple(fixes)
-    after = []
-    for fix in fixes:
-        change = change_of(fix, recording.header.arguments)
-        if change:
+    after = list(fixes)
+    for number, fix in enumerate(fixes):
+        if change := change_of(fix, recording.header.arguments):
             say(f"running it with {fix.how} ...")
-        after.append(_measured(recording, fix, _run(recording, change)) if change else fix)
+            after[number] = _measured(recording, fix, _run(recording, change))
     return tuple(after)
 
 

@@ -40,9 +40,6 @@ def _framework(recording: Recording) -> str:
     return "transformers" if trainer == "trl" else trainer
 
 
-# What the run is
-
-
 def trains(recording: Recording) -> bool:
     """Say whether it computes gradients or was about to: it made an optimizer, or ran backward."""
     return "optimizers" in recording.header.training or any(mark.name == "backward" for mark in recording.marks)
@@ -53,10 +50,8 @@ def batch_of(recording: Recording) -> int | None:
     told = recording.header.training.get("batch", "")
     if told.isdigit() and trains(recording):
         return int(told)
-    inputs = [
-        a.shape for a in recording.allocations if a.category is Category.INPUTS and a.shape and a.phase != "setup"
-    ]
-    return max((shape[0] for shape in inputs), default=None)
+    inputs = (a for a in recording.allocations if a.category is Category.INPUTS and a.phase != "setup")
+    return max((a.shape[0] for a in inputs if a.shape), default=None)
 
 
 def half_type(recording: Recording) -> str:
@@ -72,19 +67,13 @@ def optimizers_of(recording: Recording) -> list[str]:
     return recording.header.training.get("optimizers", "").split()
 
 
-# Texts that need more than a table
-
-
-def batch_flag(recording: Recording) -> tuple[str, int] | None:
-    """Return the script's own batch flag with half its value, as typed, and its current value."""
+def batch_flag(recording: Recording) -> str | None:
+    """Return the script's own batch flag with half its value, as typed."""
     arguments = recording.header.arguments
-    for flag, value in pairwise(arguments):
+    written = [(flag, " ", value) for flag, value in pairwise(arguments)] + [word.partition("=") for word in arguments]
+    for flag, between, value in written:
         if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
-            return f"{flag} {int(value) // 2}", int(value)
-    for word in arguments:
-        flag, _, value = word.partition("=")
-        if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
-            return f"{flag}={int(value) // 2}", int(value)
+            return f"{flag}{between}{int(value) // 2}"
     return None
 
 

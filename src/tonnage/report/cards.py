@@ -33,18 +33,11 @@ def print_catalogue(gpus: Sequence[Gpu], *, stream: TextIO) -> None:
     cells: list[tuple[str, ...]] = [("", "memory", "", "TB/s", "bf16 ", "fp8", "link, GB/s", "W")]
     for gpu in gpus:
         precision = reference_precision(gpu)
-        cells.append(
-            (
-                gpu.key,
-                f"{gpu.memory_bytes / GIB:.1f} GiB",
-                gpu.memory_kind,
-                f"{gpu.bandwidth_bytes_per_s / 1e12:.2f}",
-                f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}",
-                f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT,
-                f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT,
-                f"{gpu.power_w or _ABSENT}",
-            )
-        )
+        memory = (f"{gpu.memory_bytes / GIB:.1f} GiB", gpu.memory_kind, f"{gpu.bandwidth_bytes_per_s / 1e12:.2f}")
+        rate = f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}"
+        fp8 = f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT
+        link = f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT
+        cells.append((gpu.key, *memory, rate, fp8, link, f"{gpu.power_w or _ABSENT}"))
     head, *rows = table(cells, align="<><>>><>", spare=(6, 7), first="   ")
     lines: list[Text] = []
     for family, members in groupby(zip(gpus, rows, strict=True), key=lambda pair: pair[0].family):
@@ -104,10 +97,14 @@ def _comparison(clusters: Sequence[Cluster]) -> Iterator[Text]:
     yield _row("rate", [f"{'TFLOP/s':>9}{'FLOP/B of memory':>20}" for _ in gpus], "bold")
     for precision in _PRECISIONS:
         if any(precision in gpu.rates for gpu in gpus):
-            rates = [(gpu.rates.get(precision), gpu.bandwidth_bytes_per_s) for gpu in gpus]
-            cells = [
-                f"{_short(r / 1e12):>9}{_short(r / b):>20}" if r is not None else f"{_ABSENT:>9}" for r, b in rates
-            ]
+            cells = []
+            for gpu in gpus:
+                rate, per_byte = (
+                    gpu.rates.get(precision, 0.0),
+                    gpu.rates.get(precision, 0.0) / gpu.bandwidth_bytes_per_s,
+                )
+                known = precision in gpu.rates
+                cells.append(f"{_short(rate / 1e12):>9}{_short(per_byte):>20}" if known else f"{_ABSENT:>9}")
             yield _row(precision, cells)
     yield Text()
     for name in ("memory", "peers", "host", "network"):
@@ -179,11 +176,7 @@ def cluster_figures(clusters: Sequence[Cluster]) -> dict[str, object]:
 
 def catalogue_figures(gpus: Sequence[Gpu], hosts: Sequence[Host]) -> dict[str, object]:
     """Return the whole catalogue as JSON values."""
-    return {
-        "tonnage": __version__,
-        "gpus": [_gpu_figures(gpu) for gpu in gpus],
-        "hosts": [asdict(host) for host in hosts],
-    }
+    return {"tonnage": __version__, "gpus": list(map(_gpu_figures, gpus)), "hosts": list(map(asdict, hosts))}
 
 
 def _gpu_figures(gpu: Gpu) -> dict[str, Any]:

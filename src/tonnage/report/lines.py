@@ -30,10 +30,13 @@ def report_width() -> int:
 
 def print_sections(sections: "Iterable[Iterable[Text | str]]", stream: TextIO) -> None:
     """Print sections with blank lines around them, skipping empty ones."""
-    print_lines([""], stream)
-    for section in sections:
-        lines = list(section)
-        print_lines([*lines, ""] if lines else [], stream)
+    print_lines(["", *spaced(*sections), ""], stream)
+
+
+def spaced(*sections: "Iterable[Text | str]") -> "Iterator[Text | str]":
+    """Yield the lines of sections, with a blank line before each but the first, skipping empty ones."""
+    for number, lines in enumerate(filter(None, map(list, sections))):
+        yield from ["", *lines] if number else lines
 
 
 def print_lines(lines: "Iterable[Text | str]", stream: TextIO) -> None:
@@ -80,9 +83,14 @@ def wrapped(sentence: str, *, first: str = "  ", rest: str | None = None, width:
 
 def said(sentence: str, style: str = "", *, first: str = "  ", rest: str | None = None) -> "Iterator[Text]":
     """Yield a wrapped sentence as text of one style."""
+    return texts(wrapped(sentence, first=first, rest=rest), style)
+
+
+def texts(lines: Iterable[str], style: str = "") -> "Iterator[Text]":
+    """Yield lines as text of one style."""
     from rich.text import Text
 
-    return (Text(line, style) for line in wrapped(sentence, first=first, rest=rest))
+    return (Text(line, style) for line in lines)
 
 
 def packed(entries: Iterable[str], *, first: str = "  ", gap: str = "   ") -> list[str]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
-    from tonnage.explain.cards import AllCards
+    from tonnage.explain.total import AllCards
     from tonnage.recording import Recording
-    from tonnage.report.campaign import Campaign
+    from tonnage.report.step_time import Campaign
 
 STANDARD_OUTPUT = "-"
 
@@ -29,26 +29,23 @@ def publish(
 ) -> None:
     """Publish one run's answers, one per GPU, as a report or the requested output; `cards` says which hold it."""
     from tonnage.explain import Advice, advice_for
-    from tonnage.report.campaign import NONE
-    from tonnage.report.runs.all_cards import all_cards_figures
-    from tonnage.report.runs.figures import figures_of
-    from tonnage.report.runs.terminal import print_report
+    from tonnage.report.runs.terminal import figures_of, print_report
+    from tonnage.report.runs.total import all_cards_figures
+    from tonnage.report.step_time import NONE
 
     planned = campaign or NONE
     ran = max(answers, key=lambda answer: answer.header.capacity_bytes)
     # A GPU that holds the run needs no advice of its own, except the one it ran on.
     advice = [advice_for(answer) if answer is ran or answer.oom else Advice() for answer in answers]
+    own = advice[answers.index(ran)]
     if json_target:
         write_json(json_target, figures_of(answers, advice, planned) | (all_cards_figures(cards) if cards else {}))
     if wants_report(json_target, page):
-        print_report(
-            answers, ran, advice[answers.index(ran)], stream=sys.stdout, verbose=verbose, campaign=planned, cards=cards
-        )
+        print_report(answers, ran, own, stream=sys.stdout, verbose=verbose, campaign=planned, cards=cards)
     if page is not None:
         from tonnage.report.html import render_page
 
-        text = render_page(ran, advice[answers.index(ran)], cards=cards)
-        write_page(page, text, opens=opens, json_target=json_target)
+        write_page(page, render_page(ran, own, cards=cards), opens=opens, json_target=json_target)
 
 
 def wants_report(json_target: str, page: Path | None) -> bool:
@@ -59,7 +56,8 @@ def wants_report(json_target: str, page: Path | None) -> bool:
 def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:
     """Return the page's file, checked before any work is done: the one named, or a temporary one for `--open`."""
     if html is not None:
-        check_free(html, force=force)
+        if html.exists() and not force:
+            raise OutputExists(f"{html} exists already.", hint="Choose another name, or pass --force to replace it.")
         return html
     return Path(mkdtemp(prefix="tonnage-")) / "report.html" if opens else None
 
@@ -93,9 +91,3 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         hint = "Name a file in a folder that exists."
         raise RequestError(f"Cannot write {path}: {error.strerror}.", hint=hint) from None
-
-
-def check_free(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite a file, before any work is done for it."""
-    if path.exists() and not force:
-        raise OutputExists(f"{path} exists already.", hint="Choose another name, or pass --force to replace it.")

@@ -1,14 +1,13 @@
 """A roofline as text and as JSON values. It computes only shares and sums for display."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TextIO
 
 from rich.text import Text
 
 from tonnage import __version__
-from tonnage.report.lines import cut, heading, ledger_row, packed, picked, print_sections, report_width, said, wrapped
+from tonnage.report.lines import cut, heading, ledger_row, packed, picked, report_width, said, spaced, wrapped
 from tonnage.roofline import MEANINGS, Analysis, Bound, RooflineRow
 from tonnage.units import percent
 
@@ -25,33 +24,38 @@ _COLOURS = {
 }
 
 
-def print_roofline(analysis: Analysis, *, stream: TextIO, rows: int = ROWS) -> None:
-    """Print the report."""
-    print_sections([roofline_lines(analysis, rows=rows)], stream)
-
-
 def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | str]:
     """Yield ceilings, sums, rows and advice."""
-    ceilings, timeline = analysis.ceilings, analysis.profile.timeline
-    yield from said(f"{analysis.profile.source} · {ceilings.gpu}", "bold")
-    precision = ceilings.precision
+    ceilings, precision = analysis.ceilings, analysis.ceilings.precision
     measured = {name.removeprefix("rates.") for name in ceilings.measured}
     known = "measured" if {"memory_bytes_per_s", precision} <= measured else "partly measured" if measured else "stated"
-    yield from wrapped(
+    words = (
         f"ceilings, {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s · {precision} "
         f"{ceilings.rate(precision) / 1e12:,.0f} TFLOP/s · they meet at {ceilings.ridge(precision):.0f} FLOP/B"
     )
-    yield ""
-    if timeline is not None:
-        span_s, parts = timeline.span_s, zip(_WAITS, (timeline.busy_s, timeline.host_s, timeline.queue_s), strict=True)
-        words = f"{seconds_words(span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
-        yield from said(words, "bold")
-        for word, seconds in parts:
-            yield _share_row(word, seconds, seconds / span_s if span_s else 0.0)
-        if timeline.host_s + timeline.queue_s > _WAITING * span_s and timeline.host_s > timeline.queue_s:
-            words = "the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
-            yield from wrapped(words, first="   ")
-        yield ""
+    head: list[Text | str] = [*said(f"{analysis.profile.source} · {ceilings.gpu}", "bold"), *wrapped(words)]
+    notes = [list(said(note, "yellow")) for note in analysis.profile.notes]
+    table, fixes = _table(analysis, rows), _fixes(analysis)
+    yield from ("", *spaced(head, _waits(analysis), _bounds(analysis), table, _slow(analysis), fixes, *notes), "")
+
+
+def _waits(analysis: Analysis) -> Iterator[Text | str]:
+    """Yield how long the card was busy, and what it waited for."""
+    timeline = analysis.profile.timeline
+    if timeline is None:
+        return
+    span_s, parts = timeline.span_s, zip(_WAITS, (timeline.busy_s, timeline.host_s, timeline.queue_s), strict=True)
+    words = f"{seconds_words(span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
+    yield from said(words, "bold")
+    for word, seconds in parts:
+        yield _share_row(word, seconds, seconds / span_s if span_s else 0.0)
+    if timeline.host_s + timeline.queue_s > _WAITING * span_s and timeline.host_s > timeline.queue_s:
+        words = "the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
+        yield from wrapped(words, first="   ")
+
+
+def _bounds(analysis: Analysis) -> Iterator[Text | str]:
+    """Yield the time by what bounds it."""
     yield heading(f"{seconds_words(analysis.seconds)} " + ("of kernels and copies" if analysis.measured else "at best"))
     for bound, seconds in analysis.seconds_by_bound().items():
         row = _share_row(bound, seconds, analysis.part(seconds))
@@ -60,19 +64,10 @@ def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | s
     if not analysis.measured:
         launches = sum(row.item.launches for row in analysis.rows)
         first = f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}           "
-        yield from wrapped(
-            f"{launches:,} launches of {seconds_words(analysis.ceilings.launch_s)}, beside it", first=first
-        )
+        words = f"{launches:,} launches of {seconds_words(analysis.ceilings.launch_s)}, beside it"
+        yield from wrapped(words, first=first)
     for bound in analysis.seconds_by_bound():
         yield from said(f"{bound}: {MEANINGS[bound]}", "dim", first="   ", rest="     ")
-    yield ""
-    yield from _table(analysis, rows)
-    yield ""
-    yield from _slow(analysis)
-    yield from _fixes(analysis)
-    for note in analysis.profile.notes:
-        yield ""
-        yield from said(note, "yellow")
 
 
 def _share_row(word: str, seconds: float, share: float) -> Text:
@@ -127,7 +122,6 @@ def _slow(analysis: Analysis) -> Iterator[Text | str]:
         yield from wrapped(f"{row.item.name}  {row.item.detail}".strip(), first=first)
         took = f"{seconds_words(row.seconds)} for {seconds_words(expected_s)}"
         yield from wrapped(f"{took}, {_three(row.slower or 0.0)} times as long", first=" " * 12)
-    yield ""
 
 
 def _table_row(analysis: Analysis, row: RooflineRow) -> Iterator[Text]:
@@ -181,16 +175,13 @@ def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:
         # For a measured row, what its bound does not explain; for a predicted or unclassified one, all of it.
         judged = [analysis.measured and row.verdict.bound is not Bound.UNKNOWN for row in rows]
         at_stake_s = sum(row.lost_s if known else row.seconds for row, known in zip(rows, judged, strict=True))
-        found.append((at_stake_s, _named(rows), advice))
+        names = "; ".join(dict.fromkeys(row.item.name for row in rows))
+        if len(rows) == 1:
+            names = f"{names}  {rows[0].item.detail}".strip()
+        elif len({row.item.name for row in rows}) == 1:
+            names += f", {len(rows)} kinds"
+        found.append((at_stake_s, names, advice))
     return sorted((fix for fix in found if fix[0] > 0), key=lambda fix: -fix[0])
-
-
-def _named(rows: Sequence[RooflineRow]) -> str:
-    names = list(dict.fromkeys(row.item.name for row in rows))
-    if len(names) > 1:
-        return "; ".join(names)
-    name = names[0]
-    return f"{name}, {len(rows)} kinds" if len(rows) > 1 else f"{name}  {rows[0].item.detail}".strip()
 
 
 def roofline_figures(analysis: Analysis) -> dict[str, object]:

@@ -24,11 +24,12 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A row in the plane."""
+    """A row in the plane, or on the plot in pixels, where its mark has a size."""
 
     x: float
     y: float
     row: RooflineRow
+    size: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Roof:
     ridge: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plane:
     """What is drawn, in its own units."""
 
@@ -74,60 +75,46 @@ def plane_of(analysis: Analysis) -> Plane | None:
     works = [(row, row.item.work.intensity, row.item.work.operations) for row in analysis.rows if row.seconds]
     counted = tuple(Point(intensity, done / row.seconds, row) for row, intensity, done in works if intensity and done)
     if counted:
-        ceilings = analysis.ceilings
+        ceilings, roofs = analysis.ceilings, []
         used = {ceilings.has(point.row.item.work.precision) for point in counted} | {ceilings.precision}
-        return Plane(
-            points=counted,
-            roofs=tuple(
-                Roof(f"{name} {ceilings.rate(name) / 1e12:,.0f} TFLOP/s", ceilings.rate(name), ceilings.ridge(name))
-                for name in sorted(used, key=ceilings.rate)
-            ),
-            slope_name=f"memory {analysis.ceilings.memory_bytes_per_s / 1e12:.2f} TB/s",
-            x_name="operations on each byte (FLOP/B)",
-            y_name="operations a second (FLOP/s)",
-        )
+        for name in sorted(used, key=ceilings.rate):
+            rate = ceilings.rate(name)
+            roofs.append(Roof(f"{name} {rate / 1e12:,.0f} TFLOP/s", rate, ceilings.ridge(name)))
+        slope = f"memory {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s"
+        names = ("operations on each byte (FLOP/B)", "operations a second (FLOP/s)")
+        return Plane(counted, tuple(roofs), slope, *names)
     judged = [(row, row.verdict.memory_share, row.verdict.compute_share) for row in analysis.rows]
     shares = tuple(Point(compute / memory, compute, row) for row, memory, compute in judged if memory and compute)
-    if not shares:
-        return None
-    return Plane(
-        points=shares,
-        roofs=(Roof("the SMs' pipes", 1.0, 1.0),),
-        slope_name="DRAM",
-        x_name="time that the SMs' pipes explain, over time that DRAM explains",
-        y_name="share of the SMs' pipes",
-    )
+    names = ("time that the SMs' pipes explain, over time that DRAM explains", "share of the SMs' pipes")
+    return Plane(shares, (Roof("the SMs' pipes", 1.0, 1.0),), "DRAM", *names) if shares else None
 
 
 def svg(plane: Plane, describe: Callable[[RooflineRow], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
     """Return the whole picture."""
-    xs = [point.x for point in plane.points] + [
-        value for roof in plane.roofs for value in (roof.ridge / 10, roof.ridge * 10)
+    xs = [
+        *(point.x for point in plane.points),
+        *(x for roof in plane.roofs for x in (roof.ridge / 10, roof.ridge * 10)),
     ]
-    ys = [point.y for point in plane.points] + [roof.rate for roof in plane.roofs]
+    ys = [*(point.y for point in plane.points), *(roof.rate for roof in plane.roofs)]
     right = ceil(log10(max(xs)))
     top = max(ceil(log10(max(ys) * 1.2)), floor(log10(min(ys))) + 1)
     left = max(floor(log10(min(xs))), right - _DECADES)
     bottom = max(floor(log10(min(ys))), top - _DECADES)
     x, y = LogAxis(left, right, _LEFT, width - _RIGHT), LogAxis(bottom, top, height - _BOTTOM, _TOP)
     # Areas are proportional to times; the smallest come last, on top.
-    longest = max(point.row.seconds for point in plane.points)
-    marks = [
-        PlotMark(x(point.x), y(point.y), max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest)), point.row)
-        for point in sorted(plane.points, key=lambda point: -point.row.seconds)
-    ]
+    longest, marks = max(point.row.seconds for point in plane.points), []
+    for point in sorted(plane.points, key=lambda point: -point.row.seconds):
+        of_area = max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest))
+        marks.append(Point(x(point.x), y(point.y), point.row, of_area))
     labels = Labels(x.end, [(m.x - m.size, m.y - m.size, m.x + m.size, m.y + m.size) for m in marks])
     # One slope for memory; each roof starts at its ridge.
-    roofs = [(x(roof.ridge), y(roof.rate), x.end, y(roof.rate)) for roof in plane.roofs]
-    lines = [*_grid(plane, x, y), *(_line(*ends) for ends in (_slope(plane, x, y), *roofs))]
-    words = [*_roof_names(plane, x, y, labels), *_names(marks, labels)]
-    parts = [*lines, *(_mark(mark, describe) for mark in marks), *filter(None, words)]
-    label = f"Roofline: {plane.y_name} against {plane.x_name}"
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="group" aria-label="{escape(label)}">\n'
-        + "\n".join(parts)
-        + "\n</svg>"
-    )
+    parts = [*_grid(plane, x, y)]
+    for x1, y1, x2, y2 in (_slope(plane, x, y), *((x(r.ridge), y(r.rate), x.end, y(r.rate)) for r in plane.roofs)):
+        parts.append(f'<line class="roof" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+    parts += (_mark(mark, describe(mark.row)) for mark in marks)
+    parts += filter(None, [*_roof_names(plane, x, y, labels), *_names(marks, labels)])
+    label, inside = escape(f"Roofline: {plane.y_name} against {plane.x_name}"), "\n".join(parts)
+    return f'<svg viewBox="0 0 {width} {height}" role="group" aria-label="{label}">\n{inside}\n</svg>'
 
 
 def _grid(plane: Plane, x: LogAxis, y: LogAxis) -> Iterator[str]:
@@ -200,46 +187,27 @@ def _roof_names(plane: Plane, x: LogAxis, y: LogAxis, labels: Labels) -> Iterato
         yield labels.place([(at, top + up) for up in heights for at in starts], roof.name, always=True)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="roof" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+def _mark(mark: Point, words: str) -> str:
+    """Return a mark, whose shape differs by class for colour-blind readers, with words for those who point at it."""
+    bound, x, y, size = mark.row.verdict.bound, mark.x, mark.y, mark.size
+    shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}"/>'
+    if bound is Bound.COMPUTE:
+        wide, half = f"{size * 1.8:.1f}", size * 0.9
+        shape = f'<rect x="{x - half:.1f}" y="{y - half:.1f}" width="{wide}" height="{wide}"/>'
+    elif bound is Bound.LATENCY:
+        low = f"{y + size:.1f}"
+        shape = f'<path d="M{x:.1f} {y - size:.1f} L{x + size:.1f} {low} L{x - size:.1f} {low} Z"/>'
+    return f'<g class="mark {bound.removesuffix("-bound")}" tabindex="0"><title>{escape(words)}</title>{shape}</g>'
 
 
-@dataclass(frozen=True, slots=True)
-class PlotMark:
-    """A row's position and size on the plot."""
-
-    x: float
-    y: float
-    size: float
-    row: RooflineRow
-
-
-def _mark(mark: PlotMark, describe: Callable[[RooflineRow], str]) -> str:
-    bound = mark.row.verdict.bound
-    return (
-        f'<g class="mark {bound.removesuffix("-bound")}" tabindex="0"><title>{escape(describe(mark.row))}</title>'
-        f"{_shape(bound, mark.x, mark.y, mark.size)}</g>"
-    )
-
-
-def _names(marks: Sequence[PlotMark], labels: Labels) -> Iterator[str]:
+def _names(marks: Sequence[Point], labels: Labels) -> Iterator[str]:
     """Yield the names of the longest rows, if there is room beside their marks."""
     for mark in marks[:_NAMED]:
         words = cut(mark.row.item.name, 26)
         wide, reach = _LETTER * len(words), mark.size + 4
         beside = [(mark.x + reach, mark.y + 4), (mark.x - reach - wide, mark.y + 4)]
-        yield labels.place(
-            [*beside, (mark.x - wide / 2, mark.y + reach + 11), (mark.x - wide / 2, mark.y - reach)], words
-        )
-
-
-def _shape(bound: Bound, x: float, y: float, size: float) -> str:
-    """Return the mark's shape, which differs by class for colour-blind readers."""
-    if bound is Bound.COMPUTE:
-        return f'<rect x="{x - size * 0.9:.1f}" y="{y - size * 0.9:.1f}" width="{size * 1.8:.1f}" height="{size * 1.8:.1f}"/>'
-    if bound is Bound.LATENCY:
-        return f'<path d="M{x:.1f} {y - size:.1f} L{x + size:.1f} {y + size:.1f} L{x - size:.1f} {y + size:.1f} Z"/>'
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}"/>'
+        around = [(mark.x - wide / 2, mark.y + reach + 11), (mark.x - wide / 2, mark.y - reach)]
+        yield labels.place([*beside, *around], words)
 
 
 def roofline_page(analysis: Analysis) -> str:
@@ -250,13 +218,10 @@ def roofline_page(analysis: Analysis) -> str:
 
 
 def _body(analysis: Analysis) -> Iterator[str]:
-    ceilings = analysis.ceilings
+    ceilings, precision = analysis.ceilings, analysis.ceilings.precision
     known = "measured on the card" if ceilings.measured else "as stated by its maker"
-    yield (
-        f"<p>Ceilings {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s, {ceilings.precision} "
-        f"{ceilings.rate(ceilings.precision) / 1e12:,.0f} TFLOP/s; they meet at "
-        f"{ceilings.ridge(ceilings.precision):.0f} operations a byte.</p>"
-    )
+    rates = f"{ceilings.memory_bytes_per_s / 1e12:.2f} TB/s, {precision} {ceilings.rate(precision) / 1e12:,.0f} TFLOP/s"
+    yield f"<p>Ceilings {known}: {rates}; they meet at {ceilings.ridge(precision):.0f} operations a byte.</p>"
     timeline = analysis.profile.timeline
     if timeline is not None and timeline.span_s:
         busy, host, queue = (part / timeline.span_s for part in (timeline.busy_s, timeline.host_s, timeline.queue_s))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tonnage.budget.serving.own_engine import GRAPHS, OwnCard
 from tonnage.ledger import Category
-from tonnage.report.lines import column, ledger_row, packed, picked, spread, table_unit, wrapped
+from tonnage.report.lines import column, ledger_row, packed, picked, spread, table_unit, texts, wrapped
 from tonnage.units import format_bytes, percent
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Load:
     def more(self) -> str:
         """What is mentioned only if it happened."""
         parts = [] if self.hit_rate is None else [f"{percent(self.hit_rate, 0)} prefix hits"]
-        return " · ".join(parts + ([f"{self.preemptions:,} preempted"] if self.preemptions else []))
+        return " · ".join(parts + [f"{self.preemptions:,} preempted"] * bool(self.preemptions))
 
 
 def card_rows(card: OwnCard) -> list[tuple[str, int]]:
@@ -77,22 +77,17 @@ def card_lines(card: OwnCard, *, model: str) -> Iterator[Text | str]:
     yield from wrapped(f"{pool.blocks:,} blocks × {each} · {pool.tokens:,} tokens in pages of {pool.block}")
     sequences = max(pool.blocks - 1, 0) // -(-limits.context // pool.block)
     yield f"  {sequences:,} sequences at the full context of {limits.context:,} tokens"
-    yield from _measured(card)
+    # How the measured memory compares with the plan.
+    if card.measured_bytes is not None:
+        over = card.measured_bytes - card.limit_bytes
+        beyond = f": {format_bytes(over)} over the budget" if over > 0 else ""
+        planned, measured = (format_bytes(size, unit) for size in (card.total_bytes, card.measured_bytes))
+        words = packed([f"planned {planned}", f"measured {measured}{beyond}"])
+        yield from texts(words, "yellow" if over > 0 else "")
 
 
 def _row(word: str, size: int, whole: int, unit: str) -> Text:
     return ledger_row(word, f"{column(size, unit)} ", size / whole if whole else 0.0, width=14, cells=34, wide=7)
-
-
-def _measured(card: OwnCard) -> Iterator[Text | str]:
-    """Yield how the measured memory compares with the plan."""
-    if card.measured_bytes is None:
-        return
-    planned, unit = card.total_bytes, table_unit(card.capacity_bytes)
-    over = card.measured_bytes - card.limit_bytes
-    beyond = f": {format_bytes(over)} over the budget" if over > 0 else ""
-    words = [f"planned {format_bytes(planned, unit)}", f"measured {format_bytes(card.measured_bytes, unit)}{beyond}"]
-    yield from (Text(line, style="yellow" if over > 0 else "") for line in packed(words))
 
 
 def kv_rows(ledger: "KvLedger") -> list[tuple[str, int]]:

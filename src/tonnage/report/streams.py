@@ -54,7 +54,5 @@ def _look_alike(error: UnicodeError) -> tuple[str, int]:
         raise error
     signs = error.object[error.start : error.end]
     # A look-alike, the letter without its accents, or "?".
-    plain = (normalize("NFKD", sign).encode("ascii", "ignore").decode() for sign in signs)
-    return "".join(
-        _LOOK_ALIKES.get(sign) or letter or "?" for sign, letter in zip(signs, plain, strict=True)
-    ), error.end
+    letters = ((sign, normalize("NFKD", sign).encode("ascii", "ignore").decode()) for sign in signs)
+    return "".join(_LOOK_ALIKES.get(sign) or letter or "?" for sign, letter in letters), error.end

@@ -16,7 +16,7 @@ from support import Run
 from tonnage.explain import advise
 from tonnage.recording import Recording, open_cluster, write_cluster
 from tonnage.report.html import render_cluster_page, render_page
-from tonnage.report.html.markup import read_part
+from tonnage.report.html.markup import read_parts
 from tonnage.report.html.series import MOST_STRETCHES, line_of
 from tonnage.report.runs.odd_ranks import compare_ranks
 
@@ -202,7 +202,7 @@ def test_very_many_steps_are_taken_together_and_what_comes_back_has_a_number() -
 
 @pytest.mark.parametrize("scheme", [0, 1])
 def test_the_colours_of_ranks_differ(scheme: int) -> None:
-    found = re.findall(r"--line-\d: #(\w{6})", read_part("lines.css"))[8 * scheme : 8 * scheme + 8]
+    found = re.findall(r"--line-\d: #(\w{6})", read_parts("lines.css"))[8 * scheme : 8 * scheme + 8]
     colours = [tuple(bytes.fromhex(colour)) for colour in found]
     assert len(colours) == 8
     assert min(math.dist(a, b) for a, b in combinations(colours, 2)) > 50

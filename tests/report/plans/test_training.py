@@ -11,8 +11,8 @@ from tonnage.planner.training.reasons import rejected
 from tonnage.planner.training.remedies import remedies
 from tonnage.planner.training.request import Offload, TrainingRequest
 from tonnage.planner.training.search import PlanSearch, search
-from tonnage.report.campaign import Campaign, hours_words
 from tonnage.report.plans.training import TrainingAnswer, flags, print_plan
+from tonnage.report.step_time import Campaign, hours_words
 
 CASES = {
     "one card": ("llama-3.2-1b", "h200", TrainingRequest(seq=2048, precision="bf16")),

@@ -6,8 +6,8 @@ from support import training_run
 from tonnage.explain import Advice
 from tonnage.recording.cluster import ClusterSummary, RankSummary
 from tonnage.recording.host import HostMoment, HostPeaks
-from tonnage.report.runs.figures import card_figures
 from tonnage.report.runs.host import host_figures, host_lines, ranks_host_lines
+from tonnage.report.runs.terminal import card_figures
 from tonnage.units import GIB
 
 

@@ -7,7 +7,7 @@ from tonnage.explain import Advice, diagnose
 from tonnage.explain.total import Total
 from tonnage.recording import Recording
 from tonnage.recording.beyond import PATIENCE, REPEATS, TO_ITS_END
-from tonnage.report.html.sections import advice_section
+from tonnage.report.html.page import advice_section
 from tonnage.report.runs.explain import diagnosis_sections, explain_figures
 from tonnage.report.runs.total import larger_card_words, total_lines
 

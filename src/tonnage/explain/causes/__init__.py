@@ -3,25 +3,20 @@
 from collections.abc import Callable
 
 from tonnage.explain.case import Case
-from tonnage.explain.causes.cache import growing_generation, unbounded_cache
-from tonnage.explain.causes.capacity import another_process, capacity, outside_pytorch, own_limit
-from tonnage.explain.causes.data import checkpoint_held_twice, resident_data, saving_on_gpu, waiting_batches
-from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
-from tonnage.explain.causes.evidence import (
-    attention_matrices,
-    compile_peak,
-    ddp_accumulation,
-    graph_without_backward,
-    kept_gradients,
-    optimizer_temporaries,
-    surprising_tensor,
-    varying_lengths,
-    wide_logits,
-)
-from tonnage.explain.causes.fragmentation import fragmentation
+from tonnage.explain.causes import evidence
+from tonnage.explain.causes.capacity import another_process, capacity, fragmentation, outside_pytorch, own_limit
+from tonnage.explain.causes.growth import growing_generation, leak, unbounded_cache
 from tonnage.explain.causes.host import host_memory, pinned_host
-from tonnage.explain.causes.leak import leak
-from tonnage.explain.findings import Finding
+from tonnage.explain.causes.phases import (
+    checkpoint_held_twice,
+    graph_in_evaluation,
+    kept_predictions,
+    resident_data,
+    saving_on_gpu,
+    training_in_evaluation,
+    waiting_batches,
+)
+from tonnage.explain.fixes import Finding
 
 __all__ = ["RULES"]
 
@@ -30,6 +25,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     *(capacity, fragmentation, leak, unbounded_cache, outside_pytorch, another_process, pinned_host),
     *(kept_predictions, graph_in_evaluation, training_in_evaluation, growing_generation),
     *(saving_on_gpu, checkpoint_held_twice, waiting_batches, host_memory, own_limit),
-    *(surprising_tensor, compile_peak, wide_logits, attention_matrices, optimizer_temporaries, kept_gradients),
-    *(graph_without_backward, resident_data, varying_lengths, ddp_accumulation),
+    *(evidence.surprising_tensor, evidence.compile_peak, evidence.wide_logits, evidence.attention_matrices),
+    *(evidence.optimizer_temporaries, evidence.kept_gradients, evidence.graph_without_backward, resident_data),
+    *(evidence.varying_lengths, evidence.ddp_accumulation),
 )

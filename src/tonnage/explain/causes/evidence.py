@@ -1,13 +1,11 @@
 """Small rules that name no cause: tensors that are evidence beside one."""
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
 from math import prod
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Finding, Guilty, finding, guilty_lines, tensor_words
-from tonnage.explain.fixes import Fix
+from tonnage.explain.fixes import Finding, Fix, Guilty, finding, guilty_lines, tensor_words
 from tonnage.explain.rewrites import free_gradients
 from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.source import Source
@@ -49,10 +47,7 @@ def surprising_tensor(case: Case) -> Finding | None:
 
 
 def compile_peak(case: Case) -> Finding | None:
-    """Return the excess of the first step over the largest later one, with what only the first had.
-
-    Compilation, autotuning and algorithm search try out kernels.
-    """
+    """Return the excess of the first step over the largest later one: compilation, autotuning and algorithm search."""
     steps = [step for step in case.recording.steps if step.step]
     if len(steps) < 2 or case.death:
         return None
@@ -61,9 +56,8 @@ def compile_peak(case: Case) -> Finding | None:
     if excess < (_FIRST_STEP_TIMES - 1) * later:
         return None
     once = [a for a in case.live if a.step == steps[0].step and a.died is not None]
-    sentence = (
-        f"the first step needed {format_bytes(excess)} more than any later one: kernels were tried out, or compiled"
-    )
+    more = f"the first step needed {format_bytes(excess)} more than any later one"
+    sentence = f"{more}: kernels were tried out, or compiled"
     how = "torch.backends.cudnn.benchmark=False, max_autotune=False, or one step with a small batch first"
     fix = Fix("no trials at full size", excess, "perhaps slower kernels", how)
     return Finding("first-step-peak", sentence, excess, lines=guilty_lines(once), fixes=(fix,))
@@ -78,7 +72,24 @@ def wide_logits(case: Case) -> Finding | None:
 
 def attention_matrices(case: Case) -> Finding | None:
     """Return the bytes of quadratic masks and matrices, and what fused attention, which makes none, would save."""
-    is_square = _square_test(case.needed.allocations)
+
+    def matrices(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
+        """Return count and length of the matrices: heads may be their own dimension or part of the first."""
+        if not shape or len(shape) < 2 or not shape[-1] == shape[-2] >= _LONG:
+            return None
+        return prod(shape[:-2]), shape[-1]
+
+    # Their last two dimensions are the same long length. A softmax over a square belongs to attention and gives the number
+    # of heads: without it, images and hidden states that happen to be square would count.
+    softmaxes = {matrices(a.shape) for a in case.needed.allocations if "softmax" in a.operator}
+
+    def is_square(a: Allocation) -> bool:
+        found = matrices(a.shape)
+        if a.category in _STATES or found is None or not a.shape:
+            return False
+        is_mask = a.dtype == "bool" or (len(a.shape) == 4 and a.shape[1] == 1)
+        return is_mask or found in softmaxes
+
     square = [a for a in case.live if is_square(a)]
     if not case.is_worth(square):
         return None
@@ -90,31 +101,6 @@ def attention_matrices(case: Case) -> Finding | None:
     how = words_for(case.needed, "fused-attention", "by_model" if by_model else "how")
     kept = [a for a in case.needed.allocations if not is_square(a)]
     return finding(case, "attention-matrices", words, square, Rewrite(*change_of("fused-attention"), how, kept))
-
-
-def _square_test(allocations: list[Allocation]) -> Callable[[Allocation], bool]:
-    """Return a test for masks and matrices of attention: their last two dimensions are the same long length.
-
-    A softmax over a square belongs to attention and gives the number of heads: without it, images and hidden states
-    that happen to be square would count.
-    """
-
-    def matrices(shape: tuple[int, ...] | None) -> tuple[int, int] | None:
-        """Return count and length of the matrices: heads may be their own dimension or part of the first."""
-        if not shape or len(shape) < 2 or not shape[-1] == shape[-2] >= _LONG:
-            return None
-        return prod(shape[:-2]), shape[-1]
-
-    softmaxes = {matrices(a.shape) for a in allocations if "softmax" in a.operator}
-
-    def is_square(a: Allocation) -> bool:
-        found = matrices(a.shape)
-        if a.category in _STATES or found is None or not a.shape:
-            return False
-        is_mask = a.dtype == "bool" or (len(a.shape) == 4 and a.shape[1] == 1)
-        return is_mask or found in softmaxes
-
-    return is_square
 
 
 def optimizer_temporaries(case: Case) -> Finding | None:
@@ -147,26 +133,21 @@ def graph_without_backward(case: Case) -> Finding | None:
     kept = [a for a in case.live if a.category is Category.ACTIVATIONS and a.died is None]
     if not case.is_worth(kept, _GRAPH_SHARE) or len({a.line for a in kept}) < _GRAPH_LINES:
         return None
-    words = (
-        "{size} of activations are kept as for a backward, most{at}, and the recording has none: if none is to come, "
-        "with torch.inference_mode(): frees them"
-    )
-    return finding(case, "graph-without-backward", words, kept)
+    words = "{size} of activations are kept as for a backward, most{at}, and the recording has none: if none is to come"
+    return finding(case, "graph-without-backward", f"{words}, with torch.inference_mode(): frees them", kept)
 
 
 def varying_lengths(case: Case) -> Finding | None:
     """Return the lines whose largest request varies with every iteration, if much of the reserved memory is unused."""
-    largest: dict[str, dict[int, int]] = {}
+    largest: dict[str, Counter[int]] = defaultdict(Counter)
     for a in case.recording.allocations:
         if a.block_bytes >= MIB and (turn := bisect_right(case.turns, a.born)):
-            of_line = largest.setdefault(a.line, {})
-            of_line[turn] = max(of_line.get(turn, 0), a.requested_bytes)
+            largest[a.line][turn] = max(largest[a.line][turn], a.requested_bytes)
     lines = []
     for line, by_turn in largest.items():
-        sizes, distinct = by_turn.values(), len(set(by_turn.values()))
-        if len(sizes) >= _VARYING_TURNS and distinct >= _DISTINCT_SHARE * len(sizes):
-            words = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-            lines.append(Guilty(line, max(sizes), distinct, words))
+        least, most, distinct = min(by_turn.values()), max(by_turn.values()), len(set(by_turn.values()))
+        if len(by_turn) >= _VARYING_TURNS and distinct >= _DISTINCT_SHARE * len(by_turn):
+            lines.append(Guilty(line, most, distinct, f"{format_bytes(least)} to {format_bytes(most)}"))
     lines.sort(key=lambda row: -row.size_bytes)
     unused = case.death.unused_bytes if case.death else case.recording.unused_at_peak_bytes
     if not lines or unused < _UNUSED_SHARE * case.recording.peak_reserved_bytes:
@@ -183,13 +164,10 @@ def ddp_accumulation(case: Case) -> Finding | None:
     """
     length = len(case.recording.timeline.allocated_bytes)
     phases = [name for name, _, _ in spans(case.recording.marks, "phase", length)]
-    optimizers = phases.count("optimizer")
-    times = round(phases.count("backward") / optimizers) if optimizers else 0
+    times = round(phases.count("backward") / max(1, phases.count("optimizer"))) if "optimizer" in phases else 0
     source = Source.find(case.recording.header.script) if times > 1 else None
-    if source is None or source.mentions("no_sync"):
-        return None
-    line = next((found for name in _DDP if (found := source.mentions(name))), None)
-    if line is None:
+    line = next(filter(None, map(source.mentions, _DDP)), None) if source else None
+    if source is None or line is None or source.mentions("no_sync"):
         return None
     gradients = sum(a.block_bytes for a in case.live if a.category is Category.GRADIENTS)
     sentence = f"each of {times} backwards a step reduces all gradients: DistributedDataParallel without no_sync()"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tonnage.errors import UnknownGpu
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Cause, Finding, Guilty
-from tonnage.explain.fixes import Fix
+from tonnage.explain.fixes import Cause, Finding, Fix, Guilty
 from tonnage.explain.words import words_for
 from tonnage.hardware.cluster import find_cluster
 from tonnage.ledger import Category
@@ -80,13 +79,11 @@ def host_memory(case: Case) -> Finding | None:
     if case.cluster and len(ranks) > 1:
         gpu, needed = f"{case.cluster.gpus_per_host}x{case.cluster.gpu}", sum(rank.host_bytes for rank in ranks)
         who = f"a host with {len(ranks)} ranks needs"
-    capacity = host_capacity_bytes(gpu)
+    capacity, spared = host_capacity_bytes(gpu), list(_spared(case, peak))
     too_small = 0 < capacity < needed
-    spared = list(_spared(case, peak))
     if not (too_small or spared):
         return None
-    at = f" at {peak.line}" if peak.line else ""
-    sentence = f"{who} {format_bytes(needed)}{at}"
+    sentence = f"{who} {format_bytes(needed)}" + (f" at {peak.line}" if peak.line else "")
     if too_small:
         sentence += f", and {'has' if ranks else 'the card comes with'} {format_bytes(capacity)}"
     lines = tuple(Guilty(g.line, g.size_bytes, g.count, f"{g.part} {g.operator}".strip()) for g in peak.largest)
@@ -99,10 +96,9 @@ def _spared(case: Case, peak: HostMoment) -> Iterator[tuple[str, Fix]]:
     """Yield what need not be there, and how to avoid it."""
     if case.cluster and (copies := model_copies(case.cluster)):
         words = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
-        words += f", and {copies.engine} needs it on one"
         how = words_for(case.recording, "load-once", copies.engine.lower())
         change, costs = change_of("load-once")
-        yield words, Fix(change, copies.spared_bytes, costs, how)
+        yield f"{words}, and {copies.engine} needs it on one", Fix(change, copies.spared_bytes, costs, how)
     read, weights = (peak.parts.get(part, 0) for part in (CHECKPOINT, Category.PARAMETERS))
     if read >= _WORTH_BYTES and peak.step:
         words = f"the checkpoint ({format_bytes(read)}) is still held in step {peak.step}"

@@ -4,19 +4,8 @@ Text proves less than a recording, so each cause has a certainty and its evidenc
 """
 
 from tonnage.explain.text.diagnosis import TextDiagnosis, explain_text
-from tonnage.explain.text.log import Episode, find_episode, text_lines
-from tonnage.explain.text.numbers import MessageNumbers, read_numbers
+from tonnage.explain.text.log import text_lines
+from tonnage.explain.text.numbers import read_numbers
 from tonnage.explain.text.suspects import Suspect
-from tonnage.explain.text.words import Certainty
 
-__all__ = [
-    "Certainty",
-    "Episode",
-    "MessageNumbers",
-    "Suspect",
-    "TextDiagnosis",
-    "explain_text",
-    "find_episode",
-    "read_numbers",
-    "text_lines",
-]
+__all__ = ["Suspect", "TextDiagnosis", "explain_text", "read_numbers", "text_lines"]

@@ -8,8 +8,7 @@ from tonnage.errors import RequestError
 from tonnage.explain.text.log import Episode, find_episode
 from tonnage.explain.text.numbers import MessageNumbers, read_numbers
 from tonnage.explain.text.places import FailurePlace, framework_words, place_of
-from tonnage.explain.text.suspects import Suspect, suspects_of
-from tonnage.explain.text.words import Said, said_in
+from tonnage.explain.text.suspects import Said, Suspect, said_in, suspects_of
 from tonnage.units import format_bytes
 
 _MOST_STEPS = 5
@@ -53,16 +52,10 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
 
     episode = find_episode(counted(), lambda found: bool(said_in(found)) or read_numbers(found.text) is not None)
     if episode is None:
-        problem = (
-            "There is nothing in the text."
-            if not seen
-            else "Nothing in the text is a known message about memory that ran out."
-        )
-        raise RequestError(problem, hint=_WHERE)
-    numbers, said = read_numbers(episode.text), tuple(said_in(episode))
-    place = place_of(episode.lines)
-    causes = suspects_of(numbers, said, place, episode.lines)
-    words = framework_words(episode.text)
+        known = "Nothing in the text is a known message about memory that ran out."
+        raise RequestError(known if seen else "There is nothing in the text.", hint=_WHERE)
+    numbers, said, place = read_numbers(episode.text), tuple(said_in(episode)), place_of(episode.lines)
+    causes, words = suspects_of(numbers, said, place, episode.lines), framework_words(episode.text)
     unproved = [causes[0].unproved] if causes[0].unproved else []
     if place.steps and place.steps > 1:
         count = f"the log counts to {place.steps:,} before it died"
@@ -106,13 +99,12 @@ def _proves(numbers: MessageNumbers) -> Iterator[str]:
 def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
     """Return advice in the framework's terms: for the first cause, and if short, the next of equal certainty."""
     chosen: dict[str, None] = {}
-    for suspect in causes[:1] + [other for other in causes[1:3] if other.certainty == causes[0].certainty]:
+    for suspect in [other for other in causes[:3] if other.certainty == causes[0].certainty]:
         if len(chosen) > 1:
             break
         # Serving and image generation have no gradients to accumulate.
         for step in words.get(suspect.cause, suspect.steps):
-            filled = step
             for name, value in words.items():
-                filled = filled.replace(f"{{{name}}}", str(value))
-            chosen.setdefault(filled)
+                step = step.replace(f"{{{name}}}", str(value))
+            chosen.setdefault(step)
     return tuple(chosen)[:_MOST_STEPS]

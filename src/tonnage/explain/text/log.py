@@ -10,7 +10,7 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +28,7 @@ def table(name: str) -> dict[str, Any]:
     return tomllib.loads((_DATA / f"{name}.toml").read_text("utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Episode:
     """The lines around the last place where memory ran out, where they begin, and the number of such places."""
 
@@ -36,7 +36,7 @@ class Episode:
     first_line: int
     count: int
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The whole text, with runs of white space and box borders collapsed to one space."""
         return re.sub(r"[\s│┃|╭╮╰╯─❱]+", " ", " ".join(self.lines))
@@ -78,11 +78,8 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
     # Log entries may hold a traceback on one line, with escaped newlines.
     single = (part for line in lines for part in (line.split("\\n") if "Traceback" in line else [line]))
     for number, raw in enumerate(single, 1):
-        at, lower = -1, raw.lower()
-        for event in events:
-            if event in lower:
-                at = lower.find(event)
-                break
+        lower = raw.lower()
+        at = next((lower.find(event) for event in events if event in lower), -1)
         is_event = at >= 0
         # Of a long line, keep the surroundings of a message or frame.
         piece = raw[max(0, at - _AROUND) : at + _AROUND] if is_event else raw[:_LONGEST_FRAME]

@@ -13,6 +13,7 @@ Sizes are printed with two decimals: values computed from them are accurate to w
 
 import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tonnage.errors import RequestError
 from tonnage.units import GIB, KIB, MIB, TIB
@@ -91,10 +92,7 @@ class MessageNumbers:
 
 
 def read_numbers(text: str) -> MessageNumbers | None:
-    """Return the numbers of the first message in a text with normalized white space; None without one.
-
-    Numbers that no device can report are rejected.
-    """
+    """Return the numbers of the first message in a text with single spaces, if any; reject what no device can report."""
     start = _MESSAGE.search(text)
     if start is None:
         return None
@@ -106,10 +104,9 @@ def read_numbers(text: str) -> MessageNumbers | None:
         return None
     others = [size for match in _OTHER.finditer(message) if (size := _size(match)) is not None]
     numbers = {name: size[0] for name, size in found.items() if size is not None}
-    if numbers.get("allowed", 0) > _MOST_BYTES:
-        del numbers["allowed"]
-    if numbers.get("process", 0) > _MOST_BYTES:  # underflow: NVML does not know this process
-        del numbers["process"]
+    for name in ("allowed", "process"):  # never set, or underflow: NVML does not know this process
+        if numbers.get(name, 0) > _MOST_BYTES:
+            del numbers[name]
     # Reject what no device can report: more free than there is, or a device without memory. More may be allocated than
     # there is: Windows lends a card the host's memory.
     total, free = numbers.get("total"), numbers.get("free", 0)
@@ -124,14 +121,17 @@ def read_numbers(text: str) -> MessageNumbers | None:
     roundings["others"] = sum(rounding for _, rounding in others)
     if "reserved" in roundings:  # unallocated was computed
         roundings["unallocated"] = roundings["reserved"] + roundings.get("allocated", 0)
-    read = MessageNumbers(
-        wording=_wording(message, found),
-        asked=numbers.pop("asked"),
-        roundings=roundings,
-        device=int(device[1][:4]) if device else None,
-        others=tuple(size for size, _ in others if size <= _MOST_BYTES),
-    )
-    return _with_own_process(replace(read, **numbers))  # type: ignore[arg-type]
+    listed = [size for size, _ in others if size <= _MOST_BYTES]
+    told: dict[str, Any] = {"wording": _wording(message, found), "roundings": roundings, "others": tuple(listed)}
+    read = MessageNumbers(device=int(device[1][:4]) if device else None, **(told | numbers))
+    # If the message does not name this process, it is the listed one that holds what PyTorch does.
+    if read.process is None and read.reserved is not None:
+        low = read.reserved - read.slack("allocated", "unallocated", "others")
+        own = min((size for size in listed if low <= size <= read.reserved + _MOST_OUTSIDE_BYTES), default=None)
+        if own is not None:
+            listed.remove(own)
+            return replace(read, process=own, others=tuple(listed), is_process_inferred=True)
+    return read
 
 
 def _size(match: re.Match[str] | None) -> tuple[int, int] | None:
@@ -160,17 +160,3 @@ def _wording(message: str, found: dict[str, tuple[int, int] | None]) -> str:
     if found["reserved"] is not None or "already allocated" in message:
         return "PyTorch 1.4 to 2.0"
     return "PyTorch 2.1" if "capacty" in message else "PyTorch 2.1 or newer"
-
-
-def _with_own_process(read: MessageNumbers) -> MessageNumbers:
-    """Find this process among those listed if the message does not name it: the one that holds what PyTorch does."""
-    if read.process is not None or read.reserved is None or not read.others:
-        return read
-    low = read.reserved - read.slack("allocated", "unallocated", "others")
-    high = read.reserved + _MOST_OUTSIDE_BYTES
-    own = min((size for size in read.others if low <= size <= high), default=None)
-    if own is None:
-        return read
-    others = list(read.others)
-    others.remove(own)
-    return replace(read, process=own, others=tuple(others), is_process_inferred=True)

@@ -4,7 +4,7 @@ It reads Python's tracebacks, rich's boxes and IPython's, and knows the settings
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,7 +50,7 @@ class FailedOperator:
     name: str
     cause: str
     says: str
-    steps: tuple[str, ...]
+    steps: list[str]
     least_share: float
 
 
@@ -84,8 +84,8 @@ def place_of(lines: Sequence[str]) -> FailurePlace:
     inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
     operator = None
     if inner:
-        kept = (inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]))
-        operator = FailedOperator(*kept, inner.get("least_share", 0.0))
+        known = (inner["name"], inner["cause"], inner["says"], inner["steps"])
+        operator = FailedOperator(*known, inner.get("least_share", 0.0))
     phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
     counted = [line[-400:] for line in lines if not _OTHER_BARS.search(line)]
     counts = [int(next(filter(None, groups), 0)) for line in counted for groups in _STEPS.findall(line)[:3]]
@@ -119,9 +119,10 @@ def framework_words(text: str) -> dict[str, Any]:
     return found
 
 
-def place_steps() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the steps for each cause that a place implies."""
-    return ((row["cause"], tuple(row["steps"])) for _, row in _rows("operators"))
+def steps_of(cause: str) -> list[str]:
+    """Return what to do about a cause, from the first place that implies it."""
+    steps: list[str] = next(row["steps"] for _, row in _rows("operators") if row["cause"] == cause)
+    return steps
 
 
 @cache

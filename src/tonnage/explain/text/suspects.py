@@ -1,36 +1,25 @@
-"""Possible causes by the numbers, wording and place of an error, each with its certainty and evidence.
+"""Possible causes by the wording, numbers and place of an error, each with its certainty and evidence.
 
-"certain": the text itself proves it. "likely": it explains what was missing, and nothing in the text contradicts it.
-"possible": the text allows it. No sum is used that rounding could overturn.
+`data/words.toml` has the messages of other programs: who prints them, and what they mean. "certain": the text itself
+proves it. "likely": it explains what was missing, and nothing in the text contradicts it. "possible": the text allows
+it. No sum is used that rounding could overturn.
 """
 
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
-from tonnage.explain.text.log import table
+from tonnage.explain.text.log import Episode, table
 from tonnage.explain.text.numbers import MessageNumbers
-from tonnage.explain.text.places import FailurePlace, place_steps
-from tonnage.explain.text.words import Certainty, Said
+from tonnage.explain.text.places import FailurePlace, steps_of
 from tonnage.hardware import all_gpus
 from tonnage.units import GIB, format_bytes, percent
 
-_ORDER = {"certain": 0, "likely": 1, "possible": 2}
-# A context and its libraries; a desktop beside them on a small card.
-_CONTEXT_BYTES = GIB
-# Shares of a card, or of reserved memory, above which something counts as most, much or some.
-_MOST, _MUCH, _SOME = 0.5, 0.25, 0.1
-# Steps leave free blocks behind; below this share there are none.
-_LOADING = 0.005
-_SERIES = (
-    re.compile(r"\bmemory: (\d{3,6})\b"),
-    re.compile(r"\bmax_mem: (\d{3,6})M\b"),
-    re.compile(r"^\s*\d+/\d+\s+([0-9.]+)G\s"),
-    re.compile(r"\bMA ([0-9.]+) GB"),
-)
-_CLIMB, _LEAST_SAMPLES = 1.2, 5
+Certainty = Literal["certain", "likely", "possible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +39,90 @@ class Suspect:
         return title
 
 
+class Said(NamedTuple):
+    """One entry that matches a text, and its cause with the text's own figures filled in."""
+
+    id: str
+    speaker: str
+    is_alone: bool
+    suspect: Suspect
+
+
+def said_in(episode: Episode) -> list[Said]:
+    """Return every entry that matches an episode, in the order of the file: the more specific first."""
+    found = []
+    for pattern, row in _entries():
+        if row.get("whole_line"):
+            match = next((m for line in episode.lines if (m := pattern.fullmatch(line.strip()))), None)
+        else:
+            match = pattern.search(episode.text)
+        if match is None:
+            continue
+        figures = {name: value[:40] for name, value in match.groupdict().items() if value}
+        for name, value in match.groupdict().items():
+            if value and name.endswith("_count") and (digits := value.replace(",", "")).isdigit():
+                number = int(digits[:20])
+                size = f"{number / GIB:.2f} GiB ({number:,} bytes)"
+                figures[name] = size if name.startswith("bytes") else f"{number:,}"
+        steps = tuple(filter(None, (_filled(step, figures) for step in row["steps"])))
+        plainly = row.get("says_plainly", row["says"].replace("{", "").replace("}", ""))
+        says = _filled(row["says"], figures) or plainly
+        suspect = Suspect(row["cause"], row["certainty"], says, row["unproved"], steps)
+        found.append(Said(row["id"], row["speaker"], row.get("alone", False), suspect))
+    return found
+
+
+def _filled(words: str, figures: dict[str, str]) -> str:
+    """Fill figures into a sentence; empty if one of them is unknown."""
+    try:
+        return words.format_map(figures)
+    except KeyError:
+        return ""
+
+
+@cache
+def _entries() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    return [(re.compile(row["pattern"]), row) for row in table("words")["words"]]
+
+
+_ORDER = {"certain": 0, "likely": 1, "possible": 2}
+# A context and its libraries; a desktop beside them on a small card.
+_CONTEXT_BYTES = GIB
+# Shares of a card, or of reserved memory, above which something counts as most, much or some.
+_MOST, _MUCH, _SOME = 0.5, 0.25, 0.1
+# Steps leave free blocks behind; below this share there are none.
+_LOADING = 0.005
+_SERIES = (
+    re.compile(r"\bmemory: (\d{3,6})\b"),
+    re.compile(r"\bmax_mem: (\d{3,6})M\b"),
+    re.compile(r"^\s*\d+/\d+\s+([0-9.]+)G\s"),
+    re.compile(r"\bMA ([0-9.]+) GB"),
+)
+_CLIMB, _LEAST_SAMPLES = 1.2, 5
+
+
 def suspects_of(
     numbers: MessageNumbers | None, said: Sequence[Said], place: FailurePlace, lines: Sequence[str]
 ) -> list[Suspect]:
     """Return all suspects, likeliest first, one per cause."""
-    found = [
-        Suspect(entry.cause, entry.certainty, entry.says, entry.unproved, entry.steps)
-        for entry in said
-        if numbers is None or not entry.is_alone
-    ]
+    found = [entry.suspect for entry in said if numbers is None or not entry.is_alone]
     if numbers is not None:
-        found += _limit(numbers)
-        found += _one_tensor(numbers, place)
-        for rule in (_others, _fragmentation, _refused, _outside):
-            found += rule(numbers)
+        for rule in (_limit, _one_tensor, _others, _fragmentation, _refused, _outside):
+            found += rule(numbers, place)
     elif any(entry.id == "driver" for entry in said):
         # The driver's own error in a traceback: PyTorch's allocator would have given numbers.
         if place.phase in ("forward", "backward", "optimizer", "generation"):
             sentence = f"the driver refused in the middle of the program's work ({place.phase}), not at its start"
             found.append(_suspect("capacity", "likely", sentence))
         elif place.phase == "loading":
-            sentence = (
-                "the driver refused before anything had been computed: "
-                "the card was full when the program came, or nearly"
-            )
-            found.append(_suspect("other-process", "likely", sentence))
-    found += _of_place(numbers, place)
-    found += _of_series(lines)
+            sentence = "the driver refused before anything had been computed: the card was full when the program came"
+            found.append(_suspect("other-process", "likely", f"{sentence}, or nearly"))
+    found += (*_of_place(numbers, place), *_of_series(lines))
     if numbers is not None:
-        found += _loading(numbers, place)
-        found += _capacity(numbers)
-    found.sort(key=lambda suspect: _ORDER[suspect.certainty])
+        found += (*_loading(numbers, place), *_capacity(numbers))
+    # The first of each cause among the most certain.
     by_cause: dict[str, Suspect] = {}
-    for suspect in found:
+    for suspect in sorted(found, key=lambda suspect: _ORDER[suspect.certainty]):
         by_cause.setdefault(suspect.cause, suspect)
     return list(by_cause.values())
 
@@ -92,29 +132,25 @@ def _suspect(cause: str, certainty: Certainty, sentence: str, steps: Sequence[st
     return Suspect(cause, certainty, sentence, row["unproved"], tuple(steps) or tuple(row["steps"]))
 
 
-def _limit(numbers: MessageNumbers) -> Iterator[Suspect]:
+def _limit(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
     """Yield a limit below the card's size that refused the request although the card had room."""
     allowed, own = numbers.allowed, numbers.reserved if numbers.reserved is not None else numbers.allocated
     if allowed is None or own is None:
         return
+    held, asked, limit = map(format_bytes, (own, numbers.asked, allowed))
     if numbers.wording == "PyTorch on MPS":
-        beside = numbers.elsewhere or 0
-        sentence = (
-            f"{format_bytes(own)} of tensors and {format_bytes(beside)} beside them, with {format_bytes(numbers.asked)}"
-            f" more, pass the {format_bytes(allowed)} that PyTorch allows itself on this Mac"
-        )
+        beside = f"{held} of tensors and {format_bytes(numbers.elsewhere or 0)} beside them, with {asked} more"
+        sentence = f"{beside}, pass the {limit} that PyTorch allows itself on this Mac"
         yield _suspect("capacity", "likely", sentence, table("causes")["mps-limit"]["steps"])
         return
     passes = own + numbers.asked > allowed - numbers.slack("allocated", "unallocated", "asked", "allowed")
     if passes and numbers.free is not None and numbers.free >= numbers.asked + numbers.slack("free", "asked"):
-        sentence = (
-            f"{format_bytes(own)} reserved and {format_bytes(numbers.asked)} more pass the {format_bytes(allowed)}"
-            f" that the process allows itself, while {format_bytes(numbers.free)} of the card were free"
-        )
-        yield _suspect("own-limit", "certain", sentence)
+        sentence = f"{held} reserved and {asked} more pass the {limit} that the process allows itself"
+        yield _suspect("own-limit", "certain", f"{sentence}, while {format_bytes(numbers.free)} of the card were free")
 
 
 def _one_tensor(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
+    """Yield a single request that is larger than the card, or than half of it."""
     total = numbers.total or numbers.allowed
     if total is None:  # judged by existing cards
         cards = [gpu.memory_bytes for gpu in all_gpus()]
@@ -128,17 +164,14 @@ def _one_tensor(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspec
     size = f"{format_bytes(numbers.asked)} in one request ({side:,} × {side:,} numbers of 16 bits)"
     if numbers.asked > total + numbers.slack("asked", "total"):
         # If the line is known, its operation is the cause, and this is evidence.
-        certainty: Certainty = "likely" if place.operator else "certain"
         sentence = f"{size} is more than all {format_bytes(total)} of the card: it cannot fit, whatever is freed"
+        yield _suspect("one-tensor", "likely" if place.operator else "certain", sentence)
     elif numbers.asked > _MOST * total and numbers.asked > (numbers.allocated or 0):
-        certainty = "likely"
         sentence = f"{size} is more than half of the card, and more than all other tensors together"
-    else:
-        return
-    yield _suspect("one-tensor", certainty, sentence)
+        yield _suspect("one-tensor", "likely", sentence)
 
 
-def _others(numbers: MessageNumbers) -> Iterator[Suspect]:
+def _others(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
     """Yield what other processes hold, from the message's list or as the remainder."""
     if numbers.total is None or numbers.free is None or numbers.own is None:
         return
@@ -157,17 +190,15 @@ def _others(numbers: MessageNumbers) -> Iterator[Suspect]:
     beyond = left - (0 if numbers.process is not None else _CONTEXT_BYTES)
     if beyond < short or beyond < _MUCH * numbers.total:
         return
-    own = "this process" if numbers.process is not None else "PyTorch, here,"
-    sentence = (
-        f"of {format_bytes(numbers.total)}, {own} held {format_bytes(numbers.own)} and {format_bytes(numbers.free)}"
-        f" were free: {format_bytes(left)} belong to others"
-    )
-    if numbers.process is None:
-        sentence += ", or to this process outside of PyTorch"
+    own, or_own = "PyTorch, here,", ", or to this process outside of PyTorch"
+    if numbers.process is not None:
+        own, or_own = "this process", ""
+    total, ours, free, rest = map(format_bytes, (numbers.total, numbers.own, numbers.free, left))
+    sentence = f"of {total}, {own} held {ours} and {free} were free: {rest} belong to others{or_own}"
     yield _suspect("other-process", "likely", sentence)
 
 
-def _fragmentation(numbers: MessageNumbers) -> Iterator[Suspect]:
+def _fragmentation(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
     """Yield fragmentation: enough reserved memory was unused, but no piece was large enough."""
     unused, reserved = numbers.unallocated, numbers.reserved
     if not unused or not reserved or (numbers.total and numbers.asked > numbers.total):
@@ -185,19 +216,19 @@ def _fragmentation(numbers: MessageNumbers) -> Iterator[Suspect]:
         yield _suspect("fragmentation", "possible", with_free)
 
 
-def _refused(numbers: MessageNumbers) -> Iterator[Suspect]:
-    if numbers.free is None or numbers.free < numbers.asked + numbers.slack("free", "asked") or numbers.asked <= 0:
+def _refused(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
+    """Yield a request that was refused although the card had room."""
+    if numbers.free is None or numbers.asked <= 0 or numbers.allowed is not None:
         return
-    if numbers.allowed is not None:
-        return
-    sentence = (
-        f"{format_bytes(numbers.free)} of the card were free when {format_bytes(numbers.asked)} were refused: it was not"
-        " the card's memory that was short"
-    )
-    yield _suspect("refused", "likely", sentence)
+    if numbers.free >= numbers.asked + numbers.slack("free", "asked"):
+        free, asked = format_bytes(numbers.free), format_bytes(numbers.asked)
+        sentence = (
+            f"{free} of the card were free when {asked} were refused: it was not the card's memory that was short"
+        )
+        yield _suspect("refused", "likely", sentence)
 
 
-def _outside(numbers: MessageNumbers) -> Iterator[Suspect]:
+def _outside(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
     """Yield what this process holds outside PyTorch, if it exceeds a context."""
     if numbers.process is None or numbers.reserved is None or numbers.total is None or numbers.is_process_inferred:
         return
@@ -223,9 +254,8 @@ def _of_place(numbers: MessageNumbers | None, place: FailurePlace) -> Iterator[S
     share = numbers.asked / total if numbers and total else 0.0
     certainty: Certainty = "likely" if share >= operator.least_share else "possible"
     asking = f", asking for {format_bytes(numbers.asked)}" if numbers else ""
-    yield _suspect(
-        operator.cause, certainty, f"it died in {operator.name}{at}{asking}: {operator.says}", operator.steps
-    )
+    sentence = f"it died in {operator.name}{at}{asking}: {operator.says}"
+    yield _suspect(operator.cause, certainty, sentence, operator.steps)
 
 
 def _of_series(lines: Sequence[str]) -> Iterator[Suspect]:
@@ -249,11 +279,9 @@ def _loading(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
         return
     most_unused = _LOADING * reserved
     if numbers.slack("unallocated") < most_unused and unused <= most_unused and reserved >= _MUCH * total:
-        sentence = (
-            f"all but {format_bytes(unused)} of the {format_bytes(reserved)} that PyTorch had reserved were in tensors"
-        )
-        steps = next(steps for cause, steps in place_steps() if cause == "weights")
-        yield _suspect("weights", "likely", f"{sentence}: nothing had been freed yet, as while weights load", steps)
+        rest = f"all but {format_bytes(unused)} of the {format_bytes(reserved)} that PyTorch had reserved"
+        sentence = f"{rest} were in tensors: nothing had been freed yet, as while weights load"
+        yield _suspect("weights", "likely", sentence, steps_of("weights"))
 
 
 def _capacity(numbers: MessageNumbers) -> Iterator[Suspect]:

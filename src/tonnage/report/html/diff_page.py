@@ -5,8 +5,8 @@ from string import Template
 
 from tonnage.explain.diff import Growth
 from tonnage.report.html import markup
-from tonnage.report.html.markup import read_part, simple_page, size, text
-from tonnage.report.html.sections import SOURCES
+from tonnage.report.html.markup import read_parts, simple_page, size, text
+from tonnage.report.html.page import SOURCES
 from tonnage.report.html.series import line_of
 from tonnage.report.runs.diff import ComparedRuns, growth_percent, labelled, signed
 from tonnage.report.runs.total import verdict_words
@@ -28,7 +28,7 @@ def render_diff_page(compared: ComparedRuns) -> str:
     return simple_page(
         text(f"{names[0]} → {names[1]}"),
         _header(compared),
-        Template(read_part("lines.html")).substitute(note=_NOTE),
+        Template(read_parts("lines.html")).substitute(note=_NOTE),
         _table("Peaks of phases", difference.phases, "phases"),
         _table("At the peak, by category", labelled(difference.categories), "categories"),
         _table("By module", difference.modules, "modules"),
@@ -52,20 +52,15 @@ def _header(compared: ComparedRuns) -> str:
         (text(peak.name), size(peak.after_bytes), f"{signed(peak.grew_bytes)} from {size(peak.before_bytes)}")
         for peak in peaks
     ]
-    rows = [
-        (
-            f"<strong>{letter}</strong>",
-            *map(text, (name, head.gpu_name, SOURCES[head.source], verdict_words(head.outcome))),
-        )
-        for letter, name, head in zip("AB", names, (run.header for run in compared.runs), strict=True)
-    ]
+    rows = []
+    for letter, name, head in zip("AB", names, (run.header for run in compared.runs), strict=True):
+        words = (name, head.gpu_name, SOURCES[head.source], verdict_words(head.outcome))
+        rows.append((f"<strong>{letter}</strong>", *map(text, words)))
     table = markup.table(("", "", "", "", ""), rows, name="runs")
-    title = f"{text(names[0])} → {text(names[1])}"
-    said = ""
+    title, said = f"{text(names[0])} → {text(names[1])}", ""
     if limit:
-        said = f"<p>Within {text(limit.text)}.</p>"
-        if failed:
-            said = f'<p class="failure">Grew by more than {text(limit.text)}.</p>'
+        over = f'<p class="failure">Grew by more than {text(limit.text)}.</p>'
+        said = over if failed else f"<p>Within {text(limit.text)}.</p>"
     return markup.head(title, verdict, kind, "what grew from A to B, at the peak", markup.tiles(tiles), said, table)
 
 
@@ -73,27 +68,19 @@ def _table(title: str, growths: Sequence[Growth], name: str) -> str:
     """Return entries that changed, most first, with a bar to either side; "" if there is nothing to distinguish."""
     if [growth.name for growth in growths] in ([], [""]):
         return ""
-    most = max(1, *(abs(growth.grew_bytes) for growth in growths))
-    rows = [_row(growth, most) for growth in growths[:_MOST_ROWS]]
+    most, rows = max(1, *(abs(growth.grew_bytes) for growth in growths)), []
+    for growth in growths[:_MOST_ROWS]:
+        grew, width = growth.grew_bytes, 500 * abs(growth.grew_bytes) / most
+        style = "grew" if grew > 0 else "shrank" if grew else "note"
+        words = f'<span class="{style}" data-bytes="{grew}">{signed(grew)}</span>'
+        less, start = (' class="less"', 500 - width) if grew < 0 else ("", 500)
+        drawn = (
+            '<svg class="growth" viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true"><rect'
+            f'{less} x="{start:.2f}" y="0" width="{width:.2f}" height="1"/><line x1="500" x2="500" y1="0" y2="1"/></svg>'
+        )
+        name_cell = markup.name(growth.name) or "elsewhere"
+        rows.append((name_cell, size(growth.before_bytes), size(growth.after_bytes), words, drawn))
     body = markup.folded(rows, _ROWS, ("", "A", "B", "grew", ""), name=name, numbers=(1, 2, 3), kind="growths")
     left_out = len(growths) - len(rows)
     note = f"and {left_out:,} that changed less are left out" if left_out else ""
     return markup.section(title, body, name=f"{name}-section", note=note)
-
-
-def _row(growth: Growth, most: int) -> tuple[str, ...]:
-    grew = growth.grew_bytes
-    style = "grew" if grew > 0 else "shrank" if grew else "note"
-    words = f'<span class="{style}" data-bytes="{grew}">{signed(grew)}</span>'
-    name = markup.name(growth.name) or "elsewhere"
-    return name, size(growth.before_bytes), size(growth.after_bytes), words, _bar(grew, most)
-
-
-def _bar(grew: int, most: int) -> str:
-    width = 500 * abs(grew) / most
-    less = ' class="less"' if grew < 0 else ""
-    start = 500 - width if grew < 0 else 500
-    return (
-        '<svg class="growth" viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect{less} x="{start:.2f}" y="0" width="{width:.2f}" height="1"/><line x1="500" x2="500" y1="0" y2="1"/></svg>'
-    )

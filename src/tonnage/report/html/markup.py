@@ -1,7 +1,4 @@
-"""Pieces of HTML, and what every page shares. Everything from a recording goes through `text`, since it is untrusted.
-
-A page allows only its own script and style (by hash), so nothing in a recording can run or fetch anything.
-"""
+"""Pieces of HTML, and what every page shares. Everything from a recording goes through `text`, since it is untrusted."""
 
 import gzip
 import json
@@ -138,15 +135,15 @@ _DATA = Path(__file__).parent / "data"
 
 
 @cache
-def read_part(name: str) -> str:
-    """Read a template, a style or a script."""
-    return (_DATA / name).read_text(encoding="utf-8")
+def read_parts(*names: str) -> str:
+    """Read a template, styles or scripts."""
+    return "".join((_DATA / name).read_text(encoding="utf-8") for name in names)
 
 
 @cache
 def colours() -> dict[str, str]:
     """Return the category colours by key: those of the light theme, which also suit the dark one."""
-    return dict(re.findall(r"--c-(\w+): (#\w+)", read_part("page.css").partition("@media")[0]))
+    return dict(re.findall(r"--c-(\w+): (#\w+)", read_parts("page.css").partition("@media")[0]))
 
 
 def embedded(figures: dict[str, object]) -> str:
@@ -169,10 +166,9 @@ def simple_page(
     data: dict[str, object] | None = None,
 ) -> str:
     """Return a page of sections in the common style, with a script if it has a chart."""
-    style = "".join(map(read_part, ("page.css", *styles)))
-    script = "".join(map(read_part, scripts))
+    style, script = read_parts("page.css", *styles), read_parts(*scripts)
     figures = f'<script type="application/json" id="data">{embedded(data)}</script>' if data is not None else ""
-    return Template(read_part("simple.html")).substitute(
+    return Template(read_parts("simple.html")).substitute(
         policy=policy([style], [script]),
         title=title,
         style=style,
@@ -183,12 +179,9 @@ def simple_page(
 
 def policy(styles: Iterable[str], scripts: Iterable[str]) -> str:
     """Return a content security policy that allows exactly these styles and scripts, and no connections."""
-    allowed_styles, allowed_scripts = " ".join(map(_hash, styles)), " ".join(map(_hash, scripts))
-    return (
-        f"default-src 'none'; style-src {allowed_styles}; script-src {allowed_scripts}; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
+    def hashes(sources: Iterable[str]) -> str:
+        return " ".join(f"'sha256-{b64encode(sha256(one.encode()).digest()).decode()}'" for one in sources)
 
-def _hash(source: str) -> str:
-    return f"'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'"
+    allowed = f"style-src {hashes(styles)}; script-src {hashes(scripts)}"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"

@@ -1,8 +1,4 @@
-"""Plans as HTML pages that work offline, each with its bytes, alternatives and terms.
-
-Of training: the plan, its ledger and step, reasons. Of serving: a GPU's memory, the KV cache, other layouts, how to launch it. Of
-reinforcement learning: the phases of a step as bars by category.
-"""
+"""Plans of training, serving and reinforcement learning as HTML pages that work offline."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,16 +6,16 @@ from collections.abc import Sequence
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
-from tonnage.planner.rl.search import RlFindings, RlPlan
+from tonnage.planner.rl.search import RlFindings
 from tonnage.planner.rl.settings import trl_settings, verl_settings
 from tonnage.planner.serving.search import ServingPlan
 from tonnage.planner.training.search import PlanSearch, TrainingPlan
-from tonnage.report.campaign import Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, simple_page, size, text
 from tonnage.report.plans import rl, serving
 from tonnage.report.plans.notes import length_words
 from tonnage.report.plans.training import TrainingAnswer, brief, flags, notes, number_words, pace, time_words
+from tonnage.report.step_time import Campaign, campaign_words
 from tonnage.units import percent
 
 _ROWS = 12
@@ -32,18 +28,19 @@ def render_plan_page(answer: TrainingAnswer) -> str:
     plan, best, shape = findings.closest, findings.best, findings.shape
     parts = [_header(findings, answer.campaign)]
     if answer.remedies:
-        rows = [
-            (
-                text(r.change),
-                size(r.total_bytes, "GiB"),
-                size(r.capacity_bytes, "GiB"),
-                f"<code>{text(r.flag, 1000)}</code>",
-            )
-            for r in answer.remedies
-        ]
+        rows = []
+        for r in answer.remedies:
+            sizes = (size(r.total_bytes, "GiB"), size(r.capacity_bytes, "GiB"))
+            rows.append((text(r.change), *sizes, f"<code>{text(r.flag, 1000)}</code>"))
         table = markup.table(("change", "needs", "of", "how"), rows, name="remedies", numbers=(1, 2))
         parts.append(markup.section("What would fit", table, name="advice"))
-    parts.append(f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>')
+    # Bytes by category at the peak of one GPU, and what is left of it.
+    held = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
+    free = plan.capacity_bytes - plan.total_bytes
+    held += [("free", "free", free)] if free > 0 else []
+    table = ledger_table(held, max(plan.capacity_bytes, plan.total_bytes))
+    ledger = markup.section("One GPU at its peak", table, name="ledger", note=f"in the {text(plan.moment)}")
+    parts.append(f'<div class="pair">{ledger}{_step(plan) if findings.fits else ""}</div>')
     if best is not None and findings.alternatives:
         others = [(brief(p, best), p, p.tokens_per_s / best.tokens_per_s - 1) for p in findings.alternatives]
         table = _plans(shape, [(brief(best), best, None), *others], "alternatives")
@@ -67,30 +64,16 @@ def _header(findings: PlanSearch, campaign: Campaign) -> str:
     used = f"{share(plan.total_bytes, plan.capacity_bytes)} of {size(plan.capacity_bytes)}"
     tiles = [("memory a GPU", size(plan.total_bytes), used)]
     if findings.fits:
-        tiles = [
-            (f"{unit} a second", f"{rate:,.0f}", f"on {findings.cluster.gpus:,} GPUs"),
-            ("a step", time_words(plan.step_s), f"of {batch:,} {unit}"),
-            *tiles,
-        ]
-    looked = f"{findings.fitting:,} of them fit"
-    tiles.append(("configurations", f"{findings.searched:,}", looked))
+        speed = (f"{unit} a second", f"{rate:,.0f}", f"on {findings.cluster.gpus:,} GPUs")
+        tiles = [speed, ("a step", time_words(plan.step_s), f"of {batch:,} {unit}"), *tiles]
+    tiles.append(("configurations", f"{findings.searched:,}", f"{findings.fitting:,} of them fit"))
     whole = campaign_words(plan, campaign, gpus=findings.cluster.gpus) if findings.fits else []
-    said = "".join(
-        f'<p class="note">{text(words)}</p>' for words in (*whole, *length_words(findings), *notes(findings))
-    )
+    every = (*whole, *length_words(findings), *notes(findings))
+    said = "".join(f'<p class="note">{text(words)}</p>' for words in every)
     verdict, kind = ("fits", "ok") if findings.fits else ("does not fit", "oom")
     facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
     chosen = "<pre>" + text("  ".join(flags(plan)), 1000) + "</pre>"
     return markup.head(text(shape.name), verdict, kind, facts, markup.tiles(tiles), chosen, said)
-
-
-def ledger_section(plan: TrainingPlan) -> str:
-    """Return bytes by category at the peak of one GPU, and what is left of it."""
-    parts = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
-    free = plan.capacity_bytes - plan.total_bytes
-    parts += [("free", "free", free)] if free > 0 else []
-    table = ledger_table(parts, max(plan.capacity_bytes, plan.total_bytes))
-    return markup.section("One GPU at its peak", table, name="ledger", note=f"in the {text(plan.moment)}")
 
 
 def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int) -> str:
@@ -116,16 +99,11 @@ def _step(plan: TrainingPlan) -> str:
 def _plans(shape: ModelShape, plans: Sequence[tuple[str, TrainingPlan, float | None]], name: str) -> str:
     """Return plans by description, with the gain of each over the best."""
     most = max(plan.tokens_per_s for _, plan, _ in plans)
-    rows = [
-        (
-            text(words),
-            f"{pace(plan, shape)[0]:,.0f}",
-            "best" if gain is None else f"{100 * gain:+.0f} %",
-            size(plan.total_bytes, "GiB"),
-            bar([("activations", round(plan.tokens_per_s))], round(most)),
-        )
-        for words, plan, gain in plans
-    ]
+    rows = []
+    for words, plan, gain in plans:
+        speed = (f"{pace(plan, shape)[0]:,.0f}", "best" if gain is None else f"{100 * gain:+.0f} %")
+        filled = bar([("activations", round(plan.tokens_per_s))], round(most))
+        rows.append((text(words), *speed, size(plan.total_bytes, "GiB"), filled))
     columns = ("", f"{pace(plans[0][1], shape)[2]}/s", "", "a GPU", "")
     return markup.table(columns, rows, name=name, numbers=(1, 2, 3), kind="plans")
 
@@ -213,17 +191,27 @@ def render_rl_page(found: RlFindings) -> str:
         remedies = [(f"<code>{text(flag)}</code>", time_words(plan.step_s)) for flag, plan in found.remedies]
         table = markup.table(("", "a step"), remedies, name="changes")
         parts.append(markup.section("What would fit", table, name="advice"))
-    parts.append(_rl_timeline(best))
+    # The phases of a step as bars by category.
+    whole, capacity = max(best.cluster.gpu.memory_bytes, best.peak.total_bytes), best.cluster.gpu.memory_bytes
+    rows, used = [], dict[str, str]()
+    for phase in best.phases:
+        held = [(str(category), part) for category, part in phase.ledger.ranked()]
+        used |= {str(category): category.label for category, _ in phase.ledger.ranked()}
+        rows.append((text(phase.name), time_words(phase.seconds), size(phase.total_bytes), bar(held, whole)))
+    legend = " ".join(f"{markup.swatch(kind)}{text(name)}" for kind, name in used.items())
+    table = markup.table(("", "", "", ""), rows, name="phases", numbers=(1, 2), kind="bars")
+    note = f"of {size(capacity)} on each GPU"
+    parts.append(markup.section("The phases of a step", table, f"<p>{legend}</p>", name="timeline", note=note))
     trl = trl_settings(best)
-    words = trl or verl_settings(best)
-    if words and found.fits:
-        lines = "".join(f"<span>{text(f'{name}={value}', 400)}</span>\n" for name, value in words.items())
+    settings = trl or verl_settings(best)
+    if settings and found.fits:
+        lines = "".join(f"<span>{text(f'{name}={value}', 400)}</span>\n" for name, value in settings.items())
         parts.append(markup.section(f"In {'TRL' if trl else 'verl'}", f"<pre>{lines}</pre>", name="settings"))
     if found.alternatives:
-        plans = [
-            (text("  ".join(rl.engine_words(plan)), 400), time_words(plan.step_s), size(plan.peak.total_bytes))
-            for plan in (best, *found.alternatives)
-        ]
+        plans = []
+        for plan in (best, *found.alternatives):
+            words = text("  ".join(rl.engine_words(plan)), 400)
+            plans.append((words, time_words(plan.step_s), size(plan.peak.total_bytes)))
         table = markup.table(("", "a step", "peak"), plans, name="plans", numbers=(1, 2), kind="plans")
         parts.append(markup.section("This way and others", table, name="others"))
     for number, phase in enumerate(best.phases):
@@ -249,17 +237,3 @@ def _rl_header(found: RlFindings) -> str:
     ]
     verdict, kind = ("fits", "ok") if found.fits else ("does not fit", "oom")
     return markup.head(text(found.shape.name), verdict, kind, text(" · ".join(facts), 1000), markup.tiles(tiles))
-
-
-def _rl_timeline(plan: RlPlan) -> str:
-    whole = max(plan.cluster.gpu.memory_bytes, plan.peak.total_bytes)
-    rows: list[tuple[str, ...]] = []
-    used: dict[str, str] = {}
-    for phase in plan.phases:
-        parts = [(str(category), part) for category, part in phase.ledger.ranked()]
-        used |= {str(category): category.label for category, _ in phase.ledger.ranked()}
-        rows.append((text(phase.name), time_words(phase.seconds), size(phase.total_bytes), bar(parts, whole)))
-    legend = " ".join(f"{markup.swatch(kind)}{text(name)}" for kind, name in used.items())
-    table = markup.table(("", "", "", ""), rows, name="phases", numbers=(1, 2), kind="bars")
-    note = f"of {size(plan.cluster.gpu.memory_bytes)} on each GPU"
-    return markup.section("The phases of a step", table, f"<p>{legend}</p>", name="timeline", note=note)

@@ -23,17 +23,24 @@ def segments_section(recording: Recording) -> str:
     """Return the largest segments, identical-looking ones as one row, and the rest in a sentence."""
     moment = moment_of(recording)
     segments = memory_map(recording, moment)
-    kinds = _alike(segments)
+    # Those that look the same: of one size, stream and category without a hole, or empty.
+    alike: dict[tuple[object, ...], list[DrawnSegment]] = {}
+    for segment in segments:
+        categories = {block.category for block in segment.blocks}
+        plain = len(categories) <= 1 and segment.unused_bytes in (0, segment.size_bytes)
+        look = (*categories, segment.unused_bytes) if plain else (segment.state.address,)
+        alike.setdefault((segment.size_bytes, segment.stream, *look), []).append(segment)
+    kinds = list(alike.values())
     rows = [_cells(kind) for kind in kinds[:ROWS]]
     columns = ("size", "", "stream", "used", "largest hole", "from its first byte to its last")
     parts = [markup.table(columns, rows, name="segment-rows", numbers=(0, 1, 2, 3, 4))] if rows else []
     rest = [segment for kind in kinds[ROWS:] for segment in kind]
     if rest:
-        held, unused = (sum(sizes) for sizes in zip(*((s.size_bytes, s.unused_bytes) for s in rest), strict=True))
+        held, unused = sum(s.size_bytes for s in rest), sum(s.unused_bytes for s in rest)
         parts.append(f'<p class="note">and {len(rest):,} smaller ones: {size(held)}, of it {size(unused)} unused</p>')
     note = "The recording has no segments."
     if segments:
-        held, unused = (sum(sizes) for sizes in zip(*((s.size_bytes, s.unused_bytes) for s in segments), strict=True))
+        held, unused = sum(s.size_bytes for s in segments), sum(s.unused_bytes for s in segments)
         when = "When it ran out of memory" if recording.oom is not None else "When most was reserved"
         largest = max(segment.state.largest_hole_bytes for segment in segments)
         note = (
@@ -52,17 +59,6 @@ class DrawnSegment(NamedTuple):
     blocks: list[Allocation]
     size_bytes: int
     unused_bytes: int
-
-
-def _alike(segments: list[DrawnSegment]) -> list[list[DrawnSegment]]:
-    """Group segments that look the same: of one size, stream and category without a hole, or empty."""
-    kinds: dict[tuple[object, ...], list[DrawnSegment]] = {}
-    for segment in segments:
-        categories = {block.category for block in segment.blocks}
-        plain = len(categories) <= 1 and segment.unused_bytes in (0, segment.size_bytes)
-        look = (*categories, segment.unused_bytes) if plain else (segment.state.address,)
-        kinds.setdefault((segment.size_bytes, segment.stream, *look), []).append(segment)
-    return list(kinds.values())
 
 
 def _cells(alike: list[DrawnSegment]) -> tuple[str, ...]:
@@ -88,16 +84,14 @@ def _cells(alike: list[DrawnSegment]) -> tuple[str, ...]:
 
 def _pieces(segment: DrawnSegment) -> Iterator[Piece]:
     """Yield (start, end, category), merging neighbours of one category. Gaps between pieces are holes."""
-    start = end = 0
-    category = ""
+    start, end, category = 0, 0, ""
     for block in segment.blocks:
         offset = block.address - segment.state.address
-        if category == block.category and offset == end:
-            end += block.block_bytes
-            continue
-        if category:
+        if category and (category != block.category or offset != end):
             yield start, end, category
-        start, end, category = offset, offset + block.block_bytes, str(block.category)
+        if category != block.category or offset != end:
+            start = offset
+        end, category = offset + block.block_bytes, str(block.category)
     if category:
         yield start, end, category
 
@@ -121,11 +115,9 @@ def _coarse(segment: DrawnSegment, pieces: list[Piece]) -> Iterator[Piece]:
 
 def moment_of(recording: Recording) -> int:
     """Return the request that failed, else the moment with most allocated while most was reserved."""
-    died = moment_of_failure(recording)
-    if died is not None:
+    if (died := moment_of_failure(recording)) is not None:
         return died
-    timeline = recording.timeline
-    peak = timeline.peak_reserved_bytes
+    timeline, peak = recording.timeline, recording.timeline.peak_reserved_bytes
     fullest = (at for at, reserved in enumerate(timeline.reserved_bytes) if reserved == peak)
     return max(fullest, key=lambda at: timeline.allocated_bytes[at])
 

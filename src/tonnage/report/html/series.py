@@ -6,10 +6,10 @@ as differences, which are short. Ranks differ in events but share steps, so thei
 differ only in lifetime share a kind, and kinds that differ only in layer number or stack share a row of the page's table.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from heapq import nlargest
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from typing import Any
 
 from tonnage.ledger import Category
@@ -34,19 +34,27 @@ def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, Any
     """Return what the page draws: levels by category and reserved bytes at the points kept, phases and steps."""
     timeline = recording.timeline
     length = len(timeline.allocated_bytes)
-    by_category: dict[Category, list[Allocation]] = {}
+    by_category: dict[Category, list[Allocation]] = defaultdict(list)
     for a in recording.allocations:
-        by_category.setdefault(a.category, []).append(a)
-    points = _points(recording, by_category, stretches)
+        by_category[a.category].append(a)
+    # All events, or of each stretch where levels are lowest and highest.
+    points: Sequence[int] = range(length)
+    if length > WHOLE_UP_TO_TIMES * stretches:
+        edges = [number * length // stretches for number in range(stretches + 1)]
+        kept = {0, length - 1, *(start for start in edges if start < length)}
+        kept |= _extremes(timeline.allocated_bytes, edges, least=True) | _extremes(timeline.reserved_bytes, edges)
+        for allocations in by_category.values():
+            kept |= _extremes(_levels(allocations, length), edges)
+        points = sorted(kept)
     return {
         "events": length,
         "whole": len(points) == length,
         "points": differences(points),
         "reserved": differences([timeline.reserved_bytes[p] for p in points]),
         "categories": [
-            {"key": str(c), "label": c.label, "levels": differences(_at(points, _levels(by_category[c], length)))}
+            {"key": str(c), "label": c.label, "levels": differences([levels[p] for p in points])}
             for c in STACKING
-            if c in by_category
+            if c in by_category and (levels := _levels(by_category[c], length))
         ],
         "phases": _spans(recording, "phase", length),
         "steps": _spans(recording, "step", length),
@@ -68,24 +76,6 @@ def _levels(allocations: Sequence[Allocation], length: int) -> list[int]:
         if a.died is not None:
             changes[a.died] -= a.block_bytes
     return list(accumulate(changes))
-
-
-def _at(points: Sequence[int], levels: Sequence[int]) -> list[int]:
-    return [levels[p] for p in points]
-
-
-def _points(recording: Recording, by_category: dict[Category, list[Allocation]], stretches: int) -> list[int]:
-    timeline = recording.timeline
-    length = len(timeline.allocated_bytes)
-    if length <= WHOLE_UP_TO_TIMES * stretches:
-        return list(range(length))
-    edges = [number * length // stretches for number in range(stretches + 1)]
-    kept = {0, length - 1, *(start for start in edges if start < length)}
-    kept |= _extremes(timeline.allocated_bytes, edges, least=True)
-    kept |= _extremes(timeline.reserved_bytes, edges)
-    for allocations in by_category.values():
-        kept |= _extremes(_levels(allocations, length), edges)
-    return sorted(kept)
 
 
 def _extremes(levels: Sequence[int], edges: Sequence[int], *, least: bool = False) -> set[int]:
@@ -134,15 +124,10 @@ def _stretches(recording: Recording) -> Iterator[Stretch]:
     length = len(recording.timeline.allocated_bytes)
     steps = [(int(name or 0), start, end) for name, start, end in spans(recording.marks, "step", length)]
     together = -(-max((step for step, _, _ in steps), default=0) // MOST_STRETCHES) or 1
-    joined: list[list[int]] = []
-    for step, start, end in steps:
-        bucket = -(-step // together)
-        if joined and joined[-1][0] == bucket:
-            joined[-1][2] = end
-        else:
-            joined.append([bucket, start, end])
     times: Counter[int] = Counter()
-    for bucket, start, end in joined[:MOST_STRETCHES]:
+    for bucket, alike in islice(groupby(steps, key=lambda step: -(-step[0] // together)), MOST_STRETCHES):
+        joined = list(alike)
+        start, end = joined[0][1], joined[-1][2]
         times[bucket] += 1
         name = f"step {bucket}" if together == 1 else f"steps {(bucket - 1) * together + 1}–{bucket * together}"
         again = f" ({times[bucket]})" if times[bucket] > 1 else ""
@@ -152,14 +137,12 @@ def _stretches(recording: Recording) -> Iterator[Stretch]:
 def _highest(levels: Sequence[int], start: int, end: int, pieces: int) -> list[int]:
     count = min(pieces, end - start)
     edges = [start + number * (end - start) // count for number in range(count + 1)]
-    return [max(levels[edges[number] : edges[number + 1]]) for number in range(count)]
+    return [max(levels[first:last]) for first, last in pairwise(edges)]
 
 
 MOST_BLOCKS = 1_000_000
 MOST_KINDS = 50_000
 FRAMES = 64
-
-
 Key = tuple[Any, ...]
 
 
@@ -189,16 +172,8 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
     words, stacks, groups, kinds = FirstSeen(), FirstSeen(), FirstSeen(), FirstSeen()
     kind_of = []
     for a in kept:
-        key: Key = (
-            a.category,
-            a.operator,
-            a.module,
-            a.line,
-            a.stack,
-            a.dtype,
-            a.shape,
-            0 if a.shape else a.block_bytes,
-        )
+        made = (a.category, a.operator, a.module, a.line, a.stack)
+        key: Key = (*made, a.dtype, a.shape, 0 if a.shape else a.block_bytes)
         if len(kinds) >= MOST_KINDS and key not in kinds:  # too many: keep only the category
             key = (a.category, "", "", "", (), "", None, 0)
         kind_of.append(kinds[key])

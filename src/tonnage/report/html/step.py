@@ -12,7 +12,7 @@ from tonnage.clock.step import WAITING, SteadyStep
 from tonnage.clock.streams import LANES
 from tonnage.clock.timeline import Span
 from tonnage.report.html import markup
-from tonnage.report.html.markup import clean, packed_json, read_part, text
+from tonnage.report.html.markup import clean, packed_json, read_parts, text
 from tonnage.report.html.series import FirstSeen
 from tonnage.report.step_time import step_words, time_words
 from tonnage.units import percent
@@ -35,7 +35,7 @@ def step_section(time: SteadyStep | None) -> str:
         swatch, took = markup.swatch(_colour(kind)), f'<span class="faint">{time_words(seconds)}</span>'
         entries.append(f"<li>{swatch}{text(kind)}<b>{words}</b> {took}</li>")
     spans = packed_json(spans_of(time.timeline.spans, time.step_s))
-    chart = f'{read_part("step.html")}<script type="text/plain" id="spans">{spans}</script>'
+    chart = f'{read_parts("step.html")}<script type="text/plain" id="spans">{spans}</script>'
     return markup.section(
         "The time of a step",
         f'<p id="step-words">{text(sentence(time))}</p>',
@@ -67,28 +67,21 @@ def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> di
     for span in sorted(kept, key=lambda span: span.start_s):
         by_stream.setdefault(span.stream, []).append(span)
     shown = sorted(nlargest(MOST_STREAMS, by_stream, key=lambda stream: len(by_stream[stream])))
-    labels = FirstSeen()
-    streams = [_columns(stream, by_stream[stream], labels) for stream in shown]
+    labels, streams = FirstSeen(), []
+    for stream in shown:
+        # Gaps and lengths come from rounded ends, so that rounding errors do not accumulate.
+        gaps, lengths, end = [], [], 0
+        for span in by_stream[stream]:
+            start = max(round(span.start_s * _TICKS_PER_S), end)
+            gaps.append(start - end)
+            end = max(round(span.end_s * _TICKS_PER_S), start)
+            lengths.append(end - start)
+        name = f"stream {stream}" if stream < LANES else f"group {stream - LANES}"
+        label = [labels[span.name, span.kind] for span in by_stream[stream]]
+        streams.append({"stream": stream, "name": name, "gaps": gaps, "lengths": lengths, "label": label})
     return {
         "length": round(step_s * _TICKS_PER_S),
         "labels": [(clean(name), clean(kind), _colour(kind)) for name, kind in labels],
         "streams": streams,
         "left_out": len(spans) - sum(len(by_stream[stream]) for stream in shown),
-    }
-
-
-def _columns(stream: int, spans: Sequence[Span], labels: FirstSeen) -> dict[str, object]:
-    """Return gaps and lengths computed from rounded ends, so that rounding errors do not accumulate."""
-    gaps, lengths, end = [], [], 0
-    for span in spans:
-        start = max(round(span.start_s * _TICKS_PER_S), end)
-        gaps.append(start - end)
-        end = max(round(span.end_s * _TICKS_PER_S), start)
-        lengths.append(end - start)
-    return {
-        "stream": stream,
-        "name": f"stream {stream}" if stream < LANES else f"group {stream - LANES}",
-        "gaps": gaps,
-        "lengths": lengths,
-        "label": [labels[span.name, span.kind] for span in spans],
     }

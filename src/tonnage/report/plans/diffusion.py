@@ -21,6 +21,7 @@ from tonnage.report.lines import (
     picked,
     report_width,
     said,
+    spaced,
     spread,
     table,
     table_unit,
@@ -36,29 +37,33 @@ _NAME = 32
 
 def plan_lines(findings: DiffusionSearch, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
-    yield ""
-    yield from _headline(findings)
-    yield ""
     plan = findings.plan
+    # Where the bytes go.
     capacity = plan.cluster.gpu.memory_bytes
     unit, whole = table_unit(capacity), max(capacity, plan.total_bytes)
+    ledger = []
     for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes)):
         if size := round(float(term.size_bytes)):
-            yield ledger_row(term.name, f"{column(size, unit)}  ", size / whole, width=_NAME, cells=_BAR, style="cyan")
-    free = capacity - plan.total_bytes
-    if free > 0:
-        yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
-    yield Text(f"  peak in the {plan.moment}", style="dim")
-    if findings.fits:
-        yield ""
-        yield from _time(findings.plan)
-    if findings.others:
-        yield ""
-        yield from _why_not(findings)
-    if explain:
-        yield ""
-        yield from _arithmetic(findings.plan)
-    yield ""
+            ledger.append(_row(term.name, f"{column(size, unit)}  ", size / whole))
+    if (free := capacity - plan.total_bytes) > 0:
+        ledger.append(Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim"))
+    ledger.append(Text(f"  peak in the {plan.moment}", style="dim"))
+    # Where the time goes, and why not another way.
+    seconds = {name: part.s for name, part in plan.parts.items()} | {"copies to and from host": plan.moved_s}
+    time = [heading("where the time goes")] if findings.fits else []
+    for name, part_s in sorted(seconds.items(), key=lambda row: -row[1]) if findings.fits else ():
+        if part_s / plan.seconds >= 0.0005:
+            time.append(_row(name, f"{time_words(part_s):>11}  ", part_s / plan.seconds))
+    why_not: list[Text | str] = [heading("why not")] if findings.others else []
+    for other in findings.others:
+        name, value = next((name, value) for name, value in other.choices.items() if plan.choices[name] != value)
+        why_not += wrapped(reason(other, plan), first=f"   {f'{name} {value}':<22}")
+    explained = _arithmetic(plan) if explain else ()
+    yield from ("", *spaced(_headline(findings), ledger, time, why_not, explained), "")
+
+
+def _row(name: str, amount: str, share: float) -> Text:
+    return ledger_row(name, amount, share, width=_NAME, cells=_BAR, style="cyan")
 
 
 def _headline(findings: DiffusionSearch) -> Iterator[Text | str]:
@@ -108,23 +113,6 @@ def flags(findings: DiffusionSearch) -> list[str]:
     return [f"{name} {value}" for name, value in findings.plan.choices.items()]
 
 
-def _time(plan: DiffusionPlan) -> Iterator[Text | str]:
-    yield heading("where the time goes")
-    rows = {name: part.s for name, part in plan.parts.items()} | {"copies to and from host": plan.moved_s}
-    for name, seconds in sorted(rows.items(), key=lambda row: -row[1]):
-        share = seconds / plan.seconds
-        if share >= 0.0005:
-            yield ledger_row(name, f"{time_words(seconds):>11}  ", share, width=_NAME, cells=_BAR, style="cyan")
-
-
-def _why_not(findings: DiffusionSearch) -> Iterator[Text | str]:
-    best = findings.plan
-    yield heading("why not")
-    for plan in findings.others:
-        name, value = next((name, value) for name, value in plan.choices.items() if best.choices[name] != value)
-        yield from wrapped(reason(plan, best), first=f"   {f'{name} {value}':<22}")
-
-
 def reason(plan: DiffusionPlan, best: DiffusionPlan) -> str:
     """Say why another plan is not the answer."""
     capacity = plan.cluster.gpu.memory_bytes
@@ -156,24 +144,22 @@ def holder_lines(
     pipeline: Pipeline, found: "list[tuple[Cluster, DiffusionSearch | None]]", what: str
 ) -> Iterator[Text | str]:
     """Yield the lines that say which GPUs hold it."""
+    rows = [("card", "memory", "used", "videos/s" if pipeline.is_video else "images/s", "how")]
+    for cluster, each in found:
+        if each is not None and each.fits:
+            how = ", ".join(f"{name} {value}" for name, value in each.plan.choices.items() if value not in _PLAIN)
+            memory, used = (f"{size / GIB:,.1f} GiB" for size in (cluster.gpu.memory_bytes, each.plan.total_bytes))
+            rows.append((cluster.name, memory, used, rate_words(each.plan.images_per_s), how))
+    small = [cluster.name for cluster, each in found if each is not None and not each.fits]
+    others = [cluster.name for cluster, each in found if each is None]
+    named = [
+        f"{words}: {', '.join(names)}" for words, names in (("too small", small), ("without BF16", others)) if names
+    ]
     yield ""
     yield from wrapped(f"{pipeline.name} · {what} · which cards hold it")
     yield ""
-    holding = [(cluster, each.plan) for cluster, each in found if each is not None and each.fits]
-    if holding:
-        unit = "videos/s" if pipeline.is_video else "images/s"
-        rows = [("card", "memory", "used", unit, "how")]
-        for cluster, plan in holding:
-            how = ", ".join(f"{name} {value}" for name, value in plan.choices.items() if value not in _PLAIN)
-            memory, used = (f"{size / GIB:,.1f} GiB" for size in (cluster.gpu.memory_bytes, plan.total_bytes))
-            rows.append((cluster.name, memory, used, rate_words(plan.images_per_s), how))
-        yield from table(rows, align="<>>><", names=(4,))
-        yield ""
-    small = [cluster.name for cluster, each in found if each is not None and not each.fits]
-    others = [cluster.name for cluster, each in found if each is None]
-    for words, names in (("too small", small), ("without BF16", others)):
-        if names:
-            yield from wrapped(f"{words}: {', '.join(names)}")
+    yield from [*table(rows, align="<>>><", names=(4,)), ""] if len(rows) > 1 else ()
+    yield from (line for words in named for line in wrapped(words))
 
 
 def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, DiffusionSearch | None]]") -> dict[str, Any]:
@@ -210,7 +196,7 @@ def one_figures(plan: DiffusionPlan) -> dict[str, Any]:
         "images_per_s": plan.images_per_s,
         "parts_s": {name: part.s for name, part in plan.parts.items()} | {"copies": plan.moved_s},
         "terms": [
-            picked(term, "category name size_bytes source") | {"size_bytes": round(float(term.size_bytes))}
-            for term in plan.terms
+            picked(t, "category name size_bytes source") | {"size_bytes": round(float(t.size_bytes))}
+            for t in plan.terms
         ],
     }

@@ -1,9 +1,4 @@
-"""Notes on a plan, as text and as JSON values: loading, samples of many lengths, an objective, a model of several parts.
-
-Of loading: what it takes, for training and serving. Of lengths: the worst micro-batch, padding, and other ways to batch them. Of
-an objective other than next-token prediction: its samples, its frozen model, the batch that one pass can see. Of parts: images,
-and what is frozen.
-"""
+"""Notes on a plan (loading, lengths of samples, an objective, parts of a model) and which GPUs hold a model: text and JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tonnage import __version__
 from tonnage.ledger import Category
-from tonnage.report.lines import beside, picked, report_width, wrapped
+from tonnage.report.lines import beside, picked, report_width, table, wrapped
 from tonnage.units import GIB, percent
 
 if TYPE_CHECKING:
@@ -20,6 +16,7 @@ if TYPE_CHECKING:
     from tonnage.budget.training.configuration import Configuration
     from tonnage.hardware import Cluster
     from tonnage.models.shape import ModelShape
+    from tonnage.planner.holders import Holder
     from tonnage.planner.training.lengths import Lengths
     from tonnage.planner.training.search import BatchingChoice, PlanSearch, TrainingPlan
 
@@ -59,13 +56,14 @@ def loading_words(loading: Loading, cluster: Cluster) -> Iterator[str]:
 
 def loading_figures(loading: Loading, cluster: Cluster) -> dict[str, Any]:
     """Return JSON values, by rank of one host."""
-    found: dict[str, Any] = {
+    return {
         "way": loading.way,
         "fits": not loading.too_large_for(cluster),
         "host_bytes": loading.host_bytes,
+        "host_bytes_by_rank": list(loading.host_bytes_by_rank),
+        "host_capacity_bytes": cluster.host_memory_bytes,
+        **picked(loading, "checkpoint_bytes card_bytes"),
     }
-    found |= {"host_bytes_by_rank": list(loading.host_bytes_by_rank), "host_capacity_bytes": cluster.host_memory_bytes}
-    return found | picked(loading, "checkpoint_bytes card_bytes")
 
 
 def length_words(findings: PlanSearch) -> Iterator[str]:
@@ -73,16 +71,12 @@ def length_words(findings: PlanSearch) -> Iterator[str]:
     lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
     if lengths is None:
         return
-    yield f"samples have {lengths.mean:,.0f} tokens in the mean and {lengths.longest:,} at most" + (
-        f"; {percent(lengths.cut)} are longer and cut" if lengths.cut else ""
-    )
-    tokens = int(lengths.worst(size)) * size
-    often = lengths.at_worst(size)
+    cut = f"; {percent(lengths.cut)} are longer and cut" if lengths.cut else ""
+    yield f"samples have {lengths.mean:,.0f} tokens in the mean and {lengths.longest:,} at most{cut}"
+    tokens, often = int(lengths.worst(size)) * size, lengths.at_worst(size)
     how = "the expected largest of an epoch" if lengths.batching == "padding-free" else "the largest of an epoch"
-    rare = (
-        "all are as large" if often > 0.995 else f"1 in {max(1 / max(often, 1e-9), 1):,.0f} comes within a tenth of it"
-    )
-    yield f"memory is that of {how}, {tokens:,} tokens in a micro-batch; {rare}"
+    rare = f"1 in {max(1 / max(often, 1e-9), 1):,.0f} comes within a tenth of it"
+    yield f"memory is that of {how}, {tokens:,} tokens in a micro-batch; {rare if often <= 0.995 else 'all are as large'}"
     yield f"{percent(lengths.padding(size))} of what is computed is padding"
     if lengths.batching in ("pad", "bucket") and lengths.longest > lengths.values[0]:
         yield "shapes that change leave the allocator's memory in pieces: set PYTORCH_ALLOC_CONF=expandable_segments:True"
@@ -105,25 +99,19 @@ def length_lines(findings: PlanSearch, choices: list[BatchingChoice]) -> Iterato
         padding = percent(_of(lengths, batching).padding(size), 0)
         row = f"{size:>12,}{plan.sequences_per_s:>12,.4g}{padding:>10}{plan.total_bytes / GIB:>9,.1f}"
         yield from ((line, "") for line in beside(batching, min(report_width() - 46, 14), row, first="   "))
-    yield from ((line, "") for line in wrapped(_advice(findings, choices), first="   ", rest="     "))
+    # The fastest way, if it is another.
+    fastest, best = max(((plan.sequences_per_s, way) for way, plan in choices if plan is not None), default=(0.0, ""))
+    gain = fastest / findings.best.sequences_per_s if findings.best is not None else 0.0
+    words = f"--batching {best} would train {gain:.1f} × as many samples a second"
+    if findings.best is None:
+        words = f"--batching {best} fits, at {fastest:,.4g} samples a second"
+    elif gain < 1 + _WORTH_A_WORD:
+        words = "no other way trains more samples a second"
+    yield from ((line, "") for line in wrapped(words if best else "", first="   ", rest="     "))
 
 
 def _of(lengths: Lengths, batching: Any) -> Lengths:
     return replace(lengths, batching=batching)
-
-
-def _advice(findings: PlanSearch, choices: list[BatchingChoice]) -> str:
-    """Recommend the fastest way, if it is another."""
-    known = [(plan.sequences_per_s, batching) for batching, plan in choices if plan is not None]
-    if not known or findings.request.lengths is None:
-        return ""
-    fastest, best = max(known)
-    if findings.best is None:
-        return f"--batching {best} fits, at {fastest:,.4g} samples a second"
-    gain = fastest / findings.best.sequences_per_s
-    if gain < 1 + _WORTH_A_WORD:
-        return "no other way trains more samples a second"
-    return f"--batching {best} would train {gain:.1f} × as many samples a second"
 
 
 def length_figures(findings: PlanSearch, choices: list[BatchingChoice]) -> dict[str, Any]:
@@ -189,11 +177,14 @@ def frozen_bytes(plan: TrainingPlan) -> int:
 def objective_figures(plan: TrainingPlan) -> dict[str, Any]:
     """Return JSON values for a plan's choices; batches count samples, as the flags do."""
     objective = plan.configuration.objective
-    teacher = objective.teacher.name if objective.teacher else None
-    rounds = plan.configuration.accumulate * objective.in_pass // objective.sequences
-    figures: dict[str, Any] = {"objective": objective.name, "reference": objective.how, "teacher": teacher}
-    figures |= {"micro_batch": int(plan.configuration.samples), "accumulate": int(rounds)}
-    return figures | {"sequences_per_sample": objective.sequences}
+    return {
+        "objective": objective.name,
+        "reference": objective.how,
+        "teacher": objective.teacher.name if objective.teacher else None,
+        "micro_batch": int(plan.configuration.samples),
+        "accumulate": int(plan.configuration.accumulate * objective.in_pass // objective.sequences),
+        "sequences_per_sample": objective.sequences,
+    }
 
 
 def part_words(shape: ModelShape, configuration: Configuration) -> Iterator[str]:
@@ -215,3 +206,44 @@ def part_words(shape: ModelShape, configuration: Configuration) -> Iterator[str]
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:,.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:,.1f} M"
+
+
+def holder_lines(shape: ModelShape, holders: list[Holder], *, what: str, most: str) -> Iterator[str]:
+    """Yield the table. `what` is planned, like "training at 4,096 tokens"; `most` is the heading of the last column."""
+    from tonnage.planner.holders import smallest
+
+    yield ""
+    yield from wrapped(f"{shape.name}, {shape.parameters / 1e9:,.2f} B · {what} · which cards hold it")
+    yield ""
+    least, holding = smallest(holders), [holder for holder in holders if holder.most]
+    offload = "offload" * any(holder.offload for holder in holding)
+    rows: list[tuple[str, ...]] = [("", "cards", "memory", "used a GPU", most, "tokens/s", offload)]
+    for one in holding:
+        sizes = (f"{size / GIB:,.1f} GiB" for size in (one.memory_bytes, one.needed_bytes))
+        where = ("NVMe" if "nvme" in one.offload else "host") if one.offload else ""
+        counts = (f"{one.most:,}", f"{one.tokens_per_s:,.0f}")
+        rows.append(("→" * (one is least), one.cluster.name, *sizes, *counts, where))
+    yield from [*table(rows, align="<<>>>><", names=(6,)), ""] if holding else ()
+    if least:
+        yield from wrapped(f"→ the least memory that holds it; in full: --gpus {least.cluster.name}")
+    too_small = [holder.cluster.name for holder in holders if not holder.most]
+    if too_small:
+        yield from wrapped(f"too small: {', '.join(too_small)}")
+
+
+def holder_figures(shape: ModelShape, holders: list[Holder], *, most: str) -> dict[str, Any]:
+    """Return the same as JSON values."""
+    from tonnage.planner.holders import smallest
+
+    least = smallest(holders)
+    return {
+        "version": __version__,
+        "model": picked(shape, "name parameters exact"),
+        "smallest": least.cluster.name if least else None,
+        "cards": [
+            picked(holder, "gpus:cluster.name memory_bytes")
+            | {"fits": bool(holder.most)}
+            | picked(holder, f"used_bytes:needed_bytes {most.replace('-', '_')}:most tokens_per_s offload")
+            for holder in holders
+        ],
+    }

@@ -1,8 +1,6 @@
-"""A step of reinforcement learning as text and as JSON values: its phases, the fullest one, alternatives, changes.
+"""A step of reinforcement learning as text and as JSON values: its phases, the fullest one, alternatives, changes."""
 
-It computes only shares and sums for display.
-"""
-
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +20,7 @@ from tonnage.report.lines import (
     packed,
     picked,
     report_width,
+    spaced,
     spread,
     table,
     table_unit,
@@ -35,14 +34,26 @@ _OFFLOADED = {"frozen": "reference", "optimizer": "optimizer", "weights": "weigh
 
 def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
-    yield ""
+    phase, capacity = found.best.peak, found.best.cluster.gpu.memory_bytes
+    unit = table_unit(capacity)
+    peak = [heading(f"at the peak, in {phase.name}")]
+    for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
+        if size:
+            peak.append(ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7))
+    explained = _arithmetic(found.best) if explain else []
+    settings = _settings(found) if found.fits else ()
+    words = wrapped("every completion is counted as long as asked; --explain shows every term of every phase")
+    timeline, rest = _timeline(found.best), (_others(found), _remedies(found), settings, words)
+    yield from ("", *spaced(_headline(found), timeline, peak, *explained, *rest), "")
+
+
+def _headline(found: RlFindings) -> Iterator[Text | str]:
     shape, plan, asked = found.shape, found.best, found.request
     verdict = Text("fits", "green") if found.fits else Text("does not fit", "red")
     yield from spread(Text(f"  {shape.name}, {shape.parameters / 1e9:,.2f} B · {found.cluster.words}", "bold"), verdict)
     work = f"{asked.prompts:,} prompt{'s' * (asked.prompts != 1)} × {asked.group:,}"
-    yield from wrapped(
-        f"{asked.algorithm}, {work} completion{'s' * (asked.group != 1)}, {asked.prompt:,} + {asked.completion:,} tokens"
-    )
+    work += f" completion{'s' * (asked.group != 1)}, {asked.prompt:,} + {asked.completion:,} tokens"
+    yield from wrapped(f"{asked.algorithm}, {work}")
     used = f"{plan.peak.total_bytes / GIB:,.1f} of {plan.cluster.gpu.memory_bytes / GIB:,.1f} GiB a GPU"
     speed = [f"{time_words(plan.step_s)} a step", f"{plan.samples_per_s:,.1f} samples/s"]
     yield from packed([*([*speed, f"{plan.tokens_per_s:,.0f} tokens/s"] if found.fits else []), used])
@@ -56,23 +67,6 @@ def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str
     if plan.host_bytes > plan.cluster.host_memory_per_gpu_bytes:
         have, needed = (format_bytes(size) for size in (plan.cluster.host_memory_per_gpu_bytes, plan.host_bytes))
         yield from wrapped(f"the host has {have} for a GPU, and {needed} would lie there", rest="    ")
-    yield ""
-    yield from _timeline(found.best)
-    yield ""
-    phase, capacity = found.best.peak, found.best.cluster.gpu.memory_bytes
-    unit = table_unit(capacity)
-    yield heading(f"at the peak, in {phase.name}")
-    for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
-        if size:
-            yield ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7)
-    if explain:
-        yield from _arithmetic(found.best)
-    yield from _others(found)
-    yield from _remedies(found)
-    yield from _settings(found) if found.fits else ()
-    yield ""
-    yield from wrapped("every completion is counted as long as asked; --explain shows every term of every phase")
-    yield ""
 
 
 def engine_words(plan: RlPlan) -> list[str]:
@@ -120,26 +114,28 @@ def label(one: Held) -> str:
 
 def grouped(phase: Phase) -> dict[str, int]:
     """Return bytes by these labels, the largest first."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for one in phase.held:
-        sums[label(one)] = sums.get(label(one), 0) + one.size_bytes
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+        sums[label(one)] += one.size_bytes
+    return dict(sums.most_common())
 
 
-def _arithmetic(plan: RlPlan) -> Iterator[Text | str]:
+def _arithmetic(plan: RlPlan) -> Iterator[list[Text | str]]:
+    """Yield a section for each phase: what lies there, and by which formula."""
     for phase in plan.phases:
-        yield ""
-        yield heading(f"{phase.name}, {time_words(phase.seconds)}, {format_bytes(phase.total_bytes)}")
+        lines: list[Text | str] = [
+            heading(f"{phase.name}, {time_words(phase.seconds)}, {format_bytes(phase.total_bytes)}")
+        ]
         for one in sorted(phase.held, key=lambda one: -one.size_bytes):
             source = f"{one.term.formula} ({one.term.source})" if one.term.formula else one.term.source
             figures = f"{format_bytes(one.size_bytes):>11}  {source}"[: report_width() - 38]
-            yield from beside(f"{one.owner}: {one.term.name}", 36, figures)
+            lines += beside(f"{one.owner}: {one.term.name}", 36, figures)
+        yield lines
 
 
 def _others(found: RlFindings) -> Iterator[Text | str]:
     if not found.alternatives:
         return
-    yield ""
     yield heading("or instead")
     room = report_width() - 26
     yield from beside("", room, f"{'a step':>10}{'peak':>12}")
@@ -154,16 +150,13 @@ def _others(found: RlFindings) -> Iterator[Text | str]:
 def _remedies(found: RlFindings) -> Iterator[Text | str]:
     if found.fits:
         return
-    yield ""
-    missing = found.best.missing_bytes
-    if missing:
+    if missing := found.best.missing_bytes:
         yield from wrapped(f"{format_bytes(missing)} of a GPU are missing in {found.best.peak.name}")
     if found.remedies:
         yield heading("would fit")
-        rows = [
-            (flag, f"{time_words(plan.step_s)} a step", f"{plan.peak.total_bytes / GIB:,.1f} GiB a GPU")
-            for flag, plan in found.remedies
-        ]
+        rows = []
+        for flag, plan in found.remedies:
+            rows.append((flag, f"{time_words(plan.step_s)} a step", f"{plan.peak.total_bytes / GIB:,.1f} GiB a GPU"))
         yield from table(rows, align="<>>", names=(0,))
 
 
@@ -173,27 +166,21 @@ def _settings(found: RlFindings) -> Iterator[Text | str]:
     if not trl and not verl:
         return
     config = "RLOOConfig" if found.request.algorithm == "rloo" else "GRPOConfig"
-    where = f"trl.{config}" if trl else "verl.trainer.main_ppo"
-    yield ""
-    yield heading(f"in {where}")
+    yield heading(f"in trl.{config}" if trl else "in verl.trainer.main_ppo")
     yield from packed([f"{name}={value}" for name, value in (trl or verl).items()], gap="  ")
 
 
 def rl_figures(found: RlFindings) -> dict[str, Any]:
     """Return JSON values with stable keys. Sizes are per GPU."""
-    asked = found.request
-    names = (
-        "algorithm prompts group prompt completion iterations reference samples seq share_weights own_process overlap"
-    )
-    models = {
-        role: model.name if model else None for role, model in (("reward", asked.reward), ("critic", asked.critic))
-    }
+    asked, models = found.request, {"reward": found.request.reward, "critic": found.request.critic}
+    names = "algorithm prompts group prompt completion iterations reference samples seq share_weights own_process"
     return {
         "tonnage": __version__,
         "fits": found.fits,
         "model": picked(found.shape, "name parameters exact"),
         **picked(found.cluster, "gpu:gpu.name gpus capacity_bytes:gpu.memory_bytes"),
-        "request": picked(asked, names) | models,
+        "request": picked(asked, f"{names} overlap")
+        | {role: model.name if model else None for role, model in models.items()},
         "best": _plan_figures(found.best),
         "settings": {"trl": trl_settings(found.best), "verl": verl_settings(found.best)},
         "alternatives": [_plan_figures(plan) for plan in found.alternatives],

@@ -1,7 +1,4 @@
-"""A serving plan as text and as JSON values: the ledger of one GPU, the KV cache, who fits, and how to launch it.
-
-It computes only shares and sums for display.
-"""
+"""A serving plan as text and as JSON values: the ledger of one GPU, the KV cache, who fits, and how to launch it."""
 
 import shlex
 from collections.abc import Iterator
@@ -19,7 +16,6 @@ from tonnage.budget.serving.vllm import GRAPHS
 from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.ledger import Category
 from tonnage.models.presets import hub_id
-from tonnage.planner.serving.beside import Neighbour
 from tonnage.planner.serving.search import ServingPlan
 from tonnage.report.lines import (
     beside,
@@ -31,6 +27,7 @@ from tonnage.report.lines import (
     picked,
     report_width,
     said,
+    spaced,
     spread,
     table,
     table_unit,
@@ -58,45 +55,29 @@ _ALTERNATIVE = "tp:configuration.tp pp:configuration.pp replicas fits missing_by
 
 def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
     """Yield the lines of the report."""
-    asked, cluster = plan.best.configuration, plan.cluster
+    asked, cluster, budget = plan.best.configuration, plan.cluster, plan.best.budget
+    # What was asked for, and whether it fits.
     count = f"{cluster.gpus} × " if cluster.gpus > 1 else ""
     verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
-    yield from spread(Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}"), verdict)
+    title = Text(f"  {plan.shape.name} · {count}{cluster.gpu.name} · {engine_words(asked)}")
     parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
-    yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
+    parts.append(f"{asked.weights} weights, {asked.kv} cache")
+    head: list[Text | str] = [*spread(title, verdict), *wrapped(" · ".join(parts))]
     if asked.stage_layers:
-        yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
-    yield ""
-    budget = plan.best.budget
+        head += wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
+    # The memory of a GPU.
     capacity, unit = budget.capacity_bytes, table_unit(budget.capacity_bytes)
-    yield heading(f"each GPU, of {format_bytes(capacity, unit)}")
+    ledger = [heading(f"each GPU, of {format_bytes(capacity, unit)}")]
     for word, size in ledger_rows(budget, whole=True):
-        yield ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7)
-    if isinstance(plan.best.budget, LlamaBudget):
-        yield ""
-        yield from _placement(plan, plan.best.budget)
-    yield ""
-    yield from _cache(plan)
-    if plan.neighbours:
-        yield ""
-        yield from _beside(plan)
-    if explain:
-        yield ""
-        yield from explain_lines(plan.best.budget)
-    if not plan.fits:
-        yield ""
-        yield from _shortage(plan)
-    yield from _offers(plan)
-    yield from _layouts(plan)
-    loading = serving_loading(plan.shape, plan.best.budget, plan.cluster.gpus_per_host)
-    yield ""
-    for words in loading_words(loading, plan.cluster):
-        yield from said(words, "dim", rest="    ")
-    for note in plan.best.budget.notes:
-        yield from said(note, "yellow")
-    if plan.fits:
-        yield ""
-        yield from _launch(plan)
+        ledger.append(ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7))
+    # Loading, and what the figures rest on.
+    loading = serving_loading(plan.shape, budget, cluster.gpus_per_host)
+    notes = [line for words in loading_words(loading, cluster) for line in said(words, "dim", rest="    ")]
+    notes += [line for note in budget.notes for line in said(note, "yellow")]
+    return spaced(
+        *(head, ledger, _placement(plan), _cache(plan), _beside(plan), _explained(budget) if explain else ()),
+        *(_shortage(plan), _offers(plan), _layouts(plan), notes, _launch(plan)),
+    )
 
 
 def layout_words(plan: ServingPlan) -> list[str]:
@@ -112,17 +93,19 @@ def engine_words(asked: ServingConfiguration) -> str:
     return f"{name} {asked.engine_version}".rstrip()
 
 
-def _placement(plan: ServingPlan, budget: LlamaBudget) -> Iterator[Text | str]:
-    """Yield which layers are where, and what the host holds."""
+def _placement(plan: ServingPlan) -> Iterator[Text | str]:
+    """Yield which layers llama.cpp puts where, and what the host holds."""
+    budget = plan.best.budget
+    if not isinstance(budget, LlamaBudget):
+        return
     yield heading("where it lies")
     cards = f" on {len(budget.cards)} GPUs" if len(budget.cards) > 1 else " on the GPU"
     counts = ", ".join(str(card.layers) for card in budget.cards)
     parts = f" ({counts})" if len(budget.cards) > 1 else ""
     yield from wrapped(f"{budget.gpu_layers} of {budget.layers} layers{cards}{parts}, the head counted")
     if budget.configuration.cpu_experts:
-        yield from wrapped(
-            f"experts of the first {min(budget.configuration.cpu_experts, budget.layers - 1)} layers on the host"
-        )
+        count = min(budget.configuration.cpu_experts, budget.layers - 1)
+        yield from wrapped(f"experts of the first {count} layers on the host")
     if not plan.cluster.host_memory_bytes:
         yield from wrapped("memory is unified: the embedding lies in it too")
         return
@@ -135,22 +118,27 @@ def _placement(plan: ServingPlan, budget: LlamaBudget) -> Iterator[Text | str]:
 
 def _beside(plan: ServingPlan) -> Iterator[Text | str]:
     """Yield what else is on the cards, and the share of each engine."""
-    yield heading("beside it, started before it and one after the other")
+    if plan.neighbours:
+        yield heading("beside it, started before it and one after the other")
     for each in plan.neighbours:
         words = [each.words, format_bytes(each.claimed_bytes, "GiB")]
         if each.share:
             engine = each.plan.best.configuration.engine if each.plan is not None else ""
             words.append(f"{SHARE_FLAGS.get(engine, '--gpu-memory-utilization')} {each.share:g}")
         if each.plan is not None:
-            words.append(f"{_users(min(each.plan.best.most_users, each.plan.best.configuration.max_seqs))} at most")
+            words.append(f"{_users(_most_users(each.plan))} at most")
         yield from wrapped(" · ".join(words), rest="    ")
     asked = plan.best.configuration
-    if asked.engine in SHARE_FLAGS:
+    if plan.neighbours and asked.engine in SHARE_FLAGS:
         yield from wrapped(f"{plan.shape.name} itself · {SHARE_FLAGS[asked.engine]} {asked.utilization:g}", rest="    ")
 
 
 def _users(number: int) -> str:
     return f"{number:,} user{'s' * (number != 1)}"
+
+
+def _most_users(plan: ServingPlan) -> int:
+    return min(plan.best.most_users, plan.best.configuration.max_seqs)
 
 
 def ledger_rows(budget: ServingBudget, *, whole: bool = False) -> list[tuple[str, int]]:
@@ -201,6 +189,8 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
 
 def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
     budget = plan.best.budget
+    if plan.fits:
+        return
     pool = (budget.needed_blocks * budget.kv.layout.bytes_per_block, "KV cache")
     rest = [(size, word) for word, size in ledger_rows(budget) if word != "KV cache"]
     largest = sorted([pool, *rest], reverse=True)[:3]
@@ -215,11 +205,9 @@ def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
 
 
 def _offers(plan: ServingPlan) -> Iterator[Text | str]:
-    if not plan.changes:
-        return
-    yield ""
-    yield heading(offers_title(plan))
-    width = max(len(change.flag) for change in plan.changes)
+    if plan.changes:
+        yield heading(offers_title(plan))
+    width = max((len(change.flag) for change in plan.changes), default=0)
     for change in plan.changes:
         yield from wrapped(change.words, first=f"   {change.flag:<{width}}  ")
 
@@ -234,7 +222,6 @@ def offers_title(plan: ServingPlan) -> str:
 def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
     if not plan.others:
         return
-    yield ""
     cells: list[tuple[str, ...]] = [("other layouts", "users", "longest context", "tokens/s at most", "")]
     for layout in plan.others[:OTHERS]:
         asked = layout.configuration
@@ -248,22 +235,19 @@ def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
 
 
 def _launch(plan: ServingPlan) -> Iterator[Text | str]:
-    words = launch_words(plan)
+    if not plan.fits:
+        return
     copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
     hosts = plan.launch.hosts if plan.best.configuration.engine == "vllm" else 1
     yield heading(f"launch{copies}" + (f", with Ray on {hosts} hosts" if hosts > 1 else ""))
-    for other in plan.neighbours:
-        if other.plan is not None:
-            yield from _command(launch_words(other.plan))
-    yield from _command(words)
+    for one in (*(other.plan for other in plan.neighbours), plan):
+        if one is not None:
+            yield from _command(launch_words(one))
     if hosts > 1:
         yield from said("--export DIR writes what starts Ray on each host, waits for all, then serves", "dim")
-    weights = plan.best.configuration.weights
-    if (
-        plan.best.configuration.engine in ("vllm", "sglang", "tensorrt-llm")
-        and WEIGHT_FORMATS[weights].quantized
-        and weights not in ("fp8", plan.shape.dtype)
-    ):
+    weights, takes_names = plan.best.configuration.weights, ("vllm", "sglang", "tensorrt-llm")
+    is_named = plan.best.configuration.engine in takes_names and weights not in ("fp8", plan.shape.dtype)
+    if is_named and WEIGHT_FORMATS[weights].quantized:
         yield from said(f"name a checkpoint of this model that is quantised to {weights}", "dim")
 
 
@@ -296,13 +280,9 @@ def launch_words(plan: ServingPlan) -> list[str]:
         for name in ("max_seqs", "batched_tokens", "block"):
             if getattr(asked, name) != getattr(usual, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
-        quantized = asked.weights in ("fp8", "int8") and asked.weights != plan.shape.dtype
-        return (
-            words
-            + ["--weights", asked.weights] * quantized
-            + ["--kv", "fp8"] * (asked.kv == "fp8")
-            + ["--eager"] * asked.eager
-        )
+        if asked.weights in ("fp8", "int8") and asked.weights != plan.shape.dtype:
+            words += ["--weights", asked.weights]
+        return words + ["--kv", "fp8"] * (asked.kv == "fp8") + ["--eager"] * asked.eager
     from tonnage.planner.export import SERVERS, vllm
 
     launch = plan.launch
@@ -314,7 +294,7 @@ def launch_words(plan: ServingPlan) -> list[str]:
     return [*environment, "vllm", "serve", vllm.served_model(launch), *vllm.flags(launch)]
 
 
-def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
+def _explained(budget: ServingBudget) -> Iterator[Text | str]:
     """Yield the arithmetic, term by term, and that of the blocks."""
     yield heading("the arithmetic")
     asked, layout = budget.configuration, budget.kv.layout
@@ -328,10 +308,8 @@ def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
         label = "weights" if term.category is Category.PARAMETERS else term.category.label
         figures = f"{int(term.size_bytes):>18,} B  {cut(term.source, 20)}"
         yield from beside(f"{label}: {term.name}", min(36, report_width() - 2 - len(figures)), figures, rest="    ")
-        numbers = [
-            f"{name.replace('_', ' ')} {value:{',' if isinstance(value, int) else ''}}"
-            for name, value in term.numbers.items()
-        ]
+        plain = {name.replace("_", " "): value for name, value in term.numbers.items()}
+        numbers = (f"{name} {value:{',' if isinstance(value, int) else ''}}" for name, value in plain.items())
         for words in (f"= {term.formula}", ", ".join(numbers)):
             yield from wrapped(words, first="     ", rest="       ")
     groups = f"{len(layout.groups)} group{'s' * (len(layout.groups) > 1)}"
@@ -349,6 +327,12 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
     keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context")
     figures = {f"{key}_bytes": size for key, (_, size) in zip(keys, ledger_rows(budget), strict=True)}
     found = average_waste(asked.users, -(-asked.context // 2), asked.context, kv.layout.block)
+    host: dict[str, Any] = {}
+    if isinstance(budget, LlamaBudget):
+        names = "layers weights_bytes:weights kv_cache_bytes:cache compute_bytes:compute"
+        host = picked(budget, "gpu_layers layers")
+        host["host"] = picked(budget.host, names) | {"total_bytes": budget.host.total}
+        host["cards"] = [picked(card, names) for card in budget.cards]
     return {
         "tonnage": __version__,
         "fits": plan.fits,
@@ -363,37 +347,26 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
             "groups": len(kv.layout.groups),
             **picked(kv, "available_bytes blocks tokens"),
             "max_concurrency": kv.max_concurrency(asked.context),
-            "needed_blocks": budget.needed_blocks,
-            "contiguous_waste": found.contiguous_share,
-            "paged_waste": found.paged_share,
+            **picked(budget, "needed_blocks"),
+            **picked(found, "contiguous_waste:contiguous_share paged_waste:paged_share"),
         },
         **picked(best, "most_users longest_context"),
         "decode": picked(best, "step_s:decode_step_s tokens_per_s"),
         "changes": [picked(change, "flag users context") for change in plan.changes],
         "alternatives": [picked(layout, _ALTERNATIVE) for layout in plan.others],
         "terms": [
-            picked(term, "category name size_bytes formula numbers source")
-            | {"size_bytes": int(term.size_bytes), "numbers": dict(term.numbers)}
-            for term in budget.terms
+            picked(t, "category name size_bytes formula numbers source")
+            | {"size_bytes": int(t.size_bytes), "numbers": dict(t.numbers)}
+            for t in budget.terms
         ],
         "launch": launch_words(plan),
-        "beside": [_neighbour_figures(each) for each in plan.neighbours],
+        "beside": [
+            picked(each, "words claimed_bytes share")
+            | {"most_users": _most_users(each.plan) if each.plan is not None else None}
+            | {"launch": launch_words(each.plan) if each.plan is not None else []}
+            for each in plan.neighbours
+        ],
         "notes": list(budget.notes),
         "users_per_replica": asked.users,
-        **(_host_figures(budget) if isinstance(budget, LlamaBudget) else {}),
+        **host,
     }
-
-
-def _neighbour_figures(neighbour: Neighbour) -> dict[str, Any]:
-    best = neighbour.plan.best if neighbour.plan is not None else None
-    return picked(neighbour, "words claimed_bytes share") | {
-        "most_users": min(best.most_users, best.configuration.max_seqs) if best else None,
-        "launch": launch_words(neighbour.plan) if neighbour.plan is not None else [],
-    }
-
-
-def _host_figures(budget: LlamaBudget) -> dict[str, Any]:
-    names = "layers weights_bytes:weights kv_cache_bytes:cache compute_bytes:compute"
-    devices = [picked(device, names) for device in (budget.host, *budget.cards)]
-    host = devices[0] | {"total_bytes": budget.host.total}
-    return picked(budget, "gpu_layers layers") | {"host": host, "cards": devices[1:]}

@@ -17,7 +17,6 @@ from tonnage.budget.time.roofline import peak_rate
 from tonnage.budget.training.objectives import NEXT_TOKEN
 from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
-from tonnage.report.campaign import NONE, Campaign, campaign_figures, campaign_words
 from tonnage.report.lines import bar, beside, column, cut, packed, picked, report_width, table_unit, wrapped
 from tonnage.report.plans.notes import (
     frozen_bytes,
@@ -28,6 +27,7 @@ from tonnage.report.plans.notes import (
     objective_notes,
     part_words,
 )
+from tonnage.report.step_time import NONE, Campaign, campaign_figures, campaign_words
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
@@ -163,13 +163,8 @@ def notes(findings: PlanSearch) -> Iterator[str]:
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
     optimizer = f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})"
-    beside = {
-        "liger": "Liger's kernels",
-        "dropout": "dropout",
-        "lora_dropout": "dropout in adapters",
-        "tiled_mlp": "tiled MLPs",
-    }
-    named = [words for name, words in beside.items() if getattr(chosen, name)]
+    beside = {"liger": "Liger's kernels", "dropout": "dropout", "lora_dropout": "dropout in adapters"}
+    named = [words for name, words in (beside | {"tiled_mlp": "tiled MLPs"}).items() if getattr(chosen, name)]
     yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *named])
     yield from part_words(shape, chosen)
     if not chosen.objective.plain:
@@ -341,15 +336,12 @@ def clock(findings: PlanSearch) -> Iterator[Line]:
     rows["launching them"] = f"{time_words(host_s)} of the CPU, for all of a step's kernels"
     if float(time.slower) > 1:
         rows["the power limit"] = f"makes products {percent(float(time.slower) - 1, 0)} slower"
-    links = (
-        ("within a host", cluster.gpus > 1, shares.link_ceiling, cluster.peer_bytes_per_s, "of a GPU's link"),
-        ("between hosts", cluster.hosts > 1, shares.link_ceiling, cluster.network_bytes_per_s, "for each GPU"),
-        (
-            *("to the host", plan.offload.words != "none", shares.host_link_ceiling),
-            *(cluster.host_link_bytes_per_s, "of a GPU's link"),
-        ),
-    )
-    for name, is_used, share, bytes_per_s, of in links:
+    peers, network, host = cluster.peer_bytes_per_s, cluster.network_bytes_per_s, cluster.host_link_bytes_per_s
+    for name, is_used, share, bytes_per_s, of in (
+        ("within a host", cluster.gpus > 1, shares.link_ceiling, peers, "of a GPU's link"),
+        ("between hosts", cluster.hosts > 1, shares.link_ceiling, network, "for each GPU"),
+        ("to the host", plan.offload.words != "none", shares.host_link_ceiling, host, "of a GPU's link"),
+    ):
         if is_used:
             rows[name] = f"{percent(share, 0)} of {bytes_per_s / 1e9:,.4g} GB/s {of}"
     yield [("  seconds rest on", "bold")]
@@ -403,7 +395,11 @@ def plan_figures(answer: TrainingAnswer) -> dict[str, object]:
 
 def one_figures(plan: TrainingPlan) -> dict[str, Any]:
     """Return one plan."""
-    plain = replace(plan.configuration, objective=NEXT_TOKEN)
+    plain, terms = replace(plan.configuration, objective=NEXT_TOKEN), []
+    for term in plan.terms:
+        numbers = {name: n if isinstance(n, str) else float(n) for name, n in dict[str, Any](term.numbers).items()}
+        own = {"size_bytes": round(float(term.size_bytes)), "numbers": numbers}
+        terms.append(picked(term, "category name size_bytes formula numbers source") | own)
     return {
         "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
         "fits": plan.fits,
@@ -411,19 +407,8 @@ def one_figures(plan: TrainingPlan) -> dict[str, Any]:
         **picked(plan, _PLAN),
         "samples_per_s": plan.samples / plan.step_s,
         "frozen_bytes": frozen_bytes(plan),
-        "terms": [
-            picked(term, "category name size_bytes formula numbers source")
-            | {
-                "size_bytes": round(float(term.size_bytes)),
-                "numbers": {name: _number(n) for name, n in term.numbers.items()},
-            }
-            for term in plan.terms
-        ],
+        "terms": terms,
     }
-
-
-def _number(value: Any) -> str | float:
-    return value if isinstance(value, str) else float(value)
 
 
 def ledger_figures(ledger: Ledger, total_bytes: int) -> dict[str, int]:

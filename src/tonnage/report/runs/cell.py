@@ -5,7 +5,7 @@ notebooks; everything from the recording is escaped. It only formats.
 """
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from html import escape
 from itertools import accumulate
 
@@ -38,7 +38,28 @@ def cell_html(recording: Recording) -> str:
     advice = _advice(recording) if recording.allocations else Advice()
     parts = [_headline(recording, advice.outlook)]
     if recording.allocations:
-        parts += [_timeline(recording), _ledger(recording), _largest(recording), _fixes(advice)]
+        parts.append(_timeline(recording))
+        # The ledger at the peak.
+        ledger = recording.ledger()
+        rows: list[tuple[str, ...]] = []
+        for category, size in ledger.ranked():
+            share = size / ledger.total_bytes
+            look = f"background:{colours()[str(category)]};height:0.8em;width:{100 * share:.1f}%;min-width:1px"
+            bar = f'<div style="width:min(220px,24vw)"><div style="{look}"></div></div>'
+            rows.append((escape(category.label), format_bytes(size), percent(share), bar))
+        parts.append(_table(rows))
+        # The largest tensors.
+        groups, rows = recording.largest(_LARGEST), []
+        for group, line in zip(groups, telling_lines((group.line, group.stack) for group in groups), strict=True):
+            words = (group.operator.removeprefix("aten::"), group.module or group.category.label, line)
+            rows.append((format_bytes(group.total_bytes), escape(group.what), *map(markup.name, words)))
+        parts.append("<p><b>largest at the peak</b></p>" + _table(rows))
+        # What saves memory.
+        changes = []
+        for fix in advice.fixes[:_FIXES]:
+            costs = f"costs {escape(fix.costs)}<br><code>{escape(fix.how)}</code>"
+            changes.append((escape(fix.change), f"saves {format_bytes(fix.saves_bytes)}", costs))
+        parts += ["<p><b>to save memory</b></p>" + _table(changes)] if changes else []
     return f'<div class="tonnage" style="max-width:{_WIDTH}px;line-height:1.4">{"".join(parts)}</div>'
 
 
@@ -71,7 +92,14 @@ def _timeline(recording: Recording) -> str:
     reserved = list(accumulate(series["reserved"]))
     stacked = [(c["key"], list(accumulate(c["levels"]))) for c in series["categories"]]
     allocated = [sum(levels) for levels in zip(*(levels for _, levels in stacked), strict=True)]
-    places = _columns(list(accumulate(series["points"])), series["events"], allocated)
+    # The highest point of each column, as (x, point).
+    length: int = series["events"]
+    best: dict[int, int] = {}
+    for at, event in enumerate(accumulate(series["points"])):
+        column = event * _COLUMNS // max(length, 1)
+        if column not in best or allocated[at] > allocated[best[column]]:
+            best[column] = at
+    places = [(_WIDTH * column / _COLUMNS, at) for column, at in best.items()]
     full = max(*reserved, *allocated, 1)
     floor, areas = [0] * len(places), []
     for key, levels in stacked:
@@ -80,21 +108,21 @@ def _timeline(recording: Recording) -> str:
         areas.append(f'<polygon points="{" ".join(edge)}" fill="{colours()[key]}"/>')
         floor = roof
     line = " ".join(_steps(places, [reserved[at] for _, at in places], full))
-    strip = "".join(_strip(series["steps"], series["events"]))
+    # A box for each step, with its name if it fits.
+    strip = ""
+    for number, (start, end, name) in enumerate(series["steps"][:_COLUMNS]):
+        left, width = _WIDTH * start / length, _WIDTH * (end - start) / length
+        if name == "0":
+            continue
+        strip += f'<rect x="{left:.1f}" y="{_HEIGHT + 3}" width="{width:.1f}" height="14" fill="currentColor" '
+        strip += f'fill-opacity="{0.14 if number % 2 else 0.22}"/>'
+        if width > 7 * len(f"step {name}"):
+            strip += f'<text x="{left + width / 2:.1f}" y="{_HEIGHT + 14}" text-anchor="middle" font-size="11" '
+            strip += f'fill="currentColor">step {escape(name)}</text>'
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18}" width="100%" role="img" aria-label="memory over the run, by category">'
         f'{"".join(areas)}<polyline points="{line}" fill="none" stroke="currentColor" stroke-opacity="0.7"/>{strip}</svg>'
     )
-
-
-def _columns(events: list[int], length: int, allocated: list[int]) -> list[tuple[float, int]]:
-    """Return (x, point) pairs, keeping the highest point of each column."""
-    best: dict[int, int] = {}
-    for at, event in enumerate(events):
-        column = event * _COLUMNS // max(length, 1)
-        if column not in best or allocated[at] > allocated[best[column]]:
-            best[column] = at
-    return [(_WIDTH * column / _COLUMNS, at) for column, at in best.items()]
 
 
 def _steps(places: list[tuple[float, int]], levels: list[int], full: int) -> list[str]:
@@ -105,61 +133,6 @@ def _steps(places: list[tuple[float, int]], levels: list[int], full: int) -> lis
         y = _HEIGHT * (1 - level / full)
         found += [f"{x:.1f},{y:.1f}", f"{end:.1f},{y:.1f}"]
     return found
-
-
-def _strip(steps: list[tuple[int, int, str]], length: int) -> Iterator[str]:
-    """Yield a box for each step, with its name if it fits."""
-    for number, (start, end, name) in enumerate(steps[:_COLUMNS]):
-        left, width = _WIDTH * start / length, _WIDTH * (end - start) / length
-        if name == "0":
-            continue
-        yield (
-            f'<rect x="{left:.1f}" y="{_HEIGHT + 3}" width="{width:.1f}" height="14" fill="currentColor" '
-            f'fill-opacity="{0.14 if number % 2 else 0.22}"/>'
-        )
-        if width > 7 * len(f"step {name}"):
-            yield (
-                f'<text x="{left + width / 2:.1f}" y="{_HEIGHT + 14}" text-anchor="middle" font-size="11" '
-                f'fill="currentColor">step {escape(name)}</text>'
-            )
-
-
-def _ledger(recording: Recording) -> str:
-    found = recording.ledger()
-    rows = []
-    for category, size_bytes in found.ranked():
-        share = 100 * size_bytes / found.total_bytes
-        colour = colours()[str(category)]
-        bar = f'<div style="background:{colour};height:0.8em;width:{share:.1f}%;min-width:1px"></div>'
-        rows.append((category.label, format_bytes(size_bytes), percent(share / 100), bar))
-    return _table(
-        (escape(label), size, share, f'<div style="width:min(220px,24vw)">{bar}</div>')
-        for label, size, share, bar in rows
-    )
-
-
-def _largest(recording: Recording) -> str:
-    groups = recording.largest(_LARGEST)
-    rows: list[tuple[str, ...]] = []
-    for group, line in zip(groups, telling_lines((group.line, group.stack) for group in groups), strict=True):
-        maker = group.operator.removeprefix("aten::")
-        names = map(markup.name, (maker, group.module or group.category.label, line))
-        rows.append((format_bytes(group.total_bytes), escape(group.what), *names))
-    return "<p><b>largest at the peak</b></p>" + _table(rows)
-
-
-def _fixes(advice: Advice) -> str:
-    if not advice.fixes:
-        return ""
-    rows = [
-        (
-            escape(fix.change),
-            f"saves {format_bytes(fix.saves_bytes)}",
-            f"costs {escape(fix.costs)}<br><code>{escape(fix.how)}</code>",
-        )
-        for fix in advice.fixes[:_FIXES]
-    ]
-    return "<p><b>to save memory</b></p>" + _table(rows)
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:

@@ -22,9 +22,7 @@ def certificate_lines(certificate: "Certificate", training: "TrainingResult", la
     """Yield the verdict, the parts that need most, and what would make it safe."""
     gpu, verdict = certificate.gpu, certificate.verdict
     title = f"  {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB · torch {training.torch} · virtual"
-    yield ""
-    yield f"{title:<{report_width() - len(verdict) - 2}}{verdict}"
-    yield from wrapped(verdict_words(certificate))
+    yield from ("", f"{title:<{report_width() - len(verdict) - 2}}{verdict}", *wrapped(verdict_words(certificate)))
     if not certificate.survives:
         needed, limit = certificate.needed_bytes, certificate.own_limit_bytes
         at_least = max(certificate.in_all.allocated_bytes) + certificate.lived.outside_bytes
@@ -32,7 +30,12 @@ def certificate_lines(certificate: "Certificate", training: "TrainingResult", la
         holder = f"the {larger_card} holds it" if larger_card else "no known card holds it"
         own = f"the script allows itself {format_bytes(limit)}" if limit is not None else holder
         yield from wrapped(f"{words}; {own}")
-    yield from wrapped(_counts(training))
+    # What was walked through.
+    shapes = {part.shape for part in training.program.parts if part.kind == "step"}
+    evaluated = sum(part.kind == "evaluation" for part in training.program.parts)
+    counts = f"{training.steps:,} steps with batches of {len(shapes):,} shapes"
+    counts += f", {evaluated:,} batches of evaluation" if evaluated else ""
+    yield from wrapped(f"{counts}, {training.replayed_parts:,} of them replayed")
     yield ""
     rows = [("needs most", "batch", "allocated", "reserved")]
     for part, allocated, reserved in certificate.heaviest:
@@ -50,8 +53,7 @@ def certificate_lines(certificate: "Certificate", training: "TrainingResult", la
     elif not certificate.survives:
         words = "no limit on lengths makes it safe here: take a smaller batch, or ask `tonnage run` for advice"
         yield from wrapped(words)
-    for note in training.notes:
-        yield from wrapped(note)
+    yield from (line for note in training.notes for line in wrapped(note))
     yield ""
 
 
@@ -85,18 +87,6 @@ def _batch(part: "ProgramPart") -> str:
     return " × ".join(f"{one:,}" for one in part.shape)
 
 
-def _counts(training: "TrainingResult") -> str:
-    parts = training.program.parts
-    steps = [part for part in parts if part.kind == "step"]
-    evaluated = sum(part.kind == "evaluation" for part in parts)
-    shapes = len({part.shape for part in steps})
-    words = [f"{training.steps:,} steps with batches of {shapes:,} shapes"]
-    if evaluated:
-        words.append(f"{evaluated:,} batches of evaluation")
-    words.append(f"{training.replayed_parts:,} of them replayed")
-    return ", ".join(words)
-
-
 def certificate_figures(certificate: "Certificate", training: "TrainingResult", larger_card: str) -> dict[str, Any]:
     """Return the same as JSON values."""
     lived, failure = certificate.lived, certificate.lived.failure
@@ -110,8 +100,7 @@ def certificate_figures(certificate: "Certificate", training: "TrainingResult", 
         "part": _part_figures(certificate.part),
         "peak_allocated_bytes": max(lived.allocated_bytes),
         "peak_reserved_bytes": max(lived.reserved_bytes),
-        "peak_process_bytes": lived.peak_bytes,
-        "needs_bytes": certificate.needed_bytes,
+        **picked(certificate, "peak_process_bytes:lived.peak_bytes needs_bytes:needed_bytes"),
         "failure": failure and picked(failure, "line requested_bytes free_bytes short_bytes"),
         "heaviest": [
             _part_figures(part) | {"allocated_bytes": allocated, "reserved_bytes": reserved}

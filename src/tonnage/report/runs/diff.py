@@ -77,8 +77,7 @@ def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Itera
         sizes = f"{column(growth.before_bytes, unit)} {column(growth.after_bytes, unit)}"
         row = Text(f"  {name:<{cells}}{sizes}")
         yield row + Text(f"{signed(growth.grew_bytes, unit):>13}", _style(growth.grew_bytes))
-    rest = growths[rows:]
-    if rest:
+    if rest := growths[rows:]:
         yield Text(f"  and {len(rest)} more, together {signed(sum(g.grew_bytes for g in rest))}: --rows", style="dim")
 
 
@@ -108,21 +107,13 @@ def _style(grew_bytes: int) -> str:
 
 def diff_figures(compared: ComparedRuns) -> dict[str, object]:
     """Return the JSON values; the keys are stable and every size is in bytes."""
-    runs, limit = zip(compared.names, compared.runs, strict=True), compared.limit
-    files = [{"file": name, **picked(run.header, "gpu:gpu_name source outcome")} for name, run in runs]
-    tables = {
-        name: [
-            picked(growth, "name before_bytes after_bytes grew_bytes") for growth in getattr(compared.difference, name)
-        ]
-        for name in ("peaks", "phases", "categories", "modules", "lines")
-    }
-    return {
-        "a": files[0],
-        "b": files[1],
-        **tables,
-        "fail_above": limit.text if limit else None,
-        "failed": compared.failed,
-    }
+    figures: dict[str, object] = {}
+    for letter, name, run in zip("ab", compared.names, compared.runs, strict=True):
+        figures[letter] = {"file": name, **picked(run.header, "gpu:gpu_name source outcome")}
+    for name in ("peaks", "phases", "categories", "modules", "lines"):
+        growths = getattr(compared.difference, name)
+        figures[name] = [picked(growth, "name before_bytes after_bytes grew_bytes") for growth in growths]
+    return figures | {"fail_above": compared.limit.text if compared.limit else None, "failed": compared.failed}
 
 
 def markdown_difference(compared: ComparedRuns, *, rows: int) -> str:
@@ -140,11 +131,8 @@ def markdown_difference(compared: ComparedRuns, *, rows: int) -> str:
             lines += [f"{name} {died}: it is compared up to there.", ""]
     lines += _markdown_table("peak", names, difference.peaks, len(difference.peaks))
     lines += ["", "<details><summary>By category, module and line</summary>", ""]
-    for title, growths in (
-        ("category", labelled(difference.categories)),
-        ("module", difference.modules),
-        ("line", difference.lines),
-    ):
+    tables = {"category": labelled(difference.categories), "module": difference.modules, "line": difference.lines}
+    for title, growths in tables.items():
         changed = [growth for growth in growths if growth.grew_bytes]
         if [growth.name for growth in changed] not in ([], [""]):
             lines += [*_markdown_table(title, names, changed, rows), ""]

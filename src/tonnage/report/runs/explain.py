@@ -9,7 +9,7 @@ from rich.text import Text
 from tonnage.explain import Advice, Diagnosis
 from tonnage.explain.text import TextDiagnosis
 from tonnage.recording import Recording
-from tonnage.report.lines import cut, heading, picked, print_sections, report_width, said, spread, table
+from tonnage.report.lines import cut, heading, picked, print_sections, report_width, said, spread, table, texts
 from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines
 from tonnage.units import format_bytes
 from tonnage.untrusted import printable
@@ -17,53 +17,35 @@ from tonnage.untrusted import printable
 _FINDINGS = 4
 _FIXES = 5
 _LINES = 3
-_STYLES = {"none": "bold green"}
-
-
-def print_diagnosis(recording: Recording, diagnosis: Diagnosis, *, stream: TextIO, verbose: bool = False) -> None:
-    """Print the cause, the evidence and what to do."""
-    print_sections(diagnosis_sections(recording, diagnosis, verbose=verbose), stream)
 
 
 def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: bool) -> list[Iterable[Text]]:
-    """Return the sections of the report, in order."""
-    total = Advice(larger_card=diagnosis.larger_card, total=diagnosis.total)
+    """Return the cause, what the run needs in all, the evidence and what to do."""
+    # The cause.
+    header, total = recording.header, Advice(larger_card=diagnosis.larger_card, total=diagnosis.total)
+    name = cut(header.program, report_width() // 2)
+    card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
+    verdict = Text(diagnosis.cause, style="bold green" if diagnosis.cause == "none" else "bold red")
+    cause = [*spread(Text(f"  {' · '.join(filter(None, (name, card)))}", style="bold"), verdict)]
+    cause += said(diagnosis.sentence)
+    # The evidence. The cause's own sentence is already printed above.
+    evidence = [heading("evidence")] if diagnosis.evidence else []
+    shown = diagnosis.evidence if verbose else diagnosis.evidence[:_FINDINGS]
+    for finding in shown:
+        words = finding.rule if finding.sentence in diagnosis.sentence else finding.sentence
+        evidence += said(words, first=f"  {format_bytes(finding.size_bytes):>11}   ")
+        rows = []
+        for g in finding.lines if verbose else finding.lines[:_LINES]:
+            what = f"{g.count:,} × {g.what}" if g.count > 1 else g.what
+            rows.append((format_bytes(g.size_bytes), g.line or "no line known", what))
+        evidence += texts(table(rows, align="><<", names=(1, 2), first=" " * 9) if rows else [], "dim")
+    if more := len(diagnosis.evidence) - len(shown):
+        evidence.append(Text(f"   and {more} more: --verbose", style="dim"))
+    # What to do.
     fixes = list(fix_lines("what to do", diagnosis.fixes if verbose else diagnosis.fixes[:_FIXES], how_below=True))
     if diagnosis.larger_card:
         fixes.append(Text(f"  {larger_card_words(recording, diagnosis.larger_card)}"))
-    return [_cause(recording, diagnosis), total_lines(recording, total), _evidence(diagnosis, verbose), fixes]
-
-
-def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
-    header = recording.header
-    name = cut(header.program, report_width() // 2)
-    card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
-    verdict = Text(diagnosis.cause, style=_STYLES.get(diagnosis.cause, "bold red"))
-    yield from spread(Text(f"  {' · '.join(filter(None, (name, card)))}", style="bold"), verdict)
-    yield from said(diagnosis.sentence)
-
-
-def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
-    if not diagnosis.evidence:
-        return
-    yield heading("evidence")
-    shown = diagnosis.evidence if verbose else diagnosis.evidence[:_FINDINGS]
-    for finding in shown:
-        # The cause's own sentence is already printed above.
-        words = finding.rule if finding.sentence in diagnosis.sentence else finding.sentence
-        yield from said(words, first=f"  {format_bytes(finding.size_bytes):>11}   ")
-        rows = [
-            (
-                format_bytes(g.size_bytes),
-                g.line or "no line known",
-                f"{g.count:,} × {g.what}" if g.count > 1 else g.what,
-            )
-            for g in (finding.lines if verbose else finding.lines[:_LINES])
-        ]
-        lines = table(rows, align="><<", names=(1, 2), first=" " * 9) if rows else []
-        yield from (Text(line, style="dim") for line in lines)
-    if len(shown) < len(diagnosis.evidence):
-        yield Text(f"   and {len(diagnosis.evidence) - len(shown)} more: --verbose", style="dim")
+    return [cause, total_lines(recording, total), evidence, fixes]
 
 
 def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:
@@ -107,9 +89,22 @@ def print_text_diagnosis(name: str, found: TextDiagnosis, *, stream: TextIO, ver
         held, count = found.numbers.others, len(found.numbers.others)
         sizes += [(f"held by {count} other process{'es' if count > 1 else ''}", sum(held))] if held else []
         numbers = [Text(f"  {format_bytes(size):>11}   {label}") for label, size in sizes if size is not None]
-    sections: list[Iterator[Text]] = [
-        _text_cause(name, found),
-        iter([heading("the numbers"), *numbers] if found.numbers is not None else []),
+    # The cause, and where.
+    first, frame, episode = found.first, found.place.own_frame, found.episode
+    title = [cut(printable(name), report_width() // 2), found.speaker]
+    verdict = Text(f"{first.cause}, {first.certainty}", style=_CERTAINTIES[first.certainty])
+    cause = [*spread(Text(f"  {' · '.join(filter(None, title))}", style="bold"), verdict)]
+    cause += said(printable(f"{first.title}: {first.sentence}."))
+    if frame:
+        phase = f", in {found.place.phase}" if found.place.phase else ""
+        behind = printable(f":{frame.line} ({cut(frame.function, 30)}){phase}")
+        cause.append(Text(f"  at {cut(printable(frame.file), report_width() - 5 - len(behind))}{behind}", style="dim"))
+    if episode.count > 1:
+        words = f"  the last of {episode.count:,} in the text, at line {episode.first_line:,}"
+        cause.append(Text(words, style="dim"))
+    sections: list[Iterable[Text]] = [
+        cause,
+        [heading("the numbers"), *numbers] if found.numbers is not None else [],
         _listed("proved", [("   · ", sentence) for sentence in found.proves if sentence]),
         _listed("other causes", [(f"  {one.certainty:>9}  {one.cause}: ", one.sentence) for one in others], " " * 13),
         _listed("not proved", [("   · ", sentence) for sentence in found.unproved if sentence]),
@@ -124,22 +119,6 @@ def _listed(title: str, entries: list[tuple[str, str]], rest: str | None = None)
         yield heading(title)
     for first, sentence in entries:
         yield from said(printable(sentence), first=first, rest=rest)
-
-
-def _text_cause(name: str, found: TextDiagnosis) -> Iterator[Text]:
-    first = found.first
-    frame = found.place.own_frame
-    title = [cut(printable(name), report_width() // 2), found.speaker]
-    verdict = Text(f"{first.cause}, {first.certainty}", style=_CERTAINTIES[first.certainty])
-    yield from spread(Text(f"  {' · '.join(filter(None, title))}", style="bold"), verdict)
-    yield from said(printable(f"{first.title}: {first.sentence}."))
-    if frame:
-        phase = f", in {found.place.phase}" if found.place.phase else ""
-        behind = printable(f":{frame.line} ({cut(frame.function, 30)}){phase}")
-        yield Text(f"  at {cut(printable(frame.file), report_width() - 5 - len(behind))}{behind}", style="dim")
-    if found.episode.count > 1:
-        count, line = found.episode.count, found.episode.first_line
-        yield Text(f"  the last of {count:,} in the text, at line {line:,}", style="dim")
 
 
 def text_figures(found: TextDiagnosis) -> dict[str, object]:

@@ -9,7 +9,7 @@ from rich.text import Text
 from tonnage.explain.causes.host import host_capacity_bytes, model_copies
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMoment, HostPeaks
-from tonnage.report.lines import packed, picked, wrapped
+from tonnage.report.lines import packed, picked, said, texts, wrapped
 from tonnage.units import GIB, format_bytes
 
 _LABELS = {
@@ -26,21 +26,22 @@ _WORTH_BYTES = 2 * GIB
 def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]:
     """Yield what the host must have, where and for what, if it is large."""
     host = recording.host
-    if host is None or not (verbose or is_much(host)):
+    if host is None:
         return
     peak, capacity = host.peak, host_capacity_bytes(recording.header.gpu)
+    own = sum(peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES, CUDA))
+    if not verbose and max(host.needed_bytes - own, host.mapped_peak_bytes) < _WORTH_BYTES:
+        return
     of = f" of the {capacity / GIB:,.0f} GiB that come with the card" if capacity else ""
     at = f", at {peak.line}" if peak.line else ""
     short = bool(capacity) and host.needed_bytes > capacity
     words = f"host memory {format_bytes(host.needed_bytes)}{of}, {when_words(peak)}{at}"
-    yield from (Text(line, style="red" if short else "") for line in wrapped(words))
+    yield from said(words, "red" if short else "")
     parts = sorted(peak.parts.items(), key=lambda part: -part[1])
-    entries = [
-        f"{part_label(part)} {format_bytes(size)}" for part, size in parts if part != MAPPED and size >= GIB // 100
-    ]
-    yield from map(Text, packed(entries, first="    "))
+    large = ((part, size) for part, size in parts if part != MAPPED and size >= GIB // 100)
+    yield from texts(packed((f"{part_label(part)} {format_bytes(size)}" for part, size in large), first="    "))
     if host.mapped_peak_bytes >= GIB // 100:
-        yield from (Text(line) for line in wrapped(mapped_words(host.mapped_peak_bytes), first="    "))
+        yield from texts(wrapped(mapped_words(host.mapped_peak_bytes), first="    "))
 
 
 def when_words(moment: HostMoment) -> str:
@@ -48,19 +49,13 @@ def when_words(moment: HostMoment) -> str:
     return f"in step {moment.step}, {moment.phase}" if moment.step else "before any step"
 
 
-def is_much(host: HostPeaks) -> bool:
-    """Say whether tensors, workers or files use enough host memory to mention."""
-    own = sum(host.peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES, CUDA))
-    return max(host.needed_bytes - own, host.mapped_peak_bytes) >= _WORTH_BYTES
-
-
 def ranks_host_lines(summary: ClusterSummary) -> Iterator[Text]:
     """Yield the sum of a host's ranks, if it is large."""
     ranks = summary.host_ranks
     mapped = max((rank.host_mapped_bytes for rank in ranks), default=0)
     if max(sum(rank.host_bytes for rank in ranks), mapped) >= _WORTH_BYTES:
-        words, short = ranks_host_words(summary)
-        yield from (Text(line, style="red" if short else "") for said in words for line in wrapped(said))
+        sentences, short = ranks_host_words(summary)
+        yield from (line for words in sentences for line in said(words, "red" if short else ""))
 
 
 def ranks_host_words(summary: ClusterSummary) -> tuple[list[str], bool]:
@@ -73,16 +68,18 @@ def ranks_host_words(summary: ClusterSummary) -> tuple[list[str], bool]:
     of = f", of a host's {capacity / GIB:,.0f}" if capacity else ""
     alike = most - min((rank.host_bytes for rank in ranks), default=0) <= 0.05 * most
     each = "per rank" if alike else "the fullest"
-    said = [f"needs {needed / GIB:,.1f} GiB of host memory with {len(ranks)} ranks, {most / GIB:,.1f} of it {each}{of}"]
+    words = [
+        f"needs {needed / GIB:,.1f} GiB of host memory with {len(ranks)} ranks, {most / GIB:,.1f} of it {each}{of}"
+    ]
     if mapped >= GIB // 100:
-        said.append(f"{mapped_words(mapped)}, once for all ranks")
+        words.append(f"{mapped_words(mapped)}, once for all ranks")
     if copies := model_copies(summary):
         spared = f"{copies.spared_bytes / GIB:,.1f} GiB less if one rank loads it (tonnage explain says how)"
         held = f"{copies.held_bytes / GIB:,.1f} GiB in all"
-        said.append(f"{copies.copies} ranks each hold the whole model, {held}: {spared}")
+        words.append(f"{copies.copies} ranks each hold the whole model, {held}: {spared}")
     elif short:
-        said.append("the host has not as much: load onto the card (device_map), or start fewer ranks at once")
-    return said, short
+        words.append("the host has not as much: load onto the card (device_map), or start fewer ranks at once")
+    return words, short
 
 
 def mapped_words(size: int) -> str:

@@ -7,7 +7,7 @@ ranks none is, nor of pipeline stages that need less and less. Ranks that failed
 would have and are not compared; if only half of the ranks remain, none are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tonnage.ledger import Category
@@ -36,6 +36,11 @@ class Kind:
     ranks: tuple[int, ...]
 
     @property
+    def name(self) -> str:
+        """Its rank numbers: "rank 7", "ranks 0–3, 8"."""
+        return f"rank{'s' * (len(self.ranks) > 1)} {spans_of(self.ranks)}"
+
+    @property
     def verdict(self) -> str:
         """How it ended, if that is worth mentioning."""
         return "stopped" if self.first.stopped else _VERDICTS[self.first.outcome]
@@ -48,12 +53,9 @@ class Kind:
     @property
     def parts(self) -> dict[str, int]:
         """Bytes by category at the peak, and the remainder of the process's memory."""
-        rank = self.first
-        beyond, outside = (
-            rank.peak_reserved_bytes - rank.peak_allocated_bytes,
-            self.process_bytes - rank.peak_reserved_bytes,
-        )
-        return rank.ledger | {BEYOND: max(0, beyond), OUTSIDE: max(0, outside)}
+        allocated, reserved = self.first.peak_allocated_bytes, self.first.peak_reserved_bytes
+        outside = max(0, self.process_bytes - reserved)
+        return self.first.ledger | {BEYOND: max(0, reserved - allocated), OUTSIDE: outside}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +85,16 @@ class Comparison:
     def words_of(self, kind: Kind) -> str:
         """Return "rank 7 holds 3.10 GiB more than most ranks: gradients +2.00 GiB, activations +1.10 GiB"."""
         over = self.over_bytes(kind)
-        direction = "more" if over >= 0 else "less"
+        direction, unit = "more" if over >= 0 else "less", table_unit(abs(over))
         verb = "holds" if len(kind.ranks) == 1 else "hold"
-        unit = table_unit(abs(over))
-        why = ", ".join(f"{name} {signed(size, unit)}" for name, size in self._why(kind))
-        return f"{name_of(kind.ranks)} {verb} {format_bytes(abs(over), unit)} {direction} than {self.most}: {why}"
-
-    def _why(self, kind: Kind) -> list[tuple[str, int]]:
-        """Return the parts that make the difference, and the rest if it is large; then they sum to it exactly."""
+        # The parts that make the difference, and the rest if it is large; then they sum to it exactly.
         ranked = sorted(self.over_typical(kind).items(), key=lambda entry: -abs(entry[1]))
         least = _WORTH_NAMING * abs(ranked[0][1])
-        named = [(LABELS[part], size) for part, size in ranked[:_PARTS_NAMED] if abs(size) >= least]
-        rest = self.over_bytes(kind) - sum(size for _, size in named)
-        return [*named, ("the rest", rest)] if abs(rest) >= least else named
+        parts = [(LABELS[part], size) for part, size in ranked[:_PARTS_NAMED] if abs(size) >= least]
+        rest = over - sum(size for _, size in parts)
+        parts += [("the rest", rest)] if abs(rest) >= least else []
+        why = ", ".join(f"{name} {signed(size, unit)}" for name, size in parts)
+        return f"{kind.name} {verb} {format_bytes(abs(over), unit)} {direction} than {self.most}: {why}"
 
 
 def compare_ranks(summary: ClusterSummary) -> Comparison:
@@ -125,11 +124,6 @@ def compare_ranks(summary: ClusterSummary) -> Comparison:
 def signed(size_bytes: int, unit: str) -> str:
     """Format a difference: "+2.00 GiB"."""
     return f"{'+' if size_bytes >= 0 else '−'}{format_bytes(abs(size_bytes), unit)}"
-
-
-def name_of(ranks: Sequence[int]) -> str:
-    """Format rank numbers: "rank 7", "ranks 0–3, 8"."""
-    return f"rank{'s' * (len(ranks) > 1)} {spans_of(ranks)}"
 
 
 def spans_of(ranks: Iterable[int], width: int = 40) -> str:

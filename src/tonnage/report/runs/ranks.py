@@ -1,8 +1,4 @@
-"""The report of a cluster's ranks: a table with one line per kind, outliers marked, then one rank in full.
-
-JSON values are those of the rank that needs most, with times of the slowest, and every rank that ran in `ranks`. It
-only formats.
-"""
+"""The report of a cluster's ranks: a table with one line per kind, outliers marked, then one rank in full."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,14 +9,13 @@ from typing import Any, TextIO
 from rich.text import Text
 
 from tonnage.explain import Advice, advice_for
-from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
+from tonnage.recording import ClusterRecording, ClusterSummary
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.lines import column, heading, packed, picked, print_sections, report_width, said, spread, table_unit
 from tonnage.report.output import wants_report, write_json, write_page
-from tonnage.report.runs.figures import card_figures
 from tonnage.report.runs.host import ranks_host_lines
 from tonnage.report.runs.odd_ranks import Comparison, compare_ranks, spans_of
-from tonnage.report.runs.terminal import report_sections
+from tonnage.report.runs.terminal import card_figures, report_sections
 from tonnage.report.runs.total import CLIMBS
 from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.units import format_bytes
@@ -68,14 +63,18 @@ def tell_rank(summary: ClusterSummary, rank: int | None) -> None:
 
 
 def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, object]:
-    """Return the values of the rank that needs most, and of all ranks."""
+    """Return the values of the rank that needs most, with times of the slowest, and every rank that ran in `ranks`."""
     summary, worst = cluster.summary, cluster.summary.worst
     base: dict[str, Any] = {"gpu_key": summary.gpu}
     if worst is not None:
         base = card_figures(cluster.recording_of(worst), advice)
     if summary.slowest is not None:
         base |= time_figures(cluster.recording_of(summary.slowest.rank))
-    found = compare_ranks(summary)
+    found, ranks = compare_ranks(summary), []
+    for rank in summary.ranks:
+        figures = asdict(rank) | {"outcome": "stopped" if rank.stopped else rank.outcome}
+        del figures["stopped"], figures["stands_for"]
+        ranks.append({"rank": figures.pop("rank"), "ranks_alike": len(rank.stands_for), **figures})
     return base | {
         "outcome": summary.outcome,
         "fits": {"ok": True, "oom": False, "error": None}[summary.outcome],
@@ -86,15 +85,8 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         "typical_rank": found.typical.first.rank if found.typical else None,
         "odd_ranks": [rank for kind in found.odd for rank in kind.ranks],
         "host_needed_bytes": sum(rank.host_bytes for rank in summary.host_ranks),
-        "ranks": [rank_figures(rank) for rank in summary.ranks],
+        "ranks": ranks,
     }
-
-
-def rank_figures(rank: RankSummary) -> dict[str, object]:
-    """Return the values of one rank that ran."""
-    figures = asdict(rank) | {"outcome": "stopped" if rank.stopped else rank.outcome}
-    del figures["stopped"], figures["stands_for"]
-    return {"rank": figures.pop("rank"), "ranks_alike": len(rank.stands_for), **figures}
 
 
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
@@ -105,8 +97,14 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
         beside = "(beside the allocator)" if name == COMMUNICATORS else ""
         engines += packed((f"{name:<25}{format_bytes(size):>11}", beside))
     title = [heading(f"held by the engines at the peak of rank {worst.rank}")] if worst and engines else []
+    climbs = advice.outlook.climb and summary.outcome == "ok"
+    verdict = Text(*((CLIMBS, "bold yellow") if climbs else _VERDICTS[summary.outcome]))
+    head = [*spread(Text(f"  {summary.words}", style="bold"), verdict)]
+    if summary.ranks and summary.outcome != "error":
+        ran, every = len(summary.ranks), summary.gpus
+        head.append(Text(f"  {ran} of {every} ranks ran and stand for all" if ran < every else "  every rank ran"))
     sections: list[Iterable[Text | str]] = [
-        _headline(summary, climbs=bool(advice.outlook.climb)),
+        head,
         said(summary.trouble, "red"),
         rank_time_lines(cluster),
         _table(found),
@@ -118,14 +116,6 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
         why = "needs most" if summary.dies_first is None else "dies first"
         sections += [[heading(f"rank {summary.worst}, which {why}")], *full]
     print_sections(sections, stream)
-
-
-def _headline(summary: ClusterSummary, *, climbs: bool = False) -> Iterator[Text]:
-    verdict = (CLIMBS, "bold yellow") if climbs and summary.outcome == "ok" else _VERDICTS[summary.outcome]
-    yield from spread(Text(f"  {summary.words}", style="bold"), Text(*verdict))
-    if summary.ranks and summary.outcome != "error":
-        ran, every = len(summary.ranks), summary.gpus
-        yield Text(f"  {ran} of {every} ranks ran and stand for all" if ran < every else "  every rank ran")
 
 
 def _table(found: Comparison) -> Iterator[Text]:

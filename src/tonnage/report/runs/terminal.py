@@ -1,27 +1,26 @@
-"""The report of a run as text: the memory it takes, what it is used for, and what to do.
+"""The report of a run as text and as JSON values: the memory it takes, what it is used for, and what to do."""
 
-One function per section turns a recording into lines; it only formats.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.text import Text
 
+from tonnage import __version__
 from tonnage.explain import Advice, Outlook
-from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
+from tonnage.explain.total import AllCards
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
 from tonnage.recording.timeline import name_at
-from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.lines import (
     column,
     cut,
     heading,
     ledger_row,
     packed,
+    picked,
     print_sections,
     report_width,
     said,
@@ -30,15 +29,15 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.runs.all_cards import all_cards_sections
-from tonnage.report.runs.host import host_lines
-from tonnage.report.runs.total import fix_lines, larger_card_words, total_lines, verdict_words
-from tonnage.report.step_time import time_lines, time_words
+from tonnage.report.runs.host import host_figures, host_lines
+from tonnage.report.runs.total import all_cards_sections, fix_lines, larger_card_words, total_lines, verdict_words
+from tonnage.report.step_time import NONE, Campaign, time_figures, time_lines, time_words
 from tonnage.script.notebook import source_line
 from tonnage.units import GIB, format_bytes, percent
 from tonnage.untrusted import clipped
 
 _LARGEST = 5
+_LARGEST_IN_JSON = 20
 _FIXES = 4
 _STEPS = 6
 _LONGEST_REASON = 320  # characters
@@ -59,16 +58,21 @@ def print_report(
     cards: AllCards | None = None,
 ) -> None:
     """Print a table of all GPUs if there are several, then the GPU that ran in full."""
-    sections = [cards_table(answers, climbs=bool(advice.outlook.climb))] if len(answers) > 1 else []
-    sections += all_cards_sections(cards) if cards else []
-    sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
-    print_sections(sections, stream)
+    several = [cards_table(answers, climbs=bool(advice.outlook.climb))] if len(answers) > 1 else []
+    several += all_cards_sections(cards) if cards else []
+    print_sections([*several, *report_sections(ran, advice, verbose=verbose, campaign=campaign)], stream)
 
 
 def report_sections(
     recording: Recording, advice: Advice, *, verbose: bool, campaign: Campaign | None = None
-) -> list[Iterator[Text]]:
+) -> list[Iterable[Text]]:
     """Return the sections of one GPU's report, in order; without a campaign, times are omitted."""
+    # The changes that save most; for a failed run, whether all of it fits with each.
+    died = recording.header.outcome == "oom"
+    title = "what would save it" if died else "to save memory"
+    changes = [*said(advice.why), *fix_lines(title, advice.fixes[:_FIXES])]
+    if died and not is_limited_by_itself(recording):
+        changes.append(Text(f"  {larger_card_words(recording, advice.larger_card)}"))
     return [
         headline(recording, advice.outlook),
         iter(()) if campaign is None else time_lines(recording, campaign),
@@ -79,7 +83,7 @@ def report_sections(
         course(recording, verbose),
         largest(recording),
         host_lines(recording, verbose=verbose),
-        to_save_memory(recording, advice),
+        changes,
         footnotes(recording, verbose),
     ]
 
@@ -94,14 +98,10 @@ def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
     yield from spread(Text(f"  {card}", style="bold"), Text(*_verdict(recording, bool(ahead.climb))))
     process = recording.peak_process_bytes
     share = f" ({percent(process / header.capacity_bytes, 0)})" if header.capacity_bytes else ""
-    sizes = (
-        f"allocated {format_bytes(recording.peak_allocated_bytes)}",
-        f"reserved {format_bytes(recording.peak_reserved_bytes)}",
-        f"process {format_bytes(process)}{share}",
-    )
+    allocated, reserved = map(format_bytes, (recording.peak_allocated_bytes, recording.peak_reserved_bytes))
+    sizes = (f"allocated {allocated}", f"reserved {reserved}", f"process {format_bytes(process)}{share}")
     yield from map(Text, packed(sizes))
-    at = recording.peak_allocation
-    if at is not None:
+    if at := recording.peak_allocation:
         yield from _place_lines(recording, "peak", at)
     style = "bold yellow" if ahead.climb else "yellow"
     yield from (line for words in ahead.lines for line in said(words, style, rest="    "))
@@ -130,11 +130,9 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
     short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
     asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
     yield from said(f"{asked}{f', in {maker}' if maker else ''}")
-    unused = oom.reserved_bytes - oom.allocated_bytes
-    if unused > _WORTH_SAYING * oom.reserved_bytes:
-        yield from said(
-            f"{format_bytes(unused)} of the {format_bytes(oom.reserved_bytes)} reserved lay unused in pieces"
-        )
+    unused, reserved = oom.reserved_bytes - oom.allocated_bytes, oom.reserved_bytes
+    if unused > _WORTH_SAYING * reserved:
+        yield from said(f"{format_bytes(unused)} of the {format_bytes(reserved)} reserved lay unused in pieces")
 
 
 def ledger(recording: Recording) -> Iterator[Text]:
@@ -181,12 +179,10 @@ def course(recording: Recording, verbose: bool) -> Iterator[Text]:
 
 def largest(recording: Recording) -> Iterator[Text]:
     """Yield the largest tensors at the peak, merging similar ones."""
-    groups = recording.largest(_LARGEST)
+    groups, unit, rows = recording.largest(_LARGEST), table_unit(recording.peak_allocated_bytes), []
     if not groups:
         return
     yield heading("largest at the peak")
-    unit = table_unit(recording.peak_allocated_bytes)
-    rows = []
     for group, line in zip(groups, telling_lines((group.line, group.stack) for group in groups), strict=True):
         module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
         operator = group.operator.removeprefix("aten::")
@@ -201,15 +197,6 @@ def largest(recording: Recording) -> Iterator[Text]:
     for size, what, operator, module, line in rows:
         yield Text(f"  {size:>{sizes}} {cut(f'{what}  {operator}', room)}")
         yield Text(" " * (sizes + 3) + cut(f"{module}  ".lstrip() + line, room))
-
-
-def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
-    """Yield the changes that save most; for a failed run, whether all of it fits with each."""
-    died = recording.header.outcome == "oom"
-    yield from said(advice.why)
-    yield from fix_lines("what would save it" if died else "to save memory", advice.fixes[:_FIXES])
-    if died and not is_limited_by_itself(recording):
-        yield Text(f"  {larger_card_words(recording, advice.larger_card)}")
 
 
 def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
@@ -262,10 +249,7 @@ def _where(step: int, phase: str) -> str:
 
 
 def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest, style: str = "") -> Iterator[Text]:
-    """Yield "peak in step 2, backward, at train.py:88  loss.backward()", with source if the script is available.
-
-    Below it is the library's line that the script's own line led to, if any.
-    """
+    """Yield "peak in step 2, backward, at train.py:88  loss.backward()"; below it the library's line that it led to."""
     words = f"{what} {_where(at.step, at.phase)}" + (f", at {at.line}" if at.line else "")
     *lines, last = wrapped(words)
     source = source_line(recording.header.script, at.line) if at.line else ""
@@ -276,3 +260,41 @@ def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest
         yield Text("    " + cut(source, report_width() - 4), style=style)
     if at.stack and at.stack[0] != at.line:
         yield Text("  inside " + cut(at.stack[0], report_width() - 9), style="dim")
+
+
+def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign: Campaign = NONE) -> dict[str, object]:
+    """Return the values of the first GPU; with several GPUs, each one's are in `cards`."""
+    each = [card_figures(answer, found, campaign) for answer, found in zip(answers, advice, strict=True)]
+    return each[0] | {"cards": each} if len(each) > 1 else each[0]
+
+
+def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE) -> dict[str, Any]:
+    """Return what one GPU would see. Every size is in bytes, and its key says so."""
+    at, header = recording.peak_allocation, asdict(recording.header)
+    notes = [asdict(note) for note in recording.notes]
+    return {
+        "tonnage": __version__,
+        "outcome": header.pop("outcome"),
+        "gpu": header.pop("gpu_name"),
+        "gpu_key": header.pop("gpu"),
+        **header,
+        "fits": recording.fits,
+        "verdict": verdict_words(recording.header.outcome, advice.outlook.climb is not None),
+        "climbs": asdict(advice.outlook.climb) if advice.outlook.climb else None,
+        "outlook": list(advice.outlook.lines),
+        **picked(recording, "peak_allocated_bytes peak_reserved_bytes peak_process_bytes unused_at_peak_bytes"),
+        **time_figures(recording, campaign),
+        "ledger": {str(category): size for category, size in recording.ledger().bytes_by_category.items()},
+        "peak": picked(at, "step phase line stack module operator") if at else None,
+        "phases": {phase.name: phase.peak_allocated_bytes for phase in recording.phases},
+        "steps": [asdict(step) for step in recording.steps],
+        "largest": [asdict(group) | {"category": str(group.category)} for group in recording.largest(_LARGEST_IN_JSON)],
+        "host": host_figures(recording.host),
+        "oom": asdict(recording.oom) if recording.oom else None,
+        "fixes": [asdict(fix) for fix in advice.fixes],
+        "larger_card": advice.larger_card,
+        "total": asdict(advice.total) if advice.total else None,
+        "stand_ins": [asdict(stand_in) for stand_in in recording.stand_ins],
+        "not_modelled": [note for note in notes if note["kind"] == "not_modelled"],
+        "assumptions": [note for note in notes if note["kind"] == "assumption"],
+    }

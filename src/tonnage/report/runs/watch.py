@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
-from tonnage.report.lines import cut, report_width, said, spread
+from tonnage.report.lines import cut, picked, report_width, said, spread
 from tonnage.units import GIB, format_bytes, percent
 from tonnage.watch import GpuSample, WatchHistory
 
@@ -92,5 +92,4 @@ def plain_lines(moment: GpuSample) -> Iterator[str]:
 
 def moment_figures(moment: GpuSample) -> dict[str, Any]:
     """Return one moment as JSON values; keys say that sizes are in bytes."""
-    gpus = [asdict(gpu) | {"free_bytes": gpu.free_bytes, "unseen_bytes": gpu.unseen_bytes} for gpu in moment.gpus]
-    return {"time_s": moment.time_s, "gpus": gpus}
+    return {"time_s": moment.time_s, "gpus": [asdict(g) | picked(g, "free_bytes unseen_bytes") for g in moment.gpus]}

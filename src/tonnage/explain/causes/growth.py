@@ -1,20 +1,22 @@
-"""Memory that grows between equal points of successive loop iterations, and the line that keeps it.
+"""Memory that grows: what loop iterations leave behind and the line that keeps it, and KV caches.
 
 What one iteration allocates and is still alive two iterations later was kept. A line that does this repeatedly leaks;
 one whose older blocks are freed as new ones come (a buffer of fixed length) does not. Blocks freed many iterations at
 once wait for the garbage collector in a reference cycle. Parameters and optimizer states are meant to stay.
+
+Caches that grow by concatenation allocate a longer block and free the previous one, so nothing is kept twice; the sizes
+show it.
 """
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from tonnage.explain.case import Case
-from tonnage.explain.findings import Cause, Finding, Guilty, guilty_lines
-from tonnage.explain.fixes import Fix, fix_of
-from tonnage.explain.rewriting import Rewrite
+from tonnage.explain.fixes import Cause, Finding, Fix, Guilty, finding, fix_of, guilty_lines
+from tonnage.explain.rewriting import Rewrite, resized
 from tonnage.explain.source import KeepingStatement, Source
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
@@ -31,7 +33,13 @@ _GRAPH_SHARE = 0.5
 _GRAPH_BLOCKS = 10
 _MOST_SHARE = 0.75
 
-_Key = tuple[str, str, str, Category]
+_Key = tuple[str, str, str, Category]  # line, operator, module
+_QUARTERS = 4
+_MUCH_SHARE = 0.5
+_FATAL_SHARE = 0.25
+_BOUND_SHARE = 0.5
+_AT_ONCE = 2  # layers whose cache is on the GPU while the others' is on the host
+_HOW = "a static or sliding-window cache of half the length reached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +67,22 @@ def leak(case: Case) -> Finding | None:
         return None
     if kept.in_cycle and kept.size_bytes < _WORTH_SHARE * case.peak_bytes:
         return None
-    keeper = _keeper(case, kept)
-    lines = guilty_lines(kept.blocks)
+    keeper, lines = _keeper(case, kept), guilty_lines(kept.blocks)
     if keeper:
         lines = (Guilty(keeper.line, kept.size_bytes, len(kept.blocks), f"keeps it: {keeper.text}"), *lines)
+    # What is left behind, and by which line.
+    size, each = kept.size_bytes, format_bytes(kept.size_bytes // kept.turns)
+    made = f"every turn of the loop leaves {each} behind, {format_bytes(size)} after {kept.turns} turns"
+    if kept.turns == 1:
+        made = f"the turn before left {each} behind"
+    if kept.in_cycle:
+        held = f"what {lines[0].line} makes hangs in a reference cycle, or in a list that is emptied late"
+        sentence = f"{made}, until those of many turns are freed together: {held}"
+    else:
+        sentence = f"{made}: {_holder(kept, keeper, lines)}"
     cause: Cause = "unbounded-cache" if _is_cache(kept) else "leak"
     fix = _fix(case, kept, keeper)
-    size = kept.size_bytes
-    return Finding(cause, _sentence(kept, keeper, lines), size, cause, size, lines, (fix,) if fix else ())
+    return Finding(cause, sentence, size, cause, size, lines, (fix,) if fix else ())
 
 
 def kept_blocks(case: Case) -> LeftBehind | None:
@@ -115,14 +131,10 @@ def _graph_of_last_turn(case: Case) -> LeftBehind | None:
     if len(starts) < 2:
         return None
     begin, end = starts[-2:]
-    backward = next(
-        (m.sequence for m in case.recording.marks if m.name == "backward" and begin < m.sequence < end), end
-    )
-    saved = [
-        a
-        for a in case.recording.allocations
-        if begin <= a.born < backward and _is_forward(a) and (a.died is None or a.died > backward)
-    ]
+    backwards = (m.sequence for m in case.recording.marks if m.name == "backward" and begin < m.sequence < end)
+    backward = next(backwards, end)
+    made = [a for a in case.recording.allocations if begin <= a.born < backward and _is_forward(a)]
+    saved = [a for a in made if a.died is None or a.died > backward]
     kept = [a for a in saved if a.died is None or a.died > case.moment]
     if len(kept) < _GRAPH_BLOCKS or _size(kept) < _GRAPH_SHARE * _size(saved) or backward == end:
         return None
@@ -140,8 +152,7 @@ def _is_cache(kept: LeftBehind) -> bool:
 def _keeps_graph(kept: LeftBehind) -> bool:
     """Say whether most of it is forward activations, which backward would have freed."""
     graph = [a for a in kept.blocks if _is_forward(a)]
-    per_turn = len(graph) / kept.turns
-    return per_turn > 2 and _size(graph) >= _GRAPH_SHARE * kept.size_bytes
+    return len(graph) > 2 * kept.turns and _size(graph) >= _GRAPH_SHARE * kept.size_bytes
 
 
 def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
@@ -151,10 +162,8 @@ def _keeper(case: Case, kept: LeftBehind) -> KeepingStatement | None:
         return None
     # The names that hold it: the loss of a kept graph, else what its lines assign.
     keeps_graph = _keeps_graph(kept)
-    followed: list[set[str]] = []
-    if keeps_graph:
-        lines = (a.line for a in case.recording.allocations if a.phase == "backward")
-        followed += map(source.names_backward_runs_on, _numbers(lines, source))
+    lines = (a.line for a in case.recording.allocations if a.phase == "backward" and keeps_graph)
+    followed = [*map(source.names_backward_runs_on, _numbers(lines, source))]
     followed += map(source.names_made_on, _numbers(_lines_of(kept), source))
     for names in followed:
         if keeper := source.keeper_of(names, of_graph=keeps_graph):
@@ -176,17 +185,6 @@ def _lines_of(kept: LeftBehind) -> Iterator[str]:
     return (line for a in kept.blocks for line in (a.line, *a.stack) if line)
 
 
-def _sentence(kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guilty, ...]) -> str:
-    each = format_bytes(kept.size_bytes // kept.turns)
-    made = f"every turn of the loop leaves {each} behind, {format_bytes(kept.size_bytes)} after {kept.turns} turns"
-    if kept.turns == 1:
-        made = f"the turn before left {each} behind"
-    if kept.in_cycle:
-        held = f"what {lines[0].line} makes hangs in a reference cycle, or in a list that is emptied late"
-        return f"{made}, until those of many turns are freed together: {held}"
-    return f"{made}: {_holder(kept, keeper, lines)}"
-
-
 def kept_words(case: Case, kept: LeftBehind) -> str:
     """Say which line keeps what, like "train.py:31 keeps a graph that backward would have freed"."""
     return _holder(kept, _keeper(case, kept), guilty_lines(kept.blocks))
@@ -196,11 +194,7 @@ def _holder(kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guil
     what = "a graph that backward would have freed" if _keeps_graph(kept) else "what it made"
     if keeper:
         return f"{'the hook at ' if keeper.is_hook else ''}{keeper.line} keeps {what}"
-    return f"{what} is kept, made at {_common_line(kept) or lines[0].line or 'a line that is not known'}"
-
-
-def _common_line(kept: LeftBehind) -> str:
-    """Return the innermost line under which most kept bytes were allocated, if stacks are known."""
+    # The innermost line under which most kept bytes were allocated, if stacks are known.
     below, common = kept.blocks, ""
     for depth in range(max((len(a.stack) for a in below), default=0)):
         frames: dict[str, list[Allocation]] = {}
@@ -211,7 +205,7 @@ def _common_line(kept: LeftBehind) -> str:
         if not largest or _size(frames[largest]) < _MOST_SHARE * kept.size_bytes:
             break
         below, common = frames[largest], largest
-    return common
+    return f"{what} is kept, made at {common or lines[0].line or 'a line that is not known'}"
 
 
 def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix | None:
@@ -219,7 +213,7 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
     if case.recording.whole is not None:  # what it left behind after the failure counts too
         case = Case(case.needed)
         kept = kept_blocks(case) or kept
-    due = _freed_by_backward(case, kept) if _keeps_graph(kept) else _freed_with_turn(case, kept)
+    due = _due(case, kept)
     freed = [replace(a, died=due[a.index]) if a.index in due else a for a in case.needed.allocations]
     where = f" at {keeper.line}" if keeper else ""
     if kept.in_cycle:
@@ -233,19 +227,16 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
     return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", how, freed))
 
 
-def _freed_with_turn(case: Case, kept: LeftBehind) -> dict[int, int]:
-    """Return when the next iteration begins, by block."""
+def _due(case: Case, kept: LeftBehind) -> dict[int, int]:
+    """Return by block when the next iteration begins, or when backward would free a graph: in reverse order of allocation."""
     ends = {a.index: bisect_right(case.turns, a.born) for a in case.needed.allocations if a.index in kept.overdue}
-    return {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
-
-
-def _freed_by_backward(case: Case, kept: LeftBehind) -> dict[int, int]:
-    """Return when backward would free each block, in reverse order of allocation."""
+    due = {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
+    if not _keeps_graph(kept):
+        return due
     makers = {(a.line, a.operator, a.module) for a in kept.blocks if a.phase == "forward"}
     phases = list(spans(case.recording.marks, "phase", len(case.recording.timeline.allocated_bytes)))
     passes = [(f[1], b[1], b[2]) for f, b in pairwise(phases) if (f[0], b[0]) == ("forward", "backward")]
     begins = [start for start, _, _ in passes]
-    due = _freed_with_turn(case, kept)
     for a in case.needed.allocations:
         place = bisect_right(begins, a.born) - 1
         if place < 0 or (a.line, a.operator, a.module) not in makers:
@@ -254,3 +245,63 @@ def _freed_by_backward(case: Case, kept: LeftBehind) -> dict[int, int]:
         if a.born < middle and (a.died is None or a.died > end):
             due[a.index] = middle + (middle - a.born) * (end - middle) // (middle - start)
     return due
+
+
+def unbounded_cache(case: Case) -> Finding | None:
+    """Return the cache at the decisive moment, if it is large and has grown at every iteration."""
+    cached = [a for a in case.live if _is_cached(a)]
+    size = sum(a.block_bytes for a in cached)
+    if size < (_FATAL_SHARE if case.death else _MUCH_SHARE) * case.peak_bytes:
+        return None
+    if sum(a.block_bytes for a in cached if a.phase == "generation") > size / 2:
+        return None  # it is bounded by max_new_tokens
+    # The cached bytes at the start of each iteration.
+    starts = [start for start in case.turns if start <= case.moment]
+    changes = [0] * (len(starts) + 1)
+    for a in case.recording.allocations:
+        if _is_cached(a):
+            changes[bisect_right(starts, a.born - 1)] += a.block_bytes
+            if a.died is not None and a.died <= case.moment:
+                changes[bisect_right(starts, a.died - 1)] -= a.block_bytes
+    levels = [level for level in accumulate(changes[:-1]) if level]
+    # Levels rise in each quarter and never fall; rounding may make neighbours equal.
+    quarters = [levels[(len(levels) - 1) * part // _QUARTERS] for part in range(_QUARTERS + 1) if levels]
+    rises = all(before < after for before, after in pairwise(quarters))
+    if len(levels) < _QUARTERS or not rises or levels != sorted(levels):
+        return None
+    each = (levels[-1] - levels[0]) // (len(levels) - 1)
+    words = f"the KV cache holds {{size}} and grew by {format_bytes(each)} at every step"
+    rewrite = _bounded(case, "bound the KV cache", "what lies further back", _HOW)
+    return replace(finding(case, "unbounded-cache", words, cached, rewrite, cause="unbounded-cache"), waste_bytes=size)
+
+
+def growing_generation(case: Case) -> Finding | None:
+    """Return the cache of `generate` at its largest, its length, and its bytes per token up to `max_new_tokens`."""
+    cached = [a for a in case.live_in(("generation",)) if a.category is Category.KV_CACHE]
+    longest = max((a.shape for a in cached if a.shape and len(a.shape) == 4), key=lambda s: s[2], default=None)
+    if not case.is_worth(cached) or longest is None or not longest[2]:
+        return None
+    sequences, tokens = longest[0], longest[2]
+    each = format_bytes(sum(a.block_bytes for a in cached) // tokens)
+    held = f"the KV cache of generate() holds {{size}} at {tokens:,} tokens of {sequences:,} sequences"
+    words = f"{held}, {each} for each more of max_new_tokens"
+    layers = max(1, len(cached) // 2)
+    offloaded = resized(case.needed, lambda a: min(1.0, _AT_ONCE / layers) if _is_cached(a) else 1.0)
+    how = 'generate(..., cache_implementation="offloaded")'
+    offload = Rewrite("KV cache on the host", "copies at every token", how, offloaded)
+    half = _bounded(case, "half the length", "half the tokens", "half of max_new_tokens, or of the sequences")
+    return finding(case, "generation-cache", words, cached, offload, half, cause="generation")
+
+
+def _is_cached(a: Allocation) -> bool:
+    """Say whether a block belongs to a KV cache, or is concatenated like one."""
+    joined = a.operator.removeprefix("aten::") == "cat" and a.phase in ("forward", "generation")
+    return a.category is Category.KV_CACHE or (joined and a.category is Category.ACTIVATIONS)
+
+
+def _bounded(case: Case, change: str, costs: str, how: str) -> Rewrite:
+    """Return the run with a cache of half the length it reached."""
+    longest = max((a.block_bytes for a in case.needed.allocations if _is_cached(a)), default=0)
+    bound = int(_BOUND_SHARE * longest)
+    smaller = resized(case.needed, lambda a: min(1.0, bound / a.block_bytes) if _is_cached(a) and bound else 1.0)
+    return Rewrite(change, costs, how, smaller)
