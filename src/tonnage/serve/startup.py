@@ -52,7 +52,7 @@ class CannotStart(TonnageError):
     exit_code = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """A device before anything is loaded. `others_bytes` is held by other processes."""
 
@@ -70,7 +70,7 @@ def look(device: torch.device, budget: float | str) -> DeviceMemory:
         from tonnage.fit.moving.host import free_host_bytes
 
         free = free_host_bytes()
-        return DeviceMemory(device=device, name="CPU", gpu=None, capacity_bytes=free, limit_bytes=_limit(budget, free))
+        return DeviceMemory(device, "CPU", None, free, _limit(budget, free))
     name = torch.cuda.get_device_name(device)
     try:
         gpu = find_gpu(name)
@@ -84,9 +84,7 @@ def look(device: torch.device, budget: float | str) -> DeviceMemory:
     # Beside other processes, too, leave something free: the last bytes of a card cannot be allocated.
     spare = min(total - asked, total - share_bytes(total, _LARGEST_SHARE))
     limit = min(asked, max(total - others - spare, 0))
-    return DeviceMemory(
-        device=device, name=name, gpu=gpu, capacity_bytes=total, limit_bytes=limit, others_bytes=others
-    )  # fmt: skip
+    return DeviceMemory(device, name, gpu, total, limit, others)
 
 
 def _limit(budget: float | str, capacity_bytes: int) -> int:
@@ -123,10 +121,6 @@ class Startup:
     memory: DeviceMemory
 
     @property
-    def kv_format(self) -> str:
-        return self.config.kv or self._compute_format
-
-    @property
     def _compute_format(self) -> str:
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
@@ -143,7 +137,7 @@ class Startup:
         weights = Decoder(shape, Builder(torch.device("meta"), self.dtype, config.weights), 1)
         limits = EngineOptions(
             context=config.context or shape.positions, weights=config.weights or self._compute_format,
-            kv=self.kv_format, block=config.block, max_seqs=config.max_seqs, batched_tokens=config.batched_tokens,
+            kv=config.kv or self._compute_format, block=config.block, max_seqs=config.max_seqs, batched_tokens=config.batched_tokens,
             eager=config.eager,
         )  # fmt: skip
         card = own_card(
@@ -257,11 +251,11 @@ class Startup:
 
     @property
     def _cache_shape(self) -> CacheShape:
-        shape, kept = self.architecture, self.kv_format
+        shape, config = self.architecture, self.config
+        dtype = DTYPES.get(config.kv or "", self.dtype)
         return CacheShape(
-            layers=len(shape.layers), kv_heads=shape.kv_heads, head_dim=shape.head_dim, block=self.config.block,
-            dtype=DTYPES.get(kept, self.dtype), fp8=kept == "fp8",
-        )  # fmt: skip
+            len(shape.layers), shape.kv_heads, shape.head_dim, dtype, block=config.block, fp8=config.kv == "fp8"
+        )
 
     def _runner(self, decoder: Decoder, card: OwnCard, blocks: int, stream: torch.cuda.Stream | None) -> Runner:
         """Return a runner over this many blocks; one block is a trial without swapping."""
@@ -270,56 +264,50 @@ class Startup:
         return Runner(decoder, cache, self.config, context=card.limits.context, stream=stream)
 
     def _warm_up(self, runner: Runner, decoder: Decoder, context: int) -> tuple[int, int]:
-        """Run the largest steps; return the bytes of the graphs, and of all that the engine holds."""
-        graphs = decoder.capturable and not self.config.eager
-        graph_bytes = warm_up(runner, self.config.rows, self.config.batched_tokens, context, graphs=graphs)
-        return graph_bytes, used_bytes(self.memory.device) - self.memory.others_bytes
+        """Run the largest steps and capture graphs; return the bytes of the graphs, and of all that the engine holds.
+
+        This compiles kernels and reaches the peak of memory. The steps use the null block, so nothing is left behind.
+        """
+        config, device, graph_bytes = self.config, self.memory.device, 0
+
+        def run() -> None:
+            for step in largest_steps(config.rows, config.batched_tokens, context, config.block):
+                runner.launch(step).result()
+            runner.inputs.forget()
+
+        run()
+        if decoder.capturable and not config.eager:
+            clear()
+            before_bytes = _used_bytes(device)
+            runner.capture(config.rows)
+            graph_bytes = _used_bytes(device) - before_bytes
+            # Capturing releases the memory that passes need.
+            run()
+        return graph_bytes, _used_bytes(device) - self.memory.others_bytes
 
 
 def _with_blocks(card: OwnCard, blocks: int) -> OwnCard:
     return replace(card, pool=replace(card.pool, blocks=blocks))
 
 
-# The largest steps.
-
-
-def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
-    """Run the largest steps and capture graphs; return the bytes that the graphs took.
-
-    This compiles kernels and reaches the peak of memory. The steps use the null block, so nothing is left behind.
-    """
-
-    def run() -> None:
-        for step in largest_steps(rows, batched_tokens, context, runner.cache.shape.block):
-            runner.launch(step).result()
-        runner.inputs.forget()
-
-    # Capturing releases the memory that passes need, so they run again after it.
-    run()
-    if not graphs:
-        return 0
-    clear()
-    before_bytes = used_bytes(runner.cache.device)
-    runner.capture(rows)
-    graph_bytes = used_bytes(runner.cache.device) - before_bytes
-    run()
-    return graph_bytes
-
-
 def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> Iterator[ScheduledStep]:
     """Yield many prompts with the most expensive sampling, their decode step, and one prompt as long as a step."""
     each, longest = min(batched_tokens // rows, context - 1), min(batched_tokens, context - 1)
-    many = [_sequence(slot, each, block) for slot in range(rows)]
+
+    def sequence(slot: int, length: int) -> Sequence:
+        sampling = Sampling(top_p=0.5, logprobs=MOST_LOGPROBS, max_tokens=2)
+        return Sequence(-1, [0] * length, sampling, length, slot=slot, blocks=[0] * (length // block + 1))
+
+    many = [sequence(slot, each) for slot in range(rows)]
     yield ScheduledStep(0, (), [ScheduledTokens(one, 0, each, True) for one in many])
     for one in many:
         one.tokens.append(0)
         one.computed = each + 1
     yield ScheduledStep(1, tuple(map(Decode, many)))
-    yield ScheduledStep(2, (), [ScheduledTokens(_sequence(0, longest, block), 0, longest, True)])
+    yield ScheduledStep(2, (), [ScheduledTokens(sequence(0, longest), 0, longest, True)])
 
 
-def used_bytes(device: torch.device) -> int:
-    """Return the device memory in use by all processes."""
+def _used_bytes(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
@@ -328,8 +316,3 @@ def clear() -> None:
     """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def _sequence(slot: int, length: int, block: int) -> Sequence:
-    sampling = Sampling(top_p=0.5, logprobs=MOST_LOGPROBS, max_tokens=2)
-    return Sequence(-1, [0] * length, sampling, length, slot=slot, blocks=[0] * (length // block + 1))

@@ -19,7 +19,7 @@ _SCALE_BYTES = 2
 Pairs = Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """The shape of a cache without its number of blocks. `fp8` is e4m3 with a bfloat16 scale per token and head."""
 

@@ -29,7 +29,14 @@ class ExpertStack:
 
     def __call__(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         """Multiply rows sorted by expert [r]; those of expert e end before `ends[e]`."""
-        out = _grouped(rows, self.weight, ends) if self.grouped else _in_turn(rows, self.weight, ends)
+        if self.grouped:
+            out = torch._grouped_mm(rows, self.weight.to(rows.dtype).transpose(1, 2), offs=ends)
+        else:
+            out, start = rows.new_empty(rows.shape[0], self.weight.shape[1]), 0
+            for expert, end in enumerate(ends.tolist()):
+                if end > start:
+                    out[start:end] = linear(rows[start:end], self.weight[expert].to(rows.dtype))
+                start = end
         return out if self.scales is None else (out * self.scales[experts]).to(rows.dtype)
 
 
@@ -66,17 +73,3 @@ class Experts:
         unsorted = torch.empty_like(answers)
         unsorted[order] = answers
         return torch.bmm(weights[:, None], unsorted.view(*chosen.shape, -1))[:, 0]
-
-
-def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return torch._grouped_mm(rows, weight.to(rows.dtype).transpose(1, 2), offs=ends)
-
-
-def _in_turn(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    out = rows.new_empty(rows.shape[0], weight.shape[1])
-    start = 0
-    for expert, end in enumerate(ends.tolist()):
-        if end > start:
-            out[start:end] = linear(rows[start:end], weight[expert].to(rows.dtype))
-        start = end
-    return out

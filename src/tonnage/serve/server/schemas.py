@@ -5,7 +5,6 @@ that no client relies on an effect that never comes. No field holds a URL that w
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -42,12 +41,6 @@ class Neutral:
 
     def __init__(self, *values: Any) -> None:
         self.values = values
-
-
-@cache
-def _neutral(kind: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
-    marks = ((name, mark) for name, field in kind.model_fields.items() for mark in field.metadata)
-    return {name: mark.values for name, mark in marks if isinstance(mark, Neutral)}
 
 
 class StreamOptions(BaseModel):
@@ -97,8 +90,9 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="after")
     def _served(self) -> Self:
-        for name, values in _neutral(type(self)).items():
-            if getattr(self, name) is not None and getattr(self, name) not in values:
+        for name, field in type(self).model_fields.items():
+            neutral = next((mark for mark in field.metadata if isinstance(mark, Neutral)), None)
+            if neutral and getattr(self, name) not in (None, *neutral.values):
                 raise ApiError(400, f"{name} is not served; leave it out.", param=name, code="unsupported_parameter")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream.", param="stream_options")
