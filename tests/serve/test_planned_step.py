@@ -19,7 +19,7 @@ from tonnage.budget.serving.own_engine import EngineOptions
 from tonnage.serve.batch import Batch
 from tonnage.serve.models import decoder as decoding
 from tonnage.serve.models import experts
-from tonnage.serve.models import linear as products
+from tonnage.serve.models import weights as products
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.weights import Builder

@@ -12,10 +12,9 @@ from typing import Any
 from tonnage.errors import BadModel
 from tonnage.models import roles
 from tonnage.models.assemble import Model, stacks
-from tonnage.models.expressions import names_in
 from tonnage.models.fields import SYNONYMS, Fields
 from tonnage.models.shape import LayerStack, ModelShape, Projector
-from tonnage.models.templates import ConfigValues, Tensor, architecture, tensors, turned
+from tonnage.models.templates import ConfigValues, Tensor, architecture, names_in, tensors, turned
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

@@ -20,7 +20,7 @@ from tonnage.hardware import find_gpu
 from tonnage.hardware.nvml import open_nvml
 from tonnage.recorder.watched import Log, LoggedPhases, attribute
 from tonnage.recording.recording import Recording
-from tonnage.recording.snapshot.convert import recording_of
+from tonnage.recording.snapshot import recording_of
 from tonnage.recording.snapshot.schema import snapshot_of
 from tonnage.recording.snapshot.stream import SnapshotLimits, Stream
 from tonnage.recording.snapshot.unpickle import load

@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple
 
 from tonnage.ledger import Category
 from tonnage.recording.records import BY_PHASE, Allocation, Mark, MarkKind
-from tonnage.recording.snapshot.categories import CUBLAS_BYTES
 from tonnage.recording.snapshot.origins import Origin
-from tonnage.recording.snapshot.phases import Guide
+from tonnage.recording.snapshot.phases import CUBLAS_BYTES, Guide
 
 MOST_ENTRIES = 2_000_000
 Kind = MarkKind | Literal["module", "category"]

@@ -1,4 +1,8 @@
-"""The recording of a cluster's run: a summary of each rank that ran, and its events, which are read on demand."""
+"""The recording of a cluster's run, and its file: a summary of every rank that ran, and the events of each distinct one.
+
+Ranks are written and read one at a time, so that neither takes more memory than the largest rank. `open_recording`
+opens any supported file: ours, of one GPU or of a cluster, or a memory snapshot of PyTorch.
+"""
 
 import json
 import sqlite3
@@ -10,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import BadRecording
-from tonnage.recording.checks import record_of
-from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, opened, written
+from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, opened, record_of, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Outcome
 from tonnage.recording.store import Contexts, decoded, insert_contexts, insert_run, read_recording

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.recording.checks import record_of
+from tonnage.recording.layout import record_of
 
 CHECKPOINT, PINNED, PYTHON, LIBRARIES, CUDA, WORKERS, SHARED, ROUNDING, MAPPED = (
     "checkpoint", "pinned", "python", "libraries", "cuda", "workers", "shared_memory", "rounding", "mapped_files",

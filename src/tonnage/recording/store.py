@@ -16,9 +16,8 @@ from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
 from tonnage.recording.beyond import as_kept, as_read
-from tonnage.recording.checks import is_shape, is_word_list, record_of
 from tonnage.recording.host import HOST_KEY, host_memory
-from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
+from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, is_shape, is_word_list, opened, record_of, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.untrusted import Unreadable, parse_json

@@ -3,9 +3,8 @@ ceilings.
 """
 
 from tonnage.clock.operators import Work
-from tonnage.roofline.analysis import Analysis, RooflineRow, analyse
+from tonnage.roofline.analysis import MEANINGS, Analysis, Bound, RooflineRow, Verdict, analyse, judge
 from tonnage.roofline.ceilings import Ceilings, catalogue_ceilings, read_ceilings
-from tonnage.roofline.classes import MEANINGS, Bound, Verdict, judge
 from tonnage.roofline.items import GpuTime, Item, RooflineProfile
 from tonnage.roofline.layers import PHASES, Phase, model_profile
 from tonnage.roofline.readers import read_profile

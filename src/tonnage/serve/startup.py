@@ -137,8 +137,8 @@ class Startup:
         weights = Decoder(shape, Builder(torch.device("meta"), self.dtype, config.weights), 1)
         limits = EngineOptions(
             context=config.context or shape.positions, weights=config.weights or self._compute_format,
-            kv=config.kv or self._compute_format, block=config.block, max_seqs=config.max_seqs, batched_tokens=config.batched_tokens,
-            eager=config.eager,
+            kv=config.kv or self._compute_format, block=config.block, max_seqs=config.max_seqs,
+            batched_tokens=config.batched_tokens, eager=config.eager,
         )  # fmt: skip
         card = own_card(
             widths_of(shape), limits, memory.gpu, name=memory.name, capacity_bytes=memory.capacity_bytes,

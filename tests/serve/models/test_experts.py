@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tonnage.serve.config import Weights
 from tonnage.serve.kernels import silu_mul
 from tonnage.serve.models.experts import Experts, ExpertStack, _grouped, _in_turn
-from tonnage.serve.models.linear import EIGHT_BIT, quantise
+from tonnage.serve.models.weights import EIGHT_BIT, quantise
 
 HIDDEN, WIDTH = 16, 8
 

@@ -16,9 +16,8 @@ from tonnage.errors import BadModel, UnknownModel
 from tonnage.serve.config import Weights
 from tonnage.serve.models.architecture import architecture_of, read_architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.linear import EIGHT_BIT, quantise
 from tonnage.serve.models.load import load_decoder, random_decoder
-from tonnage.serve.models.weights import Builder
+from tonnage.serve.models.weights import EIGHT_BIT, Builder, quantise
 
 
 def _load(folder: Path, dtype: torch.dtype = torch.float32, weights: Weights | None = None) -> Decoder:

@@ -1,18 +1,25 @@
-"""Infers the phase and step of each event from stacks and profiler annotations.
+"""Infers the phase and step of each event from stacks and profiler annotations, and what each block was for.
 
 A phase begins with the first event that shows it. Backward runs on threads without Python frames, so an event without
 any is backward's, if other events have some. A step begins with the first forward after an optimizer step; in a trace
 without an optimizer, with the first forward after a backward; with neither, with an iteration of the script's own
 loop outside all modules.
+
+A snapshot has no tensor names. Parameters are what functions that create or move a model allocate; gradients are what
+outlives their backward pass and has a parameter's size; optimizer states are what outlives an optimizer step.
+Anything else stays `other`. Blocks from before the first event have at most a stack: if as many of them as there are
+gradients have the gradients' sizes, they are the parameters.
 """
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
+from tonnage.ledger import Category
 from tonnage.recording.loops import loop_starts
 from tonnage.recording.records import Allocation, Mark
-from tonnage.recording.snapshot.origins import Origin
+from tonnage.recording.snapshot.origins import About, Origin
 from tonnage.recording.snapshot.schema import Annotation
 
 _OPTIMIZER_MARK = "Optimizer.step"
@@ -92,3 +99,88 @@ def mark_turns(allocations: Sequence[Allocation], origins: Sequence[Origin], mar
     marks.extend(Mark(start, "step", str(number)) for number, start in enumerate(starts[1:], start=2))
     for a in allocations:
         a.step = bisect_right(starts, a.born)
+
+
+# cuBLAS's workspace for each thread and stream: on Hopper and Blackwell, and on older cards.
+CUBLAS_BYTES = (33_554_432, 8_519_680)
+_MOST_STATES = 2  # per parameter, as in Adam
+# Blocks from before the trace, by their stack, if they have one.
+_BY_STACK: dict[About, Category] = {
+    "model": Category.PARAMETERS,
+    "optimizer": Category.OPTIMIZER_STATES,
+    "forward": Category.ACTIVATIONS,
+    "cache": Category.KV_CACHE,
+}
+
+
+def categorise(
+    allocations: Sequence[Allocation], origins: Sequence[Origin], marks: Sequence[Mark], started: int
+) -> None:
+    """Set each block's category. `origins` belong to the blocks; the first `started` blocks existed at the start."""
+    model = [a for a, origin in zip(allocations, origins, strict=True) if origin.about == "model"]
+    sizes = {a.requested_bytes for a in model} or {a.requested_bytes for a in allocations[:started]}
+    ends = _PhaseEnds(marks)
+    multiplied: set[tuple[int, str]] = set()  # streams and phases in which cuBLAS has its workspace
+    for a, origin in zip(allocations, origins, strict=True):
+        stays = a.requested_bytes in CUBLAS_BYTES and a.died is None and a.phase in ("forward", "backward")
+        if stays and (a.stream, a.phase) not in multiplied:
+            multiplied.add((a.stream, a.phase))
+            a.category = Category.WORKSPACE
+        elif a.index < started:
+            a.category = _BY_STACK.get(origin.about, Category.EARLIER)
+        else:
+            a.category = _category(a, origin, ends.of(a), sizes)
+    # Older blocks of the gradients' sizes: parameters, then states of an optimizer that allocates none. One that recomputes
+    # its states frees the older ones during its step.
+    older, made = allocations[:started], allocations[started:]
+    by_step: dict[int, Counter[int]] = {}
+    for a in made:
+        if a.category is Category.GRADIENTS:
+            by_step.setdefault(a.step, Counter())[a.requested_bytes] += 1
+    counts = max(by_step.values(), key=Counter.total, default=Counter[int]())
+    new_states = {a.requested_bytes for a in made if a.category is Category.OPTIMIZER_STATES}
+    has_states = "optimizer" in ends.names and not new_states
+    by_size: dict[int, list[Allocation]] = {}
+    for a in older:
+        if a.category is not Category.EARLIER or a.requested_bytes not in counts:
+            continue
+        if a.died is None:
+            by_size.setdefault(a.requested_bytes, []).append(a)
+        elif a.requested_bytes in new_states and ends.phase_at(a.died) == "optimizer":
+            a.category = Category.OPTIMIZER_STATES
+    for size, alike in by_size.items():
+        count = counts[size]
+        whole = len(alike) // count * count
+        for place, a in enumerate(alike[: min(whole, (1 + _MOST_STATES) * count if has_states else count)]):
+            a.category = Category.PARAMETERS if place < count else Category.OPTIMIZER_STATES
+
+
+def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[int]) -> Category:
+    if origin.about == "cache":
+        return Category.KV_CACHE
+    if a.phase == "optimizer":
+        return Category.OPTIMIZER_STATES if origin.makes_state or outlives_phase else Category.WORKSPACE
+    if a.phase == "backward":
+        is_gradient = outlives_phase and (not sizes or a.requested_bytes in sizes)
+        return Category.GRADIENTS if is_gradient else Category.ACTIVATIONS
+    if a.phase == "forward":
+        return Category.ACTIVATIONS
+    return Category.PARAMETERS if origin.about == "model" else Category.OTHER
+
+
+class _PhaseEnds:
+    """The phases' boundaries: tells whether a block outlives the phase in which it was allocated."""
+
+    def __init__(self, marks: Sequence[Mark]) -> None:
+        self._phases = [mark for mark in marks if mark.kind == "phase"]
+        self._starts = [mark.sequence for mark in self._phases]
+        self.names = {mark.name for mark in self._phases}
+
+    def of(self, a: Allocation) -> bool:
+        place = bisect_right(self._starts, a.born)
+        ends = self._starts[place] if place < len(self._starts) else None
+        return a.died is None or (ends is not None and a.died >= ends)
+
+    def phase_at(self, sequence: int) -> str:
+        place = bisect_right(self._starts, sequence) - 1
+        return self._phases[place].name if place >= 0 else ""

@@ -16,9 +16,8 @@ from tonnage.errors import BadModel
 from tonnage.serve.models.architecture import architecture_of
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.experts import ExpertStack
-from tonnage.serve.models.linear import Dense, EightBit
 from tonnage.serve.models.load import weight_name
-from tonnage.serve.models.weights import Builder
+from tonnage.serve.models.weights import Builder, Dense, EightBit
 
 # Prefixes that PEFT adds to the names of a base model.
 _AROUND = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")

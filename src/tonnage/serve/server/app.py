@@ -18,9 +18,17 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from tonnage import __version__
 from tonnage.report.serve import card_figures, kv_figures
 from tonnage.serve.server.answers import ChatFormat, Format, JsonObject
-from tonnage.serve.server.errors import ApiError, unavailable
 from tonnage.serve.server.generation import Generation, explained, respond
-from tonnage.serve.server.limits import AccessMiddleware, Keys, check_characters, most_body_bytes, read_body, salt_of
+from tonnage.serve.server.limits import (
+    AccessMiddleware,
+    ApiError,
+    Keys,
+    check_characters,
+    most_body_bytes,
+    read_body,
+    salt_of,
+    unavailable,
+)
 from tonnage.serve.server.metrics import Metrics
 from tonnage.serve.server.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
 from tonnage.serve.server.worker import Worker

@@ -16,7 +16,7 @@ from tonnage.errors import RequestError
 from tonnage.serve.sampling import AnswerDelta
 from tonnage.serve.scheduler.queue import QueueFull
 from tonnage.serve.server.answers import DONE, Format, JsonObject, error_event, usage_of
-from tonnage.serve.server.errors import ApiError, unavailable
+from tonnage.serve.server.limits import ApiError, unavailable
 from tonnage.serve.server.metrics import Metrics
 from tonnage.serve.server.worker import EngineRequest, Gone, Unavailable, Worker
 from tonnage.serve.text import Answer, Tokenizer

@@ -23,8 +23,7 @@ except ImportError as missing:
 
 from tonnage.report.serve import Load, kv_frame, kv_line
 from tonnage.serve.server.app import Service, create_app
-from tonnage.serve.server.errors import ApiError
-from tonnage.serve.server.limits import HEADER_BYTES
+from tonnage.serve.server.limits import HEADER_BYTES, ApiError
 from tonnage.serve.server.worker import Worker
 from tonnage.serve.stats import EngineState
 
@@ -131,7 +130,11 @@ async def _watched(service: Service, server: Server, interval_s: float, stream: 
                 then_s, generated = before or (now_s, state.generated)
                 tokens_per_s = (state.generated - generated) / max(now_s - then_s, 1e-9)
                 hit_rate = state.prefix_hits / state.prefix_queries if state.prefix_queries else None
-                show(state, Load(state.running, state.waiting, tokens_per_s, hit_rate, state.preemptions))
+                load = Load(
+                    running=state.running, waiting=state.waiting, tokens_per_s=tokens_per_s, hit_rate=hit_rate,
+                    preemptions=state.preemptions,
+                )  # fmt: skip
+                show(state, load)
                 before = now_s, state.generated
 
 

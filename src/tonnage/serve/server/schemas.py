@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tonnage.serve.sampling import MOST_STOPS, Sampling
-from tonnage.serve.server.errors import ApiError
-from tonnage.serve.server.limits import MOST_CHOICES, MOST_MESSAGES, MOST_PROMPT_TOKENS, MOST_PROMPTS
+from tonnage.serve.server.limits import MOST_CHOICES, MOST_MESSAGES, MOST_PROMPT_TOKENS, MOST_PROMPTS, ApiError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
