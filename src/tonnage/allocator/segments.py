@@ -68,7 +68,13 @@ class AddressSpace:
                     holes[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
                     return start
         length = -(-size_bytes // RANGE_BYTES) * RANGE_BYTES
-        start = self._reserve(length)
+        for index, (bottom, top) in reversed([*enumerate(self._gaps)]):
+            if top - bottom >= length:
+                self._gaps[index : index + 1] = [(bottom, top - length)] if top - bottom > length else []
+                start = top - length
+                break
+        else:
+            self._bottom = start = self._bottom - length
         left = [(start + size_bytes, start + length)] if length > size_bytes else []
         self._ranges.append((start, start + length, left))
         return start
@@ -81,15 +87,6 @@ class AddressSpace:
         if holes == [(start, stop)]:
             del self._ranges[index]
             self._gaps = _merged([*self._gaps, (start, stop)])
-
-    def _reserve(self, length: int) -> int:
-        for index in reversed(range(len(self._gaps))):
-            start, stop = self._gaps[index]
-            if stop - start >= length:
-                self._gaps[index : index + 1] = [(start, stop - length)] if stop - start > length else []
-                return stop - length
-        self._bottom -= length
-        return self._bottom
 
 
 def _merged(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -207,7 +204,15 @@ class Segments:
 
     def grow(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         """Return a block of at least this size, by mapping pages at the lowest address with room."""
-        block = self._growable(pool, size, stream) or self._new_range(pool, size, stream)
+        block = self._growable(pool, size, stream)
+        if block is None:
+            page = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
+            # An eighth more than the device has, so that pages can move to the end of a segment.
+            length = max(self.capacity_bytes + self.capacity_bytes // 8, size if self.is_unlimited else 0)
+            length = -(-length // page) * page
+            segment = ExpandableSegment(self._place(length), length, page)
+            block = Block(segment.address, length, stream, pool, segment, UNMAPPED)
+            pool.add_unmapped(block)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
         while block.size < size:
@@ -258,18 +263,6 @@ class Segments:
             if room >= size:
                 return start
         return None
-
-    def _new_range(self, pool: BlockPool, needed: int, stream: int) -> Block:
-        page = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
-        # An eighth more than the device has, so that pages can move to the end of a segment.
-        size = self.capacity_bytes + self.capacity_bytes // 8
-        if self.is_unlimited:
-            size = max(size, needed)
-        size = -(-size // page) * page
-        segment = ExpandableSegment(self._place(size), size, page)
-        block = Block(segment.address, size, stream, pool, segment, UNMAPPED)
-        pool.add_unmapped(block)
-        return block
 
     def _map(self, block: Block, size: int) -> bool:
         segment, pool = block.segment, block.pool

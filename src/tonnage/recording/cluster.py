@@ -6,6 +6,7 @@ opens any supported file: ours, of one GPU or of a cluster, or a memory snapshot
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache, partial
@@ -61,18 +62,13 @@ class RankSummary:
 
     @classmethod
     def of(
-        cls,
-        rank: int,
-        stands_for: tuple[int, ...],
-        recording: Recording,
-        engine_bytes: dict[str, int],
-        stopped: bool,
+        cls, rank: int, stands_for: tuple[int, ...], recording: Recording, engine_bytes: dict[str, int], stopped: bool,
         whole_model: WholeModel = WholeModel(),
-    ) -> "RankSummary":
+    ) -> "RankSummary":  # fmt: skip
         """Summarize a rank's recording."""
-        by_stream: dict[str, int] = {}
+        host, by_stream = recording.host, Counter[str]()
         for block in recording.live_at_peak:
-            by_stream[str(block.stream)] = by_stream.get(str(block.stream), 0) + block.block_bytes
+            by_stream[str(block.stream)] += block.block_bytes
         return cls(
             rank=rank,
             stands_for=stands_for,
@@ -84,11 +80,11 @@ class RankSummary:
             peak_process_bytes=recording.peak_process_bytes,
             ledger={str(category): size for category, size in recording.ledger().bytes_by_category.items()},
             engine_bytes=dict(engine_bytes),
-            stream_bytes=by_stream,
+            stream_bytes=dict(by_stream),
             overhead_parts=dict(recording.header.overhead_parts),
-            host_bytes=recording.host.needed_bytes if recording.host else 0,
-            host_mapped_bytes=recording.host.mapped_peak_bytes if recording.host else 0,
-            host_parts=dict(recording.host.peak.parts) if recording.host else {},
+            host_bytes=host.needed_bytes if host else 0,
+            host_mapped_bytes=host.mapped_peak_bytes if host else 0,
+            host_parts=dict(host.peak.parts) if host else {},
             whole_model=whole_model,
             step_time_s=recording.step_time.step_s if recording.step_time else None,
         )
@@ -221,13 +217,10 @@ def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
             raise ValueError(f"its rank {number} stands for ranks that there are not")
         return tuple(rank for first, last in spans for rank in range(first, last + 1))
 
-    def whole_model(values: Any) -> WholeModel:
-        return record_of(WholeModel, values, f"whole model of rank {number}")
-
     absent: dict[str, Any] = {"step_time_s": None, "host_bytes": 0, "host_mapped_bytes": 0, "host_parts": {}}
     values = absent | {"whole_model": asdict(WholeModel())} | values  # which older files lack
-    what = f"summary of rank {number}"
-    summary = record_of(RankSummary, values, what, stands_for=ranks_of, whole_model=whole_model)
+    whole_model = partial(record_of, WholeModel, what=f"whole model of rank {number}")
+    summary = record_of(RankSummary, values, f"summary of rank {number}", stands_for=ranks_of, whole_model=whole_model)
     if summary.rank != number:
         raise ValueError(f"its summary of rank {number} is that of {summary.rank}")
     return summary

@@ -19,7 +19,7 @@ from tonnage.recording.records import FailedRequest, Header, Note
 from tonnage.recording.snapshot.history import Refusal, SnapshotHistory, Walk
 from tonnage.recording.snapshot.origins import Origin, origin_of
 from tonnage.recording.snapshot.phases import Guide, Phases, categorise, mark_turns
-from tonnage.recording.snapshot.schema import ACTIONS, OOM, SEGMENT_MAP, Snapshot, Trace, flag, snapshot_of
+from tonnage.recording.snapshot.schema import ACTIONS, Action, HeldSegment, Snapshot, Trace, flag, snapshot_of
 from tonnage.recording.snapshot.start import start_of
 from tonnage.recording.snapshot.stream import SnapshotLimits, Stream, opening
 from tonnage.recording.snapshot.unpickle import kind, load
@@ -41,8 +41,7 @@ def busiest_device(snapshot: Snapshot) -> int:
 def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | None = None) -> Recording:
     """Convert one device (None: the busiest); a `guide` supplies phases that must otherwise be inferred."""
     chosen = busiest_device(snapshot) if device is None else device
-    trace = snapshot.traces[chosen] if 0 <= chosen < len(snapshot.traces) else Trace()
-    held = [segment for segment in snapshot.segments if segment.device == chosen]
+    trace, held = _device(snapshot, chosen)
     if device is not None and not len(trace) and not held:
         raise BadSnapshot(f"It has nothing of device {device}.")
     settings = settings_of(snapshot)
@@ -65,6 +64,11 @@ def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | N
         notes=_notes(snapshot, chosen, trace, history),
         oom=_fatal(history),
     )
+
+
+def _device(snapshot: Snapshot, device: int) -> tuple[Trace, list[HeldSegment]]:
+    trace = snapshot.traces[device] if 0 <= device < len(snapshot.traces) else Trace()
+    return trace, [segment for segment in snapshot.segments if segment.device == device]
 
 
 def settings_of(snapshot: Snapshot) -> AllocatorSettings:
@@ -149,11 +153,6 @@ def _notes(snapshot: Snapshot, device: int, trace: Trace, history: SnapshotHisto
     return notes
 
 
-__all__ = ["Traced", "is_snapshot", "read_snapshot", "read_traced"]
-
-_PICKLE_MAGIC = 0x80
-
-
 @dataclass(frozen=True, slots=True)
 class Traced:
     """Events, their allocator settings, the state before the first, and the recording of all that."""
@@ -166,12 +165,12 @@ class Traced:
 
 def is_snapshot(path: Path) -> bool:
     """Whether a file starts like a pickle, gzipped or not, whatever its name."""
-    return opening(path, 1)[:1] == bytes([_PICKLE_MAGIC])
+    return opening(path, 1) == b"\x80"
 
 
 def read_snapshot(path: Path, *, device: int | None = None, limits: SnapshotLimits | None = None) -> Recording:
     """Read one device's events as a recording (None: the busiest device's); raise BadSnapshot with the reason."""
-    with _named(path), no_collection():
+    with _named(path):
         return recording_of(_read(path, limits or SnapshotLimits()), device)
 
 
@@ -179,17 +178,15 @@ def read_traced(path: Path) -> Traced:
     """Read the busiest device's events for `tonnage.allocator.replay`, from a snapshot or a JSON trace."""
     if not is_snapshot(path):
         return traced_of(snapshot_of_events(read_trace(path)))
-    with _named(path), no_collection():
+    with _named(path):
         return traced_of(_read(path, SnapshotLimits()))
 
 
 def traced_of(snapshot: Snapshot) -> Traced:
     """Convert the busiest device."""
-    device, settings = busiest_device(snapshot), settings_of(snapshot)
-    trace = snapshot.traces[device] if device < len(snapshot.traces) else Trace()
-    held = [segment for segment in snapshot.segments if segment.device == device]
-    rows = trace.rows()
-    events = [(ACTIONS[row[0]], 0 if row[0] == OOM else row[1], row[2], row[3]) for row in rows]
+    settings = settings_of(snapshot)
+    trace, held = _device(snapshot, busiest_device(snapshot))
+    events = [(ACTIONS[row[0]], 0 if row[0] == Action.OOM else row[1], row[2], row[3]) for row in trace.rows()]
     return Traced(events, settings, start_of(trace, held, settings).state, recording_of(snapshot))
 
 
@@ -209,7 +206,7 @@ def snapshot_of_events(events: list[Event]) -> Snapshot:
             trace.streams.append(stream)
             trace.times_us.append(0)
             trace.stacks.append(0)
-    return Snapshot([trace], [], [], {"expandable_segments": SEGMENT_MAP in trace.actions}, [()])
+    return Snapshot([trace], [], [], {"expandable_segments": Action.SEGMENT_MAP in trace.actions}, [()])
 
 
 def _read(path: Path, limits: SnapshotLimits) -> Snapshot:
@@ -220,7 +217,8 @@ def _read(path: Path, limits: SnapshotLimits) -> Snapshot:
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     try:
-        yield
+        with no_collection():
+            yield
     except BadSnapshot as error:
         raise BadSnapshot(f"{path} is not a snapshot that can be read: {error}") from None
     except MemoryError:

@@ -12,22 +12,10 @@ from tonnage.errors import BadSnapshot
 from tonnage.recording.records import Allocation, FailedRequest, Mark, SegmentAction, SegmentEvent
 from tonnage.recording.snapshot.origins import Origin
 from tonnage.recording.snapshot.phases import Guide
-from tonnage.recording.snapshot.schema import (
-    ACTIONS,
-    ALLOC,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    OOM,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    HeldSegment,
-    Trace,
-)
+from tonnage.recording.snapshot.schema import ACTIONS, Action, HeldSegment, Trace
 from tonnage.recording.snapshot.start import MOST_RANGES, Ground, Start
 
-_RELEASING = (SEGMENT_FREE, SEGMENT_UNMAP)
+_RELEASING = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,7 @@ class Walk:
         """Add the state before the first event."""
         self._strays = start.strays
         for segment in start.segments:
-            action = SEGMENT_MAP if segment.is_expandable else SEGMENT_ALLOC
+            action = Action.SEGMENT_MAP if segment.is_expandable else Action.SEGMENT_ALLOC
             self._segment(action, segment.address, segment.size_bytes, segment.stream)
         for block in reversed(start.blocks):  # a block's size depends on the next one
             self._ground.lay(block.address, block.requested_bytes)
@@ -91,22 +79,22 @@ class Walk:
         for action, address, size, stream, time_us, stack in trace.rows():
             if self._released_at is not None and action not in _RELEASING:
                 self._end_release(action)
-            if action == FREE_COMPLETED:
+            if action == Action.FREE_COMPLETED:
                 self._ground.lift(address)
                 if address not in self._live:
                     continue
             origin = origins[stack]
             # A history may have been recorded with stacks of allocations only.
-            if origin.about != "engine" or action not in (FREE_REQUESTED, FREE_COMPLETED):
+            if origin.about != "engine" or action not in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
                 phases.reach(origin, time_us, self._sequence)
-            if action == ALLOC:
+            if action == Action.ALLOC:
                 if address in self._live:
                     self.history.overwritten += 1
                     self._free(address)
                 self._allocate(address, size, self._ground.lay(address, size), stream, stack)
-            elif action in (FREE_REQUESTED, FREE_COMPLETED):
+            elif action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
                 self._free(address)
-            elif action == OOM:
+            elif action == Action.OOM:
                 self._refuse(address, size, stack)
             else:
                 if action in _RELEASING and self._released_at is None:
@@ -127,7 +115,7 @@ class Walk:
 
     def _end_release(self, action: int | None) -> None:
         """Mark that the cache was emptied, unless it was because the device was full, which the next event shows."""
-        if self._is_asked or action not in (SEGMENT_ALLOC, SEGMENT_MAP, OOM):
+        if self._is_asked or action not in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM):
             assert self._released_at is not None
             self._phases.marks.append(Mark(self._released_at, "empty_cache"))
         self._released_at = None
@@ -139,7 +127,7 @@ class Walk:
     def _allocate(self, address: int, requested: int, size: int, stream: int, stack: int) -> None:
         origin, phases, history = self._origins[stack], self._phases, self.history
         if address in self._strays:
-            self._segment(SEGMENT_ALLOC, address, size, stream)
+            self._segment(Action.SEGMENT_ALLOC, address, size, stream)
             history.strays += 1
         allocation = Allocation(
             len(history.allocations), address, requested, size, stream, self._take(), None,
@@ -157,18 +145,18 @@ class Walk:
             allocation.died = self._take()
             self._allocated_bytes -= allocation.block_bytes
             if address in self._strays:
-                self._segment(SEGMENT_FREE, address, allocation.block_bytes, allocation.stream)
+                self._segment(Action.SEGMENT_FREE, address, allocation.block_bytes, allocation.stream)
 
     def _segment(self, action: int, address: int, size: int, stream: int) -> None:
-        gives = action in (SEGMENT_ALLOC, SEGMENT_MAP)
-        if action == SEGMENT_ALLOC:
+        gives = action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        if action == Action.SEGMENT_ALLOC:
             if address in self._segments:  # the event that freed it was lost
-                self._segment(SEGMENT_FREE, address, self._segments[address], stream)
+                self._segment(Action.SEGMENT_FREE, address, self._segments[address], stream)
             self._segments[address] = size
             self._ground.add_segment(address, size)
             if len(self._segments) > MOST_RANGES:
                 raise BadSnapshot(f"It has more than {MOST_RANGES:,} segments at once.")
-        elif action == SEGMENT_FREE:
+        elif action == Action.SEGMENT_FREE:
             if address not in self._segments:
                 return
             size = self._segments.pop(address)

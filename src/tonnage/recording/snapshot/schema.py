@@ -15,12 +15,17 @@ from tonnage.recording.snapshot.stream import SnapshotLimits
 from tonnage.recording.snapshot.unpickle import SharedKeysDict, Value, kind
 from tonnage.untrusted import printable
 
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 3
-SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = 4, 5, 6, 7
 ACTIONS = "alloc free_requested free_completed oom segment_alloc segment_free segment_map segment_unmap".split()
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _EVENT_KEYS = ("action", "addr", "size", "stream", "time_us", "frames", "device_free")
 _WORDS_PAST = 64
+
+
+class Action:
+    """The codes of actions, as indices of `ACTIONS`."""
+
+    ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 3
+    SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = 4, 5, 6, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,7 @@ class _Reader:
             if name in trace.unknown_actions or len(trace.unknown_actions) < _WORDS_PAST:
                 trace.unknown_actions[name] = trace.unknown_actions.get(name, 0) + 1
             return
-        address = device_free if code == OOM else address
+        address = device_free if code == Action.OOM else address
         if type(address) is not int or not 0 <= address < 1 << 63:
             _wrong(f"{where}.addr", f"is {_shown(address)}")
         if type(size) is not int or not 0 <= size < self._limits.size_bytes:
