@@ -59,18 +59,14 @@ def read_bytes(path: Path, most_bytes: int, *, inflate: bool = False) -> bytes:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
     if inflate and data.startswith(GZIP_MAGIC) and len(data) <= most_bytes:
         most_bytes = min(most_bytes, _GRACE_BYTES + _MOST_RATIO * len(data))
-        data = _inflated(data, most_bytes)
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as inflated:
+                data = inflated.read(most_bytes + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise Unreadable(f"is damaged: {error}") from None
     if len(data) > most_bytes:
         raise Unreadable(f"holds more than {most_bytes // 2**20} MiB")
     return data
-
-
-def _inflated(data: bytes, most_bytes: int) -> bytes:
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            return file.read(most_bytes + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(f"is damaged: {error}") from None
 
 
 def parse_json(data: bytes, *, errors: str = "strict") -> Any:

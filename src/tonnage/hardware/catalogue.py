@@ -200,13 +200,21 @@ _MEMORY = re.compile(r"(\d+)\s*(?:gi?b)?")
 _SMALL_GB = 32
 
 
+@cache
 def part_of(card: Gpu, words: str) -> Gpu:
     """Return the part of that name; one object for each, as with whole GPUs."""
-    return (_with_memory if card.maker == "Apple" else _instance)(card, words.strip().lower())
-
-
-@cache
-def _instance(card: Gpu, profile: str) -> Gpu:
+    profile = words.strip().lower()
+    if profile != words:
+        return part_of(card, profile)
+    if card.maker == "Apple":
+        found, most = _MEMORY.fullmatch(words), int(card.aliases[0].rpartition("-")[2])
+        if found is None or not 8 <= int(found[1]) <= most:
+            hint = f"Write its memory, 8 to {most} GB: {card.key}:{most}gb."
+            raise UnknownGpu(f"{card.name} has no {words!r}.", hint=hint)
+        size = int(found[1])
+        share, said = (2 / 3, "two thirds") if size <= _SMALL_GB else (3 / 4, "three quarters")
+        source, memory_bytes = f"derived from Metal's share: {said} of {size} GB", int(size * GIB * share)
+        return replace(card, key=f"{card.key}:{size}gb", aliases=(), memory_bytes=memory_bytes, memory_source=source)
     tables = DataTables.read(DATA / "mig.toml")
     table = tables.table("cards").get(card.key)
     if table is None:
@@ -232,17 +240,3 @@ def _instance(card: Gpu, profile: str) -> Gpu:
         link="",
         nvlink_bytes_per_s=0.0,
     )
-
-
-@cache
-def _with_memory(card: Gpu, words: str) -> Gpu:
-    found = _MEMORY.fullmatch(words)
-    most = int(card.aliases[0].rpartition("-")[2])
-    if found is None or not 8 <= int(found[1]) <= most:
-        hint = f"Write its memory, 8 to {most} GB: {card.key}:{most}gb."
-        raise UnknownGpu(f"{card.name} has no {words!r}.", hint=hint)
-    size = int(found[1])
-    share, said = (2 / 3, "two thirds") if size <= _SMALL_GB else (3 / 4, "three quarters")
-    source = f"derived from Metal's share: {said} of {size} GB"
-    key = f"{card.key}:{size}gb"
-    return replace(card, key=key, aliases=(), memory_bytes=int(size * GIB * share), memory_source=source)

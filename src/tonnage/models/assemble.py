@@ -68,7 +68,11 @@ def _stack(
         causal = side == "decoder" if two_sided else not (model.encoder or (_TOWER.search(path) and "text" not in path))
         stage = _stage(model, lists[path], fields, side, causal)
         layers += stage
-        hidden = _width(lists[path]) or hidden
+        # The layer's width is that of its norms, else the commonest last dimension.
+        tensors = [tensor for tensor in lists[path] if tensor.shape]
+        norms = [tensor.shape[-1] for tensor in tensors if roles.is_norm(tensor.name, len(tensor.shape))]
+        sizes = norms or [tensor.shape[-1] for tensor in tensors if len(tensor.shape) > 1]
+        hidden = max(set(sizes), key=sizes.count, default=0) or hidden
     picture = picture_of(model.values, fields, outside)
     frames = fields.get("max_source_positions")
     tokens = frames if isinstance(frames, int) and side == "encoder" else 0
@@ -82,13 +86,6 @@ def _stack(
     )
 
 
-def _width(tensors: Sequence[Tensor]) -> int:
-    """Return the layer's width: that of its norms, else the commonest last dimension."""
-    norms = [tensor.shape[-1] for tensor in tensors if tensor.shape and roles.is_norm(tensor.name, len(tensor.shape))]
-    sizes = norms or [tensor.shape[-1] for tensor in tensors if len(tensor.shape) > 1]
-    return max(set(sizes), key=sizes.count) if sizes else 0
-
-
 def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, causal: bool) -> list[LayerShape]:
     by_index: dict[int, list[int]] = {}
     for number, tensor in enumerate(tensors):
@@ -99,24 +96,16 @@ def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, c
     for index in sorted(by_index):
         held = tuple(by_index[index])
         names = [tensors[number].name for number in held]
-        mixer = _mixer(model, fields, names, index, side, causal)
+        # Attention if there are queries; a recurrent state if there are only a recurrent mixer's tensors.
+        mixer = None
+        if any(map(roles.is_recurrent, names)) and not any(re.search(r"self_attn|\bq_proj", name) for name in names):
+            mixer = recurrent(fields)
+        elif any(map(roles.is_attention, names)):
+            mixer = attention(fields, model.model_type, index, causal=causal, side=side)
         if (held, mixer) not in made:
             made[held, mixer] = _layer(model, fields, [tensors[number] for number in held], mixer, side)
         layers.append(made[held, mixer])
     return layers
-
-
-def _mixer(
-    model: Model, fields: Fields, names: Sequence[str], index: int, side: str, causal: bool
-) -> AttentionShape | None:
-    """Return attention if there are queries, a recurrent state if there are only a recurrent mixer's tensors."""
-    if any(roles.is_recurrent(name) for name in names) and not any(
-        re.search(r"self_attn|\bq_proj", name) for name in names
-    ):
-        return recurrent(fields)
-    if not any(roles.is_attention(name) for name in names):
-        return None
-    return attention(fields, model.model_type, index, causal=causal, side=side)
 
 
 def _layer(
@@ -127,7 +116,11 @@ def _layer(
     mixing = [tensor for tensor in rest if roles.is_attention(tensor.name)]
     mlp = [tensor for tensor in rest if tensor not in mixing]
     experts = [tensor for tensor in mlp if roles.is_routed_expert(tensor.name)]
-    form = _feed_forward(fields, mlp, experts, side)
+    matrices, form = [tensor for tensor in mlp if len(tensor.shape) > 1], None
+    if matrices:
+        widest = max(max(tensor.shape) for tensor in matrices)
+        gated, sparse = any(roles.is_gate(tensor.name) for tensor in matrices), bool(experts and fields.find("experts"))
+        form = feed_forward(fields, widest=widest, gated=gated, sparse=sparse, side=side)
     crossing = mixer is not None and any(roles.is_cross(tensor.name) for tensor in mixing)
     return LayerShape(
         attention=mixer,
@@ -142,15 +135,6 @@ def _layer(
         parallel=is_parallel(fields, model.model_type),
         written=str(fields.get("model_type") or "") if fields.part else "",
     )
-
-
-def _feed_forward(fields: Fields, mlp: Sequence[Tensor], experts: Sequence[Tensor], side: str) -> FeedForward | None:
-    matrices = [tensor for tensor in mlp if len(tensor.shape) > 1]
-    if not matrices:
-        return None
-    widest = max(max(tensor.shape) for tensor in matrices)
-    gated = any(roles.is_gate(tensor.name) for tensor in matrices)
-    return feed_forward(fields, widest=widest, gated=gated, sparse=bool(experts and fields.find("experts")), side=side)
 
 
 def _total(tensors: Iterable[Tensor]) -> int:
@@ -182,10 +166,8 @@ def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side
     shares_one = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
     kv_heads = 1 if shares_one else fields.find("kv_heads") or heads
     if heads % kv_heads:
-        raise BadModel(
-            f"{heads} attention heads cannot share {kv_heads} key and value heads.",
-            hint="The number of heads must be a multiple of the key and value heads.",
-        )
+        problem = f"{heads} attention heads cannot share {kv_heads} key and value heads."
+        raise BadModel(problem, hint="The number of heads must be a multiple of the key and value heads.")
     return AttentionShape(
         kind=AttentionKind.SLIDING if window else AttentionKind.FULL,
         heads=heads,

@@ -113,10 +113,8 @@ def _read_shards(index: Path) -> tuple[Stored, ...]:
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise BadModel(
-            f"{len(missing)} of {len(names)} shards that {index} lists are not there: {listed}.",
-            hint="Fetch them (their headers are enough), or put the model's config.json beside the index.",
-        )
+        hint = "Fetch them (their headers are enough), or put the model's config.json beside the index."
+        raise BadModel(f"{len(missing)} of {len(names)} shards that {index} lists are not there: {listed}.", hint=hint)
     return tuple(tensor for name in names for tensor in read_header(index.parent / name))
 
 

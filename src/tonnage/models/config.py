@@ -70,10 +70,8 @@ def _check(row: Mapping[str, Any], values: ConfigValues) -> None:
     stated = any(path in values or (values(path) is not None and path not in row["derived"]) for path in paths)
     lenient = any("head_dim is None" in template[3] for template in row["tensors"])
     if hidden and heads and hidden % heads and not stated and not lenient and fields.get("kv_lora_rank") is None:
-        raise BadModel(
-            f"A width of {hidden} cannot be shared out among {heads} heads.",
-            hint="Give a hidden size that the heads divide, or state 'head_dim'.",
-        )
+        problem = f"A width of {hidden} cannot be shared out among {heads} heads."
+        raise BadModel(problem, hint="Give a hidden size that the heads divide, or state 'head_dim'.")
 
 
 def _as_saved(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,8 @@ class Fields:
         name = self._name(meant)
         if name is None:
             known_as = ", ".join(SYNONYMS[meant][:3])
-            raise BadModel(
-                f"The configuration does not say {meant!r}.", hint=f"Add the field; it is known as: {known_as}."
-            )
+            problem = f"The configuration does not say {meant!r}."
+            raise BadModel(problem, hint=f"Add the field; it is known as: {known_as}.")
         return self.whole(name, least=1)
 
     def whole(self, name: str, *, least: int = 0) -> int:

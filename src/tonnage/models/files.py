@@ -45,9 +45,8 @@ def find_folder(name_or_path: str, *, online: bool = False) -> Path:
             raise BadModel(f"The folder {path} has no config.json.", hint="Give the folder of a model.")
         return path
     if path.exists() or not HUB_ID.fullmatch(name_or_path):
-        raise UnknownModel(
-            f"There is no folder {name_or_path!r}.", hint="Give the folder of a model, or an id of the hub."
-        )
+        problem = f"There is no folder {name_or_path!r}."
+        raise UnknownModel(problem, hint="Give the folder of a model, or an id of the hub.")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -58,7 +57,5 @@ def find_folder(name_or_path: str, *, online: bool = False) -> Path:
         reason = str(error).strip().partition("\n")[0]
         if online:
             raise UnknownModel(f"The hub gave no {name_or_path!r}: {reason}", hint="Check the id, or log in.") from None
-        raise UnknownModel(
-            f"{name_or_path!r} is neither a folder nor in the hub's cache on this machine.",
-            hint="Add --online to download it.",
-        ) from None
+        problem = f"{name_or_path!r} is neither a folder nor in the hub's cache on this machine."
+        raise UnknownModel(problem, hint="Add --online to download it.") from None

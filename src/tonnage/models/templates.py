@@ -47,9 +47,8 @@ def evaluate(text: str, lookup: Lookup) -> Any:
         if isinstance(error, BadModel):
             raise
         names = ", ".join(f"{name!r} = {reprlib.repr(lookup(name))}" for name in sorted(names_in(text)) if name != "i")
-        raise BadModel(
-            f"The configuration's fields make no sense together: {names}.", hint=f"Needed: {text}."
-        ) from None
+        problem = f"The configuration's fields make no sense together: {names}."
+        raise BadModel(problem, hint=f"Needed: {text}.") from None
 
 
 @cache
@@ -272,38 +271,25 @@ def tensors(row: Mapping[str, Any], values: ConfigValues, head: str) -> Iterator
     without = set(chosen["without"])
     rules: dict[tuple[str, str], tuple[int, ...]] = {}
     for number, template in enumerate([*row["tensors"], *chosen["with"]]):
-        if number not in without:
-            tensor = _tensor(template, values, rules)
-            if tensor is not None:
-                yield tensor
+        name, sizes, loops, condition = template
+        if number in without or (condition and not evaluate(condition, values)):
+            continue
+        for count, rule in loops:
+            if (count, rule) not in rules:
+                indices = range(turns(count, values))
+                kept = (index for index in indices if not rule or evaluate(rule, _indexed(values, index)))
+                rules[count, rule] = tuple(kept)
+        members = [rules[count, rule] for count, rule in loops]
+        if all(members):
+            shape = tuple(_size(text, evaluate(text, values)) for text in sizes)
+            inner = prod(len(turn) for turn in members[1:])
+            yield Tensor(name, shape, inner, loops[0][0] if loops else "", members[0] if members else None)
 
 
-def _tensor(template: list[Any], values: ConfigValues, rules: dict[tuple[str, str], tuple[int, ...]]) -> Tensor | None:
-    name, sizes, loops, condition = template
-    if condition and not evaluate(condition, values):
-        return None
-    members = [_members(count, rule, values, rules) for count, rule in loops]
-    if any(not turn for turn in members):
-        return None
-    shape = []
-    for text in sizes:
-        size = evaluate(text, values)
-        if isinstance(size, float) and size.is_integer():
-            size = int(size)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise BadModel(
-                f"{text} comes to {size!r}, which is no size.", hint="Correct these fields of the configuration."
-            )
-        shape.append(size)
-    inner = prod(len(turn) for turn in members[1:])
-    return Tensor(name, tuple(shape), inner, loops[0][0] if loops else "", members[0] if members else None)
-
-
-def _members(
-    count: str, rule: str, values: ConfigValues, rules: dict[tuple[str, str], tuple[int, ...]]
-) -> tuple[int, ...]:
-    if (count, rule) not in rules:
-        indices = range(turns(count, values))
-        kept = (index for index in indices if not rule or evaluate(rule, _indexed(values, index)))
-        rules[count, rule] = tuple(kept)
-    return rules[count, rule]
+def _size(text: str, size: Any) -> int:
+    if isinstance(size, float) and size.is_integer():
+        return int(size)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        problem = f"{text} comes to {size!r}, which is no size."
+        raise BadModel(problem, hint="Correct these fields of the configuration.")
+    return size

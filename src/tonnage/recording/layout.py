@@ -305,27 +305,22 @@ def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
             database.text_factory = lambda data: printable_lines(data.decode("utf-8"))
-            version = _layout_of(database, path)
+            database.execute("PRAGMA trusted_schema = OFF")
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            version: int
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if application != APPLICATION_ID:
+                raise BadRecording(f"{path} is a database, but not a recording of Tonnage.", hint=REMAKE)
+            if version not in SCHEMAS:
+                problem = f"{path} has layout {version}; this Tonnage reads layouts {', '.join(map(str, SCHEMAS))}."
+                raise BadRecording(problem, hint="Upgrade Tonnage." if version > max(SCHEMAS) else REMAKE)
+            found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
+            if found != SCHEMAS[version]:
+                raise BadRecording(f"{path} claims to be a recording, but its tables are others.", hint=REMAKE)
             check_columns(database)
             yield database, version
     except (sqlite3.Error, ValueError, TypeError, KeyError, IndexError) as error:
         raise BadRecording(f"{path} is not a readable recording: {error}.", hint=REMAKE) from error
-
-
-def _layout_of(database: sqlite3.Connection, path: Path) -> int:
-    database.execute("PRAGMA trusted_schema = OFF")
-    (application,) = database.execute("PRAGMA application_id").fetchone()
-    version: int
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION_ID:
-        raise BadRecording(f"{path} is a database, but not a recording of Tonnage.", hint=REMAKE)
-    if version not in SCHEMAS:
-        problem = f"{path} has layout {version}; this Tonnage reads layouts {', '.join(map(str, SCHEMAS))}."
-        raise BadRecording(problem, hint="Upgrade Tonnage." if version > max(SCHEMAS) else REMAKE)
-    found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
-    if found != SCHEMAS[version]:
-        raise BadRecording(f"{path} claims to be a recording, but its tables are others.", hint=REMAKE)
-    return version
 
 
 def is_database(path: Path) -> bool:

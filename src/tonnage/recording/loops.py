@@ -53,14 +53,11 @@ def turns(recording: Recording) -> list[int]:
     is_inference = recording.oom is None and not any(mark.name in _OF_TRAINING for mark in recording.marks)
     stacks = [(a.born, a.stack[::-1]) for a in recording.allocations]
     starts = loop_starts(stacks, goes_deeper=is_inference)
-    return steps if not starts or _is_loop_over_layers(recording, starts) else starts
-
-
-def _is_loop_over_layers(recording: Recording, starts: list[int]) -> bool:
-    """Say whether every iteration calls modules that no other calls."""
+    # In a loop over layers every iteration calls modules that no other calls.
     by_turn: list[set[str]] = [set() for _ in range(len(starts) + 1)]
     for a in recording.allocations:
         if a.module and a.phase in ("forward", "generation", "evaluation"):
             by_turn[bisect_right(starts, a.born)].add(a.module)
     called = [modules for modules in by_turn[1:] if modules]
-    return len(called) > 1 and sum(map(len, called)) == len(set().union(*called))
+    is_over_layers = len(called) > 1 and sum(map(len, called)) == len(set().union(*called))
+    return steps if not starts or is_over_layers else starts

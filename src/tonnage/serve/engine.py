@@ -62,10 +62,8 @@ class Engine:
         where = torch.device("cuda", found.index or 0) if found.type == "cuda" else found
         architecture = read_architecture(path)
         if config.context is not None and config.context > architecture.positions:
-            raise RequestError(
-                f"The model has {architecture.positions:,} positions, fewer than a context of {config.context:,}.",
-                hint=f"Use --context {architecture.positions} at most.",
-            )
+            problem = f"The model has {architecture.positions:,} positions, fewer than a context of {config.context:,}."
+            raise RequestError(problem, hint=f"Use --context {architecture.positions} at most.")
         # The CPU computes in FP32: exact, and no slower.
         dtype = torch.float32 if where.type == "cpu" else DTYPES[architecture.dtype]
         startup = Startup(architecture, dtype, config, look(where, config.budget))
@@ -197,9 +195,8 @@ class Engine:
             )
         if min(tokens) < 0 or max(tokens) >= self.architecture.vocab:
             wrong = next(token for token in tokens if not 0 <= token < self.architecture.vocab)
-            raise RequestError(
-                f"The prompt has the token id {wrong}.", hint=f"Give ids from 0 to {self.architecture.vocab - 1}."
-            )
+            problem = f"The prompt has the token id {wrong}."
+            raise RequestError(problem, hint=f"Give ids from 0 to {self.architecture.vocab - 1}.")
 
     # Steps.
 

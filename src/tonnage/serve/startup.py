@@ -92,9 +92,8 @@ def _limit(budget: float | str, capacity_bytes: int) -> int:
         size_bytes = parse_bytes(budget)
         if size_bytes > capacity_bytes:
             have = format_bytes(capacity_bytes)
-            raise RequestError(
-                f"--budget {budget} is more than the {have} that there are.", hint=f'Use at most "{have}".'
-            )
+            problem = f"--budget {budget} is more than the {have} that there are."
+            raise RequestError(problem, hint=f'Use at most "{have}".')
         return size_bytes
     if not 0 < budget <= 1:
         raise RequestError(f"--budget {budget} is no share of a device.", hint='Write it like 0.9 or "60 GiB".')

@@ -53,10 +53,12 @@ def read_torch_trace(trace: object, source: str) -> RooflineProfile:
         start_s, length_s = event["ts"] * _US, event["dur"] * _US
         known = launched.get(_id(event, "correlation"))
         cards[_id(event, "device")].append(Activity(start_s, start_s + length_s, known))
+    devices = trace.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
     return RooflineProfile(
         kind="torch-profiler",
         source=source,
-        gpu=_device(trace),
+        gpu=str(first.get("name", "")) if isinstance(first, dict) else "",
         items=items,
         timeline=timeline_of(max(cards.values(), key=lambda card: sum(one.end_s - one.start_s for one in card))),
         notes=tuple(notes),
@@ -97,12 +99,6 @@ def _arguments(event: Event) -> dict[str, Any]:
 def _id(event: Event, key: str = "External id") -> int | str | None:
     found = _arguments(event).get(key)
     return found if isinstance(found, int | str) else None
-
-
-def _device(trace: dict[str, Any]) -> str:
-    devices = trace.get("deviceProperties")
-    first = devices[0] if isinstance(devices, list) and devices else None
-    return str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
 # ── items ──

@@ -197,19 +197,14 @@ class Runner:
         if step.chunks or inputs.renewed:
             logits = self._pass(*inputs.mixed(step))
         elif step.decodes:
-            logits = self._decodes(len(step.decodes))
+            count, graphs = len(step.decodes), self._graphs
+            size = graphs.size_for(count) if graphs is not None and count <= graphs.sizes[-1] else 0
+            inputs.decodes(size or count)
+            logits = graphs.replay(size) if graphs is not None and size else self._decode(count, inputs.widest)
         else:
             return TokensInTransit([], self._arrays[0][:0])
         logprobs = self._special(step, logits) if inputs.special else None
         return self._send(len(inputs.sampling_sequences), logprobs)
-
-    def _decodes(self, count: int) -> Tensor:
-        if self._graphs is None or count > self._graphs.sizes[-1]:
-            self.inputs.decodes(count)
-            return self._decode(count, self.inputs.widest)
-        size = self._graphs.size_for(count)
-        self.inputs.decodes(size)
-        return self._graphs.replay(size)
 
     def _decode(self, size: int, columns: int | None = None) -> Tensor:
         """Run the whole step of the rows in the inputs' buffer, as captured in graphs."""

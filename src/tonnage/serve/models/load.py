@@ -88,9 +88,8 @@ def _files(folder: Path) -> list[Path]:
     if len(found) == 1 or folder / "model.safetensors" in found:
         return [folder / "model.safetensors" if len(found) > 1 else found[0]]
     what = f"{len(found)} .safetensors files and no {INDEX}" if found else "no .safetensors files"
-    raise BadModel(
-        f"The folder {folder} has {what}.", hint="Save the model with save_pretrained, or fetch all its files."
-    )
+    problem = f"The folder {folder} has {what}."
+    raise BadModel(problem, hint="Save the model with save_pretrained, or fetch all its files.")
 
 
 def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture) -> None:
@@ -109,9 +108,8 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
                 )
             if tensor.dtype not in _READABLE:
                 formats = ", ".join(_READABLE)
-                raise BadModel(
-                    f"{tensor.name} is kept as {tensor.dtype}.", hint=f"Give a checkpoint in one of {formats}."
-                )
+                problem = f"{tensor.name} is kept as {tensor.dtype}."
+                raise BadModel(problem, hint=f"Give a checkpoint in one of {formats}.")
             filled.update(piece.holds or (name,))
         elif not (
             tensor.is_buffer or _OTHER_PARTS.match(tensor.name) or (architecture.tied and name == "lm_head.weight")
@@ -121,10 +119,8 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
     for problem, names in (("lacks", missing), ("has, and the architecture has not,", unexpected)):
         if names:
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            raise BadModel(
-                f"The checkpoint {problem} {names[0]}{more}.",
-                hint=f"Give a whole checkpoint of the {architecture.family} that config.json describes.",
-            )
+            hint = f"Give a whole checkpoint of the {architecture.family} that config.json describes."
+            raise BadModel(f"The checkpoint {problem} {names[0]}{more}.", hint=hint)
 
 
 def weight_name(stored: str) -> str:

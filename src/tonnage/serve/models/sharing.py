@@ -72,9 +72,8 @@ class SharingBuilder(Builder):
         found = self._parameters.get(name)
         if found is None or (shape and tuple(found.shape) != shape):
             what = "has no such parameter" if found is None else f"has it in the shape {list(found.shape)}"
-            raise BadModel(
-                f"The engine wants {name}, and the module {what}.", hint="Give an unquantised model of transformers."
-            )
+            problem = f"The engine wants {name}, and the module {what}."
+            raise BadModel(problem, hint="Give an unquantised model of transformers.")
         if found.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise BadModel(f"{name} is kept as {found.dtype}.", hint="Load the model in 16 or 32 bits.")
         return found

@@ -89,10 +89,8 @@ class Scheduler:
         for sequence in sequences:
             self._prepare(sequence)
         if len(sequences) > self.config.max_waiting:
-            raise NeverFits(
-                f"{len(sequences)} answers to one prompt; the queue takes {self.config.max_waiting}.",
-                hint=f"Ask for {self.config.max_waiting} at most.",
-            )
+            problem = f"{len(sequences)} answers to one prompt; the queue takes {self.config.max_waiting}."
+            raise NeverFits(problem, hint=f"Ask for {self.config.max_waiting} at most.")
         if self.waiting.fresh + len(sequences) > self.config.max_waiting:
             retry_after_s = self._finish_rate.retry_after_s(len(self.waiting))
             raise QueueFull(f"{len(self.waiting)} sequences wait already.", retry_after_s=retry_after_s)
@@ -119,10 +117,8 @@ class Scheduler:
         if prompt == 0:
             raise NeverFits("The prompt has no tokens.", hint="Give at least one.")
         if prompt >= context:
-            raise NeverFits(
-                f"The prompt has {prompt} tokens; the context is {context}.",
-                hint=f"Shorten it to {context - 1} tokens.",
-            )
+            problem = f"The prompt has {prompt} tokens; the context is {context}."
+            raise NeverFits(problem, hint=f"Shorten it to {context - 1} tokens.")
         end = min(prompt + sampling.max_tokens, context)
         if -(-(end - 1) // size) > usable:
             raise NeverFits(

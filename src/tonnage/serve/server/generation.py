@@ -78,25 +78,24 @@ class Generation:
                     raise unavailable("The server is stopping.", retry_after_s=_STOPPING_S) from None
                 raise
             for delta in deliveries:
-                answer = self.answers[delta.index]
-                piece = self._take(answer, delta) if not answer.finished else None
-                if piece is not None:
-                    found.append((answer, piece))
+                answer, reason = self.answers[delta.index], delta.finish_reason
+                if answer.finished:
+                    continue
+                if reason in ("error", "abort"):
+                    self._unfinished = reason
+                    if reason == "abort":
+                        raise unavailable("The server gave this request up.")
+                    raise unavailable("The step that computed this request failed; ask again.", code="step_failed")
+                self._metrics.delivered(self._ticket, delta)
+                piece = answer.take(delta)
+                if piece is None:
+                    continue
+                found.append((answer, piece))
+                if piece.finish_reason is not None:
+                    self._metrics.finished(piece.finish_reason, delta.time_s - self._ticket.arrival_s)
+                    if reason is None:
+                        self._worker.end(self._ticket, delta.index)
         return found
-
-    def _take(self, answer: Answer, delta: AnswerDelta) -> AnswerDelta | None:
-        if delta.finish_reason in ("error", "abort"):
-            self._unfinished = delta.finish_reason
-            if self._unfinished == "abort":
-                raise unavailable("The server gave this request up.")
-            raise unavailable("The step that computed this request failed; ask again.", code="step_failed")
-        self._metrics.delivered(self._ticket, delta)
-        piece = answer.take(delta)
-        if piece is not None and piece.finish_reason is not None:
-            self._metrics.finished(piece.finish_reason, delta.time_s - self._ticket.arrival_s)
-            if delta.finish_reason is None:
-                self._worker.end(self._ticket, delta.index)
-        return piece
 
     def close(self) -> None:
         """Remove the request from the engine, finished or not."""
