@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.clock.operators import OperatorCall
+from tonnage.clock.operators import OperatorCall, Work
 from tonnage.hardware import find_gpu
-from tonnage.roofline import Bound, Item, RooflineProfile, Work, analyse, catalogue_ceilings, judge
-from tonnage.roofline.analysis import NEAR, expected_s
+from tonnage.roofline import Bound, Item, RooflineProfile, analyse, catalogue_ceilings
+from tonnage.roofline.analysis import NEAR, expected_s, judge
 from tonnage.roofline.items import gathered
 
 H200 = catalogue_ceilings(find_gpu("h200"))

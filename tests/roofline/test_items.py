@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.roofline import Item, Work
+from tonnage.clock.operators import Work
+from tonnage.roofline import Item
 from tonnage.roofline.items import Activity, gathered, short_kernel_name, timeline_of
 
 
