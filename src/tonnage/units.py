@@ -43,11 +43,7 @@ def parse_bytes(text: str) -> int:
 def budget_bytes(
     size: str | SupportsFloat | None, free_bytes: int, *, name: str = "budget", least_bytes: int = 1
 ) -> int:
-    """Return a budget in bytes: a size ("40 GiB"), a number of bytes (Python's or NumPy's), or a share of `free_bytes`
-    ("80%").
-
-    None means all that is free.
-    """
+    """Return a budget in bytes: a size ("40 GiB"), a number, a share of `free_bytes` ("80%"), or all of them (None)."""
     if size is None:
         return free_bytes
     asked: float = _asked(size, free_bytes, name)

@@ -145,10 +145,7 @@ def _is_event(row: object) -> bool:
 def replay(
     events: Sequence[Event], settings: AllocatorSettings | None = None, start: State | None = None
 ) -> ReplayResult:
-    """Run events through the model, from a state if they start in mid-run.
-
-    Without settings, expandable segments are on if the trace maps pages.
-    """
+    """Run events, from a state if they start in mid-run. Without settings, segments expand if the trace maps pages."""
     if settings is None:
         settings = AllocatorSettings(expandable_segments=any(event[0] == "segment_map" for event in events))
     try:

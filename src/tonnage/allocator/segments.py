@@ -181,10 +181,7 @@ class Segments:
                 self.release(block)
 
     def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Release one block above `max_split_size_mb` that is large enough, or several from the largest down.
-
-        Smaller requests can never use them.
-        """
+        """Release a block above `max_split_size_mb` (which smaller requests never use), or several, largest first."""
         limit, free = self.settings.max_split_bytes, pool.free.get(stream)
         if limit == SIZE_MAX or free is None:
             return False

@@ -1,7 +1,4 @@
-"""A recording as one SQLite file: safe to open, fast to query. See `layout` for its tables.
-
-The rows of a run are the same in its own file and in that of a cluster, where each begins with its rank.
-"""
+"""A recording as one SQLite file (see `layout`); in that of a cluster, each row begins with its rank."""
 
 import json
 import reprlib

@@ -1,7 +1,4 @@
-"""Allocated and reserved bytes after each event, and their peaks by phase and step.
-
-Sequence numbers are dense, so lists are indexed by them and need no sorting.
-"""
+"""Allocated and reserved bytes after each event (sequence numbers are dense), and their peaks by phase and step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

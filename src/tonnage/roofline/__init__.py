@@ -1,6 +1,4 @@
-"""Whether a kernel or layer is bound by memory, arithmetic or latency: items from profiles or models against a GPU's
-ceilings.
-"""
+"""Whether a kernel or layer is bound by memory, arithmetic or latency: profiles or models against a GPU's ceilings."""
 
 from tonnage.roofline.analysis import MEANINGS, Analysis, Bound, RooflineRow, analyse
 from tonnage.roofline.ceilings import catalogue_ceilings, read_ceilings

@@ -1,7 +1,4 @@
-"""One row of a roofline: a kernel, an operator or a part of a model, with what is known of its work.
-
-What a source does not say is None, and stays None.
-"""
+"""One row of a roofline: a kernel, an operator or a part of a model. What a source does not say stays None."""
 
 import re
 from collections import Counter

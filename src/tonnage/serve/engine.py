@@ -149,10 +149,7 @@ class Engine:
         self, prompts: Listed[Prompt] | str, sampling: Sampling | Listed[Sampling] | None = None, *,
         progress: bool | None = None,
     ) -> list[Output]:  # fmt: skip
-        """Return answers to texts or lists of token ids, in order; n per prompt if requested.
-
-        `progress` None shows a progress bar on a terminal for larger batches.
-        """
+        """Return answers in order, n per prompt if requested; `progress` None: a bar on a terminal for larger batches."""
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, sampling, progress=progress)
 
     def submit(self, prompt_ids: Listed[int], sampling: Sampling, *, salt: str = "") -> list[Sequence]:

@@ -1,7 +1,4 @@
-"""Generate for a batch of prompts: fed to the engine as its queue drains, answers in the order of the prompts.
-
-This module does not know how a step is computed.
-"""
+"""Generate for a batch of prompts: fed to the engine as its queue drains, answers in the order of the prompts."""
 
 import sys
 from collections import defaultdict, deque

@@ -1,7 +1,4 @@
-"""Sampling parameters of a request, and its output.
-
-This module knows no torch and no scheduler; its limits are safe for untrusted clients.
-"""
+"""Sampling parameters of a request, with limits that are safe for untrusted clients, and its output. Knows no torch."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,4 @@
-"""Text to token ids and back: the model's tokenizer, its chat template, and answers that grow token by token.
-
-Nothing is downloaded and no code from the model's folder is run. This module knows no engine and no server.
-"""
+"""Text to token ids and back, by the model's own files: no download, none of its code. Knows no engine, no server."""
 
 import re
 from collections.abc import Mapping, Sequence

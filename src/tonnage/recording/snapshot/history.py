@@ -1,7 +1,4 @@
-"""Converts a trace's events to allocations and segments with sequence numbers.
-
-Bytes are of blocks, as in the allocator's own statistics, and a block dies when its free is requested.
-"""
+"""Converts events to allocations, in bytes of blocks (which die when their free is requested), and segments."""
 
 from array import array
 from collections.abc import Sequence

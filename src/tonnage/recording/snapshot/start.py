@@ -119,10 +119,7 @@ def start_of(trace: Trace, held: list[HeldSegment], settings: AllocatorSettings)
 
 
 def _freed_only(trace: Trace) -> tuple[list[StartBlock], dict[int, int]]:
-    """Return blocks that are freed but never allocated, and the start of the next block seen before that.
-
-    A free that is only completed was requested before the trace began.
-    """
+    """Return blocks that are freed but never allocated, and the start of the next block seen before that."""
     found: dict[int, StartBlock] = {}
     ends: dict[int, int] = {}
     starts: list[int] = []

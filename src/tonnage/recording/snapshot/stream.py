@@ -1,7 +1,4 @@
-"""Reads a snapshot file in bounded pieces, decompressing gzip, and limits everything that a file can make grow.
-
-The whole file is never in memory.
-"""
+"""Reads a snapshot in bounded pieces, never whole, decompresses gzip, and limits all that a file can make grow."""
 
 import zlib
 from dataclasses import dataclass

@@ -51,10 +51,7 @@ def read_pages(layer: LayerCache, tables: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scale: float, soft_cap: float) -> Tensor:
-    """Compute attention of queries [B, L, H, hd] over keys and values [B, S, K, hd] where `visible` [B, L, S].
-
-    A row that sees nothing gives zeros.
-    """
+    """Compute attention of queries [B, L, H, hd] over [B, S, K, hd] where `visible` [B, L, S]; zeros if nothing is."""
     group = query.shape[2] // keys.shape[2]
     grouped = query.to(keys.dtype).unflatten(2, (keys.shape[2], group))
     scores = torch.einsum("blkgd,bskd->bkgls", grouped, keys) * scale

@@ -1,7 +1,4 @@
-"""Memory-bound operations between matrix products: residual sums with their norm, and gated activations.
-
-Each is one pass. Norms are computed in FP32 on the residual as stored.
-"""
+"""Residual sums with their RMS norm (in FP32, on the residual as stored), and gated activations: one pass each."""
 
 # Triton kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -32,10 +32,7 @@ class _Address:
 
 
 class DecodeGraphs:
-    """Graphs of `body(rows)`, which reads and writes fixed buffers and returns the logits of that many rows.
-
-    `prepare(rows)` fills the buffers with valid inputs.
-    """
+    """Graphs of `body(rows)`, which reads buffers that `prepare(rows)` fills, and returns the logits of those rows."""
 
     def __init__(self, prepare: Callable[[int], None], body: Body, largest: int, stream: torch.cuda.Stream) -> None:
         self.sizes = capture_sizes(largest)

@@ -100,10 +100,7 @@ class Scheduler:
             self.waiting.add(sequence, aside=aside)
 
     def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> bool:
-        """End a sequence in any state, also for an external reason such as a stop string ("stop").
-
-        Returns False if it had ended, or was never added.
-        """
+        """End a sequence in any state, also with "stop" for a stop string. False if it had ended or was never added."""
         if sequence.status is FINISHED or (sequence.slot < 0 and sequence not in self.waiting):
             return False
         self._finish(sequence, reason)

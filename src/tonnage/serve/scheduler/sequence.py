@@ -125,10 +125,7 @@ class ScheduledTokens:
 
 
 class Decode:
-    """Compute the last sampled token of a sequence, and sample the next.
-
-    The same object may be in many steps, and its `start` advances: read a step when it is launched.
-    """
+    """Compute the last sampled token of a sequence, and sample the next. One object is in many steps: `start` advances."""
 
     __slots__ = ("sequence",)
     count, samples = 1, True

@@ -1,7 +1,4 @@
-"""The routes: OpenAI's completions, chat completions and models; health, metrics and the ledger.
-
-Any failure becomes an error in OpenAI's format; no URL is ever fetched for a client.
-"""
+"""The routes: OpenAI's, health, metrics, the ledger. Failures have OpenAI's format; no URL is fetched for a client."""
 
 import asyncio
 import logging

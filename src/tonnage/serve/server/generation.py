@@ -1,7 +1,4 @@
-"""One request in progress: submitted, collected step by step, returned whole or streamed, aborted on disconnect.
-
-A disconnect is noticed whether the client streams or not, and whether or not there are tokens to send.
-"""
+"""One request: collected step by step, returned whole or streamed, aborted as soon as the client disconnects."""
 
 import asyncio
 import math

@@ -1,7 +1,4 @@
-"""Prometheus metrics of the server under vLLM's names, and the KV ledger.
-
-Request times are recorded as tokens are sent; engine figures are those at the time of the scrape.
-"""
+"""Prometheus metrics under vLLM's names, and the KV ledger; engine figures are those at the time of the scrape."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,4 @@
-"""The server's life cycle: it listens and serves; on SIGTERM or Ctrl-C it drains and stops, a second signal stops at once.
-
-Meanwhile the KV cache ledger is shown on a terminal or written as lines, if wanted.
-"""
+"""The server's life: it serves until SIGTERM or Ctrl-C, drains, and stops; at once on a second signal."""
 
 import asyncio
 import signal

@@ -19,10 +19,7 @@ Word = Annotated[str, Field(max_length=1024)]
 
 
 def parse(kind: type[_Model], body: bytes) -> _Model:
-    """Parse a body; raises an ApiError that names the first wrong field in one sentence.
-
-    The client's input is not repeated: it may be long, or not even text.
-    """
+    """Parse a body; an ApiError names the first wrong field, without its value, which may be long or no text."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
