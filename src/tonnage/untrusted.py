@@ -70,10 +70,7 @@ def read_bytes(path: Path, most_bytes: int, *, inflate: bool = False) -> bytes:
 
 
 def parse_json(data: bytes, *, errors: str = "strict") -> Any:
-    """Return the value of a JSON text nested no deeper than `MOST_DEPTH`; `errors` is passed to `bytes.decode`.
-
-    Terminal control characters and lone surrogates become question marks.
-    """
+    """Return the value of a JSON text of limited depth, control characters and lone surrogates as question marks."""
     brackets = data.count(b"[") + data.count(b"{")
     if brackets > MOST_DEPTH and _is_deep(data):
         raise Unreadable(f"is nested too deeply: more than {MOST_DEPTH} levels")

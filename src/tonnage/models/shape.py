@@ -39,16 +39,13 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
-    """The MLP of a layer: plain (two matrices) or gated (three); `experts` is 0 if it is dense.
-
-    `intermediate` is the width of one expert in a mixture, `shared_intermediate` that of shared experts (0: none).
-    """
+    """The MLP of a layer: plain (two matrices) or gated (three), or a mixture of `experts`. Widths are of one expert."""
 
     intermediate: int
     gated: bool
-    experts: int = 0
+    experts: int = 0  # 0: dense
     experts_per_token: int = 0
-    shared_intermediate: int = 0
+    shared_intermediate: int = 0  # width of shared experts; 0: none
 
 
 # A frozen layer passes gradients on if something before it is trained; otherwise it saves nothing at all.

@@ -1,8 +1,4 @@
-"""The layout of a recording's memory at one moment: segments, their blocks and the holes between.
-
-It uses the recorded addresses only. A block that waits for a stream counts as a hole, because a recording does not
-say how long it waits.
-"""
+"""The layout of a recording's memory at one moment, by addresses: segments, blocks, and holes (some awaiting streams)."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass

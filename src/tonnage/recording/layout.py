@@ -138,10 +138,7 @@ def _kinds_of(record: Any) -> dict[str, Callable[[Any], bool]]:
 
 
 def record_of(record: type[T], values: Any, what: str, **parts: Callable[[Any], Any]) -> T:
-    """Check a JSON object by a record's annotations and return the record; `parts` build its nested records.
-
-    Raises ValueError unless the object has exactly the record's fields and each has its type.
-    """
+    """Return a record from an object with exactly its fields and types, else ValueError; `parts` build nested ones."""
     kinds = _kinds_of(record)  # type: ignore[arg-type]  # classes are hashable
     if not isinstance(values, dict) or set(values) != set(kinds):
         raise ValueError(f"its {what} is incomplete")

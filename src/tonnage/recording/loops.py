@@ -19,11 +19,7 @@ _OF_TRAINING = ("backward", "optimizer")
 
 
 def loop_starts(stacks: Sequence[tuple[int, tuple[str, ...]]], *, goes_deeper: bool) -> list[int]:
-    """Return the first event of each iteration of the outermost loop with enough iterations.
-
-    Stacks are (event, lines with the outermost first). Unless `goes_deeper`, a line that moves without a loop ends
-    the search.
-    """
+    """Return the first event of each iteration of the outermost loop with enough; stacks are (event, outermost first)."""
     stacks = [(born, stack) for born, stack in stacks if stack]
     depths = (max if goes_deeper else min)((len(stack) for _, stack in stacks), default=0)
     for depth in range(depths):

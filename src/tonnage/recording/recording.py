@@ -95,7 +95,7 @@ class Recording:
 
     @cached_property
     def own_peak_reserved_bytes(self) -> int:
-        """The reserved peak at this recording's own requests: cached memory from before it may be of an earlier peak."""
+        """The reserved peak at this recording's own requests: cache from before it may be of an earlier peak."""
         if not self.begins_at:
             return self.peak_reserved_bytes
         own = (e.sequence for e in self.segments if e.sequence >= self.begins_at and e.action in _ACQUIRING)

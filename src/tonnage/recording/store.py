@@ -32,10 +32,7 @@ def write_recording(path: str | Path, recording: Recording, *, force: bool = Fal
 
 
 def read_recording(path: str | Path, rank: int | None = None) -> Recording:
-    """Read one of our files; raise BadRecording with the reason if it is not valid.
-
-    From a cluster's file, read one rank (None: the one that runs out of memory first or, if none does, needs most).
-    """
+    """Read one of our files; of a cluster one rank (None: the first to run out of memory, else the one that needs most)."""
     path = Path(path)
     with opened(path) as (database, version):
         if not is_of_cluster(version):

@@ -199,11 +199,7 @@ _WORTH = 0.002  # of all time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineRow:
-    """A judged item. `seconds` is measured, or the least that the ceilings allow; `lost_s` is what its bound does not
-    explain.
-
-    `expected_s` is what the clock expects of such kernels on this GPU, None if unknown.
-    """
+    """A judged item; `seconds` is measured or the least possible, `expected_s` what the clock expects (None: unknown)."""
 
     item: Item
     verdict: Verdict

@@ -85,11 +85,7 @@ def _sum(one: Item, other: Item) -> Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTime:
-    """The time of one GPU from its first kernel to the end of its last, over all streams.
-
-    `host_s` is idle time before the next kernel was launched: the host was late. `queue_s` is idle time after that:
-    launch latency, or a wait for another stream.
-    """
+    """One GPU's time over all streams. Idle: `host_s` before the next launch, `queue_s` after it."""
 
     span_s: float
     busy_s: float

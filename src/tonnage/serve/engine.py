@@ -38,10 +38,7 @@ _STEPS_PER_LOOK = 16
 
 @dataclass(slots=True)
 class StepOutput:
-    """The result of a step: a token for each sequence not ended meanwhile, and the sequences that finished.
-
-    A sequence may finish without a token. `logprobs` is None if no row requested any.
-    """
+    """A step's tokens of sequences not ended meanwhile, and those finished, maybe without one; `logprobs` if requested."""
 
     sequences: list[Sequence]
     tokens: list[int]
@@ -149,7 +146,7 @@ class Engine:
         self, prompts: Listed[Prompt] | str, sampling: Sampling | Listed[Sampling] | None = None, *,
         progress: bool | None = None,
     ) -> list[Output]:  # fmt: skip
-        """Return answers in order, n per prompt if requested; `progress` None: a bar on a terminal for larger batches."""
+        """Return answers in order, n per prompt if requested; `progress` None: a bar on a terminal for many."""
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, sampling, progress=progress)
 
     def submit(self, prompt_ids: Listed[int], sampling: Sampling, *, salt: str = "") -> list[Sequence]:

@@ -263,10 +263,7 @@ class Startup:
         return Runner(decoder, cache, self.config, context=card.limits.context, stream=stream)
 
     def _warm_up(self, runner: Runner, decoder: Decoder, context: int) -> tuple[int, int]:
-        """Run the largest steps and capture graphs; return the bytes of the graphs, and of all that the engine holds.
-
-        This compiles kernels and reaches the peak of memory. The steps use the null block, so nothing is left behind.
-        """
+        """Run the largest steps over null blocks, and capture graphs; return bytes of the graphs, and of all that is held."""
         config, device, graph_bytes = self.config, self.memory.device, 0
 
         def run() -> None:

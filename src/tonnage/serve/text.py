@@ -233,11 +233,7 @@ class Answer:
 
 
 def _read(folder: str) -> Any:
-    """Load by the class that its files name, or from the files alone if that class cannot be imported.
-
-    transformers imports a model's code to find its tokenizer's class, and fails if an installed library
-    (torchvision, for example) does not match torch.
-    """
+    """Load by the class that its files name, or from the files alone if that class imports a library that fails."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

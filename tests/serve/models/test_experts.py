@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tonnage.serve.config import Weights
 from tonnage.serve.kernels import silu_mul
-from tonnage.serve.models.experts import Experts, ExpertStack, _grouped, _in_turn
+from tonnage.serve.models.experts import Experts, ExpertStack
 from tonnage.serve.models.weights import EIGHT_BIT, quantise
 
 HIDDEN, WIDTH = 16, 8
@@ -51,4 +51,6 @@ def test_the_answer_is_the_weighted_sum_over_chosen_experts(
 def test_the_grouped_product_is_that_of_experts_in_turn(ends: list[int]) -> None:
     rows, weight = torch.randn(8, HIDDEN, dtype=torch.bfloat16), torch.randn(4, WIDTH, HIDDEN, dtype=torch.bfloat16)
     borders = torch.tensor(ends, dtype=torch.int32)
-    torch.testing.assert_close(_grouped(rows, weight, borders), _in_turn(rows, weight, borders), atol=0.1, rtol=0.02)
+    stack = ExpertStack(weight, None, torch.bfloat16)
+    in_turn, stack.grouped = stack(rows, borders, borders), True
+    torch.testing.assert_close(stack(rows, borders, borders), in_turn, atol=0.1, rtol=0.02)

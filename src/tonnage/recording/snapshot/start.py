@@ -134,6 +134,7 @@ def _freed_only(trace: Trace) -> tuple[list[StartBlock], dict[int, int]]:
                 seen.add(address)
                 insort(starts, address)
         elif action == Action.FREE_REQUESTED or (action == Action.FREE_COMPLETED and address not in waiting):
+            # A free that is only completed was requested before the trace began.
             if address not in live and address not in seen and address not in found:
                 found[address] = StartBlock(address, 0, size, stream, action == Action.FREE_COMPLETED and requests)
                 place = bisect_right(starts, address)

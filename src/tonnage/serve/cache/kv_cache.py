@@ -1,8 +1,4 @@
-"""The KV cache: one tensor of pages for all layers, its scales if it is FP8, and copies and swaps of blocks.
-
-Copies and swaps gather a bounded number of blocks at a time, so that they need little memory. This module does not
-know who owns the blocks.
-"""
+"""The KV cache: one tensor of pages for all layers, FP8 scales, and copies and swaps, a bounded number at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

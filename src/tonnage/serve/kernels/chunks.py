@@ -4,9 +4,6 @@ One program handles some tokens of one chunk for all query heads of a KV head, s
 Programs are laid out flat over all chunks, slightly too many: each finds its chunk on the device.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 import torch
 from torch import Tensor
 

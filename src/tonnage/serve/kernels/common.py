@@ -3,7 +3,7 @@
 The helpers favor correctness over speed: scores are kept whole, in FP32 (FP64 for FP64 queries).
 """
 
-# mypy: disable-error-code="no-untyped-def, import-not-found, import-untyped, no-redef"
+# mypy: disable-error-code="import-not-found, import-untyped, no-redef"
 
 from types import SimpleNamespace
 from typing import Any

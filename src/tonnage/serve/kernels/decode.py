@@ -4,9 +4,6 @@ One program reads one KV head of one sequence, or one of `splits` parts of it if
 heads of the group. The number of splits depends only on the batch size, so that a captured graph serves all lengths.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

@@ -4,9 +4,6 @@ The plain version sorts. The kernel counts the logits, or their probability mass
 one float is left: about thirty reads of a row, and no memory but the result.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 import torch
 from torch import Tensor
 

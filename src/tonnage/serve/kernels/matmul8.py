@@ -4,9 +4,6 @@ For few rows it is bound by reading the weight, which a kernel reads once, in 8 
 compute-bound: the weight is widened, and the library's product is used.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -1,8 +1,5 @@
 """Residual sums with their RMS norm (in FP32, on the residual as stored), and gated activations: one pass each."""
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 from functools import partial
 
 import torch

@@ -50,10 +50,7 @@ class Slots:
 
 
 class Staging:
-    """Two pinned buffers, used in turn, and one on the device: the host writes one while the other is read.
-
-    Views of tensors and stream lookups cost as much as the copy, so both are cached.
-    """
+    """Two pinned buffers in turn, and one on the device; views, which cost as much as a copy, are cached."""
 
     def __init__(self, numbers: int, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         cuda, self._stream = device.type == "cuda", stream

@@ -79,10 +79,7 @@ class LayerWeights:
 
 
 class Decoder:
-    """A model on a device; `forward(batch, layers)` returns the logits of the rows that sample a token.
-
-    `capturable` says that a pass on CUDA never waits for the host, so that a graph can hold it.
-    """
+    """A model on a device; if `capturable`, a pass on CUDA never waits for the host, so that a graph can hold it."""
 
     def __init__(self, architecture: Architecture, build: Builder, positions: int) -> None:
         shape = self.architecture = architecture

@@ -85,10 +85,7 @@ class WeightPiece:
 
 
 class Builder:
-    """Allocates weights, and keeps the pieces that fill them by name.
-
-    Layer matrices are stored in eight bits if `weights` says so; norms, embedding, head and routers never are.
-    """
+    """Allocates weights, layer matrices in eight bits if `weights` says so, and keeps the pieces that fill them by name."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, weights: Weights | None) -> None:
         self.device = device

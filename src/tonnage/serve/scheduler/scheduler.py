@@ -314,10 +314,7 @@ class Scheduler:
     # Completing.
 
     def complete(self, step: ScheduledStep, tokens: list[int]) -> list[Sequence]:
-        """Take the tokens of a step, one per sampler; return the sequences that it finished.
-
-        A step that is already complete is ignored; one that arrives before an earlier one waits for it.
-        """
+        """Take a step's tokens, once and in launch order; return the sequences that this finished."""
         if step.number not in self._flights or step.sampled is not None:
             return []
         assert len(tokens) == len(step.decodes) + sum(work.samples for work in step.chunks)

@@ -125,7 +125,7 @@ class ScheduledTokens:
 
 
 class Decode:
-    """Compute the last sampled token of a sequence, and sample the next. One object is in many steps: `start` advances."""
+    """Compute the last sampled token of a sequence, and sample the next. In many steps at once: `start` advances."""
 
     __slots__ = ("sequence",)
     count, samples = 1, True

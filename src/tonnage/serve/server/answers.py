@@ -1,8 +1,4 @@
-"""Format tokens as the JSON of an answer: text, log probabilities in both of OpenAI's styles, usage.
-
-A stream sends an event per token, so answers are plain dictionaries, and what a stream's events share is encoded
-once. This module knows neither HTTP nor the engine.
-"""
+"""Format tokens as JSON: text, log probabilities in both of OpenAI's styles, usage. Knows neither HTTP nor the engine."""
 
 import json
 import time
