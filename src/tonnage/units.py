@@ -102,9 +102,7 @@ def unit_for(size_bytes: int) -> str:
 def format_bytes(size_bytes: int, unit: str | None = None) -> str:
     """Format bytes like "92.41 GiB": two decimals in the given or a suitable unit; plain bytes are whole."""
     unit = unit or unit_for(size_bytes)
-    if unit == "B":
-        return f"{size_bytes} B"
-    return f"{size_bytes / _BINARY[unit]:.2f} {unit}"
+    return f"{size_bytes} B" if unit == "B" else f"{size_bytes / _BINARY[unit]:.2f} {unit}"
 
 
 def percent(share: float, digits: int = 1) -> str:

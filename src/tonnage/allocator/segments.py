@@ -109,9 +109,7 @@ class Segments:
         observer: Observer | None,
         placement: Placement | None,
     ) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.outside_bytes = outside_bytes
-        self.settings = settings
+        self.capacity_bytes, self.outside_bytes, self.settings = capacity_bytes, outside_bytes, settings
         self.is_unlimited = False
         self.counters = AllocatorCounters()
         self._addresses = AddressSpace()

@@ -27,8 +27,7 @@ class Fields:
     """The fields of a configuration, or of a part of it, found by `lookup`; null counts as absent."""
 
     def __init__(self, lookup: Callable[[str], Any], part: str = "") -> None:
-        self._lookup = lookup
-        self.part = part
+        self._lookup, self.part = lookup, part
         self._prefix = f"{part}." if part else ""
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -156,8 +156,7 @@ class ConfigValues:
     """A configuration's fields by path, with the architecture's defaults and derived fields."""
 
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any]) -> None:
-        self._config = config
-        self._row = row
+        self._config, self._row = config, row
         self._synonyms: dict[str, list[str]] = {}
         for other, name in row.get("names", {}).items():
             self._synonyms.setdefault(name, []).append(other)

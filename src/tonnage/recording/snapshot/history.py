@@ -42,8 +42,7 @@ class Walk:
 
     def __init__(self, origins: Sequence[Origin], phases: Guide, settings: AllocatorSettings) -> None:
         self.history = SnapshotHistory()
-        self._origins = origins
-        self._phases = phases
+        self._origins, self._phases = origins, phases
         self._ground = Ground(settings)
         self._live: dict[int, Allocation] = {}
         self._strays: frozenset[int] = frozenset()

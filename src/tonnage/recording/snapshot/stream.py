@@ -45,8 +45,7 @@ class Stream:
     """Reads forward only; raises BadSnapshot when the size limit is exceeded."""
 
     def __init__(self, file: BinaryIO, limits: SnapshotLimits) -> None:
-        self._file = file
-        self._limits = limits
+        self._file, self._limits = file, limits
         self._read_bytes = 0
         self._given_bytes = 0
         self._pending = self._take()

@@ -64,8 +64,7 @@ class _Machine:
     """A stack with marks, and the memo. Handlers take the position of their argument and return its end."""
 
     def __init__(self, stream: Stream, limits: SnapshotLimits) -> None:
-        self._stream = stream
-        self._limits = limits
+        self._stream, self._limits = stream, limits
         self._stack: list[Value] = []
         self._marks: list[int] = []
         self._memo: list[Value] = []

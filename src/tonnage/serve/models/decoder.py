@@ -138,8 +138,7 @@ class Attention:
     __slots__ = ("batch", "chunk_lengths", "chunk_tables", "decode_lengths", "decode_tables", "heads", "shape")
 
     def __init__(self, shape: Architecture, batch: Batch) -> None:
-        self.shape = shape
-        self.batch = batch
+        self.shape, self.batch = shape, batch
         self.heads = [shape.heads, shape.kv_heads, shape.kv_heads]
         self.decode_tables, self.chunk_tables = batch.tables[: batch.decodes], batch.tables[batch.decodes :]
         self.decode_lengths, self.chunk_lengths = batch.lengths[: batch.decodes], batch.lengths[batch.decodes :]

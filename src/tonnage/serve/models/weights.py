@@ -88,9 +88,7 @@ class Builder:
     """Allocates weights, layer matrices in eight bits if `weights` says so, and keeps the pieces that fill them by name."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, weights: Weights | None) -> None:
-        self.device = device
-        self.dtype = dtype
-        self.weights = weights
+        self.device, self.dtype, self.weights = device, dtype, weights
         self.pieces: dict[str, WeightPiece] = {}
         self.fused: dict[str, WeightPiece] = {}  # several pieces as one tensor, as in some files
         self.bytes = 0
