@@ -25,6 +25,7 @@ import math
 import os
 import reprlib
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
@@ -38,6 +39,7 @@ from tonnage.recording.records import MarkKind, NoteKind, SegmentAction
 from tonnage.untrusted import printable_lines
 
 T = TypeVar("T")
+Check = Callable[[Any], bool]
 _MOST_BYTES = 2**50
 _MOST_WORDS = 10_000
 _MOST_EXTENTS = 64
@@ -46,87 +48,67 @@ _MOST_ROWS = 2**20
 _SKIPPED = 100_000
 
 
-def is_words(value: Any) -> bool:
-    """Whether the value is a string."""
+def _is_words(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def is_whole(value: Any) -> bool:
+def _is_whole(value: Any) -> bool:
     """Whether the value is a 64-bit integer."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def is_count(value: Any) -> bool:
-    """Whether the value is an integer that is not negative."""
-    return is_whole(value) and value >= 0
-
-
-def is_sizes(value: Any) -> bool:
-    """Whether the value maps names to counts."""
-    return isinstance(value, dict) and all(map(is_count, value.values()))
-
-
-def is_word_list(value: Any) -> bool:
-    """Whether the value is a list of strings, within the size limit."""
-    return isinstance(value, list) and len(value) <= _MOST_WORDS and all(map(is_words, value))
-
-
-def is_shape(value: Any) -> bool:
-    """Whether the value is a tensor's shape, or None."""
-    return value is None or (isinstance(value, list) and len(value) <= _MOST_EXTENTS and all(map(is_count, value)))
-
-
-def _is_facts(value: Any) -> bool:
-    return isinstance(value, dict) and len(value) <= _MOST_WORDS and all(map(is_words, value.values()))
+def _is_count(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
 
 
 def _is_seconds(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 2**63
 
 
-def _is_extents(value: Any) -> bool:
-    """Whether the value is a list of counts, nested no deeper than a list of tensors per argument."""
-    return isinstance(value, list) and all(
-        isinstance(entry, list) and all(is_count(n) or (isinstance(n, list) and all(map(is_count, n))) for n in entry)
-        for entry in value
-    )
+def _list_of(check: Check, most: int = sys.maxsize) -> Check:
+    return lambda value: isinstance(value, list) and len(value) <= most and all(map(check, value))
 
 
-def _is_phases(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and is_count(pair[0]) and is_words(pair[1]) for pair in value
-    )
+def _dict_of(check: Check, most: int = sys.maxsize) -> Check:
+    return lambda value: isinstance(value, dict) and len(value) <= most and all(map(check, value.values()))
 
 
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _MOST_ROWS
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
 
 
-_BY_NAME: dict[str, Callable[[Any], bool]] = {
-    "exit_status": is_whole,
+def _is_phase(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _is_count(value[0]) and _is_words(value[1])
+
+
+is_word_list, is_shape = _list_of(_is_words, _MOST_WORDS), _optional(_list_of(_is_count, _MOST_EXTENTS))
+_is_counts, _is_sizes, _is_rows = _list_of(_is_count), _dict_of(_is_count), _list_of(lambda _: True, _MOST_ROWS)
+_BY_NAME: dict[str, Check] = {
+    "exit_status": _is_whole,
     "stands_for": _is_rows,  # ranges of ranks
-    "ledger": lambda value: is_sizes(value) and set(value) <= {str(category) for category in Category},
+    "ledger": lambda value: _is_sizes(value) and set(value) <= {str(category) for category in Category},
 }
-_BY_ANNOTATION: dict[Any, Callable[[Any], bool]] = {
-    str: is_words,
-    int: is_count,
+_BY_ANNOTATION: dict[Any, Check] = {
+    str: _is_words,
+    int: _is_count,
     bool: lambda value: isinstance(value, bool),
     float: _is_seconds,
-    int | None: lambda value: value is None or is_count(value),
-    float | None: lambda value: value is None or _is_seconds(value),
+    int | None: _optional(_is_count),
+    float | None: _optional(_is_seconds),
     tuple[str, ...]: is_word_list,
-    tuple[int, ...]: lambda value: isinstance(value, list) and all(map(is_count, value)),
+    tuple[int, ...]: _is_counts,
     tuple[int, ...] | None: is_shape,
-    tuple[tuple[int, str], ...]: _is_phases,
-    tuple[Any, ...]: _is_extents,
-    dict[str, int]: is_sizes,
-    Mapping[str, int]: is_sizes,
-    dict[str, str]: _is_facts,
+    tuple[tuple[int, str], ...]: _list_of(_is_phase),
+    # Nested no deeper than a list of tensors per argument.
+    tuple[Any, ...]: _list_of(_list_of(lambda value: _is_count(value) or _is_counts(value))),
+    dict[str, int]: _is_sizes,
+    Mapping[str, int]: _is_sizes,
+    dict[str, str]: _dict_of(_is_words, _MOST_WORDS),
 }
 
 
 @cache
-def _kinds_of(record: Any) -> dict[str, Callable[[Any], bool]]:
+def _kinds_of(record: Any) -> dict[str, Check]:
     """Return the check for each field of a record, by its name or annotation."""
     kinds = {}
     for field in fields(record):

@@ -54,7 +54,7 @@ MEANINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """A class, and how near its ceiling the item came. Shares are of one ceiling each; None if unknown.
 
@@ -76,9 +76,7 @@ def judge(item: Item, ceilings: Ceilings) -> Verdict:
         least_s = (item.work.moved_bytes or 0.0) / ceilings.host_link_bytes_per_s
         share = _share(least_s, item.seconds or 0.0)
         because = "pageable" if "pageable" in item.link.lower() else "pinned"
-        return Verdict(
-            bound=Bound.LINK, because=because, memory_share=None, compute_share=None, share=share, bound_s=least_s
-        )
+        return Verdict(Bound.LINK, because, None, None, share, least_s)
     if item.seconds is not None:
         return _measured(item, ceilings, item.seconds)
     # Predicted.
@@ -90,9 +88,7 @@ def judge(item: Item, ceilings: Ceilings) -> Verdict:
     if least_s < floor_s:
         bound, because, least_s = Bound.LATENCY, "launch", floor_s
     memory, compute = memory_s / seconds, compute_s / seconds
-    return Verdict(
-        bound=bound, because=because, memory_share=memory, compute_share=compute, share=None, bound_s=least_s
-    )
+    return Verdict(bound, because, memory, compute, None, least_s)
 
 
 def least_seconds(item: Item, ceilings: Ceilings) -> tuple[float | None, float | None]:
@@ -126,9 +122,7 @@ def _measured(item: Item, ceilings: Ceilings, seconds: float) -> Verdict:
     else:
         few = item.blocks is not None and item.blocks < ceilings.sm_count
         bound, because = Bound.LATENCY, "blocks" if few else "stalls"
-    return Verdict(
-        bound=bound, because=because, memory_share=memory, compute_share=compute, share=share, bound_s=least_s
-    )
+    return Verdict(bound, because, memory, compute, share, least_s)
 
 
 def _share(least_s: float | None, seconds: float) -> float | None:

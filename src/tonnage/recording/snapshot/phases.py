@@ -119,7 +119,8 @@ def categorise(
     """Set each block's category. `origins` belong to the blocks; the first `started` blocks existed at the start."""
     model = [a for a, origin in zip(allocations, origins, strict=True) if origin.about == "model"]
     sizes = {a.requested_bytes for a in model} or {a.requested_bytes for a in allocations[:started]}
-    ends = _PhaseEnds(marks)
+    phases = [mark for mark in marks if mark.kind == "phase"]
+    starts, names = [mark.sequence for mark in phases], ["", *(mark.name for mark in phases)]
     multiplied: set[tuple[int, str]] = set()  # streams and phases in which cuBLAS has its workspace
     for a, origin in zip(allocations, origins, strict=True):
         stays = a.requested_bytes in CUBLAS_BYTES and a.died is None and a.phase in ("forward", "backward")
@@ -129,7 +130,9 @@ def categorise(
         elif a.index < started:
             a.category = _BY_STACK.get(origin.about, Category.EARLIER)
         else:
-            a.category = _category(a, origin, ends.of(a), sizes)
+            place = bisect_right(starts, a.born)
+            outlives_phase = a.died is None or (place < len(starts) and a.died >= starts[place])
+            a.category = _category(a, origin, outlives_phase, sizes)
     # Older blocks of the gradients' sizes: parameters, then states of an optimizer that allocates none. One that recomputes
     # its states frees the older ones during its step.
     older, made = allocations[:started], allocations[started:]
@@ -139,14 +142,14 @@ def categorise(
             by_step.setdefault(a.step, Counter())[a.requested_bytes] += 1
     counts = max(by_step.values(), key=Counter.total, default=Counter[int]())
     new_states = {a.requested_bytes for a in made if a.category is Category.OPTIMIZER_STATES}
-    has_states = "optimizer" in ends.names and not new_states
+    has_states = "optimizer" in names and not new_states
     by_size: dict[int, list[Allocation]] = {}
     for a in older:
         if a.category is not Category.EARLIER or a.requested_bytes not in counts:
             continue
         if a.died is None:
             by_size.setdefault(a.requested_bytes, []).append(a)
-        elif a.requested_bytes in new_states and ends.phase_at(a.died) == "optimizer":
+        elif a.requested_bytes in new_states and names[bisect_right(starts, a.died)] == "optimizer":
             a.category = Category.OPTIMIZER_STATES
     for size, alike in by_size.items():
         count = counts[size]
@@ -166,21 +169,3 @@ def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[in
     if a.phase == "forward":
         return Category.ACTIVATIONS
     return Category.PARAMETERS if origin.about == "model" else Category.OTHER
-
-
-class _PhaseEnds:
-    """The phases' boundaries: tells whether a block outlives the phase in which it was allocated."""
-
-    def __init__(self, marks: Sequence[Mark]) -> None:
-        self._phases = [mark for mark in marks if mark.kind == "phase"]
-        self._starts = [mark.sequence for mark in self._phases]
-        self.names = {mark.name for mark in self._phases}
-
-    def of(self, a: Allocation) -> bool:
-        place = bisect_right(self._starts, a.born)
-        ends = self._starts[place] if place < len(self._starts) else None
-        return a.died is None or (ends is not None and a.died >= ends)
-
-    def phase_at(self, sequence: int) -> str:
-        place = bisect_right(self._starts, sequence) - 1
-        return self._phases[place].name if place >= 0 else ""

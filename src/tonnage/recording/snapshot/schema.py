@@ -144,12 +144,22 @@ class _Reader:
     def _trace(self, value: Value, device: int) -> Trace:
         where = f"device_traces[{device}]"
         rows = _list(value, where)
-        trace, places = Trace(), _Places()
+        trace, by_shape = Trace(), dict[int, list[int]]()
         self._count_events(len(rows), where)
         for number, table in enumerate(rows):
             if type(table) is not SharedKeysDict:
                 _wrong(f"{where}[{number}]", f"is {kind(table)}, not a dict")
-            self._event(trace, places.of(table), f"{where}[{number}]")
+            keys, values = table.keys, table.values
+            if type(keys) is tuple:
+                # The positions of the fields are looked up once for each shape of dict.
+                places = by_shape.get(id(keys))
+                if places is None:
+                    at = {key: place for place, key in enumerate(keys)}
+                    places = by_shape[id(keys)] = [at.get(key, -1) for key in _EVENT_KEYS]
+                found = [values[place] if place >= 0 else None for place in places]
+            else:
+                found = [plain(table).get(key) for key in _EVENT_KEYS]
+            self._event(trace, found, f"{where}[{number}]")
         return trace
 
     def _count_events(self, count: int, where: str) -> None:
@@ -271,24 +281,6 @@ class _Reader:
             time_us = _integer(fields.get("time_us"), where, "time_us")
             found.append(Annotation(time_us, printable(name), stage == "START"))
         return sorted(found, key=lambda annotation: annotation.time_us)
-
-
-class _Places:
-    """The positions of an event's fields, looked up once for each shape of dict."""
-
-    def __init__(self) -> None:
-        self._by_shape: dict[int, list[int]] = {}
-
-    def of(self, table: SharedKeysDict) -> list[Value]:
-        """Return the fields of `_EVENT_KEYS`; None for missing ones."""
-        keys, values = table.keys, table.values
-        if type(keys) is not tuple:
-            return [plain(table).get(key) for key in _EVENT_KEYS]
-        places = self._by_shape.get(id(keys))
-        if places is None:
-            at = {key: place for place, key in enumerate(keys)}
-            places = self._by_shape[id(keys)] = [at.get(key, -1) for key in _EVENT_KEYS]
-        return [values[place] if place >= 0 else None for place in places]
 
 
 def _fields(value: Value, where: str) -> dict[str, Value]:

@@ -340,42 +340,38 @@ class Scheduler:
             if step.sampled is None:
                 break
             del self._flights[number]
-            self._learn_decodes(step, step.sampled, finished)
-            self._learn_chunks(step, step.sampled, finished)
+            # Decodes: a token each.
+            decodes: Sized[Decode] = step.decodes
+            tokens, sampled = step.sampled, iter(step.sampled[len(decodes) :])
+            if not step.plain:
+                here = [work.sequence.status is not FINISHED for work in decodes]
+                decodes, tokens = list(compress(decodes, here)), list(compress(tokens, here))
+            answers = self._answers if decodes is self._decodes else [work.sequence.tokens for work in decodes]
+            deque(map(list.append, answers, tokens), maxlen=0)
+            if self._stops and not self._stops.keys().isdisjoint(tokens):
+                news = zip(decodes, tokens, strict=False)
+                self._end([work.sequence for work, token in news if token in work.sequence.stops], "stop", finished)
+            self._end(step.ending, "length", finished)
+            # Chunks: blocks to publish, and a token after the last of a prompt.
+            for chunk in step.chunks:
+                sequence, token = chunk.sequence, next(sampled) if chunk.samples else None
+                if sequence.status is FINISHED:
+                    continue
+                sequence.busy -= 1
+                self.tables.publish(sequence, chunk.start + chunk.count)
+                if token is None:
+                    continue
+                if len(sequence.tokens) == sequence.prompt_length:
+                    sequence.first_token_s = self.clock()
+                sequence.tokens.append(token)
+                if token in sequence.stops:
+                    self._end([sequence], "stop", finished)
+                elif len(sequence.tokens) >= sequence.end:
+                    self._end([sequence], "length", finished)
+                self.waiting.call(sequence)
             for sequence in step.swapped:
                 sequence.busy -= sequence.status is not FINISHED
         return finished
-
-    def _learn_decodes(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
-        decodes: Sized[Decode] = step.decodes
-        if not step.plain:
-            here = [work.sequence.status is not FINISHED for work in decodes]
-            decodes, tokens = list(compress(decodes, here)), list(compress(tokens, here))
-        answers = self._answers if decodes is self._decodes else [work.sequence.tokens for work in decodes]
-        deque(map(list.append, answers, tokens), maxlen=0)
-        if self._stops and not self._stops.keys().isdisjoint(tokens):
-            news = zip(decodes, tokens, strict=False)
-            self._end([work.sequence for work, token in news if token in work.sequence.stops], "stop", finished)
-        self._end(step.ending, "length", finished)
-
-    def _learn_chunks(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
-        sampled = iter(tokens[len(step.decodes) :])
-        for work in step.chunks:
-            sequence, token = work.sequence, next(sampled) if work.samples else None
-            if sequence.status is FINISHED:
-                continue
-            sequence.busy -= 1
-            self.tables.publish(sequence, work.start + work.count)
-            if token is None:
-                continue
-            if len(sequence.tokens) == sequence.prompt_length:
-                sequence.first_token_s = self.clock()
-            sequence.tokens.append(token)
-            if token in sequence.stops:
-                self._end([sequence], "stop", finished)
-            elif len(sequence.tokens) >= sequence.end:
-                self._end([sequence], "length", finished)
-            self.waiting.call(sequence)
 
     def _end(self, sequences: list[Sequence], reason: FinishReason, finished: list[Sequence]) -> None:
         for sequence in sequences:
