@@ -10,9 +10,8 @@ from serve.models.tiny import Pages, expected_logits, make_model, prompts, save
 from tonnage.serve.config import Weights
 from tonnage.serve.models.architecture import architecture_of, read_architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.experts import _grouped, _in_turn
 from tonnage.serve.models.load import load_decoder, random_decoder
-from tonnage.serve.models.weights import EIGHT_BIT
+from tonnage.serve.models.weights import EIGHT_BIT, _grouped, _in_turn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

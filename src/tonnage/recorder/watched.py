@@ -13,8 +13,7 @@ from typing import Literal, NamedTuple
 
 from tonnage.ledger import Category
 from tonnage.recording.records import BY_PHASE, Allocation, Mark, MarkKind
-from tonnage.recording.snapshot.origins import Origin
-from tonnage.recording.snapshot.phases import CUBLAS_BYTES, Guide
+from tonnage.recording.snapshot.phases import CUBLAS_BYTES, Guide, Origin
 
 MOST_ENTRIES = 2_000_000
 Kind = MarkKind | Literal["module", "category"]

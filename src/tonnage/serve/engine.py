@@ -23,8 +23,7 @@ from tonnage.serve.generation import Prompt, generate, token_ids
 from tonnage.serve.model_runner.runner import TokensInTransit
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.load import load_decoder
-from tonnage.serve.models.sharing import share_decoder
+from tonnage.serve.models.load import load_decoder, share_decoder
 from tonnage.serve.sampling import Output, Sampling, TokenLogprob
 from tonnage.serve.scheduler.scheduler import Scheduler
 from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence

@@ -1,6 +1,7 @@
 """Steps on the CPU: tokens come back in order, padding changes nothing, and a step that fails leaves the runner ready."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers.generation.logits_process import (
 
 import torchvision_names  # noqa: F401
 from serve.families import VOCAB, expected, random_prompts, saved
+from tonnage.budget.serving.own_engine import capture_sizes
 from tonnage.serve.cache.kv_cache import CacheShape, KvCache
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.model_runner.runner import Runner, filtered, sample_special
@@ -251,3 +253,16 @@ def test_a_row_draws_the_same_in_any_company() -> None:
             logits, torch.tensor([row]), [wish], torch.ones(1), seeds[row : row + 1], positions[row : row + 1]
         )
         assert int(alone[0]) == int(together[row])
+
+
+def test_fine_steps_first() -> None:
+    sizes = capture_sizes(256)
+    assert sizes[:6] == [1, 2, 4, 8, 16, 24] and sizes[-2:] == [240, 256]
+    assert len(sizes) == 23
+
+
+@pytest.mark.parametrize("largest", [1, 3, 5, 64, 65, 79, 100, 1000])
+def test_the_largest_is_always_there_and_padding_is_bounded(largest: int) -> None:
+    sizes = capture_sizes(largest)
+    assert sizes[-1] == largest and sizes == sorted(set(sizes)) and sizes[0] == 1
+    assert all(after - before <= 16 for before, after in pairwise(sizes))

@@ -17,8 +17,7 @@ from tonnage.garbage import no_collection
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import FailedRequest, Header, Note
 from tonnage.recording.snapshot.history import Refusal, SnapshotHistory, Walk
-from tonnage.recording.snapshot.origins import Origin, origin_of
-from tonnage.recording.snapshot.phases import Guide, Phases, categorise, mark_turns
+from tonnage.recording.snapshot.phases import Guide, Origin, Phases, categorise, mark_turns, origin_of
 from tonnage.recording.snapshot.schema import ACTIONS, Action, HeldSegment, Snapshot, Trace, flag, snapshot_of
 from tonnage.recording.snapshot.start import start_of
 from tonnage.recording.snapshot.stream import SnapshotLimits, Stream, opening

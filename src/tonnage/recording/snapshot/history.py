@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from tonnage.allocator import AllocatorSettings
 from tonnage.errors import BadSnapshot
 from tonnage.recording.records import Allocation, FailedRequest, Mark, SegmentAction, SegmentEvent
-from tonnage.recording.snapshot.origins import Origin
-from tonnage.recording.snapshot.phases import Guide
+from tonnage.recording.snapshot.phases import Guide, Origin
 from tonnage.recording.snapshot.schema import ACTIONS, Action, HeldSegment, Trace
 from tonnage.recording.snapshot.start import MOST_RANGES, Ground, Start
 

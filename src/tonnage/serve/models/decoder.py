@@ -15,9 +15,8 @@ from torch.nn.functional import embedding, linear
 from tonnage.serve.batch import Batch, LayerCache
 from tonnage.serve.kernels import add_norm, attend_chunks, attend_decode, gelu_tanh_mul, silu_mul, store
 from tonnage.serve.models.architecture import Activation, Architecture, LayerConfig
-from tonnage.serve.models.experts import Experts
 from tonnage.serve.models.rope import Rope, make_tables
-from tonnage.serve.models.weights import Builder, Dense, EightBit
+from tonnage.serve.models.weights import Builder, Dense, EightBit, Experts
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
