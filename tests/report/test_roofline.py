@@ -3,8 +3,8 @@ import pytest
 from tonnage.clock.operators import Work
 from tonnage.hardware import find_gpu
 from tonnage.report.roofline import fixes_of, roofline_lines, seconds_words
-from tonnage.roofline import Analysis, Item, RooflineProfile, analyse, catalogue_ceilings
-from tonnage.roofline.items import GpuTime
+from tonnage.roofline import Analysis, analyse, catalogue_ceilings
+from tonnage.roofline.items import GpuTime, Item, RooflineProfile
 
 H200 = catalogue_ceilings(find_gpu("h200"))
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tonnage.clock.operators import OperatorCall, Work
 from tonnage.hardware import find_gpu
-from tonnage.roofline import Bound, Item, RooflineProfile, analyse, catalogue_ceilings
+from tonnage.roofline import Bound, analyse, catalogue_ceilings
 from tonnage.roofline.analysis import NEAR, expected_s, judge
-from tonnage.roofline.items import gathered
+from tonnage.roofline.items import Item, RooflineProfile, gathered
 
 H200 = catalogue_ceilings(find_gpu("h200"))
 

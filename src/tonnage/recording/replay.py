@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, Shortage
+from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
+from tonnage.allocator.blocks import Block
 from tonnage.allocator.replay import BOUNDLESS_BYTES
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.hardware import Gpu

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tonnage.allocator import AllocatorSettings, BadAllocatorSettings, State, read_trace
-from tonnage.allocator.replay import Event
+from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
+from tonnage.allocator.adopt import State
+from tonnage.allocator.replay import Event, read_trace
 from tonnage.errors import BadSnapshot, BadTrace
 from tonnage.garbage import no_collection
 from tonnage.recording.recording import Recording

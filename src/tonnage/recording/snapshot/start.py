@@ -9,7 +9,8 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from tonnage.allocator import AllocatorSettings, LiveBlock, Segment, State
+from tonnage.allocator import AllocatorSettings
+from tonnage.allocator.adopt import LiveBlock, Segment, State
 from tonnage.allocator.settings import SMALL_BYTES
 from tonnage.errors import BadSnapshot
 from tonnage.recording.holes import Ranges
