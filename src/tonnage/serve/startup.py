@@ -27,6 +27,7 @@ from tonnage.budget.serving.own_engine import (
 from tonnage.budget.terms import Term
 from tonnage.errors import RequestError, TonnageError, UnknownGpu
 from tonnage.hardware import Gpu, find_gpu
+from tonnage.hardware.host_memory import free_host_bytes
 from tonnage.ledger import Category
 from tonnage.serve.cache.kv_cache import CacheShape, KvCache
 from tonnage.serve.config import EngineConfig
@@ -67,8 +68,6 @@ class DeviceMemory:
 def look(device: torch.device, budget: float | str) -> DeviceMemory:
     """Return the device's memory, and the engine's share of it. On the CPU that is of the free memory."""
     if device.type != "cuda":
-        from tonnage.fit.moving.host import free_host_bytes
-
         free = free_host_bytes()
         return DeviceMemory(device, "CPU", None, free, _limit(budget, free))
     name = torch.cuda.get_device_name(device)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.choose.placement import ResidentState
-from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
+from tonnage.fit.moving.host import CopyLane, pinned
 from tonnage.fit.stepping import parameter_step
 from tonnage.fit.stepping.host_step import DeviceStep
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.survey.measuring import parameter_bytes
 from tonnage.fit.survey.meter import GpuMeter, adding_bytes_per_s, card_of, link_bytes_per_s
 from tonnage.fit.training import Training
+from tonnage.hardware.host_memory import free_host_bytes
 
 _PROBE_BYTES = 64 << 20
 _LAUNCHES, _LAUNCHED_ELEMENTS = 20, 4096
