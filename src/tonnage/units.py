@@ -46,23 +46,19 @@ def budget_bytes(
     """Return a budget in bytes: a size ("40 GiB"), a number, a share of `free_bytes` ("80%"), or all of them (None)."""
     if size is None:
         return free_bytes
-    asked: float = _asked(size, free_bytes, name)
+    asked: float
+    if isinstance(size, str):
+        share = _SHARE.fullmatch(size)
+        if share and float(share[1]) > 100:
+            raise BadSize(f"{name} is {size.strip()}, which is more than all that is free.", hint=_BUDGETS)
+        asked = free_bytes * float(share[1]) / 100 if share else parse_bytes(size)
+    elif isinstance(size, bool) or not isinstance(size, Real):
+        raise BadSize(f"{name} is {size!r}, which is neither a size nor a number of bytes.", hint=_BUDGETS)
+    else:
+        asked = int(size) if isinstance(size, Integral) else float(size)
     if not math.isfinite(asked) or asked < least_bytes:
         raise BadSize(f"{name} is {size}; it must be a finite number of bytes, {least_bytes} or more.", hint=_BUDGETS)
     return int(asked)
-
-
-def _asked(size: str | SupportsFloat, free_bytes: int, name: str) -> float:
-    if isinstance(size, str):
-        share = _SHARE.fullmatch(size)
-        if share is None:
-            return parse_bytes(size)
-        if float(share[1]) > 100:
-            raise BadSize(f"{name} is {size.strip()}, which is more than all that is free.", hint=_BUDGETS)
-        return free_bytes * float(share[1]) / 100
-    if isinstance(size, bool) or not isinstance(size, Real):
-        raise BadSize(f"{name} is {size!r}, which is neither a size nor a number of bytes.", hint=_BUDGETS)
-    return int(size) if isinstance(size, Integral) else float(size)
 
 
 def is_size(text: str) -> bool:

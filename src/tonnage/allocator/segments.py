@@ -41,15 +41,13 @@ class ExpandableSegment:
 
     def outward(self, start: int, stop: int) -> tuple[int, int]:
         """Return the pages that cover a range."""
-        return self._page(start), -self._page(-stop)
+        base, page = self.address, self.page_bytes
+        return base + (start - base) // page * page, base - (base - stop) // page * page
 
     def inward(self, start: int, stop: int) -> tuple[int, int]:
         """Return the pages completely within a range."""
-        return -self._page(-start), self._page(stop)
-
-    def _page(self, address: int) -> int:
-        base = self.address if address >= 0 else -self.address
-        return base + (address - base) // self.page_bytes * self.page_bytes
+        base, page = self.address, self.page_bytes
+        return base - (base - start) // page * page, base + (stop - base) // page * page
 
 
 class AddressSpace:

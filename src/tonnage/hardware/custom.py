@@ -34,8 +34,7 @@ _RATE_RANGE = (1e9, 1e19)
 
 def read_gpu(path: Path) -> Gpu:
     """Return the GPU that a file describes; its key is the file's stem."""
-    given = _read(path)
-    row = {field: _checked(path, field, value) for field, value in given.items()}
+    row = {field: _checked(path, field, value) for field, value in _read(path).items()}
     base: dict[str, Any] = {}
     if like := row.pop("like", None):
         if is_file(like):

@@ -66,8 +66,7 @@ def _stack(
         fields = model.fields(lists[path][0].loop)
         side = ("decoder" if "decoder" in path else "encoder") if two_sided else ""
         causal = side == "decoder" if two_sided else not (model.encoder or (_TOWER.search(path) and "text" not in path))
-        stage = _stage(model, lists[path], fields, side, causal)
-        layers += stage
+        layers += _stage(model, lists[path], fields, side, causal)
         # The layer's width is that of its norms, else the commonest last dimension.
         tensors = [tensor for tensor in lists[path] if tensor.shape]
         norms = [tensor.shape[-1] for tensor in tensors if roles.is_norm(tensor.name, len(tensor.shape))]

@@ -60,8 +60,7 @@ def names_in(text: str) -> frozenset[str]:
         if isinstance(node, (ast.Name, ast.Attribute)):
             found.add(ast.unparse(node))
             return
-        children = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
-        for child in children:
+        for child in node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node):
             visit(child)
 
     visit(_parsed(text))

@@ -178,8 +178,7 @@ def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, reco
     """Whether a rank did exactly the same as a stored one. Most that differ already do in their summary."""
     # Python's own memory differs slightly between processes.
     names = ("rank", "stands_for", "host_bytes", "host_mapped_bytes", "host_parts")
-    own = {name: getattr(rank, name) for name in names}
-    if replace(other, **own) != rank:
+    if replace(other, **{name: getattr(rank, name) for name in names}) != rank:
         return False
     before = cluster.recording_of(other.rank)
     header = replace(recording.header, wall_seconds=before.header.wall_seconds)

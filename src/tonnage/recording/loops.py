@@ -47,8 +47,7 @@ def turns(recording: Recording) -> list[int]:
     if len(steps) >= ENOUGH or recording.header.source == "snapshot":
         return steps
     is_inference = recording.oom is None and not any(mark.name in _OF_TRAINING for mark in recording.marks)
-    stacks = [(a.born, a.stack[::-1]) for a in recording.allocations]
-    starts = loop_starts(stacks, goes_deeper=is_inference)
+    starts = loop_starts([(a.born, a.stack[::-1]) for a in recording.allocations], goes_deeper=is_inference)
     # In a loop over layers every iteration calls modules that no other calls.
     by_turn: list[set[str]] = [set() for _ in range(len(starts) + 1)]
     for a in recording.allocations:

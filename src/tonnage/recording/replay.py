@@ -140,8 +140,7 @@ def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
 def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | None = None) -> CachingAllocator:
     settings = AllocatorSettings.parse(header.settings)
     # A snapshot does not include the size of its card.
-    capacity_bytes = header.capacity_bytes or BOUNDLESS_BYTES
-    return CachingAllocator(capacity_bytes, settings, header.overhead_bytes, observer)
+    return CachingAllocator(header.capacity_bytes or BOUNDLESS_BYTES, settings, header.overhead_bytes, observer)
 
 
 def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None" = None) -> Outcomes:
@@ -198,8 +197,7 @@ class _Tape:
             self.segments.append(SegmentEvent(self._take(), action, address, size_bytes, stream))  # type: ignore[arg-type]
 
     def on_alloc(self, origin: Allocation, address: int, block_bytes: int) -> None:
-        born = self._take()
-        again = replace(origin, address=address, block_bytes=block_bytes, born=born, died=None)
+        again = replace(origin, address=address, block_bytes=block_bytes, born=self._take(), died=None)
         self._by_origin[origin.index, origin.born] = again
         self.allocations.append(again)
 

@@ -62,9 +62,7 @@ def _sum(one: Item, other: Item) -> Item:
         return float((first * one.seconds + second * other.seconds) / (one.seconds + other.seconds))
 
     # The calls are known only if both items have them.
-    calls = Counter(dict(one.made))
-    for call, count in other.made:
-        calls[call] += count
+    calls = Counter(dict(one.made)) + Counter(dict(other.made))
     work = replace(
         one.work,
         operations=plus(one.work.operations, other.work.operations),

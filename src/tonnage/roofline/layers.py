@@ -91,9 +91,8 @@ def _forward(at: ModelPass) -> Iterator[Item]:
     for number, stack in enumerate(at.shape.stacks):
         if at.phase == "decode" and stack is not at.shape.decoder:
             continue
-        name = (
-            "" if len(at.shape.stacks) == 1 else "decoder " if stack is at.shape.decoder else f"encoder {number + 1} "
-        )
+        name = "decoder " if stack is at.shape.decoder else f"encoder {number + 1} "
+        name = name if len(at.shape.stacks) > 1 else ""
         kinds = list(dict.fromkeys(stack.layers))
         for kind, layer in enumerate(kinds):
             suffix = f" {chr(ord('a') + kind)}" if len(kinds) > 1 else ""
@@ -102,14 +101,19 @@ def _forward(at: ModelPass) -> Iterator[Item]:
             for item in _layer(at, stack, layer):
                 work = _times(item.work, count)
                 yield replace(item, group=group, calls=count, launches=count * item.launches, work=work)
-    yield from _head(at)
+    shape = at.shape
+    if shape.logits and shape.vocab:
+        # Of a prompt, only the last token's scores are needed.
+        rows = at.tokens(shape.decoder) if at.phase == "train" or not shape.decoder.causal else at.batch
+        yield replace(_product(at, "logits", rows, shape.vocab, shape.hidden), group="head")
+        if at.phase == "train":
+            elements = float(rows * shape.vocab)
+            work = Work(_LOSS_OPERATIONS * elements, 2 * elements * at.element_bytes)
+            yield Item(name="loss", kind="elementwise", group="head", work=work)
 
 
 def _times(work: Work, factor: float) -> Work:
     return Work(factor * (work.operations or 0.0), factor * (work.moved_bytes or 0.0), work.precision)
-
-
-# ── a layer ──
 
 
 def _layer(at: ModelPass, stack: LayerStack, layer: LayerShape) -> Iterator[Item]:
@@ -159,8 +163,7 @@ def _mixing(at: ModelPass, stack: LayerStack, mixer: AttentionShape) -> Item:
     tokens = at.tokens(stack)
     if mixer.kind is AttentionKind.RECURRENT:
         operations = float(_RECURRENT_OPERATIONS * mixer.state_elements * tokens)
-        states = 2.0 * at.batch * state_bytes(mixer)
-        moved = states + 2.0 * tokens * stack.hidden * at.element_bytes
+        moved = 2.0 * at.batch * state_bytes(mixer) + 2.0 * tokens * stack.hidden * at.element_bytes
         return Item(name="recurrence", kind="elementwise", work=Work(operations, moved))
     length = stack.tokens or at.seq
     if at.phase == "decode" and stack is at.shape.decoder:
@@ -223,23 +226,3 @@ def _mlp(at: ModelPass, name: str, rows: float, hidden: int, width: int, gated: 
     work = Work(_ACTIVATION_OPERATIONS * elements, (fan + 1) * elements * at.element_bytes)
     yield Item(name=f"{name} activation", kind="elementwise", work=work)
     yield _product(at, f"{name} down", rows, hidden, width, count)
-
-
-# ── the ends ──
-
-
-def _head(at: ModelPass) -> Iterator[Item]:
-    shape = at.shape
-    if not (shape.logits and shape.vocab):
-        return
-    # Of a prompt, only the last token's scores are needed.
-    rows = at.tokens(shape.decoder) if at.phase == "train" or not shape.decoder.causal else at.batch
-    yield replace(_product(at, "logits", rows, shape.vocab, shape.hidden), group="head")
-    if at.phase == "train":
-        elements = float(rows * shape.vocab)
-        yield Item(
-            name="loss",
-            kind="elementwise",
-            group="head",
-            work=Work(_LOSS_OPERATIONS * elements, 2 * elements * at.element_bytes),
-        )

@@ -198,8 +198,7 @@ class _Reader:
             return number
         if len(rows) > self._limits.stack_depth:
             _wrong(f"{where}.frames", f"has {len(rows):,} frames; {self._limits.stack_depth:,} are read")
-        known = self._frames
-        members = tuple(known.get(id(row)) or self._frame(row, where) for row in rows)
+        members = tuple(self._frames.get(id(row)) or self._frame(row, where) for row in rows)
         number = self._numbers[id(frames)] = len(self._contents)
         self._contents.append(members)
         return number

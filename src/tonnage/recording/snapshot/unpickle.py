@@ -201,8 +201,7 @@ class _Machine:
 
     def _bad(self, problem: str, position: int) -> NoReturn:
         code = self._buffer[position] if position < len(self._buffer) else _STOP
-        offset = self._before_buffer_bytes + position
-        raise BadSnapshot(f"{_name(code)} at offset {offset} {problem}.")
+        raise BadSnapshot(f"{_name(code)} at offset {self._before_buffer_bytes + position} {problem}.")
 
     def _refused(self, pos: int) -> int:
         known = self._buffer[pos - 1] in _NAMES
@@ -286,8 +285,7 @@ class _Machine:
         return pos
 
     def _append(self, pos: int) -> int:
-        item = self._stack.pop()
-        self._extend([item], pos)
+        self._extend([self._stack.pop()], pos)
         return pos
 
     def _appends(self, pos: int) -> int:

@@ -144,8 +144,7 @@ def share_decoder(module: nn.Module, *, context: int | None = None) -> Decoder:
     """Return the decoder of a causal language model, on its device and in its precision."""
     config: Any = module.config
     architecture = architecture_of(config.to_dict())
-    build = SharingBuilder(module)
-    return Decoder(architecture, build, context or architecture.positions)
+    return Decoder(architecture, SharingBuilder(module), context or architecture.positions)
 
 
 class SharingBuilder(Builder):
