@@ -106,8 +106,6 @@ class Walk:
                 if a is not None and a.requested_bytes == block.requested_bytes:
                     a.block_bytes = block.size_bytes
 
-    # The parts of an event
-
     def _end_release(self, action: int | None) -> None:
         """Mark that the cache was emptied, unless it was because the device was full, which the next event shows."""
         if self._is_asked or action not in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM):

@@ -139,8 +139,6 @@ class _Reader:
             stacks=self._contents,
         )
 
-    # Events
-
     def _trace(self, value: Value, device: int) -> Trace:
         where = f"device_traces[{device}]"
         rows = _list(value, where)
@@ -187,8 +185,6 @@ class _Reader:
         trace.times_us.append(_integer(time_us, where, "time_us"))
         trace.stacks.append(self._stack(frames, where))
 
-    # Stacks
-
     def _stack(self, frames: Value, where: str) -> int:
         if frames is None:
             return 0
@@ -211,8 +207,6 @@ class _Reader:
         frame = Frame(printable(name), printable(filename), line)
         frame = self._frames[id(row)] = self._frames_seen.setdefault(frame, frame)
         return frame
-
-    # Segments
 
     def _segments(self, rows: list[Value]) -> list[HeldSegment]:
         """Read the segments first, then their blocks, so that a list that repeats one segment is rejected early."""
@@ -264,8 +258,6 @@ class _Reader:
         if type(value) is not int or not 0 <= value < limit:
             _wrong(f"{where}.{key}", f"is {_shown(value)}")
         return value
-
-    # Annotations
 
     def _annotations(self, value: Value) -> list[Annotation]:
         rows = [] if value is None else _list(value, "external_annotations")

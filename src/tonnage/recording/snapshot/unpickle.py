@@ -94,8 +94,6 @@ class _Machine:
         for code, handler in known.items():
             self._handlers[code if isinstance(code, int) else ord(code)] = handler
 
-    # The loop
-
     def run(self) -> Value:
         """Interpret the pickle to its end."""
         self._refill(0)
@@ -207,8 +205,6 @@ class _Machine:
         known = self._buffer[pos - 1] in _NAMES
         self._bad("is not data: it is refused and nothing was run" if known else "is no opcode", pos - 1)
 
-    # Scalars
-
     def _constant(self, value: Value, pos: int) -> int:
         self._stack.append(value)
         return pos
@@ -252,8 +248,6 @@ class _Machine:
         if end > len(self._buffer):
             self._bad("is cut off by the end of the file", pos - 1)
         return pos + packed.size, end
-
-    # Lists, tuples and sets
 
     def _begin(self, container: Value, pos: int) -> int:
         """Push a container, and handle the usual next opcodes at once: memoize it, and set a mark."""
@@ -323,8 +317,6 @@ class _Machine:
         del self._stack[mark:]
         return items
 
-    # Dicts
-
     def _marked_table(self, pos: int) -> int:
         items = self._since_mark()
         self._stack.append(SharedKeysDict())
@@ -375,8 +367,6 @@ class _Machine:
                 self._bad(f"has keys unlike the {self._limits.dict_shapes:,} kinds of dict before it", pos - 1)
             shape = self._shapes[keys] = keys
         return shape
-
-    # The memo, and frames
 
     def _gets(self, pos: int, width: int) -> int:
         """Handle a run of BINGET or LONG_BINGET at once: most of a snapshot is stacks of known frames."""

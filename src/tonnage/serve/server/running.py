@@ -124,15 +124,19 @@ async def _watched(service: Service, server: Server, interval_s: float, stream: 
                 continue
             with suppress(ApiError):  # if the engine hangs, try again next time
                 state, now_s = await service.state(), time.monotonic()
-                then_s, generated = before or (now_s, state.generated)
-                tokens_per_s = (state.generated - generated) / max(now_s - then_s, 1e-9)
-                hit_rate = state.prefix_hits / state.prefix_queries if state.prefix_queries else None
-                load = Load(
-                    running=state.running, waiting=state.waiting, tokens_per_s=tokens_per_s, hit_rate=hit_rate,
-                    preemptions=state.preemptions,
-                )  # fmt: skip
-                show(state, load)
+                show(state, _load(state, now_s, before))
                 before = now_s, state.generated
+
+
+def _load(state: EngineState, now_s: float, before: tuple[float, int] | None) -> Load:
+    then_s, generated = before or (now_s, state.generated)
+    return Load(
+        running=state.running,
+        waiting=state.waiting,
+        tokens_per_s=(state.generated - generated) / max(now_s - then_s, 1e-9),
+        hit_rate=state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
+        preemptions=state.preemptions,
+    )
 
 
 @contextmanager
