@@ -1,7 +1,6 @@
-"""Read untrusted bytes, JSON and text within limits.
+"""Read untrusted bytes, JSON and text within limits, and execute nothing.
 
-Every reader of outside files begins here, so that none of them blocks on a pipe, inflates a zip bomb, or overflows
-Python's stack with nested brackets. Nothing is executed.
+Every reader of outside files begins here: none blocks on a pipe, inflates a zip bomb, or overflows Python's stack.
 """
 
 import errno

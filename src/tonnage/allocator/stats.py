@@ -1,8 +1,7 @@
-"""Counters of the allocator, as `torch.cuda.memory_stats()` reports them.
+"""Counters of the allocator, as `torch.cuda.memory_stats()` reports them. Callers report changes.
 
-They run for every tensor of a simulated run, so derivable values are not counted: `freed` is what was added since
-the last reset minus what is left of it, "all" is the sum of both pools (except for peaks), and a block is active
-while it is allocated or pending. The counters do not know blocks; callers report changes.
+They run for every tensor, so derivable values are not counted: `freed` is what was added since the last reset minus what
+is left of it, "all" is the sum of both pools (except for peaks), and an active block is allocated or pending.
 """
 
 from collections.abc import Iterator

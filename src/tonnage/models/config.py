@@ -1,8 +1,7 @@
 """A model's shape from a Hugging Face configuration, as saved or published. It reads no files and builds no model.
 
-The class that is counted is the first of `architectures`, else the usual one of the type: the causal language model of
-a decoder, the masked one of an encoder such as BERT, the conditional generation of an encoder-decoder, the classifier
-of a vision model.
+The class that is counted is the first of `architectures`, else the type's usual one: the causal language model of a
+decoder, the masked one of an encoder, the conditional generation of an encoder-decoder, a vision model's classifier.
 """
 
 from collections.abc import Mapping

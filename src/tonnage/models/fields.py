@@ -1,11 +1,4 @@
-"""Read a configuration's fields under the names that model families use (`data/synonyms.json`); reject invalid values.
-
-| meaning         | written                                                              |
-|-----------------|----------------------------------------------------------------------|
-| hidden          | hidden_size, n_embd, d_model, dim ...                                |
-| layers          | num_hidden_layers, n_layer, num_layers ...                           |
-| heads           | num_attention_heads, n_head, num_heads ...                           |
-"""
+"""Read a configuration's fields under the names that model families use (`data/synonyms.json`); reject invalid values."""
 
 import json
 import math

@@ -1,7 +1,6 @@
-"""The files of a model: its folder, and its JSON files, of which each holds one object.
+"""The files of a model: its folder, by a path or an id in this machine's hub cache, and its JSON files, one object each.
 
-A model whose weights are needed is named by a path, or by an id in this machine's hub cache. Nothing is downloaded
-unless `online` is set, and then only data: configurations, weights, tokenizers.
+Nothing is downloaded unless `online` is set, and then only data: configurations, weights, tokenizers.
 """
 
 import re

@@ -1,7 +1,6 @@
 """A model as the budget sees it: the number and form of its layers, and where its parameters are.
 
-One `LayerShape` object stands for all equal layers, so a shape of eighty layers holds one or two of them. `models.config`
-and its neighbours make shapes.
+One `LayerShape` object stands for all equal layers, so a shape of eighty layers holds one or two of them.
 """
 
 from collections.abc import Iterator

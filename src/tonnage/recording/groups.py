@@ -68,11 +68,9 @@ def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[BlockGro
 
 
 def telling_lines(places: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Return one line for each (line, stack): the script's own or, if others share it, the deepest distinguishing
-    one.
+    """Return one line for each (line, stack): the script's own, or a telling one if others share it (`trainer.train()`).
 
-    Under a framework everything happens at `trainer.train()`. Then the innermost line that no other stack has is
-    shown, by its file name ("modeling_llama.py:254"), or else the one that the fewest others have.
+    That is the innermost line that no other stack has, as "modeling_llama.py:254", or else that the fewest others have.
     """
     places = list(places)
     stacks: dict[str, set[tuple[str, ...]]] = {}

@@ -1,7 +1,6 @@
 """One run's memory events, and the queries that reports and explanations make on them.
 
-A recording must be complete before the first query, because results are cached. It does not use the allocator;
-`recording.replay` runs its events through one again.
+It must be complete before the first query, because results are cached. `recording.replay` runs it through an allocator.
 """
 
 from collections.abc import Iterator

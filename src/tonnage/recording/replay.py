@@ -1,8 +1,7 @@
 """Replays a recording's events through the allocator, on another card or with other settings.
 
-The requests stay the same, so the result does not hold for a script that adapts to its card or catches the error and
-halves its batch; workspaces that kernels would choose differently on another card are unchanged. Memory outside the
-allocator counts from the start.
+The requests stay the same, so the result does not hold for a script that adapts to its card or halves its batch.
+Workspaces that kernels would choose differently are unchanged; memory outside the allocator counts from the start.
 """
 
 from collections.abc import Callable

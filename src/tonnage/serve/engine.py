@@ -1,8 +1,7 @@
-"""The engine: prompts in, tokens out, one step ahead of the device.
+"""The engine: prompts in, tokens out, one step ahead of the device. Not thread-safe; it knows no HTTP.
 
-`advance` schedules and launches the next step while the last one still runs, and then takes the last one's tokens;
-so the host's work overlaps with the device's. A step that runs out of memory ends only its own sequences. Not
-thread-safe. This module knows no HTTP, and of text only what `generate` returns.
+`advance` launches the next step while the last one still runs, and then takes the last one's tokens; so the host's work
+overlaps with the device's. A step that runs out of memory ends only its own sequences.
 """
 
 import random
@@ -46,10 +45,9 @@ class StepOutput:
 
 
 class Engine:
-    """A model on one device, ready to serve.
+    """A model on one device, ready to serve: `path` is its folder, `device` like "cuda:1" (default: a GPU if there is one).
 
-    `path` is the model's folder, `device` is like "cuda:1" (default: a GPU if there is one); `options` are the
-    fields of `EngineConfig`, such as `budget="60 GiB"`.
+    `options` are the fields of `EngineConfig`, such as `budget="60 GiB"`.
     """
 
     def __init__(self, path: str | Path, *, device: str | torch.device | None = None, **options: Any) -> None:
@@ -85,10 +83,9 @@ class Engine:
     def of_module(
         cls, module: torch.nn.Module, tokenizer: Tokenizer | None = None, *, settings: EngineConfig | None = None
     ) -> "Engine":
-        """Return an engine that shares the weights of a live transformers model, without a second copy.
+        """Return an engine on the weights of a live transformers model; updates count from the next `wake` or `refresh`.
 
-        Optimizer updates are served from the next `wake` or `refresh` on. Set `settings.blocks`: a share of the card
-        does not account for what training needs.
+        Set `settings.blocks`: a share of the card does not account for what training needs.
         """
         context = settings.context if settings else None
         return cls.of(share_decoder(module, context=context), tokenizer, settings=settings)

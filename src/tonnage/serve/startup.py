@@ -1,11 +1,9 @@
 """Start the engine: find the device's memory, what everything but the KV cache needs, and the number of blocks.
 
-look      the device's memory, what other processes hold, and what the engine may take
-plan      the pool by arithmetic alone (`budget.serving.own_engine`), as `tonnage plan serve --engine tonnage` prints it
-check     if the pool holds no sequence: raise an error with the numbers, and flags that would help
-start     on a GPU the plan is checked by measurement: the largest step runs and the graphs are captured over a cache
-          of one block. If the measurement is within the planned reserve and close to it, the pool is exactly the
-          plan's; else it is sized by the measurement. Then the final runner is built and measured.
+The pool is planned by arithmetic alone (`budget.serving.own_engine`), as `tonnage plan serve --engine tonnage` prints it.
+On a GPU the plan is checked by measurement: the largest step runs and the graphs are captured over a cache of one block.
+If the measurement is within the planned reserve and close to it, the pool is exactly the plan's; else it is sized by the
+measurement. Then the final runner is built and measured.
 """
 
 import gc

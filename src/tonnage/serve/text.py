@@ -106,10 +106,9 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + n): byte for n, b
 
 
 class TextStream:
-    """Text from sampled tokens: never half a character, and never what may be the start of a stop string.
+    """Text from sampled tokens: never half a character, never what may be the start of a stop string.
 
-    Each token costs one decoding of a short window, whatever the length of the text. `prompt` (its last tokens
-    suffice) decides whether the first word starts with a space.
+    A token costs one decoding of a short window. The end of `prompt` decides whether the first word starts with a space.
     """
 
     __slots__ = ("_decode", "_halves", "_held", "_ids", "_shown", "_stops", "stopped")

@@ -1,8 +1,4 @@
-"""A snapshot's data as typed columns: fields are validated once, and others are dropped.
-
-The keys are those of `torch.cuda.memory._snapshot()` in all versions that record a trace; keys that a version lacks
-are empty here.
-"""
+"""A snapshot's data as typed columns: fields are validated once; others are dropped, and absent ones are empty."""
 
 from array import array
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """The state before a trace began: blocks and segments that its events never allocate.
 
-A snapshot has the state at its end and, often, only the last events. Whatever is freed, or exists at the end, without
-having been allocated existed at the start. Where the end contradicts the events (because recording stopped before it
-was taken), the events count.
+A snapshot has the state at its end and the last events. Whatever is freed, or exists at the end, without having been
+allocated existed at the start. Where the end contradicts the events, as recording stopped before, the events count.
 """
 
 from bisect import bisect_left, bisect_right, insort

@@ -15,11 +15,10 @@ _CHUNK_BYTES = 1 << 18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotLimits:
-    """The limits of a snapshot. The defaults allow several million events, and keep any file under 1 GiB of memory.
+    """The limits of a snapshot: several million events, and any file under 1 GiB of memory.
 
-    `object_bytes` limits the memory of the pickle's objects, counted as they are created. It may be at most
-    `objects_per_byte` times what was read; a real snapshot needs a third of that, a decompression bomb a hundred
-    times as much.
+    `object_bytes` limits the memory of the pickle's objects, at most `objects_per_byte` times what was read; a real snapshot
+    needs a third of that, a decompression bomb a hundred times as much.
     """
 
     file_bytes: int = 2 * GIB

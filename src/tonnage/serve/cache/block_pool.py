@@ -27,11 +27,7 @@ class OutOfBlocks(Exception):
 
 
 class TokenHistory:
-    """The tokens of one sequence, parts of which are in the prefix cache: its own growing list, until it ends.
-
-    Packing reduces them to a tenth, and to the needed part: a long prompt that was mostly found elsewhere is
-    dropped.
-    """
+    """The tokens of one sequence, in part in the prefix cache: its growing list, packed to what is needed at its end."""
 
     __slots__ = ("_first", "_last", "_offset", "_tokens")
 

@@ -1,7 +1,6 @@
-"""One forward pass of a decoder over the pages of a KV cache. Plain tensors and functions keep the host time low.
+"""One forward pass of a decoder over the pages of a KV cache: plain tensors and functions, for little host time.
 
-It knows neither sequences nor the origin of the weights. Shapes are those of `Batch`; nothing is read back to the
-host, so that a pass of fixed shapes can be captured as a CUDA graph.
+Nothing is read back to the host, so that a pass of fixed shapes can be captured as a CUDA graph.
 """
 
 from collections.abc import Callable, Sequence

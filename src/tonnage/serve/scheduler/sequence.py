@@ -38,10 +38,9 @@ NOT_DECODING = DecodeClock()  # never advances
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One prompt and its continuation. `tokens` starts with the prompt and grows as steps complete.
+    """One prompt and its continuation, which `tokens` grows by. `slot` is its row in the runner's buffers while it runs.
 
-    `slot` is the row of the runner's persistent buffers that a running sequence owns, or −1. `parent` is set for the
-    second and later samples of one prompt (`n` > 1): the one that computes the prompt for all.
+    `parent` is set for the second and later samples of one prompt (`n` > 1): the one that computes the prompt for all.
     """
 
     id: int

@@ -1,7 +1,6 @@
-"""Request bodies after OpenAI's schema, and their translation for the engine.
+"""Request bodies after OpenAI's schema, and their translation. No field holds a URL that would be fetched.
 
-A known field that is not supported is refused unless its value has no effect; an unknown field is refused too, so
-that no client relies on an effect that never comes. No field holds a URL that would be fetched.
+Unknown fields are refused, and known ones without support unless their value has no effect: no client relies on nothing.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """The engine's thread, its inbox, and the delivery of tokens to requests that wait in asyncio.
 
 Only its own thread touches the engine. Everything else posts to the inbox, which is emptied before each step, so an
-aborted request frees its blocks before the next one. A step's tokens reach the event loop in one call. This module
-knows neither HTTP nor text.
+aborted request frees its blocks before the next one. A step's tokens reach the event loop in one call.
 """
 
 import asyncio
