@@ -71,8 +71,12 @@ def read_bytes(path: Path, most_bytes: int, *, inflate: bool = False) -> bytes:
 def parse_json(data: bytes, *, errors: str = "strict") -> Any:
     """Return the value of a JSON text of limited depth, control characters and lone surrogates as question marks."""
     brackets = data.count(b"[") + data.count(b"{")
-    if brackets > MOST_DEPTH and _is_deep(data):
-        raise Unreadable(f"is nested too deeply: more than {MOST_DEPTH} levels")
+    if brackets > MOST_DEPTH:
+        # Only brackets outside strings nest.
+        bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_MARKS).replace(b'""', b"")
+        marks = re.sub(rb'"[^"]*"?', b"", bare)
+        if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > MOST_DEPTH:
+            raise Unreadable(f"is nested too deeply: more than {MOST_DEPTH} levels")
     if len(data) > _GRACE_BYTES and brackets * _BYTES_PER_BRACKET > len(data):
         raise Unreadable(f"holds {brackets:,} lists and objects, and little in them")
     if b"\\u" in data or b"\xc2" in data:
@@ -83,13 +87,6 @@ def parse_json(data: bytes, *, errors: str = "strict") -> Any:
         raise Unreadable("is not text") from None
     except ValueError as error:
         raise Unreadable(f"is not JSON: {str(error).partition(':')[0]}") from None
-
-
-def _is_deep(data: bytes) -> bool:
-    """Check only brackets outside strings: nothing else nests."""
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_MARKS).replace(b'""', b"")
-    marks = re.sub(rb'"[^"]*"?', b"", bare)
-    return max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > MOST_DEPTH
 
 
 def parse_text(data: bytes) -> str:

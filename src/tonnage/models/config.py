@@ -26,9 +26,9 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         raise BadModel("A model configuration must be a JSON object.", hint="Give the config.json of the model.")
     # The stated type, else the one in the class name ("LlamaForCausalLM").
     named, model_type = config.get("architectures"), config.get("model_type")
+    wanted = str(named[0]) if isinstance(named, list) and named else ""
     if not isinstance(model_type, str) or not model_type:
-        first = str(named[0]) if isinstance(named, list) and named else ""
-        model_type = first.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
+        model_type = wanted.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
     row = architecture(model_type)
     if row is None or "tensors" not in row:
         # Counted as a similar one, with a note.
@@ -40,7 +40,11 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
     config = _as_saved(config, row)
     values = ConfigValues(config, row)
-    head, notes = _head(config, row)
+    # The first class that the configuration names, if it is known, else the usual one.
+    usual = next(iter(row["heads"]))
+    head = {head.lower(): head for head in row["heads"]}.get(wanted.lower(), usual)
+    is_known = not wanted or wanted.lower() == head.lower()
+    notes = () if is_known else (f"The class {wanted!r} is not known; counted as {usual}.",)
     _check(row, values)
     found = _all_tensors(config, row, values, head)
     heads = " ".join(row["heads"])
@@ -95,16 +99,6 @@ def _as_saved(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, An
     if isinstance(pattern, str) and config.get("layers_block_type") is None:
         made["layers_block_type"] = [_LETTERS.get(letter, letter) for letter in pattern]
     return made
-
-
-def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    named = config.get("architectures")
-    wanted = str(named[0]) if isinstance(named, list) and named else ""
-    known = {head.lower(): head for head in row["heads"]}
-    usual = next(iter(row["heads"]))
-    if not wanted or wanted.lower() in known:
-        return known.get(wanted.lower(), usual), ()
-    return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
 
 
 def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: ConfigValues, head: str) -> list[Tensor]:

@@ -69,22 +69,19 @@ def model_profile(shape: ModelShape, phase: Phase, *, batch: int, seq: int) -> R
         raise RequestError(f"{shape.name} does not generate: it has no decode phase.", hint="Use --phase prefill.")
     at = ModelPass(shape=shape, phase=phase, batch=batch, seq=seq)
     source = f"{shape.name}, {phase}, batch {batch:,}, {seq:,} tokens"
-    return RooflineProfile(kind="model", source=source, items=tuple(_items(at)), notes=shape.notes)
-
-
-def _items(at: ModelPass) -> Iterator[Item]:
-    forward = list(_forward(at))
-    yield from forward
-    if at.phase == "train":
+    items = list(_forward(at))
+    if phase == "train":
         # Gradients of inputs and of weights: twice the work; fused attention has its own factor.
-        for item in reversed(forward):
+        for item in items[::-1]:
             work = _times(item.work, _ATTENTION_BACKWARD if item.kind == "attention" else 2.0)
-            yield replace(item, name=f"{item.name}, backward", launches=2 * item.launches, work=work)
-        parameters = at.shape.parameters
-        step = Work(_ADAM_OPERATIONS * parameters, _ADAM_PASSES * _FP32_BYTES * parameters)
-        yield Item(
-            name="AdamW step", kind="optimizer", group="optimizer", work=step, detail=f"{parameters:,} parameters"
+            items.append(replace(item, name=f"{item.name}, backward", launches=2 * item.launches, work=work))
+        parameters = shape.parameters
+        step, detail = (
+            Work(_ADAM_OPERATIONS * parameters, _ADAM_PASSES * _FP32_BYTES * parameters),
+            f"{parameters:,} parameters",
         )
+        items.append(Item(name="AdamW step", kind="optimizer", group="optimizer", work=step, detail=detail))
+    return RooflineProfile(kind="model", source=source, items=tuple(items), notes=shape.notes)
 
 
 def _forward(at: ModelPass) -> Iterator[Item]:

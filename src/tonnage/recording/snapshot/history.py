@@ -90,7 +90,11 @@ class Walk:
             elif action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
                 self._free(address)
             elif action == Action.OOM:
-                self._refuse(address, size, stack)
+                request = FailedRequest(
+                    origin.line or phases.line, size, address, self._allocated_bytes, self._reserved_bytes,
+                    origin.operator, phase=phases.phase, step=phases.step, stack=origin.stack or phases.stack,
+                )  # fmt: skip
+                self.history.refusals.append(Refusal(self._sequence, self._peak_reserved_bytes, request))
             else:
                 if action in _RELEASING and self._released_at is None:
                     self._released_at, self._is_asked = self._sequence, origin.operator == "empty_cache"
@@ -158,11 +162,3 @@ class Walk:
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, self._reserved_bytes)
         name: SegmentAction = ACTIONS[action]  # type: ignore[assignment]
         self.history.segments.append(SegmentEvent(self._take(), name, address, size, stream))
-
-    def _refuse(self, device_free: int, size: int, stack: int) -> None:
-        origin, phases = self._origins[stack], self._phases
-        request = FailedRequest(
-            origin.line or phases.line, size, device_free, self._allocated_bytes, self._reserved_bytes,
-            origin.operator, phase=phases.phase, step=phases.step, stack=origin.stack or phases.stack,
-        )  # fmt: skip
-        self.history.refusals.append(Refusal(self._sequence, self._peak_reserved_bytes, request))

@@ -199,7 +199,8 @@ class _Machine:
 
     def _bad(self, problem: str, position: int) -> NoReturn:
         code = self._buffer[position] if position < len(self._buffer) else _STOP
-        raise BadSnapshot(f"{_name(code)} at offset {self._before_buffer_bytes + position} {problem}.")
+        name = _NAMES.get(code) or f"Byte 0x{code:02x}"
+        raise BadSnapshot(f"{name} at offset {self._before_buffer_bytes + position} {problem}.")
 
     def _refused(self, pos: int) -> int:
         known = self._buffer[pos - 1] in _NAMES
@@ -398,10 +399,6 @@ def kind(value: Value) -> str:
     """Return a value's type in words."""
     names = {type(None): "nothing", SharedKeysDict: "a dict", list: "a list", str: "a string", int: "an integer"}
     return names.get(type(value), f"a {type(value).__name__}")
-
-
-def _name(code: int) -> str:
-    return _NAMES.get(code) or f"Byte 0x{code:02x}"
 
 
 def _looks_like(data: bytes) -> str:

@@ -38,7 +38,7 @@ NOT_DECODING = DecodeClock()  # never advances
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One prompt and its continuation, which `tokens` grows by. `slot` is its row in the runner's buffers while it runs.
+    """One prompt and its continuation; `tokens` grows as steps complete. `slot` is its row in the runner's buffers, or −1.
 
     `parent` is set for the second and later samples of one prompt (`n` > 1): the one that computes the prompt for all.
     """

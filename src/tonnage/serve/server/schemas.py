@@ -1,6 +1,6 @@
 """Request bodies after OpenAI's schema, and their translation. No field holds a URL that would be fetched.
 
-Unknown fields are refused, and known ones without support unless their value has no effect: no client relies on nothing.
+Unknown fields are refused, as are known ones without support, unless their value has no effect anyway.
 """
 
 from collections.abc import Sequence
