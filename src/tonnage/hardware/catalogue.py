@@ -33,13 +33,7 @@ DATA = Path(__file__).parent / "data"
 # Families in the order in which they are listed; each is a file.
 FAMILIES = ("data-centre", "instinct", "workstation", "geforce", "laptop", "apple")
 # Defaults for what most GPUs lack.
-_ABSENT: dict[str, Any] = {
-    "l3_bytes": 0,
-    "l3_bytes_per_s": 0.0,
-    "link": "",
-    "nvlink_bytes_per_s": 0.0,
-    "c2c_bytes_per_s": 0.0,
-}
+_ABSENT = {"l3_bytes": 0, "l3_bytes_per_s": 0.0, "link": "", "nvlink_bytes_per_s": 0.0, "c2c_bytes_per_s": 0.0}
 _HEADING = re.compile(r'^\["?([^"\]]+)"?\]', re.MULTILINE)
 _NAMES = re.compile(r"^(?:name|aliases) = (.+)$", re.MULTILINE)
 _QUOTED = re.compile(r'"([^"]+)"')
@@ -175,7 +169,7 @@ def shared_by(architecture: str) -> dict[str, Any]:
 
 def build(key: str, row: dict[str, Any]) -> Gpu:
     """Build a GPU from its architecture's row overlaid with its own."""
-    merged = _ABSENT | shared_by(row["architecture"]) | row
+    merged: dict[str, Any] = _ABSENT | shared_by(row["architecture"]) | row
     overheads = shared_by("overhead") | merged.pop("overhead", {})
     return Gpu(
         **merged

@@ -252,14 +252,9 @@ def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connec
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
-            pragmas = {
-                "journal_mode": "OFF",
-                "synchronous": "OFF",
-                "application_id": APPLICATION_ID,
-                "user_version": version,
-            }
-            for pragma, value in pragmas.items():
-                database.execute(f"PRAGMA {pragma} = {value}")
+            pragmas = ("journal_mode = OFF", "synchronous = OFF", f"application_id = {APPLICATION_ID}")
+            for pragma in (*pragmas, f"user_version = {version}"):
+                database.execute(f"PRAGMA {pragma}")
             database.execute("BEGIN")
             for statement in SCHEMAS[version].values():
                 database.execute(statement)

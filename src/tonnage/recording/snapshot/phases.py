@@ -43,14 +43,7 @@ _NOT_OPTIMIZER = ("lr_scheduler.py", "swa_utils.py")
 _BACKWARD_NAMES = ("backward", "_engine_run_backward", "_make_grads")
 _BACKWARD_FILES = ("torch/_tensor.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
 _BACKWARD_ROOTS = (("utils/checkpoint.py", "unpack_hook"), ("autograd/function.py", "apply"))
-_MODEL_NAMES = (
-    "_apply",
-    "register_parameter",
-    "register_buffer",
-    "load_state_dict",
-    "_load_from_state_dict",
-    "__init__",
-)
+_MODEL_NAMES = "_apply register_parameter register_buffer load_state_dict _load_from_state_dict __init__".split()
 
 
 @dataclass(frozen=True, slots=True)

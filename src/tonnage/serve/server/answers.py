@@ -121,12 +121,8 @@ def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], cached
     """Return the token counts of a request."""
     prompt = sum(map(len, prompts))
     sampled = sum(answer.tokens for answer in answers)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
+    counts = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return counts | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
 
 def error_event(body: JsonObject) -> bytes:

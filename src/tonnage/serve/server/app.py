@@ -133,13 +133,8 @@ class Service:
         """GET /v1/models/NAME."""
         if name != self.model:
             raise ApiError(404, f"The model {name[:80]!r} is not served here.", param="model", code="model_not_found")
-        return {
-            "id": self.model,
-            "object": "model",
-            "created": self.started_s,
-            "owned_by": "tonnage",
-            "max_model_len": self.context,
-        }
+        model = {"id": self.model, "object": "model", "created": self.started_s, "owned_by": "tonnage"}
+        return model | {"max_model_len": self.context}
 
     def health(self) -> Response:
         """GET /health: whether requests are accepted."""
@@ -152,12 +147,8 @@ class Service:
     async def ledger(self) -> JsonObject:
         """GET /ledger: the bytes of the KV cache and the card."""
         state, card = await self.state(), self.worker.engine.card
-        return {
-            "kv": kv_figures(state.ledger),
-            "card": card_figures(card) if card is not None else None,
-            "running": state.running,
-            "waiting": state.waiting,
-        }
+        figures = {"kv": kv_figures(state.ledger), "card": card_figures(card) if card is not None else None}
+        return figures | {"running": state.running, "waiting": state.waiting}
 
     async def scrape(self) -> Response:
         """GET /metrics."""
