@@ -178,10 +178,8 @@ class SharingBuilder(Builder):
         if len(parameters) == 1:
             return self._counted(parameters[0].data)
         merged = torch.cat([one.data for one in parameters])
-        start = 0
-        for one in parameters:
-            one.data = merged[start : start + one.shape[0]]
-            start += one.shape[0]
+        for one, rows in zip(parameters, merged.split([one.shape[0] for one in parameters]), strict=True):
+            one.data = rows
         return self._counted(merged)
 
     def _parameter(self, name: str, shape: tuple[int, ...] = ()) -> nn.Parameter:
