@@ -135,8 +135,7 @@ def _shape(key: str) -> ModelShape:
 
 @cache
 def _presets() -> Mapping[str, Any]:
-    presets: dict[str, Any] = json.loads((_DATA / "presets.json").read_bytes())
-    return presets
+    return dict(json.loads((_DATA / "presets.json").read_bytes()))
 
 
 @cache

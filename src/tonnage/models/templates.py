@@ -121,8 +121,7 @@ def architecture(model_type: str) -> Mapping[str, Any] | None:
     start = text.find(f'\n{{"model_type": {json.dumps(model_type)}, '.encode())
     if start < 0:
         return None
-    row: dict[str, Any] = json.loads(text[start : text.find(b"\n", start + 1)])
-    return row
+    return dict(json.loads(text[start : text.find(b"\n", start + 1)]))
 
 
 @cache

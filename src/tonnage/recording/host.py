@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tonnage.recording.layout import T, record_of
+from tonnage.recording.layout import record_of
 
 CHECKPOINT, PINNED, PYTHON, LIBRARIES, CUDA, WORKERS, SHARED, ROUNDING, MAPPED = (
     "checkpoint", "pinned", "python", "libraries", "cuda", "workers", "shared_memory", "rounding", "mapped_files",
@@ -90,7 +90,7 @@ def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...
 def host_memory(values: Any) -> HostPeaks:
     """Validate and convert what a file says."""
 
-    def each(rows: list[Any], record: type[T], what: str, **parts: Callable[[Any], Any]) -> tuple[T, ...]:
+    def each(rows: list[Any], record: type[Any], what: str, **parts: Callable[[Any], Any]) -> tuple[Any, ...]:
         if len(rows) > _MOST_ROWS:
             raise ValueError(f"its host's memory has a list of {len(rows)} rows")
         return tuple(record_of(record, row, what, **parts) for row in rows)

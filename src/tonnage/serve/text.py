@@ -48,18 +48,14 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of a text, including the tokenizer's special prefix unless told otherwise."""
         if self._backend is not None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
-        else:
-            ids = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
+            return list(self._backend.encode(text, add_special_tokens=special).ids)
+        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of ids; `special` shows special tokens."""
         if self._backend is not None:
-            text: str = self._backend.decode(ids, skip_special_tokens=not special)
-        else:
-            text = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        return text
+            return str(self._backend.decode(ids, skip_special_tokens=not special))
+        return str(self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the ids of a conversation, ending with the prompt for the assistant's reply."""
