@@ -1,7 +1,4 @@
-"""Read untrusted bytes, JSON and text within limits, and execute nothing.
-
-Every reader of outside files begins here: none blocks on a pipe, inflates a zip bomb, or overflows Python's stack.
-"""
+"""Read files from outside: nothing blocks on a pipe, inflates a zip bomb, overflows the stack or is executed."""
 
 import errno
 import gzip

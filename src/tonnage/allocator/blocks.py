@@ -1,7 +1,4 @@
-"""Blocks, the sorted sets of them that a pool keeps, and those that wait for a stream. A segment is a chain of blocks.
-
-This module keeps chains and sets in order; it does not decide which block is taken, split or freed.
-"""
+"""Blocks, which tile a segment as a chain, the sorted sets of them that a pool keeps, and those that await a stream."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model as the budget sees it: the number and form of its layers, and where its parameters are.
-
-One `LayerShape` object stands for all equal layers, so a shape of eighty layers holds one or two of them.
-"""
+"""A model as the budget sees it: its layers (one `LayerShape` for all equal ones), and where its parameters are."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""One run's memory events, and the queries that reports and explanations make on them.
-
-It must be complete before the first query, because results are cached. `recording.replay` runs it through an allocator.
-"""
+"""One run's memory events, and the queries on them, whose results are cached: it must be complete before the first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

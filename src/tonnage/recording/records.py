@@ -1,7 +1,4 @@
-"""The plain records of one run's memory events, independent of their source, storage and display.
-
-Each allocation, free and segment event takes the next sequence number; a mark takes that of the event that follows it.
-"""
+"""The plain records of a run's events, numbered in sequence; a mark has the number of the event that follows it."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -45,10 +45,7 @@ class StepOutput:
 
 
 class Engine:
-    """A model on one device, ready to serve: `path` is its folder, `device` like "cuda:1" (default: a GPU if there is one).
-
-    `options` are the fields of `EngineConfig`, such as `budget="60 GiB"`.
-    """
+    """A model's folder, ready to serve on a `device` (default: a GPU if there is one); `options` are `EngineConfig`'s."""
 
     def __init__(self, path: str | Path, *, device: str | torch.device | None = None, **options: Any) -> None:
         config = EngineConfig(**options)

@@ -102,10 +102,7 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + n): byte for n, b
 
 
 class TextStream:
-    """Text from sampled tokens: never half a character, never what may be the start of a stop string.
-
-    A token costs one decoding of a short window. The end of `prompt` decides whether the first word starts with a space.
-    """
+    """Text from tokens, without half a character or the start of a stop string; `prompt` decides if a space comes first."""
 
     __slots__ = ("_decode", "_halves", "_held", "_ids", "_shown", "_stops", "stopped")
 

@@ -34,10 +34,7 @@ class CacheShape:
 
 
 class KvCache:
-    """Pages [layers, 2, blocks, block, KV heads, head dim]; block 0 is the null block. Host blocks are numbered from 1.
-
-    Pages start as zeros: entries beyond a sequence's end are masked, but must not be NaN.
-    """
+    """Pages [layers, 2, blocks, block, KV heads, head dim], zeros at first (no NaN); block 0 is null, host blocks from 1."""
 
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, host_blocks: int = 0) -> None:
         self.shape, self.blocks, self.device, self.host_blocks = shape, blocks, device, host_blocks

@@ -1,7 +1,4 @@
-"""What kernels share: Triton, or stand-ins for its names without it; and helpers of the plain PyTorch versions.
-
-The helpers favor correctness over speed: scores are kept whole, in FP32 (FP64 for FP64 queries).
-"""
+"""What kernels share: Triton or stand-ins for its names, and helpers of the plain versions, in FP32 (FP64 for FP64)."""
 
 # mypy: disable-error-code="import-not-found, import-untyped, no-redef"
 

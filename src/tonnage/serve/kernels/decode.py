@@ -120,10 +120,7 @@ def widened_for_fp8(rows_q):
 
 @jit
 def unpacked(pairs):
-    """Unpack two e4m3 numbers from 16 bits, each as FP16 divided by 256: exponent and mantissa only move.
-
-    Tensor cores need values transposed, which shared memory does for 16 bits at a time, never for 8.
-    """
+    """Unpack e4m3 pairs as FP16 / 256, since shared memory transposes values for tensor cores by 16 bits, never by 8."""
     even = ((pairs & 0x80) << 8) | ((pairs & 0x7F) << 7)
     odd = (pairs & 0x8000) | ((pairs & 0x7F00) >> 1)
     return even.to(tl.float16, bitcast=True), odd.to(tl.float16, bitcast=True)

@@ -1,7 +1,4 @@
-"""One forward pass of a decoder over the pages of a KV cache: plain tensors and functions, for little host time.
-
-Nothing is read back to the host, so that a pass of fixed shapes can be captured as a CUDA graph.
-"""
+"""One pass of a decoder over the pages of a KV cache; the host reads nothing back, so that a CUDA graph can hold it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
