@@ -23,10 +23,7 @@ def attend_decode_reference(
     query: Tensor, layer: LayerCache, tables: Tensor, lengths: Tensor, *, scale: float, window: int = 0,
     soft_cap: float = 0.0, order: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute attention of queries [D, H, hd], each over `lengths` keys in the blocks of its `tables` row; [D, H, hd].
-
-    `order` [D] is the order in which to start the rows; longest first leaves the shortest tail.
-    """
+    """Compute attention of queries [D, H, hd] over `lengths` keys in the blocks of `tables`; rows start in this `order`."""
     most = int(lengths.max()) if len(lengths) else 0
     keys, values = read_pages(layer, tables[:, : -(-most // layer.block_size)], wide(query.dtype))
     ages = lengths[:, None] - 1 - torch.arange(keys.shape[1], device=query.device)
