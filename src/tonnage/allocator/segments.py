@@ -154,14 +154,13 @@ class Segments:
 
     def release_pool(self, pool: BlockPool) -> None:
         """Release every free fixed segment, and every free page of the expandable ones."""
-        growing = []
-        for block in pool.all_free():
-            if block.segment is not None:
-                growing.append(block)
-            elif not block.is_split:
+        free = pool.all_free()
+        for block in free:
+            if block.segment is None and not block.is_split:
                 self.release(block)
-        for block in growing:
-            self.unmap(block)
+        for block in free:
+            if block.segment is not None:
+                self.unmap(block)
 
     def collect_garbage(self, pool: BlockPool, excess_bytes: int) -> None:
         """Release free segments of at least average age, round by round, until the excess is gone."""

@@ -34,9 +34,8 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         # Counted as a similar one, with a note.
         like = closest(config)
         shape = from_config(like, name or model_type)
-        note = (
-            f"The architecture {model_type!r} is not known; counted as {like['model_type']!r} of the same dimensions."
-        )
+        known = like["model_type"]
+        note = f"The architecture {model_type!r} is not known; counted as {known!r} of the same dimensions."
         return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
     config = _as_saved(config, row)
     values = ConfigValues(config, row)
@@ -66,9 +65,8 @@ def _check(row: Mapping[str, Any], values: ConfigValues) -> None:
     """Raise for what transformers refuses: zero sizes, and heads that do not divide the width."""
     part = "text_config" if values("text_config.hidden_size") else ""
     fields = Fields(values, part)
-    hidden, heads, _ = (
-        None if fields.find(meant) is None else fields.need(meant) for meant in ("hidden", "heads", "layers")
-    )
+    needed = ("hidden", "heads", "layers")
+    hidden, heads, _ = (None if fields.find(meant) is None else fields.need(meant) for meant in needed)
     paths = [f"{part}.{name}".lstrip(".") for name in SYNONYMS["head_dim"]]
     stated = any(path in values or (values(path) is not None and path not in row["derived"]) for path in paths)
     lenient = any("head_dim is None" in template[3] for template in row["tensors"])

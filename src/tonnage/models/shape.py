@@ -184,10 +184,9 @@ class ModelShape:
         """Parameters that are not frozen."""
         if self.unfrozen is None:
             return self.parameters
+        outside = self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
         layers = (layer for stack in self.stacks for layer in stack.layers if not layer.frozen)
-        return (
-            sum(layer.parameters for layer in layers) + self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
-        )
+        return outside + sum(layer.parameters for layer in layers)
 
     @property
     def trains_table(self) -> bool:

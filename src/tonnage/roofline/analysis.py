@@ -160,9 +160,8 @@ def advice_for(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
             if because == "pageable" and moved and seconds and moved / item.calls > 1e6:
                 reached, possible = moved / seconds / 1e9, ceilings.host_link_bytes_per_s / 1e9
                 return f"{reached:.1f} of {possible:.0f} GB/s: pin_memory=True and non_blocking=True"
-            return (
-                "a synchronising copy: keep it out of the step" if "DtoH" in item.link else "small: send it with others"
-            )
+            waits = "DtoH" in item.link
+            return "a synchronising copy: keep it out of the step" if waits else "small: send it with others"
     return f"not judged: {item.unknown}" if item.unknown else "not judged"
 
 

@@ -406,6 +406,5 @@ def _looks_like(data: bytes) -> str:
         return "a zip, as torch.save writes"
     if data.startswith(b"SQLite format 3\0"):
         return "a database"
-    return (
-        "text" if data[:64].isascii() and data[:64].decode("ascii").replace("\n", "").isprintable() else "unknown data"
-    )
+    start = data[:64]
+    return "text" if start.isascii() and start.decode().replace("\n", "").isprintable() else "unknown data"
